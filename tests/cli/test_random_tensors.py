@@ -170,6 +170,15 @@ USUAL = {
     "betaParamDiff": 0.0,
 }
 
+PADDLE = {
+    "momentum": 0.9,
+    "epsilon": 1e-5,
+    "data_format": "NCHW",
+    "is_test": False,
+    "use_global_stats": False,
+    "trainable_statistics": False,
+}
+
 
 @pytest.mark.parametrize(
     ("dialect", "op", "data", "attributes", "shapes"),
@@ -178,6 +187,9 @@ USUAL = {
         ("onnxruntime", "BatchNormInternal", "X", {}, {}),
         ("cudnn", "BatchNormalizationBackward", "x", USUAL | {"epsilon": 1e-5}, {}),
         ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5}, {}),
+        ("directml", "BATCH_NORMALIZATION_GRAD", "Input", {"Epsilon": 1e-5}, {}),
+        ("paddle", "batch_norm_grad", "x", PADDLE, {}),
+        ("paddle", "batch_norm_grad", "x", PADDLE | {"use_global_stats": True}, {}),
         ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5},
          {"Mean": [1, 4, 1, 5], "Variance": [1, 4, 1, 5], "Scale": [1, 4, 1, 5]}),
     ],

@@ -20,6 +20,8 @@ SMALL = Selection(
         # Results have the rank of x.
         ("cudnn", "BatchNormalizationBackward", (False,), "no frozen statistics"),
         ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", (False,), "no frozen statistics"),
+        ("directml", "BATCH_NORMALIZATION_GRAD", (True,), "no statistics of training"),
+        ("paddle", "batch_norm_grad", (False, True), "copies a batch of one element"),
     ],
 )
 def test_verify_operator_is_judged_with_the_statistics_that_it_takes(dialect, op, frozen, refused):

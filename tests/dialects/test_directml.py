@@ -12,7 +12,10 @@ from backnorm import BacknormError, batch_norm_backward, reference
 from backnorm.conformance.judge import judge
 from backnorm.dialects import directml
 
-OPERATOR = directml.BATCH_NORMALIZATION_TRAINING_GRAD
+OPERATORS = {
+    True: directml.BATCH_NORMALIZATION_TRAINING_GRAD,
+    False: directml.BATCH_NORMALIZATION_GRAD,
+}
 EPSILON = 1e-3
 F32_EPSILON = float(np.float32(EPSILON))
 NAMES = ("Input", "InputGradient", "Mean", "Variance", "Scale")
@@ -23,6 +26,9 @@ SETS = [
     for size in range(len(shape) + 1)
     for axes in itertools.combinations(range(len(shape)), size)
 ]
+
+
+pytestmark = pytest.mark.parametrize("training", OPERATORS)
 
 
 def inputs_of(shape, axes, dtype=np.float32, seed=0):
@@ -39,8 +45,8 @@ def inputs_of(shape, axes, dtype=np.float32, seed=0):
     return dict(zip(NAMES, (v.astype(dtype) for v in values), strict=True))
 
 
-def call(given, **changes):
-    return OPERATOR(*(given | {"Epsilon": EPSILON} | changes).values())
+def call(given, training, **changes):
+    return OPERATORS[training](*(given | {"Epsilon": EPSILON} | changes).values())
 
 
 def flat(array, axes):
@@ -50,22 +56,22 @@ def flat(array, axes):
     return np.ascontiguousarray(array.transpose([*others, *axes])).reshape(count, -1)
 
 
-def rejects(error_type, match, **changes):
+def rejects(training, error_type, match, **changes):
     with pytest.raises(error_type, match=match) as error:
-        call(inputs_of((2, 3, 4, 5), (1,)), **changes)
+        call(inputs_of((2, 3, 4, 5), (1,)), training, **changes)
     assert isinstance(error.value, BacknormError)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("shape", "axes"), SETS)
-def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype):
+def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype, training):
     given = inputs_of(shape, axes, dtype)
-    out = call(given)
+    out = call(given, training)
     assert [o.shape for o in out] == [shape, given["Mean"].shape, given["Mean"].shape]
     assert {str(o.dtype) for o in out} == {dtype}
     x, dy = (flat(given[name], axes) for name in NAMES[:2])
     channels = [given[name].reshape(-1) for name in NAMES[2:]]
-    exact = reference.backward(x, dy, *channels, epsilon=F32_EPSILON)
+    exact = reference.backward(x, dy, *channels, epsilon=F32_EPSILON, training=training)
     actual = (flat(out[0], axes), out[1].reshape(-1), out[2].reshape(-1))
     for name, array in zip(("dx", "dgamma", "dbeta"), actual, strict=True):
         terms = getattr(exact, f"{name}_terms")
@@ -74,12 +80,12 @@ def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype):
 
 
 @pytest.mark.parametrize(("shape", "axes"), [s for s in SETS if len(s[0]) > 1 and len(s[1]) > 1])
-def test_several_axes_give_the_bits_of_one(shape, axes):
+def test_several_axes_give_the_bits_of_one(shape, axes, training):
     given = inputs_of(shape, axes)
-    dx, dgamma, dbeta = call(given)
+    dx, dgamma, dbeta = call(given, training)
     x, dy = (flat(given[name], axes) for name in NAMES[:2])
     channels = [given[name].reshape(-1) for name in NAMES[2:]]
-    expected = batch_norm_backward(x, dy, *channels, epsilon=F32_EPSILON)
+    expected = batch_norm_backward(x, dy, *channels, epsilon=F32_EPSILON, training=training)
     np.testing.assert_array_equal(flat(dx, axes), expected.dx)
     np.testing.assert_array_equal(dgamma.reshape(-1), expected.dgamma)
     np.testing.assert_array_equal(dbeta.reshape(-1), expected.dbeta)
@@ -87,72 +93,98 @@ def test_several_axes_give_the_bits_of_one(shape, axes):
 
 @pytest.mark.parametrize("axes", [(1,), (1, 2), (0, 3), (2, 3), (0, 2)])
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)])
-def test_any_order_in_memory(axes, order):
+def test_any_order_in_memory(axes, order, training):
     given = inputs_of((2, 3, 4, 5), axes)
-    expected = call(given)
+    expected = call(given, training)
     back = np.argsort(order)
     moved = {
         name: np.ascontiguousarray(given[name].transpose(order)).transpose(back) for name in NAMES
     }
-    for actual, known in zip(call(moved), expected, strict=True):
+    for actual, known in zip(call(moved, training), expected, strict=True):
         np.testing.assert_array_equal(actual, known)
 
 
-def test_an_axis_of_one_is_reduced_or_kept_alike():
+def test_an_axis_of_one_is_reduced_or_kept_alike(training):
     given = inputs_of((4, 1, 3), (2,))
-    dx, dgamma, _ = call(given)
+    dx, dgamma, _ = call(given, training)
     assert dgamma.shape == (1, 1, 3)
     squeezed = {name: array.reshape(-1, 3) for name, array in given.items()}
-    np.testing.assert_array_equal(dx[:, 0], call(squeezed)[0])
+    np.testing.assert_array_equal(dx[:, 0], call(squeezed, training)[0])
 
 
-def test_all_tensors_have_one_type():
+def test_all_tensors_have_one_type(training):
     for name in NAMES[1:]:
         array = inputs_of((2, 3, 4, 5), (1,))[name].astype(np.float16)
-        rejects(TypeError, f"{name}: ", **{name: array})
+        rejects(training, TypeError, f"{name}: ", **{name: array})
     for dtype in ("float64", "int32", "bool"):
-        rejects(TypeError, "Input: unsupported element type",
+        rejects(training, TypeError, "Input: unsupported element type",
                 **inputs_of((2, 3, 4, 5), (1,), dtype))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everything_is_required(name):
-    rejects(TypeError, f"{name}: is a required input", **{name: None})
+def test_everything_is_required(name, training):
+    rejects(training, TypeError, f"{name}: is a required input", **{name: None})
 
 
-def test_shapes():
+def test_shapes(training):
     rejects(
-        ValueError, r"InputGradient: must have the shape of Input", InputGradient=np.ones(3, "f")
+        training,
+        ValueError,
+        r"InputGradient: must have the shape of Input",
+        InputGradient=np.ones(3, "f"),
     )
     rejects(
-        ValueError, r"Mean: must have the rank of Input; got shape \(3,\)", Mean=np.ones(3, "f")
+        training,
+        ValueError,
+        r"Mean: must have the rank of Input; got shape \(3,\)",
+        Mean=np.ones(3, "f"),
     )
-    rejects(ValueError, r"Mean: must have in each axis the size of Input, or 1; got shape "
-            r"\(1, 2, 1, 1\)", Mean=np.ones((1, 2, 1, 1), "f"))  # fmt: skip
+    rejects(training, ValueError, r"Mean: must have in each axis the size of Input, or 1; "
+            r"got shape \(1, 2, 1, 1\)", Mean=np.ones((1, 2, 1, 1), "f"))  # fmt: skip
     for name in ("Variance", "Scale"):
-        rejects(ValueError, f"{name}: must have the shape of Mean",
+        rejects(training, ValueError, f"{name}: must have the shape of Mean",
                 **{name: np.ones((1, 3, 1, 5), "f")})  # fmt: skip
-        rejects(ValueError, f"{name}: must have the rank of Input", **{name: np.ones(3, "f")})
+        rejects(
+            training, ValueError, f"{name}: must have the rank of Input", **{name: np.ones(3, "f")}
+        )
     ones = np.ones((1,) * 9, "f")
-    rejects(ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, ones))
+    rejects(training, ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, ones))
     scalar = np.float32(1)
-    rejects(ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, scalar))
+    rejects(training, ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, scalar))
 
 
-def test_a_variance_below_minus_epsilon_names_the_channel():
+def test_a_variance_below_minus_epsilon_names_the_channel(training):
     variance = np.array([1, 1, -1], "f").reshape(1, 3, 1, 1)
-    rejects(ValueError, r"Variance: .*channel 2; got variance -1", Variance=variance)
-    rejects(ValueError, "Epsilon: must be finite and not negative", Epsilon=-1.0)
-    rejects(TypeError, "Epsilon: must be a real number", Epsilon="1")
+    rejects(training, ValueError, r"Variance: .*channel 2; got variance -1", Variance=variance)
+    rejects(training, ValueError, "Epsilon: must be finite and not negative", Epsilon=-1.0)
+    rejects(training, TypeError, "Epsilon: must be a real number", Epsilon="1")
 
 
 @pytest.mark.parametrize(
     ("shape", "axes"), [((0, 3), (1,)), ((2, 0, 4), (1,)), ((2, 3, 0), (0, 1))]
 )
-def test_no_elements(shape, axes):
+def test_no_elements(shape, axes, training):
     kept = [size if axis in axes else 1 for axis, size in enumerate(shape)]
     x, ones = np.zeros(shape, "f"), np.ones(kept, "f")
-    dx, dgamma, dbeta = OPERATOR(x, x, ones, ones, ones, 0.1)
+    dx, dgamma, dbeta = OPERATORS[training](x, x, ones, ones, ones, 0.1)
     assert dx.shape == shape
     np.testing.assert_array_equal(dgamma, np.zeros(kept, "f"), strict=True)
     np.testing.assert_array_equal(dbeta, np.zeros(kept, "f"), strict=True)
+
+
+def test_statistics_that_are_constants_leave_dx_without_the_terms_of_the_sums(training):
+    given = inputs_of((6, 3, 5), (1,))
+    dx = call(given, training)[0]
+    gain = given["Scale"] / np.sqrt(given["Variance"].astype("d") + F32_EPSILON)
+    is_product = np.allclose(dx, given["InputGradient"] * gain, rtol=1e-6, atol=0)
+    assert is_product is not training
+
+
+def test_an_axis_of_the_inputs_size_is_kept_also_with_stride_0(training):
+    given = inputs_of((4, 3, 5), (1, 2))
+    for name in NAMES[2:]:
+        given[name] = np.broadcast_to(given[name][:, :, :1], (1, 3, 5))
+    dx, dgamma, _ = call(given, training)
+    assert dgamma.shape == (1, 3, 5)
+    contiguous = {name: array.copy() for name, array in given.items()}
+    np.testing.assert_array_equal(dx, call(contiguous, training)[0])

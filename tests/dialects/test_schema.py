@@ -54,6 +54,8 @@ def test_the_operators_of_every_specification():
         ("onnxruntime", "BatchNormInternal"),
         ("cudnn", "BatchNormalizationBackward"),
         ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD"),
+        ("directml", "BATCH_NORMALIZATION_GRAD"),
+        ("paddle", "batch_norm_grad"),
     ]
 
 

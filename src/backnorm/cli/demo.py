@@ -62,6 +62,7 @@ class Case:
         values = {
             "epsilon": _EPSILON,
             "training": True,
+            "frozen": False,
             "data_format": next((f.name for f in formats if f.rank in (None, rank)), None),
             "channel_axis": self._axis(rank),
         }

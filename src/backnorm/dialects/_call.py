@@ -144,7 +144,7 @@ class CanonicalCall:
 def canonical_call(call: Call) -> CanonicalCall:
     """Return the canonical call of a call, by the roles in the schema."""
     schema = call.schema
-    training = call.attributes.get(schema.words.get("training", ""), True)
+    training = call.attributes.get(schema.words.get("training", ""), not schema.frozen)
     inverse = call.by_role("inverse_deviation") is not None
     names = {t.role: t.name for t in schema.inputs if t.name in call.inputs}
     if inverse:

@@ -1,13 +1,16 @@
-"""DirectML: BATCH_NORMALIZATION_TRAINING_GRAD.
+"""DirectML: BATCH_NORMALIZATION_TRAINING_GRAD and BATCH_NORMALIZATION_GRAD.
 
-Source: the documentation of DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC. Statistics and
-scale have the rank of the input. The axes in which they have size 1 are reduced; they may be any
-set of axes.
+Source: the documentation of DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC and
+DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC (MicrosoftDocs/sdk-api, the second with pull request 1262
+of August 2022).
+Statistics and scale have the rank of the input. The axes in which they have size 1 are reduced;
+they may be any set of axes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,11 @@ from backnorm.dialects.schema import (
 )
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["BATCH_NORMALIZATION_TRAINING_GRAD", "OPERATORS"]
+__all__ = [
+    "BATCH_NORMALIZATION_GRAD",
+    "BATCH_NORMALIZATION_TRAINING_GRAD",
+    "OPERATORS",
+]
 
 
 def _channel_axes(
@@ -53,33 +60,39 @@ def _channel_axes(
     return tuple(axis for axis, size in enumerate(mean) if size != 1)
 
 
+#: Return the rules of an operator of the dialect.
+_rules = partial(
+    OperatorSchema,
+    dialect="directml",
+    operation="backward",
+    inputs=(
+        data("Input", "x", "T"),
+        data("InputGradient", "dy", "T"),
+        kept("Mean", "mean", "T"),
+        kept("Variance", "variance", "T"),
+        kept("Scale", "gamma", "T"),
+    ),
+    outputs=(
+        data("OutputGradient", "dx", "T"),
+        kept("OutputScaleGradient", "dgamma", "T"),
+        kept("OutputBiasGradient", "dbeta", "T"),
+    ),
+    attributes=(AttributeSpec("Epsilon", "f32", role="epsilon", range="not negative"),),
+    type_rules=type_rules(f32="f32", f16="f16"),
+    formats=(FormatSpec("any axes", "NCX", is_any=True),),
+    ranks=(1, 8),
+    channel_axes=_channel_axes,
+    phrases=Phrases(
+        channel_rank="must have the rank of {x}", channel_size="must have the shape of Mean"
+    ),
+)
+
+
 class _BatchNormalizationTrainingGrad(Operator):
     rules = (
-        OperatorSchema(
-            dialect="directml",
+        _rules(
             op="BATCH_NORMALIZATION_TRAINING_GRAD",
-            operation="backward",
             source="DirectML, DML_{op}_OPERATOR_DESC (feature level 4.1)",
-            inputs=(
-                data("Input", "x", "T"),
-                data("InputGradient", "dy", "T"),
-                kept("Mean", "mean", "T"),
-                kept("Variance", "variance", "T"),
-                kept("Scale", "gamma", "T"),
-            ),
-            outputs=(
-                data("OutputGradient", "dx", "T"),
-                kept("OutputScaleGradient", "dgamma", "T"),
-                kept("OutputBiasGradient", "dbeta", "T"),
-            ),
-            attributes=(AttributeSpec("Epsilon", "f32", role="epsilon", range="not negative"),),
-            type_rules=type_rules(f32="f32", f16="f16"),
-            formats=(FormatSpec("any axes", "NCX", is_any=True),),
-            ranks=(1, 8),
-            channel_axes=_channel_axes,
-            phrases=Phrases(
-                channel_rank="must have the rank of {x}", channel_size="must have the shape of Mean"
-            ),
         ),
     )
 
@@ -147,6 +160,81 @@ class _BatchNormalizationTrainingGrad(Operator):
         return OutputGradient, OutputScaleGradient, OutputBiasGradient
 
 
-BATCH_NORMALIZATION_TRAINING_GRAD = _BatchNormalizationTrainingGrad()
+class _BatchNormalizationGrad(Operator):
+    rules = (
+        _rules(
+            op="BATCH_NORMALIZATION_GRAD",
+            source="DirectML, DML_{op}_OPERATOR_DESC (feature level 3.1)",
+            frozen=True,
+        ),
+    )
 
-OPERATORS = by_name(BATCH_NORMALIZATION_TRAINING_GRAD)
+    def __call__(
+        self,
+        Input: ArrayLike | None = None,
+        InputGradient: ArrayLike | None = None,
+        Mean: ArrayLike | None = None,
+        Variance: ArrayLike | None = None,
+        Scale: ArrayLike | None = None,
+        Epsilon: float | Required = REQUIRED,
+        *,
+        arithmetic: Arithmetic | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gradients of batch normalisation with constant statistics, over any set of axes.
+
+        With s = 1 / sqrt(Variance + Epsilon)::
+
+            OutputBiasGradient  = sum InputGradient
+            OutputScaleGradient = s * sum InputGradient*(Input - Mean)
+            OutputGradient      = Scale*s * InputGradient
+
+        Parameters
+        ----------
+        Input : array of T, rank 1 to 8
+            input of the forward
+        InputGradient : array of T
+            gradient of the output
+        Mean : array of T, 1 in the axes that are reduced
+            mean of the forward; the axes where its size is 1 are reduced
+        Variance : array of T, 1 in the axes that are reduced
+            variance of the forward, of the shape of Mean
+        Scale : array of T, 1 in the axes that are reduced
+            scale, of the shape of Mean
+        Epsilon : float, finite and not negative, rounded to float32
+            added to the variance
+        arithmetic : {"float32", "float64"}, optional
+            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
+
+        Returns
+        -------
+        OutputGradient : array of T
+            gradient of Input
+        OutputScaleGradient : array of T, 1 in the axes that are reduced
+            gradient of Scale
+        OutputBiasGradient : array of T, 1 in the axes that are reduced
+            gradient of the bias
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            if an argument does not match its description; the error has its name here
+
+        Notes
+        -----
+        Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
+
+        - DirectML does not broadcast an axis of size 1 by itself: its tensor description must
+          have stride 0 there. The stride of an array in an axis of size 1 has no effect.
+        - If the axes that are not reduced are adjacent in memory, they are merged into one
+          without a copy; otherwise Input and InputGradient are copied.
+        """
+        OutputGradient, OutputScaleGradient, OutputBiasGradient = self._run(
+            (Input, InputGradient, Mean, Variance, Scale), (Epsilon,), arithmetic=arithmetic
+        )
+        return OutputGradient, OutputScaleGradient, OutputBiasGradient
+
+
+BATCH_NORMALIZATION_TRAINING_GRAD = _BatchNormalizationTrainingGrad()
+BATCH_NORMALIZATION_GRAD = _BatchNormalizationGrad()
+
+OPERATORS = by_name(BATCH_NORMALIZATION_TRAINING_GRAD, BATCH_NORMALIZATION_GRAD)

@@ -28,6 +28,7 @@ DIALECTS: Mapping[str, str] = {
         "onnxruntime",
         "cudnn",
         "directml",
+        "paddle",
     )
 }
 

@@ -125,7 +125,7 @@ class AttributeSpec:
         As in the dialect. The value of an ``f32`` attribute is rounded to float32.
     role : str or None
         The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
-        ``"training"``.
+        ``"training"``; ``"frozen"`` is the opposite of ``"training"``.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
@@ -229,6 +229,10 @@ class OperatorSchema:
         Groups of names that must be given (requested) together or not at all.
     unbiased : bool
         Whether running variances average variances with Bessel's correction.
+    frozen : bool
+        Whether the statistics are constants, in an operator without an attribute that says so.
+    copies_one : bool
+        Whether a batch of one element per channel is copied in training, and not normalised.
     channel_axes : callable, optional
         Maps attributes and arrays, both by name, to the axes that are not reduced.
     phrases : Phrases
@@ -265,6 +269,8 @@ class OperatorSchema:
     inputs_together: tuple[tuple[str, ...], ...] = ()
     outputs_together: tuple[tuple[str, ...], ...] = ()
     unbiased: bool = False
+    frozen: bool = False
+    copies_one: bool = False
     channel_axes: ChannelAxes | None = None
     phrases: Phrases = field(default_factory=Phrases)
     summary: str = ""

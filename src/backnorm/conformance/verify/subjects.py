@@ -108,7 +108,7 @@ class OfDialect:
         schema = self._schema
         values = self._inputs(inputs, case) | self._attributes(case)
         missing = [t.name for t in schema.inputs if t.required and values.get(t.name) is None]
-        if missing and missing != [t.name for t in schema.inputs if t.kind == "opaque"]:
+        if missing:
             raise RefusedError(f"the operator needs {missing[0]}")
         if schema.style == "configured":
             attributes = [values[spec.name] for spec in schema.attributes if not spec.extension]
@@ -164,6 +164,8 @@ class OfDialect:
             known.setdefault("beta", np.zeros_like(variance))
         if not case.training or self._schema.operation == "forward":
             known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
+        # What is required and not read.
+        known["ignored"] = np.empty(0, mean.dtype)
         values = {}
         schema = self._for(case)
         for tensor in schema.inputs:
@@ -177,13 +179,22 @@ class OfDialect:
 
     def _for(self, case: Case) -> OperatorSchema:
         operator = registry.operator(self._schema.dialect, self._schema.op)
-        training = [spec.name for spec in self._schema.attributes if spec.role == "training"]
-        return operator.schema_for(dict.fromkeys(training, case.training))
+        return operator.schema_for(self._flags(case))
+
+    def _flags(self, case: Case) -> dict[str, bool]:
+        """Return the attributes that say whether the statistics are constants."""
+        values = {"training": case.training, "frozen": not case.training}
+        named = {spec.name: spec.role for spec in self._schema.attributes}
+        return {name: values[role] for name, role in named.items() if role in values}
 
     def _attributes(self, case: Case) -> dict[str, Any]:
         rank, schema = case.data.x.ndim, self._schema
-        if not case.training and all(spec.role != "training" for spec in schema.attributes):
-            raise RefusedError("the operator has no frozen statistics")
+        flags = self._flags(case)
+        if not flags and case.training == schema.frozen:
+            kind = "statistics of training" if schema.frozen else "frozen statistics"
+            raise RefusedError(f"the operator has no {kind}")
+        if schema.copies_one and case.training and case.data.x.size == case.data.mean.size:
+            raise RefusedError("the operator copies a batch of one element per channel")
         low, high = schema.ranks
         if rank < low or (high and rank > high):
             raise RefusedError(f"the operator takes rank {schema.rank_text}")
@@ -193,14 +204,13 @@ class OfDialect:
             raise RefusedError(f"the operator has no layout {case.data.data_format}")
         known = {
             "epsilon": case.data.epsilon,
-            "training": case.training,
             "channel_axis": case.data.channel_axis,
             "data_format": fitting[0].name,
         }
         return {
             spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
             for spec in schema.attributes
-        }
+        } | flags
 
 
 def _kept_shape(case: Case) -> tuple[int, ...]:
