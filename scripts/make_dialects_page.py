@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from backnorm.dialects.registry import DIALECTS, operators
+from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorSpec
 from backnorm.signature import SIGNATURES
 from generated import write_or_check
@@ -42,6 +42,14 @@ element type of x; *channel* is a value a channel, in x's type or in float32 bes
 *mask* is a bit an element.
 """
 
+FUNCTIONS = """\
+## Functions that compute a part of the gradient
+
+Where a specification has an operator for the gradients of the parameters and another for that of
+x, they are functions here. `backnorm info` shows them; graphs, `backnorm run` and `backnorm verify`
+only call operators with the whole gradient. An input whose canonical name is that of a result is
+what another function returned.
+"""
 
 _CONDITIONS = {None: "always", "relu": "with a ReLU", "residual": "with `residual`"}
 
@@ -72,6 +80,11 @@ def _sections() -> Iterator[str]:
         for op in operators(dialect).values():
             for schema in op.schemas.values():
                 yield _operator(schema)
+    yield FUNCTIONS
+    for dialect in PARTS:
+        yield f"### `backnorm.dialects.{dialect}`: parts of the gradient\n"
+        for schema in parts(dialect).values():
+            yield "#" + _operator(schema)
 
 
 def _operator(schema: OperatorSchema) -> str:
@@ -87,10 +100,7 @@ def _operator(schema: OperatorSchema) -> str:
             ("Output", "Type", "Shape", "Required", "Canonical", ""),
             map(_tensor, schema.outputs),
         ),
-        _table(
-            ("Attribute", "Type", "Default", "Accepted", ""),
-            (_attribute(attribute) for attribute in schema.attributes),
-        ),
+        *_attributes(schema),
         _table(
             ("Element type of the data", "Element types of per-channel tensors"),
             ((rule.data, ", ".join(rule.channel)) for rule in schema.type_rules),
@@ -113,6 +123,12 @@ def _tensor(tensor: TensorSpec) -> Sequence[str]:
     )
 
 
+def _attributes(schema: OperatorSchema) -> Iterator[str]:
+    if schema.attributes:
+        head = ("Attribute", "Type", "Default", "Accepted", "")
+        yield _table(head, map(_attribute, schema.attributes))
+
+
 def _attribute(attribute: AttributeSpec) -> Sequence[str]:
     default = "required" if attribute.required else f"`{attribute.default!r}`"
     accepted = ", ".join(f"`{choice}`" for choice in attribute.choices)
@@ -124,7 +140,8 @@ def _attribute(attribute: AttributeSpec) -> Sequence[str]:
 def _rules(schema: OperatorSchema) -> Iterator[str]:
     yield f"Call: `{schema.call}`."
     yield f"Rank of the data: {schema.rank_text}."
-    yield f"The statistic beside the mean: the {schema.encoding}."
+    if "mean" in {tensor.role for tensor in (*schema.inputs, *schema.outputs)}:
+        yield f"The statistic beside the mean: the {schema.encoding}."
     if schema.min_channels:
         yield f"Channels: at least {schema.min_channels}."
     if not schema.one_channel_type:

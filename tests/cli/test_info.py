@@ -25,7 +25,7 @@ def test_the_installation(cli):
     assert facts["versions"]["ml_dtypes"]
     assert facts["threads"] == backnorm.get_num_threads()
     assert facts["machine"]["threads"] >= 1
-    assert set(facts["dialects"]) == set(registry.DIALECTS)
+    assert set(facts["dialects"]) == {*registry.DIALECTS, *registry.PARTS}
     table = cli("info").stdout
     assert facts["machine"]["name"] in table
     assert "FusedBatchNormGradV3" in table
@@ -88,12 +88,29 @@ def _run(level):
     )
 
 
-@pytest.mark.parametrize("dialect", registry.DIALECTS)
-def test_a_dialect_lists_its_operators(cli, dialect):
+@pytest.mark.parametrize("dialect", {**registry.DIALECTS, **registry.PARTS})
+def test_a_dialect_lists_its_operators_and_functions(cli, dialect):
+    known = [*(registry.operators(dialect) if dialect in registry.DIALECTS else ())]
+    known += registry.parts(dialect)
     facts = json.loads(cli("info", dialect, "--json").stdout)
-    assert [entry["op"] for entry in facts["operators"]] == list(registry.operators(dialect))
+    assert [entry["op"] for entry in facts["operators"]] == known
     table = cli("info", dialect).stdout
-    assert all(op in table for op in registry.operators(dialect))
+    assert all(op in table for op in known)
+
+
+@pytest.mark.parametrize(("dialect", "op"), [(d, op) for d in registry.PARTS
+                                             for op in registry.parts(d)])  # fmt: skip
+def test_a_function_shows_its_rules(cli, dialect, op):
+    (schema,) = json.loads(cli("info", dialect, op, "--json").stdout)["schemas"]
+    assert schema == registry.parts(dialect)[op].to_dict()
+    table = cli("info", dialect, op).stdout
+    assert all(tensor["name"] in table for tensor in schema["inputs"])
+
+
+def test_a_function_that_there_is_not_is_bad_usage(cli):
+    result = cli("info", "cann", "BNInfer")
+    assert result.exit_code == 2
+    assert "op: unknown function of cann; got 'BNInfer'; accepted: BNTr" in result.stderr
 
 
 @pytest.mark.parametrize(("dialect", "op"), OPERATORS)

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from backnorm import BacknormError, batch_norm_backward, batch_norm_forward, batch_norm_inference
-from backnorm.dialects.registry import DIALECTS, canonical, invoke, operator, operators
+from backnorm.dialects.registry import (
+    DIALECTS,
+    PARTS,
+    canonical,
+    invoke,
+    operator,
+    operators,
+    parts,
+)
 
 CANONICAL_NAMES = {"dx", "dgamma", "dbeta", "y", "mean", "variance"}
 
@@ -148,6 +156,19 @@ def test_unknown_names_are_refused_with_the_known_ones(batch):
     with pytest.raises(TypeError, match=r"eps: .*no such attribute.*epsilon") as error:
         invoke("ngraph", schema.op, inputs, {"eps": 0.1})
     assert isinstance(error.value, BacknormError)
+
+
+@pytest.mark.parametrize("dialect", PARTS)
+def test_functions_are_no_operators(dialect):
+    assert parts(dialect)
+    if dialect in DIALECTS:
+        assert not set(parts(dialect)) & set(operators(dialect))
+    else:
+        with pytest.raises(ValueError, match=f"dialect: unknown dialect; got '{dialect}'"):
+            operators(dialect)
+    assert parts("cudnn") == parts("nope") == {}
+    with pytest.raises(TypeError, match=r"dialect: must be a string"):
+        parts(3)
 
 
 def test_dialects_are_imported_when_they_are_asked_for():

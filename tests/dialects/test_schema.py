@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backnorm.dialects.registry import DIALECTS, operator, operators
+from backnorm.dialects.registry import DIALECTS, PARTS, operator, operators, parts
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, REQUIRED
 
 OPERATORS = [(dialect, op) for dialect in DIALECTS for op in operators(dialect)]
@@ -22,6 +23,7 @@ SCHEMAS = [
         getattr(operator(dialect, op), "schemas", None) or {"": operator(dialect, op).schema}
     ).values()
 ]
+FUNCTIONS = [schema for dialect in PARTS for schema in parts(dialect).values()]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -59,7 +61,33 @@ def test_the_operators_of_every_specification():
     ]
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=ids)
+def test_the_functions_of_every_specification():
+    assert [(schema.dialect, schema.op) for schema in FUNCTIONS] == [
+        ("aten", "batch_norm_backward_reduce"),
+        ("aten", "batch_norm_backward_elemt"),
+        ("mpsgraph", "normalizationBetaGradient"),
+        ("mpsgraph", "normalizationGammaGradient"),
+        ("mpsgraph", "normalizationGradient"),
+        ("cann", "BNTrainingUpdateGrad"),
+        ("cann", "BNTrainingReduceGrad"),
+    ]
+
+
+@pytest.mark.parametrize("schema", FUNCTIONS, ids=ids)
+def test_rules_of_a_function_are_complete(schema):
+    function = getattr(importlib.import_module(PARTS[schema.dialect]), schema.op)
+    parameters = dict(inspect.signature(function).parameters)
+    assert parameters.pop("arithmetic").default is None
+    assert list(schema.order) == list(parameters)
+    inputs = [tensor.name for tensor in schema.inputs]
+    assert list(parameters)[: len(inputs)] == inputs
+    assert all(tensor.summary for tensor in schema.inputs)
+    for attribute in schema.attributes:
+        assert parameters[attribute.name].default == attribute.default
+        assert attribute.summary
+
+
+@pytest.mark.parametrize("schema", [*SCHEMAS, *FUNCTIONS], ids=ids)
 def test_a_schema_is_plain_json(schema):
     described = json.loads(json.dumps(schema.to_dict()))
     assert described["op"] == schema.op
@@ -69,7 +97,7 @@ def test_a_schema_is_plain_json(schema):
     ]
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=ids)
+@pytest.mark.parametrize("schema", [*SCHEMAS, *FUNCTIONS], ids=ids)
 def test_a_schema_is_consistent(schema):
     names = [t.name for t in schema.inputs] + [a.name for a in schema.attributes]
     assert len(names) == len(set(names))

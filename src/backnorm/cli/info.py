@@ -19,7 +19,7 @@ from backnorm.cpu import library
 from backnorm.cpu.kinds import LIBRARIES, PROBE
 from backnorm.cpu.threads import service
 from backnorm.dialects import registry
-from backnorm.errors import MachineCodeError
+from backnorm.errors import ArgumentValueError, MachineCodeError, shown
 
 Facts = Mapping[str, Any]
 
@@ -47,14 +47,29 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     """
     if dialect is None:
         return _installation()
+    functions = registry.parts(dialect)
     if op is None:
         keys = ("op", "operation", "summary", "source")
-        schemas = [operator.schema for operator in registry.operators(dialect).values()]
+        schemas = [operator.schema for operator in _operators(dialect).values()]
+        schemas += functions.values()
         operators = [{key: getattr(schema, key) for key in keys} for schema in schemas]
         return {"dialect": dialect, "operators": operators}
+    if op in functions:
+        return {"dialect": dialect, "op": op, "schemas": [functions[op].to_dict()]}
+    if functions and not _operators(dialect):
+        raise ArgumentValueError(
+            "op", f"unknown function of {dialect}", came=shown(op), accepted=", ".join(functions)
+        )
     operator = registry.operator(dialect, op)
     revisions = [schema.to_dict() for schema in operator.schemas.values()]
     return {"dialect": dialect, "op": op, "schemas": revisions}
+
+
+def _operators(dialect: str) -> Mapping[str, Any]:
+    """Return the operators of a dialect, which may have functions alone."""
+    if dialect in registry.PARTS and dialect not in registry.DIALECTS:
+        return {}
+    return registry.operators(dialect)
 
 
 def _installation() -> dict[str, object]:
@@ -64,7 +79,10 @@ def _installation() -> dict[str, object]:
         "threads": backnorm.get_num_threads(),
         "threads_of": asdict(service()),
         "machine_code": _machine_code(),
-        "dialects": {name: list(registry.operators(name)) for name in registry.DIALECTS},
+        "dialects": {
+            name: [*_operators(name), *registry.parts(name)]
+            for name in {**registry.DIALECTS, **registry.PARTS}
+        },
     }
 
 

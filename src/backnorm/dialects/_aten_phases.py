@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dialects._check import check_inputs
+from backnorm.dialects._description import described
 from backnorm.dialects._statistics import check_inverse, common_type, native
 from backnorm.dialects.schema import (
     REQUIRED,
@@ -194,6 +195,12 @@ def batch_norm_backward_elemt(
     dx: np.ndarray
     dx, _ = found.run(x, dy, None, mean, invstd, weight, sums=sums, count=total)
     return dx
+
+
+PARTS = {
+    "batch_norm_backward_reduce": described(_REDUCE, batch_norm_backward_reduce),
+    "batch_norm_backward_elemt": described(_ELEMT, batch_norm_backward_elemt),
+}
 
 
 def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.ndarray]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from backnorm.dialects.schema import REQUIRED, AttributeSpec, OperatorSchema
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 from backnorm.scalars import check_flag, check_integer, check_number, check_word
 
 
@@ -50,7 +51,37 @@ def _attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> ob
                 spec.name, "unknown value", came=shown(word), accepted=accepted_by(spec)
             )
         return word
+    if spec.type == "axes":
+        return _axes(spec, value)
     return _index(spec, value) if spec.type == "i64" else _number(spec, value)
+
+
+def _axes(spec: AttributeSpec, value: object) -> tuple[int, ...]:
+    """Return axes as integers, in ascending order."""
+    kind = type(value)
+    if issubclass(kind, str | bytes) or not issubclass(kind, Sequence | np.ndarray):
+        raise ArgumentTypeError(
+            spec.name, "must be a sequence", came=described(value), accepted=accepted_by(spec)
+        )
+    axes = [
+        check_integer(spec.name, axis, accepted=accepted_by(spec))
+        for axis in elements(spec.name, value, accepted_by(spec))
+    ]
+    if any(axis < 0 for axis in axes) or len(set(axes)) < len(axes):
+        raise ArgumentValueError(
+            spec.name, "must be different axes", came=axes, accepted=accepted_by(spec)
+        )
+    return tuple(sorted(axes))
+
+
+def elements(argument: str, collection: Any, accepted: str) -> list[Any]:
+    """Return the elements of a collection, whose own methods may raise."""
+    try:
+        return list(collection)
+    except Exception as error:
+        raise ArgumentTypeError(
+            argument, "has no elements to read", came=described(collection), accepted=accepted
+        ) from error
 
 
 def _index(spec: AttributeSpec, value: object) -> int:
@@ -85,6 +116,8 @@ def accepted_by(spec: AttributeSpec) -> str:
         return "True or False"
     if spec.type == "string":
         return " or ".join(repr(choice) for choice in spec.choices) or "a string"
+    if spec.type == "axes":
+        return "a sequence of different integers, not negative"
     if spec.type == "i64":
         return "an integer" + ("" if spec.range == "any" else f", {spec.range}")
     return f"a number, {_range(spec)}" + (" as float32" if spec.type == "f32" else "")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from backnorm.dialects._attributes import refuse_unknown
+from backnorm.dialects._attributes import elements, refuse_unknown
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
     FormatSpec,
@@ -20,7 +19,7 @@ from backnorm.dialects.schema import (
     TypeRule,
 )
 from backnorm.dtypes import element_type
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.scalars import as_array, check_integer, check_word
 
 Attributes = Mapping[str, object]
@@ -73,7 +72,7 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
         return names
     kind = type(outputs)
     if issubclass(kind, Collection) and not issubclass(kind, str | bytes):
-        listed = _elements("outputs", outputs, accepted)
+        listed = elements("outputs", outputs, accepted)
         requested = [check_word("outputs", name, accepted=accepted) for name in listed]
     else:
         problem = "must be a number of outputs or their names"
@@ -120,6 +119,10 @@ def channel_axes_of(
         assert isinstance(axis, int)
         return (axis,)
     rank = arrays[schema.words["x"]].ndim
+    if "reduced_axes" in schema.words:
+        reduced = attributes[schema.words["reduced_axes"]]
+        assert isinstance(reduced, tuple)
+        return tuple(axis for axis in range(rank) if axis not in reduced)
     return (1 if format_of(schema, attributes).layout == "NCX" else rank - 1,)
 
 
@@ -136,7 +139,7 @@ def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
         raise ArgumentTypeError(
             "output_mask", "says which results are wanted", came=kind.__name__, accepted=accepted
         )
-    flags = _elements("output_mask", output_mask, accepted)
+    flags = elements("output_mask", output_mask, accepted)
     if len(flags) != len(outputs):
         names = [tensor.name for tensor in outputs]
         raise ArgumentValueError(
@@ -151,16 +154,6 @@ def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
                 "output_mask", "must hold booleans", came=shown(flag), accepted=accepted
             )
     return flags
-
-
-def _elements(argument: str, collection: Any, accepted: str) -> list[Any]:
-    """Return the elements of a collection, whose own methods may raise."""
-    try:
-        return list(collection)
-    except Exception as error:
-        raise ArgumentTypeError(
-            argument, "has no elements to read", came=described(collection), accepted=accepted
-        ) from error
 
 
 def _check_together(groups: Iterable[tuple[str, ...]], names: Collection[str], verb: str) -> None:
@@ -190,14 +183,16 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
             came=f"rank {x.ndim}, shape {x.shape}",
             accepted=f"rank {schema.rank_text}",
         )
-    axis = attributes[words["channel_axis"]] if "channel_axis" in words else 0
-    if isinstance(axis, int) and axis >= x.ndim:
-        raise ArgumentValueError(
-            words["channel_axis"],
-            f"must be an axis of {name}",
-            came=f"{shown(axis)} with {name} of rank {x.ndim}",
-            accepted=f"0 to {x.ndim - 1}",
-        )
+    for role in ("channel_axis", "reduced_axes"):
+        axes = attributes.get(words.get(role, ""), 0)
+        last = max(axes, default=0) if isinstance(axes, tuple) else axes
+        if isinstance(last, int) and last >= x.ndim:
+            raise ArgumentValueError(
+                words[role],
+                f"must be an axis of {name}",
+                came=f"{shown(last)} with {name} of rank {x.ndim}",
+                accepted=f"0 to {x.ndim - 1}",
+            )
     data_format = format_of(schema, attributes)
     if data_format.rank is not None and x.ndim != data_format.rank:
         fitting = [f.name for f in schema.formats if f.rank == x.ndim]

@@ -18,12 +18,17 @@ _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
 
 
 def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
-    """Return the schema of an operator, with the parameters and documentation of its class."""
-    is_configured = cls.__init__ is not object.__init__
-    call = _parameters(cls.__call__)
+    """Return the schema of an operator, with the parameters and documentation of its class.
+
+    A function that computes a part of a gradient is described like the call of an operator.
+    """
+    is_function = inspect.isfunction(cls)
+    is_configured = not is_function and cls.__init__ is not object.__init__
+    function = cls if is_function else cls.__call__
+    call = _parameters(function)
     parameters = _parameters(cls.__init__) if is_configured else call
     by_name = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
-    text = _sections(cls.__call__)
+    text = _sections(function)
     of_attributes = _sections(cls) if is_configured else text
     inputs = _entries(text.get("Parameters", ""))
     outputs = _entries(text.get("Returns", ""))
@@ -31,6 +36,9 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
     # An operator with revisions takes the inputs of the revision, in the revision's order.
     order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
+    if is_function:
+        # It may have parameters that its rules do not.
+        order = tuple(name for name in call if name != "arithmetic")
     return replace(
         rules,
         source=rules.source.replace("{op}", rules.op),

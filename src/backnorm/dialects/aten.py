@@ -17,6 +17,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._aten_phases import (
     GRAD_OUT,
     INPUT,
+    PARTS,
     WEIGHT,
     batch_norm_backward_elemt,
     batch_norm_backward_reduce,
@@ -36,6 +37,7 @@ from backnorm.dialects.schema import (
 
 __all__ = [
     "OPERATORS",
+    "PARTS",
     "batch_norm_backward_elemt",
     "batch_norm_backward_reduce",
     "native_batch_norm_backward",

@@ -10,10 +10,20 @@ import numpy as np
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import CanonicalCall
 from backnorm.dialects.operator import Operator, Outputs
+from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, shown
 from backnorm.scalars import check_word
 
-__all__ = ["DIALECTS", "CanonicalCall", "canonical", "invoke", "operator", "operators"]
+__all__ = [
+    "DIALECTS",
+    "PARTS",
+    "CanonicalCall",
+    "canonical",
+    "invoke",
+    "operator",
+    "operators",
+    "parts",
+]
 
 #: The module of each dialect, which is imported when it is first needed.
 DIALECTS: Mapping[str, str] = {
@@ -31,6 +41,24 @@ DIALECTS: Mapping[str, str] = {
         "paddle",
     )
 }
+
+#: The module of each dialect with functions that compute a part of a gradient. Functions are no
+#: operators: graphs, `invoke` and the commands `run` and `verify` do not know them.
+PARTS: Mapping[str, str] = {
+    name: f"backnorm.dialects.{name}" for name in ("aten", "mpsgraph", "cann")
+}
+
+
+def parts(dialect: str) -> Mapping[str, OperatorSchema]:
+    """Return the rules of the functions of a dialect that compute a part of a gradient, by name.
+
+    A dialect that is not in `PARTS` has none.
+    """
+    dialect = check_word("dialect", dialect, accepted=", ".join(PARTS))
+    if dialect not in PARTS:
+        return {}
+    found: Mapping[str, OperatorSchema] = importlib.import_module(PARTS[dialect]).PARTS
+    return found
 
 
 def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:

@@ -49,7 +49,7 @@ ELEMENT_TYPE_NAMES: dict[str, np.dtype] = {
 }
 
 TensorKind = Literal["data", "channel", "kept", "vector", "opaque"]
-AttributeType = Literal["f32", "f64", "i64", "string", "bool"]
+AttributeType = Literal["f32", "f64", "i64", "string", "bool", "axes"]
 Range = Literal["positive", "not negative", "any"]
 Style = Literal["positional", "keywords", "configured"]
 Choice = Literal["all", "outputs", "output_mask"]
@@ -125,7 +125,8 @@ class AttributeSpec:
         As in the dialect. The value of an ``f32`` attribute is rounded to float32.
     role : str or None
         The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
-        ``"training"``; ``"frozen"`` is the opposite of ``"training"``.
+        ``"training"``; ``"frozen"`` is the opposite of ``"training"``,
+        and ``"reduced_axes"`` of ``"channel_axis"``.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}

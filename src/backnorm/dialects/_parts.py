@@ -1,0 +1,117 @@
+"""Parts of a gradient: the gradients of the parameters, and then that of x, which takes them.
+
+A specification may define an operator for each. They are functions here, with the same tables of
+rules as whole operators, and keep nothing from one call to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backnorm.arithmetics import Arithmetic, resolved
+from backnorm.dialects._attributes import check_attributes
+from backnorm.dialects._call import Call
+from backnorm.dialects._check import check_inputs
+from backnorm.dialects._statistics import native
+from backnorm.dialects.schema import OperatorSchema
+from backnorm.dtypes import FLOAT64
+from backnorm.errors import ArgumentError
+from backnorm.executable import executable
+from backnorm.problem import Problem
+from backnorm.signature import Operation
+
+
+def bind(
+    schema: OperatorSchema,
+    inputs: Sequence[object],
+    attributes: Sequence[object],
+    arithmetic: Arithmetic | None,
+) -> Call:
+    """Check a call against the rules, which have the inputs and the attributes in this order."""
+    values = zip((spec.name for spec in schema.attributes), attributes, strict=True)
+    checked = check_attributes(schema, dict(values))
+    named = dict(zip((tensor.name for tensor in schema.inputs), inputs, strict=True))
+    arrays = check_inputs(schema, checked, named)
+    computed_in = resolved(native(arrays[schema.words["x"]]), arithmetic)
+    return Call(schema, arrays, checked, (), computed_in)
+
+
+def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return dgamma and dbeta, summed in a wider type and rounded once, in the shape of the mean.
+
+    ::
+
+        dbeta  = sum dy
+        dgamma = sum dy*(x - mean) / sqrt(variance + epsilon)
+
+    They have the type of the mean, or `dtype`. Without statistics, dbeta has the type of x, and
+    dgamma has no meaning.
+    """
+    mean, variance = call.by_role("mean"), call.by_role("variance")
+    if mean is None:
+        mean = np.zeros(call.kept_shape, native(call.by_role("x")))
+        variance = mean + 1
+    dtype = dtype or native(mean)
+    statistics = mean.astype(dtype), variance.astype(dtype), None
+    dgamma, dbeta, _ = _run("backward_coefficients", call, *statistics)
+    return dgamma.reshape(mean.shape), dbeta.reshape(mean.shape)
+
+
+def input_gradient(call: Call) -> np.ndarray:
+    """Return dx from the gradients of the parameters, in the formula of training.
+
+    With M elements per channel, s = 1 / sqrt(variance + epsilon), and gamma 1 if there is none::
+
+        dx = gamma*s * (dy - dbeta/M - (x - mean)*s * dgamma/M)
+
+    A gradient that is not given is computed, and not rounded.
+    """
+    mean, variance, gamma = map(call.by_role, ("mean", "variance", "gamma"))
+    dgamma, dbeta = map(call.by_role, ("dgamma", "dbeta"))
+    if dgamma is None or dbeta is None:
+        wide = parameter_gradients(call, FLOAT64)
+        dgamma = wide[0] if dgamma is None else dgamma
+        dbeta = wide[1] if dbeta is None else dbeta
+    with np.errstate(all="ignore"):
+        deviation = np.sqrt(variance.astype(FLOAT64) + _epsilon(call))
+        sum_dy_xmu = dgamma.astype(FLOAT64) * deviation
+    sums = dbeta.astype(FLOAT64).reshape(-1), sum_dy_xmu.reshape(-1)
+    dx: np.ndarray
+    dx, _ = _run("apply", call, mean, variance, gamma, sums=sums, count=call.count)
+    return dx
+
+
+def _run(
+    operation: Operation,
+    call: Call,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    gamma: np.ndarray | None,
+    **numbers: Any,
+) -> Any:
+    """Run an operation whose operands are x, dy and those of the channels."""
+    x, dy = call.by_role("x"), call.by_role("dy")
+    problem = Problem(
+        operation,
+        x.shape,
+        call.channel_axes,
+        native(x),
+        native(mean),
+        has_gamma=gamma is not None,
+        epsilon=_epsilon(call),
+        arithmetic=call.arithmetic,
+    )
+    operands = {"x": x, "dy": dy, "mean": mean, "variance": variance, "gamma": gamma}
+    found = executable(problem, x, exchanged=True)
+    try:
+        return found.run(*problem.signature.arranged(operands), **numbers)
+    except ArgumentError as error:
+        raise error.in_words(call.schema.words) from None
+
+
+def _epsilon(call: Call) -> float:
+    name = call.schema.words.get("epsilon")
+    return 0.0 if name is None else call.number(name)

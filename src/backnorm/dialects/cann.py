@@ -1,0 +1,218 @@
+"""CANN (Ascend): BNTrainingUpdateGrad and BNTrainingReduceGrad, the two operators of a gradient.
+
+Source: hicann/ops-nn of 2026, norm/bn_training_update_grad and norm/bn_training_reduce_grad: the
+README.md and op_graph/*_proto.h of each, and tests/assets/golden.py for the formulas; the layouts
+NC1HWC0 and NDC1HWC0 from the TBE implementations of CANN 6, impl/bn_training_reduce_grad.py. An
+array has no format, so it is an argument here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from backnorm.arithmetics import Arithmetic
+from backnorm.dialects._call import Call
+from backnorm.dialects._description import described
+from backnorm.dialects._parts import bind, input_gradient, parameter_gradients
+from backnorm.dialects.schema import (
+    AttributeSpec,
+    FormatSpec,
+    OperatorSchema,
+    channel,
+    data,
+    kept,
+    type_rules,
+)
+from backnorm.errors import ArgumentValueError
+
+__all__ = ["PARTS", "BNTrainingReduceGrad", "BNTrainingUpdateGrad"]
+
+_FORMATS = (
+    FormatSpec("ND", "NCX"),
+    FormatSpec("NCHW", "NCX", 4),
+    FormatSpec("NHWC", "NXC", 4),
+    FormatSpec("NCDHW", "NCX", 5),
+    FormatSpec("NC1HWC0", "NCX", 5),
+    FormatSpec("NDC1HWC0", "NCX", 6),
+)
+# The channel axes of the formats that have two; a channel is c1 * C0 + c0.
+_SPLIT = {"NC1HWC0": (1, 4), "NDC1HWC0": (2, 5)}
+_C0 = 16
+_STATISTICS = {"batch_mean": "mean", "batch_variance": "variance"}
+_GRADIENTS = {"diff_scale": "dgamma", "diff_offset": "dbeta"}
+
+
+def _channel_axes(
+    attributes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[int, ...]:
+    last = arrays["x"].ndim - 1
+    return _SPLIT.get(attributes["format"], (last if attributes["format"] == "NHWC" else 1,))
+
+
+_rules = partial(
+    OperatorSchema,
+    dialect="cann",
+    source="CANN, {op} (hicann/ops-nn, 2026)",
+    attributes=(
+        AttributeSpec("epsilon", "f32", role="epsilon", range="not negative"),
+        AttributeSpec(
+            "format",
+            "string",
+            role="data_format",
+            choices=tuple(each.name for each in _FORMATS),
+            extension=True,
+        ),
+    ),
+    type_rules=type_rules(f32="f32", f16="f32", bf16="f32"),
+    formats=_FORMATS,
+    min_channels=1,
+    channel_axes=_channel_axes,
+)
+
+
+_DATA = data("grads", "dy", "T"), data("x", "x", "T")
+
+
+def _update(format: object) -> OperatorSchema:
+    tensor = _tensor(format)
+    return _rules(
+        op="BNTrainingUpdateGrad",
+        operation="reduce",
+        inputs=(*_DATA, *(tensor(*each, "float32") for each in _STATISTICS.items())),
+        outputs=tuple(tensor(*each, "float32") for each in _GRADIENTS.items()),
+    )
+
+
+def _reduce(format: object) -> OperatorSchema:
+    tensor, between = _tensor(format), {**_GRADIENTS, "scale": "gamma", **_STATISTICS}
+    return _rules(
+        op="BNTrainingReduceGrad",
+        operation="apply",
+        inputs=(*_DATA, *(tensor(*each, "float32") for each in between.items())),
+        outputs=(data("y", "dx", "T"),),
+    )
+
+
+def _tensor(format: object) -> Any:
+    """Return the function that makes the rule of a per-channel tensor beside data of a format."""
+    return kept if isinstance(format, str) and format in _SPLIT else channel
+
+
+def _check(call: Call) -> Call:
+    """Raise for an empty tensor, and for another C0 than 16."""
+    shape = call.by_role("x").shape
+    if 0 in shape:
+        raise ArgumentValueError("grads", "must not be empty", came=f"shape {shape}")
+    if call.attributes["format"] in _SPLIT and shape[-1] != _C0:
+        raise ArgumentValueError(
+            "grads", f"must have {_C0} channels in the last axis, C0", came=f"shape {shape}"
+        )
+    return call
+
+
+def BNTrainingUpdateGrad(
+    grads: ArrayLike | None = None,
+    x: ArrayLike | None = None,
+    batch_mean: ArrayLike | None = None,
+    batch_variance: ArrayLike | None = None,
+    epsilon: float = 0.0001,
+    *,
+    format: str = "ND",
+    arithmetic: Arithmetic | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return diff_scale and diff_offset, the gradients of the scale and of the offset.
+
+    ::
+
+        diff_scale  = sum grads * (x - batch_mean) / sqrt(batch_variance + epsilon)
+        diff_offset = sum grads
+
+    Parameters
+    ----------
+    grads, x : array of rank 2 or more
+        Gradient of the output, and input of the forward: of one shape and element type (f32, f16
+        or bf16), not empty.
+    batch_mean, batch_variance : array of float32
+        Mean and biased variance of `x`: of shape (C,), but of shape (1, C1, 1, 1, 16) with
+        NC1HWC0, and (1, 1, C1, 1, 1, 16) with NDC1HWC0.
+    epsilon : float, finite and not negative, rounded to float32
+        Added to the variance.
+    format : {"ND", "NCHW", "NHWC", "NCDHW", "NC1HWC0", "NDC1HWC0"}
+        The format of `grads` and `x`, which their descriptions have in CANN. ND is of any rank and
+        has the channels in axis 1.
+    arithmetic : {"float32", "float64"}, optional
+        An extension of backnorm: the compute type of elements; see `backnorm.arithmetic`.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Of float32 and the shape of `batch_mean`; summed in a wider type and rounded once.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an argument does not match its description, or the sum of a variance and epsilon is not
+        positive; the error has the argument's name here.
+    """
+    inputs = grads, x, batch_mean, batch_variance
+    call = _check(bind(_update(format), inputs, (epsilon, format), arithmetic))
+    return parameter_gradients(call)
+
+
+def BNTrainingReduceGrad(
+    grads: ArrayLike | None = None,
+    x: ArrayLike | None = None,
+    diff_scale: ArrayLike | None = None,
+    diff_offset: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    batch_mean: ArrayLike | None = None,
+    batch_variance: ArrayLike | None = None,
+    epsilon: float = 0.0001,
+    *,
+    format: str = "ND",
+    arithmetic: Arithmetic | None = None,
+) -> np.ndarray:
+    """Return y, the gradient of x in training.
+
+    With M elements per channel, s = 1 / sqrt(batch_variance + epsilon) and c = x - batch_mean::
+
+        scale*s * (grads - diff_offset/M - c*s * diff_scale/M)
+
+    Parameters
+    ----------
+    grads, x, batch_mean, batch_variance, epsilon, format, arithmetic
+        As `BNTrainingUpdateGrad`.
+    diff_scale, diff_offset : array of float32, the shape of batch_mean
+        What `BNTrainingUpdateGrad` returns.
+    scale : array of float32, the shape of batch_mean
+        Scale.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape, type and memory order of `x`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `BNTrainingUpdateGrad`.
+
+    Notes
+    -----
+    CANN computes ``(grads + a*x + b) * scale*s`` with `batch_mean` in `b`, in float32, which loses
+    digits where the mean is large beside the deviation. Here, the mean is subtracted from `x`.
+    """
+    inputs = grads, x, diff_scale, diff_offset, scale, batch_mean, batch_variance
+    call = _check(bind(_reduce(format), inputs, (epsilon, format), arithmetic))
+    return input_gradient(call)
+
+
+PARTS = {
+    "BNTrainingUpdateGrad": described(_update("ND"), BNTrainingUpdateGrad),
+    "BNTrainingReduceGrad": described(_reduce("ND"), BNTrainingReduceGrad),
+}

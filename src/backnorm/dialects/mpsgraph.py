@@ -1,0 +1,226 @@
+"""Apple's MPSGraph: normalizationGradient, normalizationGammaGradient, normalizationBetaGradient.
+
+Source: MPSGraphNormalizationOps.h of the macOS 11 SDK and the documentation of the three methods,
+which have no formulas; how they go together is that of PyTorch 2.6,
+aten/src/ATen/native/mps/operations/Normalization.mm. Arguments have the labels of the selectors.
+Tensors of statistics and parameters have the rank of the source, and size 1 in the reduced axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from backnorm.arithmetics import Arithmetic
+from backnorm.dialects._description import described
+from backnorm.dialects._parts import bind, input_gradient, parameter_gradients
+from backnorm.dialects.schema import (
+    REQUIRED,
+    AttributeSpec,
+    FormatSpec,
+    OperatorSchema,
+    Phrases,
+    Required,
+    data,
+    kept,
+    type_rules,
+)
+
+__all__ = [
+    "PARTS",
+    "normalizationBetaGradient",
+    "normalizationGammaGradient",
+    "normalizationGradient",
+]
+
+
+_rules = partial(
+    OperatorSchema,
+    dialect="mpsgraph",
+    source="Metal Performance Shaders Graph, {op} (macOS 11)",
+    type_rules=type_rules(f32="f32", f16="f16", bf16="bf16"),
+    formats=(FormatSpec("any axes", "NCX", is_any=True),),
+    ranks=(1, 0),
+    phrases=Phrases(
+        channel_rank="must have the rank of {x}",
+        channel_size="must have size 1 in reductionAxes, and the size of {x} in the other axes",
+    ),
+)
+_DATA = data("incomingGradientTensor", "dy", "T"), data("sourceTensor", "x", "T")
+_STATISTICS = kept("meanTensor", "mean", "T"), kept("varianceTensor", "variance", "T")
+_PARAMETERS = (
+    kept("gammaTensor", "gamma", "T", required=False),
+    kept("gammaGradientTensor", "dgamma", "T", required=False),
+    kept("betaGradientTensor", "dbeta", "T", required=False),
+)
+_AXES = AttributeSpec("reductionAxes", "axes", role="reduced_axes", usual=(0, 2, 3))
+_NAME = AttributeSpec("name", "string", default=None)
+_EPSILON = AttributeSpec("epsilon", "f32", role="epsilon", range="not negative")
+_BETA = _rules(
+    op="normalizationBetaGradient",
+    operation="reduce",
+    inputs=_DATA,
+    outputs=(kept("betaGradient", "dbeta", "T"),),
+    attributes=(_AXES, _NAME),
+)
+_GAMMA = _rules(
+    op="normalizationGammaGradient",
+    operation="reduce",
+    inputs=(*_DATA, *_STATISTICS),
+    outputs=(kept("gammaGradient", "dgamma", "T"),),
+    attributes=(_AXES, _EPSILON, _NAME),
+)
+_INPUT = _rules(
+    op="normalizationGradient",
+    operation="apply",
+    inputs=(*_DATA, *_STATISTICS, *_PARAMETERS),
+    outputs=(data("gradient", "dx", "T"),),
+    attributes=(_AXES, _EPSILON, _NAME),
+)
+
+
+def normalizationBetaGradient(
+    incomingGradientTensor: ArrayLike | None = None,
+    sourceTensor: ArrayLike | None = None,
+    reductionAxes: Sequence[int] | Required = REQUIRED,
+    name: str | None = None,
+    *,
+    arithmetic: Arithmetic | None = None,
+) -> np.ndarray:
+    """Return the gradient of the offset: sum incomingGradientTensor.
+
+    Parameters
+    ----------
+    incomingGradientTensor, sourceTensor : array of rank 1 or more
+        Gradient of the output, and input of the forward: of one shape and element type (f32, f16
+        or bf16). The values of `sourceTensor` are not used.
+    reductionAxes : sequence of int
+        The axes that are reduced: different, and not negative. For batch normalisation, all but
+        that of the channels.
+    name : str, optional
+        Name of the operation; ignored.
+    arithmetic : {"float32", "float64"}, optional
+        An extension of backnorm: the compute type of elements; see `backnorm.arithmetic`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the type of `sourceTensor`, with size 1 in the reduced axes; summed in a wider type and
+        rounded once.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an argument does not match its description; the error has its name here.
+    """
+    inputs = incomingGradientTensor, sourceTensor
+    call = bind(_BETA, inputs, (reductionAxes, name), arithmetic)
+    return parameter_gradients(call)[1]
+
+
+def normalizationGammaGradient(
+    incomingGradientTensor: ArrayLike | None = None,
+    sourceTensor: ArrayLike | None = None,
+    meanTensor: ArrayLike | None = None,
+    varianceTensor: ArrayLike | None = None,
+    reductionAxes: Sequence[int] | Required = REQUIRED,
+    epsilon: float | Required = REQUIRED,
+    name: str | None = None,
+    *,
+    arithmetic: Arithmetic | None = None,
+) -> np.ndarray:
+    """Return the gradient of the scale.
+
+    ::
+
+        sum incomingGradientTensor * (sourceTensor - meanTensor) / sqrt(varianceTensor + epsilon)
+
+    Parameters
+    ----------
+    incomingGradientTensor, sourceTensor, reductionAxes, name, arithmetic
+        As `normalizationBetaGradient`; here the values of `sourceTensor` are used.
+    meanTensor, varianceTensor : array, size 1 in the reduced axes
+        Mean and biased variance of `sourceTensor`, of its type and rank.
+    epsilon : float, finite and not negative, rounded to float32
+        Added to the variance.
+
+    Returns
+    -------
+    numpy.ndarray
+        As `normalizationBetaGradient`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an argument does not match its description, or the sum of a variance and epsilon is not
+        positive; the error has the argument's name here.
+    """
+    inputs = incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
+    call = bind(_GAMMA, inputs, (reductionAxes, epsilon, name), arithmetic)
+    return parameter_gradients(call)[0]
+
+
+def normalizationGradient(
+    incomingGradientTensor: ArrayLike | None = None,
+    sourceTensor: ArrayLike | None = None,
+    meanTensor: ArrayLike | None = None,
+    varianceTensor: ArrayLike | None = None,
+    gammaTensor: ArrayLike | None = None,
+    gammaGradientTensor: ArrayLike | None = None,
+    betaGradientTensor: ArrayLike | None = None,
+    reductionAxes: Sequence[int] | Required = REQUIRED,
+    epsilon: float | Required = REQUIRED,
+    name: str | None = None,
+    *,
+    arithmetic: Arithmetic | None = None,
+) -> np.ndarray:
+    """Return the gradient of the source, in training.
+
+    With M elements per channel, s = 1 / sqrt(varianceTensor + epsilon) and
+    c = sourceTensor - meanTensor::
+
+        gammaTensor*s * (incomingGradientTensor - betaGradientTensor/M
+                         - c*s * gammaGradientTensor/M)
+
+    Parameters
+    ----------
+    incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
+        As `normalizationGammaGradient`.
+    reductionAxes, epsilon, name, arithmetic
+        As `normalizationGammaGradient`.
+    gammaTensor : array, size 1 in the reduced axes, optional
+        Scale. None: 1.
+    gammaGradientTensor, betaGradientTensor : array, size 1 in the reduced axes, optional
+        What `normalizationGammaGradient` and `normalizationBetaGradient` return. None: it is
+        computed from the other arguments, and not rounded; Apple's documentation says of None only
+        that it is accepted.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape, type and memory order of `sourceTensor`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `normalizationGammaGradient`.
+
+    Notes
+    -----
+    The gradients of the parameters are rounded to the element type, which loses digits in 16 bits:
+    the whole gradient of another dialect rounds only once.
+    """
+    inputs = incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
+    parameters = gammaTensor, gammaGradientTensor, betaGradientTensor
+    call = bind(_INPUT, (*inputs, *parameters), (reductionAxes, epsilon, name), arithmetic)
+    return input_gradient(call)
+
+
+PARTS = {
+    "normalizationBetaGradient": described(_BETA, normalizationBetaGradient),
+    "normalizationGammaGradient": described(_GAMMA, normalizationGammaGradient),
+    "normalizationGradient": described(_INPUT, normalizationGradient),
+}

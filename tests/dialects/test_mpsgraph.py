@@ -1,0 +1,211 @@
+"""MPSGraph: three functions, over any set of axes."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from backnorm import BacknormError, reference
+from backnorm.conformance.judge import judge
+from backnorm.dialects.mpsgraph import (
+    normalizationBetaGradient,
+    normalizationGammaGradient,
+    normalizationGradient,
+)
+from backnorm.dialects.schema import REQUIRED
+
+from .parts import EPSILON, check_input_gradient, inputs_of
+
+F32_EPSILON = float(np.float32(EPSILON))
+TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+SHAPES = [(7,), (5, 3), (4, 3, 5), (2, 3, 4, 5)]
+SETS = [
+    (shape, axes)
+    for shape in SHAPES
+    for size in range(len(shape) + 1)
+    for axes in itertools.combinations(range(len(shape)), size)
+]
+INPUTS = (
+    "incomingGradientTensor", "sourceTensor", "meanTensor", "varianceTensor", "gammaTensor",
+    "gammaGradientTensor", "betaGradientTensor",
+)  # fmt: skip
+FUNCTIONS = {
+    normalizationBetaGradient: (*INPUTS[:2], "reductionAxes", "name"),
+    normalizationGammaGradient: (*INPUTS[:4], "reductionAxes", "epsilon", "name"),
+    normalizationGradient: (*INPUTS, "reductionAxes", "epsilon", "name"),
+}
+
+
+def arguments(given, axes):
+    values = (given["dy"], given["x"], given["mean"], given["variance"], given["gamma"])
+    named = dict(zip(INPUTS, (*values, given["mean"], given["gamma"]), strict=True))
+    return named | {"reductionAxes": axes, "epsilon": EPSILON, "name": None}
+
+
+def call(function, named, **changes):
+    return function(**{n: named[n] for n in FUNCTIONS[function]} | changes)
+
+
+def sums_of(given, axes):
+    named = arguments(given, axes)
+    functions = (normalizationGammaGradient, normalizationBetaGradient)
+    return [call(function, named) for function in functions]
+
+
+def exact_of(given, axes, training=True):
+    """Return exact gradients of the data with the axes that are not reduced merged into one."""
+    kept = [axis for axis in range(given["x"].ndim) if axis not in axes]
+    count = math.prod(given["x"].shape[axis] for axis in axes)
+    x, dy = (given[n].transpose([*axes, *kept]).reshape(count, -1) for n in ("x", "dy"))
+    channels = (given[name].reshape(-1) for name in ("mean", "variance", "gamma"))
+    return reference.backward(x, dy, *channels, epsilon=F32_EPSILON, training=training), kept
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "axes"), SETS)
+def test_gradients_of_any_axes_are_the_exact_ones(shape, axes, dtype):
+    given = inputs_of(shape, [axis for axis in range(len(shape)) if axis not in axes], dtype)
+    sums = sums_of(given, axes)
+    exact, kept = exact_of(given, axes)
+    for name, array in zip(("dgamma", "dbeta"), sums, strict=True):
+        assert (array.dtype, array.shape) == (given["x"].dtype, given["mean"].shape)
+        terms = getattr(exact, f"{name}_terms")
+        verdict = judge(name, array.reshape(-1), getattr(exact, name), terms, given["x"].dtype)
+        assert verdict.passed, verdict.detail
+    named = arguments(given, axes) | dict(zip(INPUTS[5:], sums, strict=True))
+    dx = call(normalizationGradient, named)
+    assert (dx.dtype, dx.shape) == (given["x"].dtype, shape)
+    check_input_gradient(dx, given, *sums, EPSILON)
+    # Gradients that are not given are not rounded.
+    whole = call(normalizationGradient, named, gammaGradientTensor=None, betaGradientTensor=None)
+    flat = whole.transpose([*axes, *kept]).reshape(exact.dx.shape)
+    verdict = judge("dx", flat, exact.dx, exact.dx_terms, given["x"].dtype)
+    assert verdict.passed, verdict.detail
+
+
+def test_one_gradient_may_be_absent():
+    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    sums = sums_of(given, (0, 2, 3))
+    named = arguments(given, (0, 2, 3)) | dict(zip(INPUTS[5:], sums, strict=True))
+    both = call(normalizationGradient, named)
+    for name in INPUTS[5:]:
+        np.testing.assert_allclose(
+            call(normalizationGradient, named, **{name: None}), both, rtol=0, atol=1e-6
+        )
+        # What is given is used.
+        other = call(normalizationGradient, named, **{name: named[name] + 1})
+        assert np.abs(other - both).max() > 1e-3
+
+
+def test_gamma_that_is_absent_is_1():
+    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    named = arguments(given, (0, 2, 3))
+    np.testing.assert_array_equal(
+        call(normalizationGradient, named, gammaTensor=None),
+        call(normalizationGradient, named, gammaTensor=np.ones_like(given["gamma"])),
+    )
+
+
+@pytest.mark.parametrize("axes", [[2, 0, 3], np.array([0, 2, 3]), (np.int64(3), 2, 0)])
+def test_axes_of_any_order_and_sequence(axes):
+    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    for function in FUNCTIONS:
+        np.testing.assert_array_equal(
+            call(function, arguments(given, axes)), call(function, arguments(given, (0, 2, 3)))
+        )
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0)])
+def test_any_strides_give_the_same_values(order):
+    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    back = np.argsort(order)
+    moved = {n: np.ascontiguousarray(a.transpose(order)).transpose(back) for n, a in given.items()}
+    flipped = {n: a[::-1].copy()[::-1] for n, a in given.items()}
+    for function in FUNCTIONS:
+        expected = call(function, arguments(given, (0, 2, 3)))
+        for other in (moved, flipped):
+            np.testing.assert_array_equal(call(function, arguments(other, (0, 2, 3))), expected)
+
+
+def test_arithmetic_is_that_of_the_elements():
+    given = inputs_of((64, 3, 5, 2), (1,), np.float32)
+    for function in FUNCTIONS:
+        named = arguments(given, (0, 2, 3))
+        wide = call(function, named, arithmetic="float64")
+        np.testing.assert_array_equal(wide, call(function, named))
+        np.testing.assert_allclose(
+            call(function, named, arithmetic="float32"), wide, rtol=1e-5, atol=1e-5
+        )
+        with pytest.raises(ValueError, match=r"^arithmetic: "):
+            call(function, named, arithmetic="half")
+
+
+def test_no_elements_give_zeros():
+    x, ones = np.zeros((0, 3, 4), "f"), np.ones((1, 3, 1), "f")
+    given = {"x": x, "dy": x, "mean": ones, "variance": ones, "gamma": ones}
+    for array in sums_of(given, (0, 2)):
+        np.testing.assert_array_equal(array, np.zeros((1, 3, 1), "f"), strict=True)
+    assert call(normalizationGradient, arguments(given, (0, 2))).shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_signature_has_the_labels_of_the_selector(function):
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == [*FUNCTIONS[function], "arithmetic"]
+    required = {"reductionAxes", "epsilon"} & set(parameters)
+    assert {n for n, p in parameters.items() if p.default is REQUIRED} == required
+    assert parameters["name"].default is None
+
+
+ONES = np.ones((1, 3, 1, 1), "f")
+
+
+@pytest.mark.parametrize(
+    ("match", "error", "changes"),
+    [
+        *((f"{n}: is a required input", TypeError, {n: None}) for n in INPUTS[:4]),
+        ("incomingGradientTensor: must have the shape of sourceTensor", ValueError,
+         {"incomingGradientTensor": np.ones((4, 3), "f")}),
+        ("incomingGradientTensor: must have the element type", TypeError,
+         {"incomingGradientTensor": np.ones((4, 3, 5, 2))}),
+        ("sourceTensor: unsupported element type; got float64; accepted: f32, f16, bf16",
+         TypeError, {"sourceTensor": np.ones((4, 3, 5, 2))}),
+        ("meanTensor: must have the rank of sourceTensor", ValueError,
+         {"meanTensor": np.ones(3, "f")}),
+        ("varianceTensor: must have size 1 in reductionAxes", ValueError,
+         {"varianceTensor": np.ones((1, 3, 5, 1), "f")}),
+        ("gammaTensor: must have size 1 in reductionAxes", ValueError,
+         {"gammaTensor": np.ones((1, 1, 1, 1), "f")}),
+        ("gammaGradientTensor: element types do not match", TypeError,
+         {"gammaGradientTensor": np.ones((1, 3, 1, 1))}),
+        ("betaGradientTensor: must have the rank", ValueError,
+         {"betaGradientTensor": np.ones(3, "f")}),
+        ("varianceTensor: .*channel 2; got variance -1", ValueError,
+         {"varianceTensor": np.array([1, 1, -1], "f").reshape(1, 3, 1, 1)}),
+        ("reductionAxes: is a required attribute", TypeError, {"reductionAxes": REQUIRED}),
+        ("reductionAxes: must be an axis of sourceTensor; got 4", ValueError,
+         {"reductionAxes": (0, 4)}),
+        ("reductionAxes: must be different axes", ValueError, {"reductionAxes": (0, 0)}),
+        ("reductionAxes: must be different axes", ValueError, {"reductionAxes": (-1,)}),
+        ("reductionAxes: must be an integer", TypeError, {"reductionAxes": (0, True)}),
+        ("reductionAxes: must be an integer", TypeError, {"reductionAxes": (0.0,)}),
+        *(("reductionAxes: must be a sequence", TypeError, {"reductionAxes": axes})
+          for axes in ("02", 1, None, {0, 2}, b"02")),
+        ("epsilon: must be finite and not negative", ValueError, {"epsilon": -1e-3}),
+        ("epsilon: is a required attribute", TypeError, {"epsilon": REQUIRED}),
+        ("name: must be a string", TypeError, {"name": 3}),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named(match, error, changes):
+    named = arguments(inputs_of((4, 3, 5, 2), (1,), np.float32), (0, 2, 3))
+    (name,) = changes
+    for function in FUNCTIONS:
+        if name in FUNCTIONS[function]:
+            with pytest.raises(error, match=f"^{match}") as raised:
+                call(function, named, **changes)
+            assert isinstance(raised.value, BacknormError)
