@@ -38,6 +38,8 @@ class Subject:
     min_channels: int = 0
     type_pairs: tuple[tuple[np.dtype, np.dtype], ...] = ()
     takes_out: bool = True
+    training: bool = True
+    copies_one: bool = False
 
     @property
     def words(self) -> dict[str, str]:
@@ -146,6 +148,8 @@ def _dialects() -> Iterator[Subject]:
                         for channel in rule.channel
                     ),
                     takes_out=schema.takes_memory or "memory_dx" in schema.words,
+                    training=not schema.frozen,
+                    copies_one=schema.copies_one,
                 )
 
 

@@ -6,6 +6,7 @@ result is right if a first call gives it, of plain arrays and values: `invoke` r
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import warnings
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 
 from backnorm.arithmetics import own_arithmetic
 from backnorm.dialects import _aten_phases, aten
-from backnorm.dialects.registry import DIALECTS, canonical, invoke, operators
+from backnorm.dialects.registry import DIALECTS, PARTS, canonical, invoke, operators, parts
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, channel
 from tests.support.contract import begin, report, sampled, share_of
 
@@ -155,12 +156,30 @@ class Phase(Subject):
                 yield flag, kind._replace(refused=type(kind.plain) is not bool)
 
 
+class Part(Subject):
+    """A function that computes a part of a gradient, and keeps nothing."""
+
+    def __init__(self, schema):
+        module = importlib.import_module(PARTS[schema.dialect])
+        super().__init__(getattr(module, schema.op), schema)
+
+    def fresh(self, inputs, **changed):
+        return self.call(inputs, **changed)
+
+    def options(self):
+        # Which axes fit depends on the shapes of others.
+        return (found for found in super().options() if found[0] != "reductionAxes")
+
+
 def phases() -> Iterator[Subject]:
     reduced, applied = aten.batch_norm_backward_reduce, aten.batch_norm_backward_elemt
     inputs = _aten_phases.INPUTS
     yield Phase(reduced, ("input_g", "weight_g", "bias_g"), inputs)
     sums = [channel(name, name, "V") for name in ("sum_dy", "sum_dy_xmu", "count")]
     yield Phase(applied, (), (*inputs, *sums))
+    for dialect in PARTS:
+        if dialect != "aten":
+            yield from map(Part, parts(dialect).values())
 
 
 def arithmetics(dtype):
