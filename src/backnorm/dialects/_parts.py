@@ -54,7 +54,7 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
     if mean is None:
         mean = np.zeros(call.kept_shape, native(call.by_role("x")))
         variance = mean + 1
-    dtype = dtype or native(mean)
+    dtype = native(mean) if dtype is None else dtype
     statistics = mean.astype(dtype), variance.astype(dtype), None
     dgamma, dbeta, _ = _run("backward_coefficients", call, *statistics)
     return dgamma.reshape(mean.shape), dbeta.reshape(mean.shape)

@@ -1,9 +1,10 @@
 """CANN (Ascend): BNTrainingUpdateGrad and BNTrainingReduceGrad, the two operators of a gradient.
 
-Source: hicann/ops-nn of 2026, norm/bn_training_update_grad and norm/bn_training_reduce_grad: the
-README.md and op_graph/*_proto.h of each, and tests/assets/golden.py for the formulas; the layouts
-NC1HWC0 and NDC1HWC0 from the TBE implementations of CANN 6, impl/bn_training_reduce_grad.py. An
-array has no format, so it is an argument here.
+Source: hicann/ops-nn of 2026, norm/bn_training_update_grad (commit 3838a30) and
+norm/bn_training_reduce_grad (commit 06b6ec6): README.md and op_graph/*_proto.h, and
+tests/assets/golden.py for the formulas; for NC1HWC0 and NDC1HWC0 the older TBE implementations,
+impl/bn_training_reduce_grad.py and impl/dynamic/bn_training_update_grad.py. An array has no format,
+so it is an argument here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Apple's MPSGraph: normalizationGradient, normalizationGammaGradient, normalizationBetaGradient.
 
-Source: MPSGraphNormalizationOps.h of the macOS 11 SDK and the documentation of the three methods,
-which have no formulas; how they go together is that of PyTorch 2.6,
-aten/src/ATen/native/mps/operations/Normalization.mm. Arguments have the labels of the selectors.
-Tensors of statistics and parameters have the rank of the source, and size 1 in the reduced axes.
+Source: MPSGraphNormalizationOps.h of the macOS 11 SDK and Apple's documentation of the three
+methods. Neither has formulas or element types: these are those with which PyTorch calls the methods
+(aten/src/ATen/native/mps/operations/Normalization.mm, commit 013c316), so that they give the
+gradient of training. Arguments have the labels of the selectors. Tensors of statistics and
+parameters have the rank of the source, and size 1 in the reduced axes.
 """
 
 from __future__ import annotations

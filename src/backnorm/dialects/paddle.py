@@ -1,8 +1,8 @@
 """Paddle: batch_norm_grad.
 
-Source: PaddlePaddle 3.3.1, paddle/phi/ops/yaml/inconsistent/dygraph_backward.yaml for the names and
-the order, paddle/phi/kernels/cpu/batch_norm_grad_kernel.cc for the formulas, and
-paddle/phi/kernels/gpu/batch_norm_grad_kernel.cu for elements of 16 bits.
+Source: PaddlePaddle 3.3.1 (commit 7688495): phi/ops/yaml/inconsistent/dygraph_backward.yaml for the
+names and the order, phi/kernels/cpu/batch_norm_grad_kernel.cc for the formulas, and
+phi/kernels/gpu/batch_norm_grad_kernel.cu for elements of 16 bits.
 """
 
 from __future__ import annotations
