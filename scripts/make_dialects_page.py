@@ -20,26 +20,25 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 INTRODUCTION = """\
 # The dialects
 
-Each dialect is one specification's batch normalisation, called exactly as it is written there.
-This page is generated from the operators' descriptions (`.schema`), the same that the
-validation follows, by `scripts/make_dialects_page.py`.
+A dialect is the batch normalisation of one specification, with the specification's names and rules.
+`scripts/make_dialects_page.py` generates this page from the rules that validate each call
+(`.schema`).
 
-"Canonical" is the name in backnorm's own operator, e.g. `dx` in `batch_norm_backward`. Common
-to all: the statistics are used as they are given, the variance is the biased one, and results
-are those of the canonical operator bit for bit. Where a specification hands over an inverse
-standard deviation, that is used as it is, too.
+"Canonical" is the name in backnorm's own operator, e.g. `dx` in `batch_norm_backward`. All
+operators use the statistics of the call, take and return the biased variance unless a rule says
+otherwise, and return the bits of the canonical operator. An inverse standard deviation is used
+without conversion.
 
-Every call also takes a keyword of backnorm's own that no specification has, `arithmetic`:
-`"float32"` or `"float64"`, what elements are computed in (`backnorm.arithmetic`).
+Every call also takes the keyword `arithmetic`, an extension of backnorm: the compute type of
+elements, `"float32"` or `"float64"` (`backnorm.arithmetic`).
 """
 
 CANONICAL = """\
 ## The canonical operator
 
-What every operation takes and returns (`backnorm/signature.py`), which validation, the cache of
-calls, kernels and the tables below have in common. Of the kind *data* is what has the shape and the
-element type of x; *channel* is a value a channel, in x's type or in float32 beside 16 bits;
-*mask* is a bit an element.
+The operands and results of every operation (`backnorm/signature.py`). An array of the kind *data*
+has the shape and the element type of x. A *channel* array has one value per channel, in x's type,
+or in float32 if x has 16 bits. A *mask* has one bit per element.
 """
 
 FUNCTIONS = """\
