@@ -95,7 +95,7 @@ def test_other_layouts_have_no_stride(backward, layout_type):
         ((*INPUT, "id"), "0", "graph[0].inputs[0].id", "an integer"),
         ((*INPUT, "id"), 1.0, "graph[0].inputs[0].id", "an integer"),
         ((*INPUT, "dtype"), "del", "graph[0].inputs[0]", "lacks the key 'dtype'"),
-        ((*INPUT, "dtype"), "s8", "graph[0].inputs[0].dtype", "f32, bf16, f16"),
+        ((*INPUT, "dtype"), "s32", "graph[0].inputs[0].dtype", "f32, bf16, f16, s8, u8"),
         ((*INPUT, "shape"), "del", "graph[0].inputs[0]", "lacks the key 'shape'"),
         ((*INPUT, "shape"), [4, "3"], "graph[0].inputs[0].shape[1]", "an integer"),
         ((*INPUT, "shape"), [4, -2], "graph[0].inputs[0].shape[1]", "out of range"),
@@ -130,12 +130,20 @@ def test_what_is_malformed_is_named(backward, path, value, where, says):
 
 
 def test_an_unknown_operator_is_named_with_those_that_are_known(backward):
-    put(backward, ("graph", 0, "kind"), "ReLU")
+    put(backward, ("graph", 0, "kind"), "Softmax")
     with pytest.raises(ArgumentValueError) as caught:
         parse_graph(backward)
     assert isinstance(caught.value, BacknormError)
-    assert str(caught.value).startswith("graph[0].kind: unknown operator; got 'ReLU'")
+    assert str(caught.value).startswith("graph[0].kind: unknown operator; got 'Softmax'")
     assert "BatchNormTrainingBackward, BatchNormForwardTraining" in str(caught.value)
+    assert "ReLU, ReLUBackward, Quantize, Dequantize" in str(caught.value)
+
+
+def test_older_name_is_read_as_its_present_name(backward):
+    put(backward, ("graph", 0, "kind"), "BatchNormTrainingBackprop")
+    del backward["graph"][0]["name"]
+    (operator,) = parse_graph(backward).operators
+    assert operator.kind == operator.name == "BatchNormTrainingBackward"
 
 
 @pytest.mark.parametrize(

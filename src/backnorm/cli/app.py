@@ -86,10 +86,25 @@ def run(
         int,
         typer.Option(metavar="MIB", min=1, help="What a .npz may unpack to beyond its size."),
     ] = MEBIBYTES,
+    in_shapes: Annotated[
+        str | None,
+        typer.Option(metavar="ID:SHAPE[*STRIDES]+...", help="Shapes of a graph's inputs."),
+    ] = None,
+    dt: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="The type of a graph's data: f32, bf16, f16.")
+    ] = None,
+    op_attrs: Annotated[
+        str | None,
+        typer.Option(metavar="ID:NAME:VALUE*...", help="Attributes of a graph's operators."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Run the operators that FILE describes, on tensors from a file."""
+    """Run the operators that FILE describes, on tensors from a file.
+
+    --in-shapes, --dt and --op-attrs change a oneDNN graph as benchdnn does.
+    """
     begin(threads)
+    overrides = {"in_shapes": in_shapes, "dt": dt, "op_attrs": op_attrs}
     report = run_file(
         RunOptions(
             file,
@@ -100,9 +115,12 @@ def run(
             repeat=repeat,
             arithmetic=None if arithmetic is None else check_arithmetic(arithmetic, "--arithmetic"),
             max_unpacked=max_unpacked,
+            overrides={name: text for name, text in overrides.items() if text is not None},
         )
     )
     text.print_report(asdict(report), [run_table(report)], json)
+    for note in report.notes:
+        text.warn(f"note: {note}")
     for step in report.steps:
         for name, detail in step.failures.items():
             text.warn(f"check failed: {step.label} {name}: {detail}")

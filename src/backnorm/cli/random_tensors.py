@@ -17,6 +17,20 @@ from backnorm.errors import ArgumentValueError
 from backnorm.graph.program import Tensor
 
 
+def random_data(tensor: Tensor, seed: int) -> np.ndarray:
+    """Return an array for a tensor of declared shape and type that belongs to no normalisation.
+
+    Integers are uniform over the range of their type, other numbers normally distributed.
+    """
+    assert tensor.shape is not None
+    assert tensor.dtype is not None
+    rng = _generator(tensor, seed)
+    if tensor.dtype.kind in "iu":
+        limits = np.iinfo(tensor.dtype)
+        return rng.integers(limits.min, limits.max, tensor.shape, tensor.dtype, endpoint=True)
+    return rng.standard_normal(tensor.shape, np.float32).astype(tensor.dtype)
+
+
 def random_tensors(
     schema: OperatorSchema,
     attributes: Mapping[str, object],
@@ -73,7 +87,7 @@ def random_tensors(
     # x comes before the statistics that are computed from it.
     for port in sorted(missing, key=lambda port: specs[port].kind != "data"):
         spec = specs[port]
-        rng = np.random.default_rng([seed, zlib.crc32(missing[port].key.encode())])
+        rng = _generator(missing[port], seed)
         if spec.kind == "data":
             array = rng.standard_normal(shapes.get(port, shape), np.float32)
             if spec.role == "x" and array.ndim == len(kept):
@@ -88,6 +102,10 @@ def random_tensors(
             array = _channel(rng, spec, size, x, axes).astype(types.get(port, channel_type))
         arrays[port] = array
     return {port: arrays[port] for port in missing}
+
+
+def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(tensor.key.encode())])
 
 
 def parameter_type(schema: OperatorSchema, dtype: np.dtype) -> np.dtype | None:

@@ -25,7 +25,7 @@ def run_table(report: RunReport) -> Table:
         label = "" if step.label == step.op else f", {step.label}"
         table.add_row(
             plain(f"{step.dialect}.{step.op}{label}"),
-            step.layout,
+            step.layout or "",
             *_number_texts(step.seconds, step.gigabytes_per_second),
             *_error_texts(step.worst_ulp, step.budget_used, not step.failures),
         )

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import backnorm
+from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
 from backnorm.cli.call import parse_call
-from backnorm.cli.measure import check, timed, traffic, worst_errors
+from backnorm.cli.measure import check, check_pointwise, timed, traffic, worst_errors
 from backnorm.cli.progress import Advance, progress
-from backnorm.cli.random_tensors import random_tensors
+from backnorm.cli.random_tensors import random_data, random_tensors
 from backnorm.cli.tensor_files import MEBIBYTES, check_output, read_tensors, write_tensors
 from backnorm.conformance.judge import Verdict
 from backnorm.dialects import registry
+from backnorm.dialects.registry import CanonicalCall
 from backnorm.errors import ArgumentValueError
-from backnorm.graph import build_program, parse_graph
-from backnorm.graph.program import Program, Step
+from backnorm.graph import build_program, override_graph, parse_graph
+from backnorm.graph.pointwise import POINTWISE
+from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
 from backnorm.graph.run import gather, run_step, store, supply
 from backnorm.graph.strict_json import expect_object, read_json
 
@@ -45,6 +48,8 @@ class RunOptions:
         The type in which elements are computed.
     max_unpacked : int
         Mebibytes by which compressed tensors may be larger in memory than on disk.
+    overrides : mapping of str to str
+        Arguments of :func:`backnorm.graph.override_graph`; only a graph may have them.
     """
 
     file: Path
@@ -55,6 +60,7 @@ class RunOptions:
     repeat: int = 3
     arithmetic: Arithmetic | None = None
     max_unpacked: int = MEBIBYTES
+    overrides: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,11 @@ class StepReport:
     Attributes
     ----------
     dialect, op, label : str
-    layout : {"NCX", "NXC"}
-    arithmetic : str
-        The type in which elements are computed.
+        `op` also names a ReLU that runs in the same pass.
+    layout : {"NCX", "NXC"} or None
+        None for an operator to which the position of the channels means nothing.
+    arithmetic : str or None
+        The type in which elements are computed; None if they are only selected.
     inputs, outputs : tuple of TensorFacts
     seconds : float
         The time of one call.
@@ -106,8 +114,8 @@ class StepReport:
     dialect: str
     op: str
     label: str
-    layout: str
-    arithmetic: str
+    layout: str | None
+    arithmetic: str | None
     inputs: tuple[TensorFacts, ...]
     outputs: tuple[TensorFacts, ...]
     seconds: float
@@ -124,7 +132,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A whole run; `asdict` gives the JSON report."""
+    """A whole run; `asdict` gives the JSON report. `notes` are remarks on the graph."""
 
     file: str
     threads: int
@@ -132,6 +140,7 @@ class RunReport:
     steps: tuple[StepReport, ...]
     written: str | None
     passed: bool
+    notes: tuple[str, ...] = ()
 
 
 def run_file(options: RunOptions) -> RunReport:
@@ -144,7 +153,7 @@ def run_file(options: RunOptions) -> RunReport:
     OSError
         If a file cannot be read or written.
     """
-    program = _read_program(options.file)
+    program = _read_program(options.file, options.overrides)
     if options.out is not None:
         check_output(options.out)
     with progress(2 * len(program.steps) + 2) as advance:
@@ -156,15 +165,23 @@ def run_file(options: RunOptions) -> RunReport:
     written = None if options.out is None else str(options.out)
     passed = not any(step.failures for step in steps)
     threads = backnorm.get_num_threads()
-    return RunReport(str(options.file), threads, options.repeat, steps, written, passed)
+    facts = str(options.file), threads, options.repeat, steps, written, passed, program.notes
+    return RunReport(*facts)
 
 
-def _read_program(path: Path) -> Program:
+def _read_program(path: Path, overrides: Mapping[str, str]) -> Program:
     """Return the program that a JSON file describes: a oneDNN graph, or a call."""
     document = expect_object(read_json(path), str(path))
     if "graph" in document:
-        return build_program(parse_graph(document, str(path)))
+        return build_program(override_graph(parse_graph(document, str(path)), **overrides))
     if "dialect" in document:
+        for name in overrides:
+            raise ArgumentValueError(
+                f"--{name.replace('_', '-')}",
+                "changes a oneDNN graph",
+                came=f"{path}, a call",
+                accepted="a file with the key 'graph'",
+            )
         return parse_call(document)
     raise ArgumentValueError(
         str(path),
@@ -197,32 +214,33 @@ def _run_step(
     options: RunOptions,
     advance: Advance,
 ) -> StepReport:
-    operator = registry.operator(step.dialect, step.op)
     missing = {p: program.tensors[key] for p, key in step.inputs.items() if key not in values}
     if missing:
-        assert options.seed is not None
-        schema = operator.schema_for(step.attributes)
-        known = {p: values[key] for p, key in step.inputs.items() if key in values}
-        made = random_tensors(schema, step.attributes, known, missing, options.seed)
-        for port, array in made.items():
+        for port, array in _random(step, values, missing, options).items():
             key = step.inputs[port]
             values[key] = supply(program, key, array)
     inputs = gather(step, values)
-    requested, arithmetic = tuple(step.outputs), options.arithmetic
-    canonical = operator.canonical(inputs, step.attributes, requested, arithmetic=arithmetic)
+    canonical = None if step.op in POINTWISE else _canonical(step, inputs, options.arithmetic)
     advance(f"running {step.label}")
-    outputs, seconds = timed(partial(run_step, step, inputs, arithmetic), options.repeat)
+    call = partial(run_step, step, inputs, options.arithmetic)
+    outputs, seconds = timed(call, options.repeat)
     store(program, step, values, outputs)
     advance(f"checking {step.label}")
-    verdicts = check(canonical, inputs, outputs) if options.check else None
+    verdicts = _check(step, canonical, inputs, outputs) if options.check else None
     ulp, budget = (None, None) if verdicts is None else worst_errors(verdicts)
     names = {key: name for name, key in program.results.items()}
+    if canonical is None:
+        layout, arithmetic = None, POINTWISE[step.op].arithmetic
+        moved = sum(array.nbytes for array in (*inputs.values(), *outputs.values()))
+    else:
+        layout, arithmetic = canonical.data_format, canonical.arithmetic
+        moved = traffic(canonical, inputs)
     return StepReport(
         dialect=step.dialect,
-        op=step.op,
+        op=step.title,
         label=step.label,
-        layout=canonical.data_format,
-        arithmetic=canonical.arithmetic,
+        layout=layout,
+        arithmetic=arithmetic,
         inputs=tuple(
             TensorFacts(p, step.inputs[p], array.shape, str(array.dtype), random=p in missing)
             for p, array in inputs.items()
@@ -232,8 +250,59 @@ def _run_step(
             for p, array in outputs.items()
         ),
         seconds=seconds,
-        gigabytes_per_second=traffic(canonical, inputs) / seconds / 1e9,
+        gigabytes_per_second=moved / seconds / 1e9,
         worst_ulp=ulp,
         budget_used=budget,
         check=verdicts,
     )
+
+
+def _random(
+    step: Step,
+    values: Mapping[str, np.ndarray],
+    missing: Mapping[str, Tensor],
+    options: RunOptions,
+) -> dict[str, np.ndarray]:
+    """Return made-up arrays for the missing inputs of a step."""
+    assert options.seed is not None
+    seed = options.seed
+    if step.op in POINTWISE:
+        return {port: random_data(tensor, seed) for port, tensor in missing.items()}
+    schema = registry.operator(step.dialect, step.op).schema_for(step.attributes)
+    known = {
+        port: values[key]
+        for port, key in step.inputs.items()
+        if key in values and port != RELU_PORT
+    }
+    unknown = {port: tensor for port, tensor in missing.items() if port != RELU_PORT}
+    made = random_tensors(schema, step.attributes, known, unknown, seed)
+    if RELU_PORT in missing:
+        made[RELU_PORT] = random_data(missing[RELU_PORT], seed)
+    return made
+
+
+def _canonical(
+    step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
+) -> CanonicalCall:
+    """Return the canonical call of a batch normalisation, with the ReLU behind it."""
+    arrays = {port: array for port, array in inputs.items() if port != RELU_PORT}
+    call = registry.canonical(
+        step.dialect, step.op, arrays, step.attributes, tuple(step.outputs), arithmetic=arithmetic
+    )
+    behind = step.relu and call.operation != "backward"
+    return replace(call, activation=RELU) if behind else call
+
+
+def _check(
+    step: Step,
+    canonical: CanonicalCall | None,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+) -> dict[str, Verdict]:
+    if canonical is None:
+        return check_pointwise(step, inputs, outputs)
+    if RELU_PORT in inputs:
+        dy = inputs["diff_dst"]
+        passes = inputs[RELU_PORT].astype(np.float64) > 0
+        inputs = {**inputs, "diff_dst": np.where(passes, dy, np.zeros((), dy.dtype))}
+    return check(canonical, inputs, outputs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._check import channel_axes_of, format_of, kept_shape
 from backnorm.dialects._statistics import statistics_of, variance_of_inverse
@@ -91,6 +92,8 @@ class CanonicalCall:
         Whether the dialect's own code writes the results: weighted, and added to the previous
         contents of the memory.
     arithmetic : {"float32", "float64"}
+    activation : Activation or None
+        The activation behind a forward pass, in the same pass; graphs have it.
     """
 
     operation: Operation
@@ -104,6 +107,7 @@ class CanonicalCall:
     inverse_std: bool = False
     weight: float | None = None
     blended: bool = False
+    activation: Activation | None = None
 
     @property
     def recomputes(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic, chosen, resolved
 from backnorm.arrays import NUMPY
 from backnorm.binding import NO_FACTS
@@ -112,13 +113,15 @@ class Operator:
         *,
         out: Any = None,
         arithmetic: Arithmetic | None = None,
+        activation: Activation | None = None,
     ) -> dict[str, np.ndarray]:
         """Call by the dialect's names; return the requested outputs in index order.
 
-        `out` is an array for the first output; it may be the gradient of the output.
+        `out` is an array for the first output; it may be the gradient of the output. `activation`
+        follows a forward pass.
         """
         call = cls.bind(inputs, attributes, outputs, arithmetic)
-        values = cls._bound(call)(_in_order(call), out)
+        values = cls._bound(call, activation)(_in_order(call), out)
         return dict(zip(call.outputs, values, strict=True))
 
     @classmethod
@@ -157,8 +160,8 @@ class Operator:
         return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
 
     @classmethod
-    def _bound(cls, call: Call) -> BoundCall:
-        return bound(call, cls.translate(call), cls.finish)
+    def _bound(cls, call: Call, activation: Activation | None = None) -> BoundCall:
+        return bound(call, replace(cls.translate(call), activation=activation), cls.finish)
 
     def _run(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import CanonicalCall
 from backnorm.dialects.operator import Operator, Outputs
@@ -106,6 +107,7 @@ def invoke(
     *,
     out: np.ndarray | None = None,
     arithmetic: Arithmetic | None = None,
+    activation: Activation | None = None,
 ) -> dict[str, np.ndarray]:
     """Call an operator by its own names.
 
@@ -122,13 +124,17 @@ def invoke(
         Memory for the first output.
     arithmetic : {"float32", "float64"}, optional
         The type in which elements are computed; see `backnorm.arithmetic`.
+    activation : Activation, optional
+        The activation behind a forward pass, computed in the same pass.
 
     Returns
     -------
     dict of str to numpy.ndarray
         The requested outputs by name, in index order.
     """
-    return operator(dialect, op).invoke(inputs, attributes, outputs, out=out, arithmetic=arithmetic)
+    return operator(dialect, op).invoke(
+        inputs, attributes, outputs, out=out, arithmetic=arithmetic, activation=activation
+    )
 
 
 def canonical(

@@ -1,7 +1,8 @@
 """Graphs of operators: the oneDNN Graph JSON format, and programs that can be run.
 
-``load_graph(path)`` reads a file, ``build_program(graph)`` makes a program with named ports and
-tensors, and ``run_program(program, tensors)`` runs it.
+``load_graph(path)`` reads a file, ``override_graph(graph, ...)`` changes shapes, types and
+attributes, ``build_program(graph)`` makes a program with named ports and tensors, and
+``run_program(program, tensors)`` runs it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from backnorm.graph.build import build_program
 from backnorm.graph.model import Graph, LogicalTensor, Operator
+from backnorm.graph.override import override_graph
 from backnorm.graph.parse import parse_graph
 from backnorm.graph.program import Program, Step, Tensor
 from backnorm.graph.run import run_program
@@ -24,6 +26,7 @@ __all__ = [
     "Tensor",
     "build_program",
     "load_graph",
+    "override_graph",
     "parse_graph",
     "run_program",
 ]

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from backnorm.dialects import registry
-from backnorm.dialects.schema import TensorSpec
-from backnorm.errors import ArgumentValueError
+import numpy as np
+
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.graph.fuse import fused, notes
+from backnorm.graph.kinds import DIALECT, KINDS, Port
 from backnorm.graph.model import Graph, Operator
-from backnorm.graph.parse import DIALECT
+from backnorm.graph.pointwise import POINTWISE
 from backnorm.graph.program import Program, Step, Tensor
 
 
-def build_program(graph: Graph) -> Program:
+def build_program(graph: Graph, *, fuse: bool = True) -> Program:
     """Return the program that runs `graph`.
 
     A tensor's key is its name, or, without a name, its id in decimal. A tensor may also be supplied
     by its id or by ``operator name.port`` (``bn1.src``). If only one tensor of the graph is at a
     port of that name, the port alone is enough (``src``).
+
+    Parameters
+    ----------
+    graph : Graph
+    fuse : bool
+        Whether a ReLU behind a normalisation, and a ReLUBackward before the `diff_dst` of a
+        BatchNormTrainingBackward, run in the same pass if nothing else reads the tensor between
+        them. The results have the same bits.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an operator has a wrong number of tensors, or tensors of types that it does not accept,
+        or, for operators other than batch normalisation, a wrong attribute.
     """
     steps = []
     ports: dict[int, list[str]] = {id_: [] for id_ in graph.tensors}
@@ -27,14 +44,17 @@ def build_program(graph: Graph) -> Program:
         inputs, outputs = _name_ports(operator)
         for port, id_ in (inputs | outputs).items():
             ports[id_] += [f"{operator.name}.{port}", port]
+        types = {port: graph.tensors[id_].dtype for port, id_ in (inputs | outputs).items()}
+        _check_types(operator, types)
         steps.append(
             Step(
                 DIALECT,
                 operator.kind,
                 operator.name,
-                operator.attributes,
+                _attributes(operator, types),
                 {port: keys[id_] for port, id_ in inputs.items()},
                 {port: keys[id_] for port, id_ in outputs.items()},
+                types[next(iter(outputs))],
             )
         )
     tensors = {
@@ -43,25 +63,62 @@ def build_program(graph: Graph) -> Program:
             _aliases(keys, ports), graph.tensors.values(), strict=True
         )
     }
-    return Program(tuple(steps), tensors, {keys[id_]: keys[id_] for id_ in graph.outputs})
+    program = Program(tuple(steps), tensors, {keys[id_]: keys[id_] for id_ in graph.outputs})
+    program = replace(program, notes=notes(program))
+    return fused(program) if fuse else program
 
 
 def _name_ports(operator: Operator) -> tuple[dict[str, int], dict[str, int]]:
-    schema = registry.operator(DIALECT, operator.kind).schema
+    kind = KINDS[operator.kind]
     where = f"{operator.name} ({operator.kind})"
     return (
-        _zip_ports(schema.inputs, operator.inputs, f"{where} inputs"),
-        _zip_ports(schema.outputs, operator.outputs, f"{where} outputs"),
+        _zip_ports(kind.inputs, operator.inputs, f"{where} inputs"),
+        _zip_ports(kind.outputs, operator.outputs, f"{where} outputs"),
     )
 
 
-def _zip_ports(specs: Sequence[TensorSpec], ids: Sequence[int], where: str) -> dict[str, int]:
+def _zip_ports(ports: Sequence[Port], ids: Sequence[int], where: str) -> dict[str, int]:
     """Return port name -> tensor id, by index."""
-    required = sum(spec.required for spec in specs)
-    if not required <= len(ids) <= len(specs):
-        names = ", ".join(spec.name if spec.required else f"[{spec.name}]" for spec in specs)
+    required = sum(port.required for port in ports)
+    if not required <= len(ids) <= len(ports):
+        names = ", ".join(port.name if port.required else f"[{port.name}]" for port in ports)
         raise ArgumentValueError(where, "wrong number of tensors", came=len(ids), accepted=names)
-    return {spec.name: id_ for spec, id_ in zip(specs, ids, strict=False)}
+    return {port.name: id_ for port, id_ in zip(ports, ids, strict=False)}
+
+
+def _check_types(operator: Operator, types: Mapping[str, np.dtype]) -> None:
+    kind = KINDS[operator.kind]
+    where = f"{operator.name} ({operator.kind})"
+    for port in (*kind.inputs, *kind.outputs):
+        if port.name in types and types[port.name] not in port.types:
+            raise ArgumentTypeError(
+                f"{where} {port.name}",
+                "unsupported element type",
+                came=types[port.name],
+                accepted=", ".join(map(str, port.types)),
+            )
+    pointwise = POINTWISE.get(operator.kind)
+    if pointwise is not None and pointwise.one_type and len(set(types.values())) > 1:
+        came = ", ".join(f"{port} {dtype}" for port, dtype in types.items())
+        raise ArgumentTypeError(where, "tensors differ in type", came=came, accepted="one type")
+
+
+def _attributes(operator: Operator, types: Mapping[str, np.dtype]) -> Mapping[str, object]:
+    """Return the attributes, checked unless they are those of a batch normalisation.
+
+    A dialect's operator checks its own.
+    """
+    pointwise = POINTWISE.get(operator.kind)
+    if pointwise is None:
+        return operator.attributes
+    for name in operator.attributes:
+        if name not in pointwise.attributes:
+            raise ArgumentTypeError(
+                f"{operator.name}.{name}",
+                f"{operator.kind} has no such attribute",
+                accepted=", ".join(pointwise.attributes) or "none",
+            )
+    return pointwise.check(operator.name, operator.attributes, types)
 
 
 def _aliases(

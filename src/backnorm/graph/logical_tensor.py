@@ -20,10 +20,16 @@ from backnorm.graph.strict_json import (
     expect_string,
 )
 
-DATA_TYPES: dict[str, np.dtype] = {"f32": FLOAT32, "bf16": BFLOAT16, "f16": FLOAT16}
+DATA_TYPES: dict[str, np.dtype] = {
+    "f32": FLOAT32,
+    "bf16": BFLOAT16,
+    "f16": FLOAT16,
+    "s8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+}
 MAX_ELEMENTS = 2**48
+MAX_RANK = 12  # DNNL_MAX_NDIMS
 
-_MAX_RANK = 12  # DNNL_MAX_NDIMS
 _MAX_ID = 2**64 - 1
 # Values of a dimension or stride in oneDNN's files that is not known yet.
 _UNKNOWN = (-1, -(2**63))
@@ -105,10 +111,14 @@ def _parse_shape(value: object, where: str) -> tuple[int, ...] | None:
 
 
 def _parse_stride(value: object, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:
-    """Return strides for `shape`, or raise if two elements would share memory."""
     stride = _parse_sizes(value, where, 2**62)
-    if stride is None:
-        return None
+    if stride is not None:
+        check_stride(stride, shape, where)
+    return stride
+
+
+def check_stride(stride: tuple[int, ...], shape: tuple[int, ...], where: str) -> None:
+    """Raise if `stride` is not one for `shape`, or two elements would share memory."""
     if len(stride) != len(shape):
         raise ArgumentValueError(
             where,
@@ -127,12 +137,11 @@ def _parse_stride(value: object, shape: tuple[int, ...], where: str) -> tuple[in
             )
         if dim > 1:
             extent = step * dim
-    return stride
 
 
 def _parse_sizes(value: object, where: str, most: int) -> tuple[int, ...] | None:
     """Return the entries of a list, or None if one is not known yet."""
-    entries = expect_list(value, where, most=_MAX_RANK)
+    entries = expect_list(value, where, most=MAX_RANK)
     if any(type(entry) is int and entry in _UNKNOWN for entry in entries):
         return None
     return tuple(

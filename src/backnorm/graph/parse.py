@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from backnorm.dialects import registry
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.attributes import parse_attributes
+from backnorm.graph.kinds import KINDS, OLDER_NAMES
 from backnorm.graph.logical_tensor import merge, parse_logical_tensor
 from backnorm.graph.model import Graph, LogicalTensor, Operator
 from backnorm.graph.order import topological_order
@@ -14,9 +14,6 @@ from backnorm.graph.strict_json import (
     expect_object,
     expect_string,
 )
-
-#: The dialect of a graph's operators.
-DIALECT = "onednn_graph"
 
 _MAX_ID = 2**64 - 1
 _MAX_OPERATORS = 10_000
@@ -72,11 +69,14 @@ def _check_version(fields: dict[str, object], where: str) -> None:
 
 def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]) -> Operator:
     fields = expect_object(value, where)
-    kind = expect_string(fields.get("kind"), f"{where}.kind")
-    known = registry.operators(DIALECT)
-    if kind not in known:
+    name = expect_string(fields.get("kind"), f"{where}.kind")
+    kind = OLDER_NAMES.get(name, name)
+    if kind not in KINDS:
         raise ArgumentValueError(
-            f"{where}.kind", "unknown operator", came=repr(kind), accepted=", ".join(known)
+            f"{where}.kind",
+            "unknown operator",
+            came=repr(name),
+            accepted=", ".join((*KINDS, *OLDER_NAMES)),
         )
     ports: dict[str, tuple[int, ...]] = {}
     for key in ("inputs", "outputs"):

@@ -9,6 +9,9 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
+#: The input of a backward pass with a ReLUBackward in it: the src or dst of the ReLU.
+RELU_PORT = "relu"
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -41,7 +44,7 @@ class Step:
     Attributes
     ----------
     dialect, op : str
-        The operator's name in `backnorm.dialects.registry`.
+        The operator's name in `backnorm.dialects.registry`, or, in a graph, in `graph.pointwise`.
     label : str
         The name of this step in tables and errors.
     attributes : mapping
@@ -49,6 +52,11 @@ class Step:
     inputs, outputs : mapping of str to str
         The key of the tensor for each given input and each requested output, by the operator's
         names.
+    dtype : numpy.dtype or None
+        The element type of the first output, if it is declared.
+    relu : bool
+        Whether a ReLU behind the normalisation, or the ReLUBackward before the backward pass, runs
+        in the same pass. A backward pass then has the input `RELU_PORT`.
     """
 
     dialect: str
@@ -57,6 +65,15 @@ class Step:
     attributes: Mapping[str, object]
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
+    dtype: np.dtype | None = None
+    relu: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name of the operator, and of the ReLU that runs in its pass."""
+        if not self.relu:
+            return self.op
+        return f"ReLUBackward + {self.op}" if RELU_PORT in self.inputs else f"{self.op} + ReLU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +87,14 @@ class Program:
         All tensors that a step reads or writes, by key.
     results : mapping of str to str
         The results to return: name of the result -> key of the tensor.
+    notes : tuple of str
+        Remarks for who runs the program.
     """
 
     steps: tuple[Step, ...]
     tensors: Mapping[str, Tensor]
     results: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:

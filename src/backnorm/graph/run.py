@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 import numpy as np
 
+from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.graph.program import Program, Step, Tensor
+from backnorm.graph.pointwise import POINTWISE
+from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
 from backnorm.layout import by_strides, restore
+from backnorm.operators import batch_norm_backward
+from backnorm.reference import counting, pack_mask
 
 
 def run_program(
@@ -27,7 +32,7 @@ def run_program(
     tensors : mapping of str to numpy.ndarray
         The program's inputs under any of their names; further entries are ignored.
     arithmetic : {"float32", "float64"}, optional
-        The type in which all operators compute elements; see `backnorm.arithmetic`.
+        The type in which batch normalisations compute elements; see `backnorm.arithmetic`.
 
     Raises
     ------
@@ -68,8 +73,49 @@ def run_step(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None = None
 ) -> dict[str, np.ndarray]:
     """Return the requested outputs of one step, by the operator's names for them."""
-    how = step.attributes, tuple(step.outputs)
-    return registry.invoke(step.dialect, step.op, inputs, *how, arithmetic=arithmetic)
+    pointwise = POINTWISE.get(step.op)
+    if pointwise is not None:
+        (port,) = step.outputs
+        return {port: pointwise.compute(step.attributes, step.dtype, **inputs)}
+    if RELU_PORT in inputs:
+        return _masked_backward(step, inputs, arithmetic)
+    return registry.invoke(
+        step.dialect,
+        step.op,
+        inputs,
+        step.attributes,
+        tuple(step.outputs),
+        arithmetic=arithmetic,
+        activation=RELU if step.relu else None,
+    )
+
+
+def _masked_backward(
+    step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
+) -> dict[str, np.ndarray]:
+    """Return the gradients through a ReLU, with a mask of where its src or dst is positive."""
+    arrays = dict(inputs)
+    x, relu = arrays["src"], arrays.pop(RELU_PORT)
+    call = registry.canonical(
+        step.dialect, step.op, arrays, step.attributes, tuple(step.outputs), arithmetic=arithmetic
+    )
+    if relu.shape != x.shape:
+        raise ArgumentValueError(
+            step.inputs[RELU_PORT],
+            "must have the shape of src",
+            came=f"shape {relu.shape}",
+            accepted=f"shape {x.shape}",
+        )
+    operands: dict[str, Any] = dict(call.arrays(arrays))
+    gradients = batch_norm_backward(
+        **operands,
+        mask=pack_mask(counting(relu), x),
+        epsilon=call.epsilon,
+        data_format=call.data_format,
+        training=call.training,
+        arithmetic=call.arithmetic,
+    )
+    return {name: getattr(gradients, role) for role, name in call.outputs.items()}
 
 
 def store(

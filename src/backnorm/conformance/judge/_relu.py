@@ -38,7 +38,7 @@ def check_relu_forward(
     y, mean, variance, mask = result
     verdicts = check_forward(x, gamma, beta, (y, mean, variance), arithmetic=arithmetic, **options)
     mask_verdict = _judge_mask(mask, y, x, ceiling)
-    return verdicts | {"y": _bounded(verdicts["y"], y, ceiling), "mask": mask_verdict}
+    return verdicts | {"y": bounded(verdicts["y"], y, ceiling), "mask": mask_verdict}
 
 
 def check_relu_inference(
@@ -56,7 +56,7 @@ def check_relu_inference(
     ceiling = options.setdefault("activation", RELU).ceiling
     operands = x, mean, variance, gamma, beta
     verdicts = check_inference(*operands, y, arithmetic=arithmetic, **options)
-    return {"y": _bounded(verdicts["y"], y, ceiling)}
+    return {"y": bounded(verdicts["y"], y, ceiling)}
 
 
 def check_relu_backward(
@@ -89,7 +89,7 @@ def check_relu_backward(
     return verdicts | {"dresidual": dresidual}
 
 
-def _bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
+def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
     """Fail a verdict if y exceeds the bounds of a ReLU, which the budget alone would allow."""
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
@@ -111,7 +111,7 @@ def _judge_mask(
         )
     if y.shape != x.shape:
         return refused(f"y has shape {y.shape}, not {x.shape}")
-    return _judge_equal("mask", reference.unpack_mask(mask, x), reference.counting(y, ceiling))
+    return judge_equal("mask", reference.unpack_mask(mask, x), reference.counting(y, ceiling))
 
 
 def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> Verdict:
@@ -124,10 +124,10 @@ def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> 
             f"dresidual is {actual.dtype} of shape {actual.shape}, "
             f"not {expected.dtype} of shape {expected.shape}"
         )
-    return _judge_equal("dresidual", actual.astype(np.float64), expected.astype(np.float64))
+    return judge_equal("dresidual", actual.astype(np.float64), expected.astype(np.float64))
 
 
-def _judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Verdict:
+def judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Verdict:
     """Judge an output that must equal the expected one, with NaN where NaN is expected."""
     different = (actual != expected) & ~((actual != actual) & (expected != expected))
     if not different.any():

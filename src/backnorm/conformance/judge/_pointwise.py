@@ -1,0 +1,112 @@
+"""Verdicts on the operators beside batch normalisation in oneDNN's graphs.
+
+The expected values are computed in float64, in other ways than the operators compute them. What is
+allowed:
+
+- A ReLU and its gradient select elements, so nothing.
+- Dequantize: half an ulp. The exact product of a difference of at most 9 bits and a float32 is a
+  float64, and is rounded once.
+- Quantize: half an integer, as for every rounding to nearest, and u (|src / scale| +
+  |src / scale + zp|), the error of a quotient and a sum in float32 (u = 2**-24). So only an element
+  as near to the midpoint between two integers as that may become either. Values beyond the
+  integers' range are compared with the nearest integer in it.
+
+An error of an integer is given in steps of 1, as its ulps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from backnorm._doubledouble import Exact
+from backnorm.conformance.judge._relu import judge_equal
+from backnorm.conformance.judge._ulps import absolute_error, ulp_at
+from backnorm.conformance.judge._verdict import Verdict, refused
+from backnorm.dtypes import FLOAT32
+
+_ROUNDOFF = 2.0**-24
+
+
+def check_relu(src: np.ndarray, dst: np.ndarray) -> Verdict:
+    """Judge dst = max(0, src); NaN must stay NaN."""
+    if dst.dtype != src.dtype or dst.shape != src.shape:
+        return _of_other_kind("dst", dst, src.dtype, src.shape)
+    return judge_equal("dst", dst.astype(np.float64), src.astype(np.float64).clip(0.0, None))
+
+
+def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndarray) -> Verdict:
+    """Judge diff_src, which is diff_dst where src, the ReLU's src or dst, is positive, else 0."""
+    if diff_src.dtype != diff_dst.dtype or diff_src.shape != src.shape:
+        return _of_other_kind("diff_src", diff_src, diff_dst.dtype, src.shape)
+    expected = np.zeros(src.shape)
+    positive = np.sign(src.astype(np.float64)) == 1
+    expected[positive] = diff_dst[positive]
+    return judge_equal("diff_src", diff_src.astype(np.float64), expected)
+
+
+def check_dequantize(src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, object]) -> Verdict:
+    """Judge dst = (src - zp) * scale."""
+    if dst.dtype != FLOAT32 or dst.shape != src.shape:
+        return _of_other_kind("dst", dst, FLOAT32, src.shape)
+    scales, zps = _parameters(attributes, src.ndim)
+    product = (src.astype(np.float64) - zps) * scales
+    exact = Exact(product, np.zeros_like(product))
+    ulp = ulp_at(exact, FLOAT32)
+    return _verdict("dst", dst, product, absolute_error(dst, exact, FLOAT32), ulp, 0.5 * ulp)
+
+
+def check_quantize(
+    src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, object], dtype: np.dtype
+) -> Verdict:
+    """Judge dst = round(src / scale + zp), saturated to `dtype`."""
+    if dst.dtype != dtype or dst.shape != src.shape:
+        return _of_other_kind("dst", dst, dtype, src.shape)
+    scales, zps = _parameters(attributes, src.ndim)
+    quotient = src.astype(np.float64) / scales
+    exact = quotient + zps
+    limits = np.iinfo(dtype)
+    # Beyond the range no error is allowed, however large the value is.
+    most = float(max(abs(limits.min), limits.max) + 1)
+    magnitude = np.minimum(np.abs(quotient), 2 * most) + np.minimum(np.abs(exact), most)
+    exact = np.clip(exact, limits.min, limits.max)
+    error = np.abs(dst.astype(np.float64) - exact)
+    return _verdict("dst", dst, exact, error, np.ones(()), 0.5 + _ROUNDOFF * magnitude)
+
+
+def _parameters(attributes: Mapping[str, object], rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return scales and zero points in float64, of the rank of the data."""
+    spread = [1] * rank
+    if attributes["qtype"] == "per_channel":
+        axis = attributes["axis"]
+        assert isinstance(axis, int)
+        spread[axis] = -1
+    scales, zps = (np.asarray(attributes[name], np.float64) for name in ("scales", "zps"))
+    return scales.reshape(spread), zps.reshape(spread)
+
+
+def _verdict(
+    name: str,
+    actual: np.ndarray,
+    exact: np.ndarray,
+    error: np.ndarray,
+    ulp: np.ndarray,
+    allowed: np.ndarray,
+) -> Verdict:
+    if actual.size == 0:
+        return Verdict(0.0, 0.0, True, (), f"{name} is empty")
+    excess, ulps = error / allowed, error / ulp
+    where = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
+    worst = float(excess[where])
+    detail = (
+        f"{name}[{', '.join(map(str, where))}] = {actual[where]!s}, exact {exact[where]:.17g}, "
+        f"error {ulps[where]:.4g} ulp, {worst:.4g} of what is allowed"
+    )
+    return Verdict(float(ulps.max()), worst, bool(worst <= 1.0), where, detail)
+
+
+def _of_other_kind(
+    name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]
+) -> Verdict:
+    return refused(f"{name} is {array.dtype} of shape {array.shape}, not {dtype} of {shape}")

@@ -1,0 +1,87 @@
+"""Let a ReLU beside a batch normalisation run in its pass.
+
+Two pairs of steps are the same mathematics as one fused kernel, with the same bits: a normalisation
+whose `dst` a ReLU alone reads, and a ReLUBackward whose `diff_src` is the `diff_dst` of a
+BatchNormTrainingBackward alone. oneDNN's own pattern of the latter two operators joins them at
+`src`, which is not such a pair; it is run as it is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
+
+_NORMALISATIONS = ("BatchNormForwardTraining", "BatchNormInference")
+_BACKWARD = "BatchNormTrainingBackward"
+
+
+def fused(program: Program) -> Program:
+    """Return the program in which every such pair of steps is one step."""
+    steps, tensors = list(program.steps), dict(program.tensors)
+    reads = Counter(key for step in steps for key in step.inputs.values())
+    reads.update(program.results.values())
+    producers = {key: step for step in steps for key in step.outputs.values()}
+    for step in program.steps:
+        if step.op not in ("ReLU", _BACKWARD):
+            continue
+        between = step.inputs["src" if step.op == "ReLU" else "diff_dst"]
+        producer = producers.get(between)
+        if producer is None or reads[between] > 1:
+            continue
+        if step.op == "ReLU" and producer.op in _NORMALISATIONS:
+            joined = producer.outputs["dst"] == between
+            dst = tensors[step.outputs["dst"]]
+            if joined and _agree(tensors[between], dst):
+                # At the normalisation's place, because steps before the ReLU may read its
+                # statistics.
+                steps[steps.index(producer)] = _normalisation(producer, step)
+                steps.remove(step)
+                shape = tensors.pop(between).shape if dst.shape is None else dst.shape
+                tensors[dst.key] = replace(dst, shape=shape)
+        elif (
+            step.op == _BACKWARD
+            and producer.op == "ReLUBackward"
+            and _agree(tensors[between], tensors[producer.inputs["src"]])
+        ):
+            steps[steps.index(step)] = _backward(producer, step)
+            steps.remove(producer)
+    return replace(program, steps=tuple(steps), tensors=tensors)
+
+
+def notes(program: Program) -> tuple[str, ...]:
+    """Return a remark on each ReLUBackward that feeds the `src` of a backward pass."""
+    producers = {key: step for step in program.steps for key in step.outputs.values()}
+    return tuple(
+        f"{producer.label} (ReLUBackward) feeds src of {step.label}, as in oneDNN's own pattern: "
+        "this is not the gradient of normalisation followed by ReLU, where it feeds diff_dst"
+        for step in program.steps
+        if step.op == _BACKWARD
+        and (producer := producers.get(step.inputs["src"])) is not None
+        and producer.op == "ReLUBackward"
+    )
+
+
+def _agree(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors can have one shape; if not, running step by step says what is wrong."""
+    return first.shape is None or second.shape is None or first.shape == second.shape
+
+
+def _normalisation(step: Step, relu: Step) -> Step:
+    return replace(
+        step,
+        label=f"{step.label} + {relu.label}",
+        outputs=dict(step.outputs) | {"dst": relu.outputs["dst"]},
+        relu=True,
+    )
+
+
+def _backward(relu: Step, step: Step) -> Step:
+    inputs = dict(step.inputs) | {"diff_dst": relu.inputs["diff_dst"]}
+    return replace(
+        step,
+        label=f"{relu.label} + {step.label}",
+        inputs=inputs | {RELU_PORT: relu.inputs["src"]},
+        relu=True,
+    )

@@ -1,0 +1,62 @@
+"""The kinds of operators in a graph: their ports and attributes, and their older names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from backnorm.dialects import registry
+from backnorm.dialects.schema import TensorSpec
+from backnorm.graph.pointwise import FLOATS, POINTWISE, Types
+
+#: The dialect of a graph's batch normalisations.
+DIALECT = "onednn_graph"
+
+#: Names of oneDNN's graph-v0.9, and those of 3.0 and later.
+OLDER_NAMES: Mapping[str, str] = {
+    "BatchNormTrainingBackprop": "BatchNormTrainingBackward",
+    "ReLUBackprop": "ReLUBackward",
+}
+
+
+class Port(NamedTuple):
+    """An input or output: its name, its accepted element types, and whether it is data.
+
+    Other ports have a value per channel.
+    """
+
+    name: str
+    types: Types
+    required: bool = True
+    is_data: bool = True
+
+
+class Kind(NamedTuple):
+    """Ports in index order, and the type of each attribute as oneDNN's JSON names it."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: Mapping[str, str]
+
+
+def _port(spec: TensorSpec) -> Port:
+    return Port(spec.name, FLOATS, spec.required, spec.kind == "data")
+
+
+def _of_dialect(op: str) -> Kind:
+    schema = registry.operator(DIALECT, op).schema
+    return Kind(
+        tuple(map(_port, schema.inputs)),
+        tuple(map(_port, schema.outputs)),
+        {attribute.name: attribute.type for attribute in schema.attributes},
+    )
+
+
+KINDS: Mapping[str, Kind] = {op: _of_dialect(op) for op in registry.operators(DIALECT)} | {
+    op: Kind(
+        tuple(Port(*port) for port in found.inputs.items()),
+        tuple(Port(*port) for port in found.outputs.items()),
+        found.attributes,
+    )
+    for op, found in POINTWISE.items()
+}

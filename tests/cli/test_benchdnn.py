@@ -1,0 +1,238 @@
+"""The graphs and lines of oneDNN's benchdnn: all run, and what the tutorial says they print."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backnorm.cli import run as run_module
+from backnorm.graph import build_program, override_graph, parse_graph
+from scripts.benchdnn_graphs import LINES, suites
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/tutorial/onednn-graph.md").read_text(encoding="utf-8")
+COMMANDS = [line.split()[1:] for line in re.findall(r"^    (backnorm run graphs/.*)$", PAGE, re.M)]
+FILES = [(suite, path) for suite, documents in suites().items() for path in documents]
+LARGE = "96x192x71x71"
+SMALL_LINES = [line for line in dict.fromkeys(LINES) if LARGE not in line]
+LARGE_LINES = [line for line in dict.fromkeys(LINES) if LARGE in line]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("benchdnn")
+    (command,) = re.findall(r"^    python (-m scripts\.benchdnn_graphs) graphs$", PAGE, re.M)
+    subprocess.run([sys.executable, *command.split(), made / "graphs"], cwd=ROOT, check=True)
+    return made
+
+
+@pytest.fixture
+def run(cli, folder, monkeypatch):
+    """Run the command in the folder of the graphs, and return its JSON report and its notes."""
+    monkeypatch.chdir(folder)
+
+    def invoke(*arguments):
+        result = cli(*arguments, "--json", "--repeat", 1)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout), result.stderr
+
+    return invoke
+
+
+def arguments_of(line):
+    """Return the arguments of `backnorm run` for a line of benchdnn."""
+    *overrides, case = shlex.split(line)
+    return [f"graphs/3.13/{case.removeprefix('--case=')}", *overrides]
+
+
+def test_sets_have_the_files_and_lines_of_their_releases():
+    assert {suite: len(documents) for suite, documents in suites().items()} == {
+        "3.13": 6,
+        "3.2": 16,
+        "graph-v0.9": 15,
+    }
+    assert (len(LINES), len(set(LINES))) == (37, 33)
+    named = {
+        kind: sum(f"/{kind}.json" in line for line in LINES) for kind in ("bnorm", "bnorm_bwd")
+    }
+    assert named == {"bnorm": 7, "bnorm_bwd": 7}
+    text = json.dumps(suites()["graph-v0.9"])
+    assert text.count("BatchNormTrainingBackprop") == 6
+    assert text.count("ReLUBackprop") == 3
+
+
+def test_commands_of_the_tutorial_print_what_it_says(run):
+    table = re.search(r"^\| file \| operator .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.M)
+    assert table is not None
+    rows = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in table[1].splitlines()]
+    printed = []
+    for file, *options in [command[1:] for command in COMMANDS[:6]]:
+        report, errors = run("run", file, *options)
+        assert report["passed"]
+        name = f"`{file.removeprefix('graphs/3.13/')}`"
+        for step in report["steps"]:
+            errors_of = f"{step['worst_ulp']:.4f}", f"{step['budget_used']:.1%}"
+            printed.append((name, step["op"], step["layout"] or "", *errors_of))
+            name = ""
+        for line in errors.splitlines():
+            assert line in PAGE
+    assert rows == printed
+    assert PAGE.count("backnorm: note:") == 1
+
+
+def test_other_commands_of_the_tutorial_pass_their_check(run):
+    assert len(COMMANDS) == 8
+    for command in COMMANDS[6:]:
+        assert run(*command)[0]["passed"]
+
+
+@pytest.mark.parametrize(("suite", "path"), FILES)
+def test_every_file_passes_with_fewer_elements(run, suite, path):
+    shapes = "0:2x192x3x5"
+    if "bn_bwd" in path:
+        shapes = "0:2x32x3x5+1:2x32x3x5+3:2x32x3x5"
+    elif "bnorm_bwd" in path:
+        shapes = "0:2x192x3x5+1:2x192x3x5"
+    elif "int8" in path:
+        shapes = "0:2x3x5x64"
+    file = f"graphs/{suite}/{path}"
+    report, errors = run("run", file, "--in-shapes", shapes, "--random", 0, "--check")
+    assert report["passed"]
+    assert ("not the gradient" in errors) == ("bn_bwd_relu_bwd" in path)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_line_is_accepted(line):
+    file, *overrides = arguments_of(line)
+    texts = dict(word[2:].split("=") for word in overrides)
+    document = suites()["3.13"][file.removeprefix("graphs/3.13/")]
+    names = {name.replace("-", "_"): text for name, text in texts.items()}
+    program = build_program(override_graph(parse_graph(document), **names))
+    assert program.results
+    shapes = {key: tensor.shape for key, tensor in program.tensors.items()}
+    if "in_shapes" in names:
+        for entry in names["in_shapes"].split("+"):
+            key, _, sizes = entry.partition(":")
+            assert shapes[key] == tuple(map(int, sizes.split("x")))
+    assert all(shapes[key] is not None for key in program.inputs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", SMALL_LINES)
+def test_every_line_of_usual_size_passes(run, line):
+    assert run("run", *arguments_of(line), "--random", 0, "--check")[0]["passed"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("suite", "path"), FILES)
+def test_every_file_passes(run, suite, path):
+    assert run("run", f"graphs/{suite}/{path}", "--random", 0, "--check")[0]["passed"]
+
+
+# 93 million elements.
+@pytest.mark.sweep
+@pytest.mark.parametrize("line", LARGE_LINES)
+def test_every_large_line_passes_in_the_memory_of_the_page(folder, line):
+    code = (
+        "import atexit, resource, sys; from backnorm.cli.app import main; "
+        "usage = resource.RUSAGE_SELF; "
+        "atexit.register(lambda: print(resource.getrusage(usage).ru_maxrss, file=sys.stderr)); "
+        "main()"
+    )
+    file, *overrides = arguments_of(line)
+    options = ["--random", "0", "--check", "--repeat", "1", "--json"]
+    finished = subprocess.run(
+        [sys.executable, "-c", code, "run", str(folder / file), *overrides, *options],
+        capture_output=True, text=True, timeout=280, check=True,
+    )  # fmt: skip
+    assert json.loads(finished.stdout)["passed"]
+    kilobytes = int(finished.stderr.splitlines()[-1])
+    backward = 2.2 if "--dt" not in line else 1.8
+    most = backward if "bnorm_bwd" in line else 1.1 if "--dt" not in line else 0.95
+    assert kilobytes / 2**20 < 1.05 * most
+
+
+@pytest.mark.parametrize("option", ["--in-shapes", "--dt", "--op-attrs"])
+def test_call_has_no_overrides(refused, write_json, call, option):
+    line = refused("run", write_json(call()), "--random", 0, option, "0:2x3")
+    assert f"error: {option}: changes a oneDNN graph; got " in line
+    assert "a call; accepted: a file with the key 'graph'" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "says"),
+    [
+        ("--in-shapes", "7:2x3", "--in-shapes: not the id of an input of the graph; got 7"),
+        ("--in-shapes", "0:2x3*1x1", "--in-shapes 0: two elements would share a place"),
+        ("--dt", "s8", "--dt: unsupported data type; got s8; accepted: f32, bf16, f16"),
+        ("--op-attrs", "0:alpha:1", "--op-attrs 0: BatchNormInference has no such attribute"),
+    ],
+)
+def test_bad_override_is_one_line(refused, folder, option, text, says):
+    file = folder / "graphs/3.13/op/f32/bnorm.json"
+    assert says in refused("run", file, "--random", 0, option, text)
+
+
+def test_operands_of_different_ranks_are_refused(refused, folder):
+    file = folder / "graphs/3.13/op/f32/bnorm_bwd.json"
+    line = refused("run", file, "--random", 0, "--in-shapes", "0:2x192x3+1:2x192")
+    assert "diff_dst: must have the shape of src" in line
+
+
+def joined_at_diff_dst():
+    """Return the pattern of the suite with the ReLUBackward where the gradient has it."""
+    document = suites()["3.13"]["pattern/f32/bn_bwd_relu_bwd_fusion.json"]
+    inputs = document["graph"][1]["inputs"]
+    inputs[0], inputs[1] = inputs[1], inputs[0]
+    return document
+
+
+def test_gradient_of_normalisation_and_relu_is_one_step_without_a_note(cli, write_json):
+    result = cli("run", write_json(joined_at_diff_dst()), "--random", 0, "--check", "--json")
+    report = json.loads(result.stdout)
+    assert (report["passed"], report["notes"]) == (True, [])
+    (step,) = report["steps"]
+    assert step["op"] == "ReLUBackward + BatchNormTrainingBackward"
+    assert [tensor["port"] for tensor in step["inputs"]][-1] == "relu"
+    assert all(tensor["random"] for tensor in step["inputs"])
+
+
+def test_check_of_a_gradient_without_its_relu_fails(cli, write_json, monkeypatch):
+    right = run_module.run_step
+
+    def wrong(step, inputs, arithmetic):
+        everywhere = np.ones_like(inputs["relu"])
+        return right(step, {**inputs, "relu": everywhere}, arithmetic)
+
+    monkeypatch.setattr(run_module, "run_step", wrong)
+    result = cli("run", write_json(joined_at_diff_dst()), "--random", 0, "--check")
+    assert result.exit_code == 1
+    for name in ("diff_src", "diff_gamma", "diff_beta"):
+        assert f"ELTWISE_0 + BNORM_0 {name}: " in result.stderr
+
+
+@pytest.mark.parametrize("wrong", [-1e-30, 1e-3])
+def test_check_of_a_normalisation_with_a_relu_rejects_a_zero_that_is_none(
+    cli, write_json, monkeypatch, wrong
+):
+    right = run_module.run_step
+
+    def changed(step, inputs, arithmetic):
+        outputs = right(step, inputs, arithmetic)
+        y = outputs["dst"]
+        y[np.unravel_index(int(np.argmin(y)), y.shape)] = wrong
+        return outputs
+
+    monkeypatch.setattr(run_module, "run_step", changed)
+    file = write_json(suites()["3.13"]["pattern/f32/bn_relu_fusion.json"])
+    shapes = "0:2x192x3x3"
+    result = cli("run", file, "--in-shapes", shapes, "--random", 0, "--check")
+    assert result.exit_code == 1
+    assert "BNORM_0 + ELTWISE_0 dst: " in result.stderr

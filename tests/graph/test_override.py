@@ -1,0 +1,218 @@
+"""Overrides in benchdnn's words: --in-shapes, --dt and --op-attrs."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backnorm.errors import ArgumentError
+from backnorm.graph import build_program, override_graph, parse_graph, run_program
+
+from .conftest import attribute, logical_tensor
+
+
+@pytest.fixture
+def graph(backward):
+    return parse_graph(backward)
+
+
+def overridden(graph, **texts):
+    return override_graph(graph, **texts)
+
+
+def test_graph_without_overrides_is_the_same(graph):
+    assert override_graph(graph) == graph
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "stride"),
+    [
+        ("0:2x5", (2, 5), (5, 1)),
+        ("0:2x3x4x5", (2, 3, 4, 5), (60, 20, 5, 1)),
+        ("0:2x3x4x5*abcd", (2, 3, 4, 5), (60, 20, 5, 1)),
+        ("0:2x3x4x5*acdb", (2, 3, 4, 5), (60, 1, 15, 3)),
+        ("0:2x3x4x5*100x30x7x1", (2, 3, 4, 5), (100, 30, 7, 1)),
+        ("0:*acdb", (4, 3, 2, 2), (12, 1, 6, 3)),
+        ("0:*24x8x4x2", (4, 3, 2, 2), (24, 8, 4, 2)),
+        ("0:0x3x4", (0, 3, 4), (12, 4, 1)),
+        ("1:7x3+0:2x5", (2, 5), (5, 1)),
+    ],
+)
+def test_shapes_and_strides_are_read(graph, text, shape, stride):
+    tensor = overridden(graph, in_shapes=text).tensors[0]
+    assert (tensor.shape, tensor.stride) == (shape, stride)
+
+
+def test_other_inputs_keep_their_shapes_and_outputs_follow(graph):
+    changed = overridden(graph, in_shapes="0:2x3x7+1:2x3x7")
+    assert changed.tensors[2].shape == (3,)
+    assert [changed.tensors[id_].shape for id_ in changed.outputs] == [None] * 3
+    made = {"0": np.ones((2, 3, 7)), "1": np.ones((2, 3, 7)), **dict.fromkeys("234", np.ones(3))}
+    arrays = {name: array.astype(np.float32) for name, array in made.items()}
+    results = run_program(build_program(changed), arrays)
+    assert results["5"].shape == (2, 3, 7)
+
+
+def test_type_is_that_of_data_alone(graph):
+    changed = overridden(graph, dt="bf16")
+    types = {id_: tensor.dtype for id_, tensor in changed.tensors.items()}
+    for id_ in (0, 1, 5):
+        assert types[id_] == ml_dtypes.bfloat16
+    for id_ in (2, 3, 4, 6, 7):
+        assert types[id_] == np.float32
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16", "f16"])
+def test_type_of_a_relu_is_that_of_its_neighbour(graph, backward, name):
+    backward["graph"].append(
+        {
+            "id": 11,
+            "name": "relu",
+            "kind": "ReLUBackward",
+            "inputs": [logical_tensor(8, [4, 3, 2, 2]), logical_tensor(9, [4, 3, 2, 2])],
+            "outputs": [logical_tensor(1, [4, 3, 2, 2])],
+        }
+    )
+    changed = overridden(parse_graph(backward), dt=name)
+    assert len({changed.tensors[id_].dtype for id_ in (0, 1, 5, 8, 9)}) == 1
+    build_program(changed)
+
+
+def test_attributes_are_read_by_their_types(graph):
+    (operator,) = overridden(graph, op_attrs="10:data_format:NXC*epsilon:0.0625").operators
+    assert operator.attributes == {"data_format": "NXC", "epsilon": 0.0625}
+
+
+def quantised():
+    return parse_graph(
+        {
+            "version": "3.0.0",
+            "graph": [
+                {
+                    "id": 3,
+                    "kind": "Quantize",
+                    "attrs": {"scales": attribute("f32[]", [1.0])},
+                    "inputs": [logical_tensor(0, [2, 3])],
+                    "outputs": [logical_tensor(1, [2, 3], "s8")],
+                }
+            ],
+        }
+    )
+
+
+def test_lists_and_integers_are_read():
+    text = "3:scales:0.5x2x1e-1*zps:1x-2x0*qtype:per_channel*axis:-1"
+    (operator,) = override_graph(quantised(), op_attrs=text).operators
+    assert operator.attributes == {
+        "scales": [0.5, 2.0, 0.1],
+        "zps": [1, -2, 0],
+        "qtype": "per_channel",
+        "axis": -1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0", False), ("1", True), ("true", True), ("false", False)]
+)
+def test_booleans_are_read(backward, text, value):
+    backward["graph"][0] |= {
+        "kind": "ReLUBackward",
+        "attrs": {},
+        "inputs": backward["graph"][0]["inputs"][:2],
+        "outputs": backward["graph"][0]["outputs"][:1],
+    }
+    graph = parse_graph(backward)
+    assert overridden(graph, op_attrs=f"10:use_dst:{text}").operators[0].attributes == {
+        "use_dst": value
+    }
+
+
+GRAMMAR = "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES"
+
+
+@pytest.mark.parametrize(
+    ("texts", "where", "says"),
+    [
+        ({"in_shapes": ""}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": "2x3"}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": "0:"}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": ":2x3"}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": "x:2x3"}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": "-1:2x3"}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": "²:2x3"}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": "0:2x3+"}, "--in-shapes", GRAMMAR),
+        ({"in_shapes": "0:-"}, "--in-shapes 0", "got -"),
+        ({"in_shapes": "0:2x-3"}, "--in-shapes 0", GRAMMAR),
+        ({"in_shapes": "0:2x"}, "--in-shapes 0", GRAMMAR),
+        ({"in_shapes": "0:2 x3"}, "--in-shapes 0", GRAMMAR),
+        ({"in_shapes": "0:2x3*"}, "--in-shapes 0", GRAMMAR),
+        ({"in_shapes": "0:abcd"}, "--in-shapes 0", GRAMMAR),
+        ({"in_shapes": "0:" + "9" * 5000}, "--in-shapes 0", GRAMMAR),
+        ({"in_shapes": "0:2x3,0:4x3"}, "--in-shapes", "one of them a run"),
+        ({"in_shapes": "0:2x3+0:2x3"}, "--in-shapes", "occurs twice"),
+        ({"in_shapes": "9:2x3"}, "--in-shapes", "got 9; accepted: 0, 1, 2, 3, 4"),
+        ({"in_shapes": "5:2x3"}, "--in-shapes", "not the id of an input of the graph"),
+        ({"in_shapes": "0:2x3*ab1"}, "--in-shapes 0", GRAMMAR),
+        ({"in_shapes": "0:2x3*abc"}, "--in-shapes 0", "each of ab once"),
+        ({"in_shapes": "0:2x3*aa"}, "--in-shapes 0", "each of ab once"),
+        ({"in_shapes": "0:2x3*az"}, "--in-shapes 0", "got az"),
+        ({"in_shapes": "0:2x3*1"}, "--in-shapes 0", "2 entries for shape [2, 3]"),
+        ({"in_shapes": "0:2x3*2x1"}, "--in-shapes 0", "share a place in memory"),
+        ({"in_shapes": "0:2x3*0x1"}, "--in-shapes 0", "share a place in memory"),
+        ({"in_shapes": "0:" + "x".join("1" * 13)}, "--in-shapes 0", "at most 12"),
+        ({"in_shapes": "0:99999999x99999999"}, "--in-shapes 0", "too many elements"),
+        ({"dt": "s8"}, "--dt", "got s8; accepted: f32, bf16, f16"),
+        ({"dt": "float32"}, "--dt", "f32, bf16, f16"),
+        ({"dt": ""}, "--dt", "f32, bf16, f16"),
+        ({"dt": "0:bf16+1:bf16"}, "--dt", "f32, bf16, f16"),
+        ({"op_attrs": "epsilon:1"}, "--op-attrs", "ID:NAME:VALUE"),
+        ({"op_attrs": "10:epsilon"}, "--op-attrs 10", "ID:NAME:VALUE"),
+        ({"op_attrs": "10:epsilon:"}, "--op-attrs 10", "ID:NAME:VALUE"),
+        ({"op_attrs": "10:epsilon:1**"}, "--op-attrs 10", "ID:NAME:VALUE"),
+        ({"op_attrs": "0:epsilon:1"}, "--op-attrs", "not the id of an operator; got 0"),
+        ({"op_attrs": "10:eps:1"}, "--op-attrs 10", "got eps; accepted: epsilon, data_format"),
+        ({"op_attrs": "10:epsilon:x"}, "--op-attrs 10:epsilon", "a value of type f32"),
+        ({"op_attrs": "10:epsilon:nan"}, "--op-attrs 10:epsilon", "a value of type f32"),
+        ({"op_attrs": "10:epsilon:1,10:epsilon:2"}, "--op-attrs", "one of them a run"),
+    ],
+)
+def test_bad_text_is_refused_by_the_name_of_its_option(graph, texts, where, says):
+    with pytest.raises(ArgumentError) as caught:
+        override_graph(graph, **texts)
+    assert caught.value.argument == where
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1.5", "x", "1e3"])
+def test_number_that_is_no_integer_is_refused(text):
+    with pytest.raises(ArgumentError, match=r"--op-attrs 3:axis: .* type s64"):
+        override_graph(quantised(), op_attrs=f"3:axis:{text}")
+
+
+def test_type_of_a_quantised_graph_is_refused():
+    with pytest.raises(ArgumentError, match=r"--dt: .*got Quantize \(Quantize\)"):
+        override_graph(quantised(), dt="bf16")
+
+
+def test_operands_of_different_ranks_are_left_to_the_operator(graph):
+    changed = overridden(graph, in_shapes="0:2x3")
+    arrays = {"0": np.ones((2, 3), np.float32), "1": np.ones((4, 3, 2, 2), np.float32)}
+    arrays |= {name: np.ones(3, np.float32) for name in "234"}
+    with pytest.raises(ArgumentError, match="diff_dst: must have the shape of src"):
+        run_program(build_program(changed), arrays)
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(1, 5), min_size=4, max_size=4))
+def test_tag_and_its_strides_mean_the_same(order, shape):
+    graph = quantised()
+    tag = "".join("abcd"[axis] for axis in order)
+    sizes = "x".join(map(str, shape))
+    tagged = override_graph(graph, in_shapes=f"0:{sizes}*{tag}").tensors[0]
+    numbers = "x".join(map(str, tagged.stride))
+    assert override_graph(graph, in_shapes=f"0:{sizes}*{numbers}").tensors[0] == tagged
+    array = np.empty([shape[axis] for axis in order], np.int8).transpose(np.argsort(order))
+    assert array.shape == tuple(shape)
+    assert array.strides == tagged.stride

@@ -1,0 +1,252 @@
+"""ReLU, ReLUBackward, Quantize and Dequantize: definitions, rounding, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from backnorm.conformance.judge._pointwise import (
+    check_dequantize,
+    check_quantize,
+    check_relu,
+    check_relu_gradient,
+)
+from backnorm.errors import ArgumentError
+from backnorm.graph import build_program, parse_graph, run_program
+from backnorm.graph.pointwise import POINTWISE
+
+from .conftest import attribute, logical_tensor
+
+TYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+INTEGERS = {"s8": np.int8, "u8": np.uint8}
+
+
+def document(kind, attributes=(), *, src="f32", dst="f32", shape=(2, 3, 4), inputs=1):
+    return {
+        "version": "3.0.0",
+        "graph": [
+            {
+                "id": 0,
+                "name": "op",
+                "kind": kind,
+                "attrs": dict(attributes),
+                "inputs": [logical_tensor(id_, list(shape), src) for id_ in range(inputs)],
+                "outputs": [logical_tensor(9, list(shape), dst)],
+            }
+        ],
+    }
+
+
+def run(graph, *tensors):
+    program = build_program(parse_graph(graph))
+    return run_program(program, {str(i): array for i, array in enumerate(tensors)})["9"]
+
+
+def quantisation(scales, zps=None, qtype=None, axis=None):
+    found = {"scales": attribute("f32[]", scales)}
+    if zps is not None:
+        found["zps"] = attribute("s64[]", zps)
+    if qtype is not None:
+        found["qtype"] = attribute("string", qtype)
+    if axis is not None:
+        found["axis"] = attribute("s64", axis)
+    return found
+
+
+def checked(kind, dtype, **attributes):
+    return POINTWISE[kind].check("op", attributes, {"src": dtype, "dst": dtype})
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_relu_keeps_positive_elements_and_nan(name):
+    src = np.array([-np.inf, -1.5, -0.0, 0.0, 1.5, np.inf, np.nan], TYPES[name])
+    dst = run(document("ReLU", src=name, dst=name, shape=src.shape), src)
+    assert dst.dtype == src.dtype
+    assert list(map(str, dst.tolist())) == ["0.0", "0.0", "0.0", "0.0", "1.5", "inf", "nan"]
+    assert check_relu(src, dst).passed
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("use_dst", [0, 1, None])
+def test_gradient_passes_where_src_or_dst_is_positive(name, use_dst):
+    src = np.array([-1.0, -0.0, 0.0, 2.0**-14, 3.0, np.nan], TYPES[name])
+    dy = np.array([1, 2, 3, -4, 5, 6], TYPES[name])
+    given_ = np.maximum(src.astype(float), 0).astype(src.dtype) if use_dst != 0 else src
+    attributes = {} if use_dst is None else {"use_dst": attribute("bool", use_dst)}
+    graph = document("ReLUBackward", attributes, src=name, dst=name, shape=src.shape, inputs=2)
+    dx = run(graph, given_, dy)
+    assert dx.astype(float).tolist() == [0, 0, 0, -4, 5, 0]
+    assert check_relu_gradient(given_, dy, dx).passed
+
+
+def test_results_keep_the_layout_of_the_input(rng):
+    src = rng.normal(size=(4, 5, 6)).astype(np.float32).transpose(2, 0, 1)
+    for kind in ("ReLU", "Quantize"):
+        attributes = checked("Quantize", np.dtype(np.int8), scales=[1.0])
+        dst = POINTWISE[kind].compute(attributes, np.dtype(np.int8), src)
+        assert np.argsort(dst.strides).tolist() == np.argsort(src.strides).tolist()
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_quantize_rounds_halves_to_even_and_saturates(name):
+    src = np.float32([-1e30, -0.5, 0.5, 1.5, 2.5, 3.4999998, 200.5, np.inf])
+    dst = run(document("Quantize", quantisation([1.0]), dst=name, shape=src.shape), src)
+    limits = np.iinfo(INTEGERS[name])
+    expected = [-0.5, 0.5, 1.5, 2.5, 3.4999998, 200.5]
+    expected = [limits.min, *(min(round(v), limits.max) for v in expected), limits.max]
+    assert dst.dtype == INTEGERS[name]
+    assert dst.tolist() == expected
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3, None])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_scales_and_zero_points_are_those_of_the_axis(rng, axis, name):
+    shape = (2, 3, 4)
+    size = shape[1 if axis is None else axis]
+    scales, zps = rng.uniform(0.1, 3, size).astype(np.float32), rng.integers(0, 100, size)
+    attributes = quantisation(scales.tolist(), zps.tolist(), "per_channel", axis)
+    integers = rng.integers(0, 127, shape).astype(INTEGERS[name])
+    real = run(document("Dequantize", attributes, src=name), integers)
+    moved = np.moveaxis(integers.astype(float), 1 if axis is None else axis, -1)
+    expected = ((moved - zps) * scales.astype(float)).astype(np.float32)
+    np.testing.assert_array_equal(np.moveaxis(real, 1 if axis is None else axis, -1), expected)
+    back = run(document("Quantize", attributes, dst=name), real)
+    np.testing.assert_array_equal(back, integers)
+
+
+def test_absent_zero_points_are_zero():
+    src = np.arange(24, dtype=np.int8).reshape(2, 3, 4)
+    dst = run(document("Dequantize", quantisation([0.5]), src="s8"), src)
+    np.testing.assert_array_equal(dst, src * np.float32(0.5))
+
+
+@given(
+    arrays(np.float32, 8, elements=st.floats(-300, 300, width=32)),
+    st.floats(2.0**-20, 2.0**20, width=32),
+    st.integers(-128, 127),
+)
+def test_quantize_is_within_its_budget(src, scale, point):
+    attributes = checked("Quantize", np.dtype(np.int8), scales=[scale], zps=[point])
+    dst = POINTWISE["Quantize"].compute(attributes, np.dtype(np.int8), src)
+    verdict = check_quantize(src, dst, attributes, np.dtype(np.int8))
+    assert verdict.passed, verdict.detail
+    for real, integer in zip(src.tolist(), dst.tolist(), strict=True):
+        exact = Fraction(real) / Fraction(scale) + point
+        nearest = max(-128, min(127, round(exact)))
+        # Another integer only next to a midpoint.
+        distance = abs(abs(exact - nearest) - Fraction(1, 2))
+        near = 2.0**-23 * (abs(real / scale) + abs(float(exact)) + 1e-30)
+        assert integer == nearest or (abs(integer - nearest) == 1 and distance <= near)
+
+
+@given(arrays(np.uint8, 8), st.floats(2.0**-140, 2.0**120, width=32), st.integers(0, 255))
+def test_dequantize_is_correctly_rounded(src, scale, point):
+    attributes = checked("Dequantize", np.dtype(np.uint8), scales=[scale], zps=[point])
+    dst = POINTWISE["Dequantize"].compute(attributes, np.dtype(np.float32), src)
+    verdict = check_dequantize(src, dst, attributes)
+    assert verdict.passed, verdict.detail
+    exact = [(Fraction(int(i)) - point) * Fraction(scale) for i in src]
+    np.testing.assert_array_equal(dst, np.array(exact, float).astype(np.float32))
+
+
+def test_check_of_each_operator_rejects_a_wrong_element(rng):
+    src = rng.normal(size=64).astype(np.float32)
+    attributes = checked("Quantize", np.dtype(np.int8), scales=[0.1], zps=[3])
+    good = POINTWISE["Quantize"].compute(attributes, np.dtype(np.int8), src)
+    assert check_quantize(src, good, attributes, good.dtype).passed
+    for wrong in (good + np.int8(good == good.max()), good.astype(np.uint8), good[1:]):
+        assert not check_quantize(src, wrong, attributes, np.dtype(np.int8)).passed
+    real = POINTWISE["Dequantize"].compute(attributes, np.dtype(np.float32), good)
+    assert check_dequantize(good, real, attributes).passed
+    assert not check_dequantize(good, np.nextafter(real, np.float32(9)), attributes).passed
+    relu = np.maximum(src, 0)
+    assert not check_relu(src, np.where(relu == relu.max(), 0, relu).astype(np.float32)).passed
+    assert not check_relu_gradient(src, relu, relu + np.float32(src < 0)).passed
+
+
+def test_saturated_element_is_not_excused_by_a_large_value():
+    attributes = checked("Quantize", np.dtype(np.int8), scales=[1.0])
+    src, dst = np.float32([2.0**30]), np.int8([126])
+    assert not check_quantize(src, dst, attributes, dst.dtype).passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "types", "where", "says"),
+    [
+        ("Quantize", quantisation([1.0], [128]), ("f32", "s8"), "op.zps[0]", "-128 to 127"),
+        ("Quantize", quantisation([1.0], [-1]), ("f32", "u8"), "op.zps[0]", "0 to 255"),
+        ("Dequantize", quantisation([1.0], [-129]), ("s8", "f32"), "op.zps[0]", "-128 to 127"),
+        ("Quantize", quantisation([1.0, 2.0]), ("f32", "s8"), "op.scales", "1 per tensor"),
+        ("Quantize", quantisation([1.0], [1, 2]), ("f32", "s8"), "op.zps", "1 per tensor"),
+        ("Quantize", quantisation([]), ("f32", "s8"), "op.scales", "got 0"),
+        ("Quantize", quantisation([0.0]), ("f32", "s8"), "op.scales[0]", "positive"),
+        ("Quantize", quantisation([-1.0]), ("f32", "s8"), "op.scales[0]", "positive"),
+        ("Quantize", quantisation([1e-60]), ("f32", "s8"), "op.scales[0]", "positive"),
+        ("Quantize", quantisation([1e39]), ("f32", "s8"), "op.scales[0]", "finite"),
+        ("Quantize", {}, ("f32", "s8"), "op.scales", "got nothing"),
+        ("Quantize", quantisation([1.0], qtype="per_group"), ("f32", "s8"), "op.qtype", "per_c"),
+        ("Quantize", quantisation([1.0]), ("bf16", "s8"), "op (Quantize) src", "float32"),
+        ("Quantize", quantisation([1.0]), ("f32", "f32"), "op (Quantize) dst", "int8, uint8"),
+        ("Dequantize", quantisation([1.0]), ("s8", "f16"), "op (Dequantize) dst", "float32"),
+        ("Dequantize", quantisation([1.0]), ("f32", "f32"), "op (Dequantize) src", "int8, uint8"),
+        ("ReLU", {}, ("s8", "s8"), "op (ReLU) src", "float32, bfloat16, float16"),
+        ("ReLU", {}, ("f32", "bf16"), "op (ReLU)", "one type"),
+        ("ReLU", {"alpha": attribute("f32", 1)}, ("f32", "f32"), "op.alpha", "none"),
+        ("Quantize", {"scale": attribute("f32", 1)}, ("f32", "s8"), "op.scale", "scales, zps"),
+    ],
+)
+def test_bad_operator_is_refused_before_it_runs(kind, attributes, types, where, says):
+    graph = parse_graph(document(kind, attributes, src=types[0], dst=types[1]))
+    with pytest.raises(ArgumentError) as caught:
+        build_program(graph)
+    assert caught.value.argument == where
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "argument", "says"),
+    [
+        (quantisation([1.0] * 4, qtype="per_channel"), "scales", "3, the size of axis 1"),
+        (quantisation([1.0] * 3, [1], "per_channel"), "zps", "got 1"),
+        (quantisation([1.0] * 3, qtype="per_channel", axis=3), "axis", "-3 to 2"),
+        (quantisation([1.0] * 3, qtype="per_channel", axis=-4), "axis", "-3 to 2"),
+    ],
+)
+def test_values_that_do_not_fit_the_shape_are_refused(attributes, argument, says):
+    with pytest.raises(ArgumentError) as caught:
+        run(document("Quantize", attributes, dst="s8"), np.zeros((2, 3, 4), np.float32))
+    assert caught.value.argument == argument
+    assert says in str(caught.value)
+
+
+def test_nan_is_not_quantised():
+    with pytest.raises(ArgumentError, match="src: cannot be quantised; got NaN"):
+        run(document("Quantize", quantisation([1.0]), dst="s8", shape=(1,)), np.float32([np.nan]))
+
+
+def test_use_dst_must_be_a_boolean():
+    with pytest.raises(ArgumentError, match=r"op.use_dst: must be a boolean"):
+        POINTWISE["ReLUBackward"].check("op", {"use_dst": "yes"}, {})
+
+
+def test_gradient_of_another_shape_is_refused():
+    graph = document("ReLUBackward", src="f32", inputs=2)
+    graph["graph"][0]["inputs"][1] = logical_tensor(1, [2, 3, 5])
+    with pytest.raises(ArgumentError, match="diff_dst: must have the shape of src"):
+        run(graph, np.ones((2, 3, 4), np.float32), np.ones((2, 3, 5), np.float32))
+
+
+@pytest.mark.parametrize("kind", ["BatchNormInference", "BatchNormTrainingBackward"])
+def test_integers_are_refused_where_no_quantize_is(backward, kind):
+    backward["graph"][0]["inputs"][0]["dtype"] = "s8"
+    backward["graph"][0]["kind"] = kind
+    if kind == "BatchNormInference":
+        backward["graph"][0]["outputs"] = backward["graph"][0]["outputs"][:1]
+    with pytest.raises(ArgumentError, match=r"src: unsupported element type; got int8"):
+        build_program(parse_graph(backward))
