@@ -37,8 +37,8 @@ CANONICAL = """\
 ## The canonical operator
 
 The operands and results of every operation (`backnorm/signature.py`). An array of the kind *data*
-has the shape and the element type of x. A *channel* array has one value per channel, in x's type, or
-also in float32 if x has 16 bits. A *mask* has one bit per element.
+has the shape and the element type of x. A *channel* array has one value per channel, in x's type,
+or also in float32 if x has 16 bits. A *mask* has one bit per element.
 """
 
 FUNCTIONS = """\
