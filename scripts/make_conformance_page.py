@@ -1,4 +1,4 @@
-"""Write the tables of docs/conformance.md and its picture from docs/conformance.json.
+"""Write the tables of docs/conformance.md, its picture and the README's from docs/conformance.json.
 
 With --measure: run every implementation first (five minutes; all of the dependency group
 `test` has to be installed), and write docs/conformance.json. With --check: say whether the page is
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "docs" / "conformance.json"
 PAGE = ROOT / "docs" / "conformance.md"
 PICTURE = ROOT / "docs" / "conformance.svg"
+OVERVIEW = ROOT / "docs" / "error.svg"
 
 # Labels and colours of the picture's implementations, the worst last.
 _DRAWN = {"backnorm": ("backnorm", "#0072b2"), "torch": ("PyTorch", "#e69f00"),
@@ -159,6 +160,36 @@ def draw(points: dict[str, list[list[float]]], path: Path) -> None:
     plt.close(figure)
 
 
+def draw_overview(points: dict[str, list[list[float]]], path: Path) -> None:
+    """Draw the largest error of each implementation by decade of the condition number."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams |= {"svg.hashsalt": "backnorm", "svg.fonttype": "none"}
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    decades = np.arange(6)
+    for name in reversed(_DRAWN):
+        label, colour = _DRAWN[name]
+        conditions, errors = np.array(points[name]).T
+        decade = np.floor(np.log10(conditions)).astype(int)
+        worst = [errors[decade == each].max() for each in decades]
+        # Two implementations have nearly the same errors: dashes leave the line below in sight.
+        style = "o--" if name == "torch" else "o-"
+        axes.semilogy(decades, worst, style, color=colour, lw=2, label=label)
+    axes.set_xticks(decades, [f"10$^{each}$ to 10$^{each + 1}$" for each in decades])
+    axes.set(
+        xlabel="how strongly the terms of an element cancel (condition number)",
+        ylabel="relative error of dx, float32",
+        title="Largest error of the input gradient",
+    )
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
 def main() -> int:
     """Write the page and its picture, or with --check say whether the page is current."""
     if "--measure" in sys.argv[1:]:
@@ -166,6 +197,7 @@ def main() -> int:
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     if "--check" not in sys.argv[1:]:
         draw(result["points"], PICTURE)
+        draw_overview(result["points"], OVERVIEW)
     return write_or_check({PAGE: page(PAGE.read_text(encoding="utf-8"), result)})
 
 

@@ -1,9 +1,10 @@
-"""Write the tables and plots of README.md and docs/performance.md from the results in docs/bench.
+"""Write the tables and plots of the pages of measurements from the results in docs/bench.
 
 zen5.json is the result of `operator` that the README shows; the others of that kind are of other
-machines. models.json is of whole models, models-of-*.json of the same on other machines, and
-models-frameworks-*.json of models of other frameworks. Text between the markers is replaced, all
-other text stays. With --check: report the pages that are not current, and write nothing.
+machines. models.json is of whole models, models-of-*.json of the same on other machines,
+models-frameworks-*.json of models of other frameworks, and models-versions.json of two versions.
+Text between the markers is replaced, all other text stays. With --check: report the pages that
+are not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -40,13 +41,16 @@ from scripts.generated import between
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = Path("docs/bench")
-RESULT, MODELS = "zen5.json", "models.json"
+RESULT, MODELS, VERSIONS = "zen5.json", "models.json", "models-versions.json"
+MEASURED = "docs/measurements"
 
 # What is shown cell by cell: the operator that the project is about, and the type that most train
 # in.
 _OP, _DTYPE = "backward", "float32"
 _KIND = ["op", "dtype"]
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+_CHANNELS = {"NCX": "channels first", "NXC": "channels last"}
 
 _CALL = "a call from Python costs more than the work; oneDNN's primitive is made beforehand"
 # Why cells are as they are, by the number of caches that x is larger than (a core's, the shared
@@ -96,20 +100,25 @@ _VARIANTS = {
     "fused, float32": "backnorm-fused-float32",
 }
 _LEGEND = (
-    "Training steps in float32, if the batch does not say bfloat16 (autocast), in turns; our time "
-    "over that of the same step with PyTorch's layers, below 1 we are faster: `convert(model)`; "
-    "with `fuse=True`; and `convert(model)` beside PyTorch's, both under `torch.compile`. Layers "
-    "is how many of batch normalisation are ours; share that of normalisation, activations and "
-    "additions in PyTorch's eager step, so what a step could gain at most; normalisation the eager "
-    "fused model's time in them over PyTorch's, memory what its steps add to the resident memory, "
-    "error the distance of all gradients from those in float64: a hundred times as much or as "
-    "little is an element or two on the other side of a ReLU.\n"
+    "Training steps in float32, or in bfloat16 under autocast where the batch says so. Each ratio "
+    "is the time of backnorm divided by that of the same step with PyTorch's layers.\n\n"
+    "- **layers**: how many layers `convert` replaced.\n"
+    "- **share**: part of PyTorch's eager step that its normalisations, activations and additions "
+    "take. No layer can save more.\n"
+    "- **ours**, **fused**: `convert(model)`, and with `fuse=True`; both eager.\n"
+    "- **ours compiled**: `convert(model)` under `torch.compile`, divided by PyTorch's compiled "
+    "step.\n"
+    "- **normalisation**: time in the operators counted in *share*, fused model over PyTorch's.\n"
+    "- **memory**: what a fused step adds to the resident memory, over PyTorch's.\n"
+    "- **error**: distance of all gradients from a float64 run, relative to PyTorch's. Values far "
+    "from 1 come from a few elements that change sign at a ReLU.\n"
 )
 
 
 _MODELS_PLOT = (
-    "![Our step over that with PyTorch's layers, a line for each case of the table above, a mark "
-    f"for each variant: left of the line we are faster.]({BENCH.name}/models.png)\n"
+    "![Training step with backnorm over that with PyTorch's layers: a row for each case of the "
+    "table above, a mark for each variant. backnorm is faster left of the line.]"
+    f"(../{BENCH.name}/models.png)\n"
 )
 
 
@@ -125,17 +134,23 @@ def pages(root: Path) -> dict[Path, str]:
     of_models = [MODELS, *(name for name in results if name.startswith("models-of-"))]
     tables = [_models_table(results[name]) for name in of_models]
     others = [r for name, r in results.items() if name.startswith("models-frameworks-")]
+    kinds = _kinds(_compared(frame), _caches(result))
     parts = {
         "README.md": {
-            "bench": _readme(result, frame),
-            "models": "\n".join([_LEGEND, tables[0]]),
+            "numbers": _numbers(results[VERSIONS], results[MODELS], others, result, kinds),
         },
         "docs/performance.md": {
-            "bench": _performance(result, frame),
+            "operator": _operator(result, frame, kinds),
+            "steps": _steps({name: results[name] for name in of_models}),
+        },
+        f"{MEASURED}/training-steps.md": {
+            "versions": _versions_table(results[VERSIONS]),
             "models": "\n".join([_LEGEND, tables[0], _MODELS_PLOT, *tables[1:]]),
             "frameworks": _frameworks(others),
-            "machines": _machines(machines, frames),
         },
+        f"{MEASURED}/operator.md": {"bench": _cell_by_cell(result, frame)},
+        f"{MEASURED}/slower.md": {"slower": _slower(result, frame)},
+        f"{MEASURED}/machines.md": {"machines": _machines(machines, frames)},
     }
     found = {}
     for name, of_page in parts.items():
@@ -187,76 +202,167 @@ def _versions(result: Result) -> str:
     return ", ".join(f"{name} {text}" for name, text in result.environment["versions"].items())
 
 
-def _readme(result: Result, frame: pd.DataFrame) -> str:
-    chosen = frame[(frame.op == _OP) & (frame["dtype"] == _DTYPE)]
+def _compared(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of `_OP` and `_DTYPE` that a peer computes, too."""
+    return frame[(frame.op == _OP) & (frame["dtype"] == _DTYPE) & frame.ratio.notna()]
+
+
+def _numbers(
+    versions: Result,
+    models: Result,
+    frameworks: Iterable[Result],
+    result: Result,
+    kinds: Iterable[_Kind],
+) -> str:
+    """Return a line for each kind of measurement: mean, best and worst ratio."""
+    compiled = column(models.frame, "backnorm-compiled.ratio") / column(
+        models.frame, "torch-compiled.ratio"
+    )
+    own = pd.concat([column(r.frame, "backnorm.ratio") for r in frameworks])
+    sets = {
+        "training step, `fuse=True`": versions.frame["default.this.ratio"],
+        "the same, an allocator that keeps memory": versions.frame["keeping.this.ratio"],
+        "training step under Inductor": compiled,
+        "training step in flax and Keras": own,
+        **{
+            f"gradient, x {kind.size}, {_CHANNELS[kind.layout]}": kind.cells.ratio for kind in kinds
+        },
+    }
+    ratios_of = {name: found.dropna() for name, found in sets.items()}
+    table = pd.DataFrame(
+        {
+            "what is timed": list(ratios_of),
+            "cases": [len(found) for found in ratios_of.values()],
+            "mean": [f"**{_mean(found)}**" for found in ratios_of.values()],
+            "best": [ratio_text(found.min()) for found in ratios_of.values()],
+            "worst": [ratio_text(found.max()) for found in ratios_of.values()],
+        }
+    )
+    return f"{markdown(table)}"
+
+
+def _operator(result: Result, frame: pd.DataFrame, kinds: Iterable[_Kind]) -> str:
+    chosen = _compared(frame)
     means = frame[frame.suite != SWEEP].groupby(_KIND, observed=True).ratio.agg(geometric_mean)
     texts = (
         f"{op} {', '.join(f'{ratio_text(each)} in {dtype}' for (_, dtype), each in found.items())}"
         for op, found in means.groupby(level="op", observed=True)
     )
-    kinds = markdown(_kinds(chosen[chosen.ratio.notna()], _caches(result)))
     return (
-        f"{_where(result)}. `batch_norm_backward`, {_DTYPE}: our time over that of the fastest "
-        "of PyTorch, TensorFlow, JAX, oneDNN and NumPy in the same cell; below 1 we are "
-        "faster. For every kind of array the geometric mean, and the cells where we do best "
-        "and worst; sizes are those of a core's cache and of the one that all share.\n\n"
-        f"{kinds}\n"
-        f"Of {len(chosen)} cells a peer is faster in {(chosen.ratio > 1).sum()}. "
+        f"{_where(result)}.\n\n{markdown(_kinds_table(kinds))}\n"
+        f"A peer is faster in {(chosen.ratio > 1).sum()} of {len(chosen)} cells. "
         f"Means of all operations and types: {'; '.join(texts)}.\n\n"
-        f"{_plot(f'{BENCH}/operator.png')}"
+        f"{_plot(f'{BENCH.name}/operator.png')}"
     )
 
 
 def _plot(path: str) -> str:
     return (
-        f"![Our time over the best peer's in every cell, float32, by the size of x: a mark a cell, "
-        f"below the line we are faster. The tables have the values.]({path})\n"
+        "![Time of backnorm over that of the fastest peer for every cell in float32, by the size "
+        f"of x. backnorm is faster below the line.]({path})\n"
     )
 
 
-def _kinds(compared: pd.DataFrame, caches: Iterable[int]) -> pd.DataFrame:
-    """Return a line for every key of `_WHY` that some of the compared cells are of."""
-    sizes = [f"up to {bytes_text(size)}" for size in caches] + ["larger"]
+class _Kind(NamedTuple):
+    """Cells of arrays of one range of sizes and one layout."""
+
+    size: str
+    layout: str
+    cells: pd.DataFrame
+    why: str
+
+
+def _kinds(compared: pd.DataFrame, caches: Iterable[int]) -> list[_Kind]:
+    """Return the compared cells, grouped by the keys of `_WHY`."""
+    texts = [bytes_text(size) for size in caches]
+    sizes = [*(f"up to {text}" for text in texts), f"above {texts[-1]}"]
     larger_than = sum((compared.nbytes > size).astype(int) for size in caches)
-    best = beside_best(compared)
-    texts = (
-        compared.ratio.map(ratio_text)
-        + ": "
-        + compared["shape"].map(shape_text)
-        + ", "
-        + (best.ours + " ms, " + best.peer + " " + best.time + " ms")
-    )
-    lines = [
-        (
-            sizes[kind[0]],
-            kind[1],
-            len(found),
-            f"**{ratio_text(geometric_mean(found.ratio))}**",
-            *(texts[at] for at in (found.ratio.idxmin(), found.ratio.idxmax())),
-            _WHY[kind],
-        )
+    return [
+        _Kind(sizes[kind[0]], kind[1], found, _WHY[kind])
         for kind, found in compared.groupby([larger_than, compared.layout])
     ]
+
+
+def _kinds_table(kinds: Iterable[_Kind]) -> pd.DataFrame:
+    lines = []
+    for kind in kinds:
+        ratio = kind.cells.ratio
+        best = beside_best(kind.cells)
+        texts = (
+            ratio.map(ratio_text)
+            + ": "
+            + kind.cells["shape"].map(shape_text)
+            + ", "
+            + (best.ours + " ms, " + best.peer + " " + best.time + " ms")
+        )
+        lines.append(
+            (
+                kind.size,
+                kind.layout,
+                len(kind.cells),
+                f"**{ratio_text(geometric_mean(ratio))}**",
+                *(texts[at] for at in (ratio.idxmin(), ratio.idxmax())),
+                kind.why,
+            )
+        )
     columns = ["size of x", "layout", "cells", "mean", "best cell", "worst cell", "why"]
     return pd.DataFrame(lines, columns=columns)
 
 
-def _performance(result: Result, frame: pd.DataFrame) -> str:
-    chosen = frame[(frame.op == _OP) & (frame["dtype"] == _DTYPE) & (frame.suite != SWEEP)]
-    lost = frame[frame.ratio > 1].sort_values("ratio", ascending=False, kind="stable")
+def _steps(results: Mapping[str, Result]) -> str:
+    """Return a line for each run of models: the mean, best and worst step."""
+    lines = []
+    for name, result in results.items():
+        frame = result.frame
+        large = " 16 x 224" if frame["shape"].str.endswith("224,224").all() else ""
+        fused = column(frame, "backnorm-fused.ratio").dropna()
+        compiled = column(frame, "backnorm-compiled.ratio") / column(frame, "torch-compiled.ratio")
+        lines.append(
+            (
+                f"[{_where_text(result.environment)}, {frame.precision.iloc[0]}{large}]"
+                f"({BENCH.name}/{name})",
+                len(fused),
+                f"**{_mean(fused)}**" if len(fused) else DASH,
+                f"{ratio_text(fused.min())} to {ratio_text(fused.max())}" if len(fused) else DASH,
+                _mean(compiled) if compiled.notna().any() else DASH,
+            )
+        )
+    columns = ["run", "cases", "mean, fused", "range, fused", "mean, compiled"]
+    return markdown(pd.DataFrame(lines, columns=columns))
+
+
+def _versions_table(result: Result) -> str:
+    frame = result.frame
+    table = pd.DataFrame({"model": frame.model, "layout": frame.layout})
+    means = ["geometric mean", ""]
+    for allocator in ("default", "keeping"):
+        table[f"PyTorch, {allocator}"] = frame[f"{allocator}.torch.step"].map(_whole_milliseconds)
+        means.append("")
+        for version in ("before", "this"):
+            found = frame[f"{allocator}.{version}.ratio"]
+            table[f"{version}, {allocator}"] = found.map(ratio_text)
+            means.append(f"**{_mean(found)}**")
+    table.loc[len(table)] = means
+    return f"{_where(result)}.\n\n{markdown(table)}"
+
+
+def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:
+    chosen = _compared(frame)
     return "\n".join(
         [
-            f"{_where(result)}. All numbers: [bench/{RESULT}](bench/{RESULT}).\n",
+            f"{_where(result)}. All numbers: [bench/{RESULT}](../bench/{RESULT}).\n",
             "## Means\n",
             markdown(_means(frame, frame.nbytes > _caches(result)[-1])),
             f"## {_OP}, {_DTYPE}\n",
-            markdown(_by_shape(chosen)),
-            "## Losing cells\n",
-            markdown(_losing(lost)) if len(lost) else "No peer is faster anywhere.\n",
-            "## Plot\n",
-            _plot("bench/operator.png"),
+            markdown(_by_shape(chosen[chosen.suite != SWEEP])),
         ]
     )
+
+
+def _slower(result: Result, frame: pd.DataFrame) -> str:
+    lost = frame[frame.ratio > 1].sort_values("ratio", ascending=False, kind="stable")
+    count = f"A peer is faster in {len(lost)} of {frame.ratio.count()} cells.\n"
+    return f"{_where(result)}. {count}\n{markdown(_losing(lost)) if len(lost) else ''}"
 
 
 def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
@@ -336,7 +442,7 @@ def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame])
         parts += [
             f"### {heading}\n",
             f"{' a core, '.join(sizes)} shared; calls in a row; {_versions(result)}. "
-            f"All {len(frames[name])} cells: [bench/{name}](bench/{name}).\n",
+            f"All {len(frames[name])} cells: [bench/{name}](../bench/{name}).\n",
             *(markdown(_by_layout(frame, kind)) for kind in ("float32", "16 bits")
               if (frame.kind == kind).any()),
         ]  # fmt: skip
@@ -422,7 +528,8 @@ def _models_table(result: Result) -> str:
         means.append("" if quantity == "error" else mean)
     table = pd.DataFrame(texts)
     table.loc[len(table)] = means
-    return f"{_where(result)}:\n\n{markdown(table)}"
+    measured = ~table.isin([DASH, ""]).all()
+    return f"{_where(result)}:\n\n{markdown(table.loc[:, measured])}"
 
 
 def _frameworks(results: Iterable[Result]) -> str:

@@ -4,7 +4,7 @@ A plan is a function of metadata: `plan` reads no array and no environment varia
 nothing. The bits of a result depend on chunks and blocks alone, which follow from the shape. Tiles,
 items, groups, stores and threads change only the speed, and may depend on the machine.
 
-The measurement behind every rule is in docs/performance.md, under "The rules of the CPU's plan".
+The measurements behind the rules are in docs/decisions.
 """
 
 from __future__ import annotations
