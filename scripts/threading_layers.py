@@ -1,6 +1,6 @@
 """Try what each way of running threads does in the situations that a library meets.
 
-Run it with ``python scripts/threading_layers.py``; docs/decisions/own-threads.md quotes what it printed.
+Run it with ``python scripts/threading_layers.py``; docs/decisions/own-threads.md quotes its output.
 Each trial is a process of its own, because some of them end it.
 """
 
