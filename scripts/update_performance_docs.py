@@ -132,7 +132,7 @@ def pages(root: Path) -> dict[Path, str]:
     frames = {name: _cells(result) for name, result in machines.items()}
     result, frame = machines[RESULT], frames[RESULT]
     of_models = [MODELS, *(name for name in results if name.startswith("models-of-"))]
-    tables = [_models_table(results[name]) for name in of_models]
+    runs = {name: results[name] for name in of_models}
     others = [r for name, r in results.items() if name.startswith("models-frameworks-")]
     kinds = _kinds(_compared(frame), _caches(result))
     parts = {
@@ -141,11 +141,12 @@ def pages(root: Path) -> dict[Path, str]:
         },
         "docs/performance.md": {
             "operator": _operator(result, frame, kinds),
-            "steps": _steps({name: results[name] for name in of_models}),
+            "steps": _steps(runs.values()),
         },
         f"{MEASURED}/training-steps.md": {
             "versions": _versions_table(results[VERSIONS]),
-            "models": "\n".join([_LEGEND, tables[0], _MODELS_PLOT, *tables[1:]]),
+            "models": "\n".join([_LEGEND, _models_table(results[MODELS]), _MODELS_PLOT]),
+            "runs": _runs(runs),
             "frameworks": _frameworks(others),
         },
         f"{MEASURED}/operator.md": {"bench": _cell_by_cell(result, frame)},
@@ -309,26 +310,38 @@ def _kinds_table(kinds: Iterable[_Kind]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=columns)
 
 
-def _steps(results: Mapping[str, Result]) -> str:
-    """Return a line for each run of models: the mean, best and worst step."""
+def _steps(results: Iterable[Result]) -> str:
+    """Return a line for each machine, batch and precision: mean, best and worst step."""
     lines = []
-    for name, result in results.items():
-        frame = result.frame
-        large = " 16 x 224" if frame["shape"].str.endswith("224,224").all() else ""
-        fused = column(frame, "backnorm-fused.ratio").dropna()
-        compiled = column(frame, "backnorm-compiled.ratio") / column(frame, "torch-compiled.ratio")
-        lines.append(
-            (
-                f"[{_where_text(result.environment)}, {frame.precision.iloc[0]}{large}]"
-                f"({BENCH.name}/{name})",
-                len(fused),
-                f"**{_mean(fused)}**" if len(fused) else DASH,
-                f"{ratio_text(fused.min())} to {ratio_text(fused.max())}" if len(fused) else DASH,
-                _mean(compiled) if compiled.notna().any() else DASH,
+    for result in results:
+        frame, where = result.frame, result.environment
+        size = frame["shape"].str.endswith("224,224").map({True: "16 x 224", False: "8 x 160"})
+        for (precision, batch), cases in frame.groupby([frame.precision, size]):
+            fused = column(cases, "backnorm-fused.ratio").dropna()
+            ours = column(cases, "backnorm-compiled.ratio")
+            compiled = (ours / column(cases, "torch-compiled.ratio")).dropna()
+            lines.append(
+                {
+                    "machine": where.get("microarchitecture") or where["cpu"],
+                    "threads": where["threads"],
+                    "batch": f"{batch}, {precision}",
+                    **_summary("fused", fused),
+                    **_summary("compiled", compiled),
+                }
             )
-        )
-    columns = ["run", "cases", "mean, fused", "range, fused", "mean, compiled"]
-    return markdown(pd.DataFrame(lines, columns=columns))
+    table = pd.DataFrame(lines).sort_values(["machine", "threads", "batch"], kind="stable")
+    return markdown(table)
+
+
+def _summary(name: str, ratio: pd.Series) -> dict[str, str]:
+    if ratio.empty:
+        return {f"{name}, cases": DASH, f"{name}, mean": DASH, f"{name}, range": DASH}
+    least, most = ratio_text(ratio.min()), ratio_text(ratio.max())
+    return {
+        f"{name}, cases": str(len(ratio)),
+        f"{name}, mean": f"**{_mean(ratio)}**",
+        f"{name}, range": f"{least} to {most}",
+    }
 
 
 def _versions_table(result: Result) -> str:
@@ -530,6 +543,28 @@ def _models_table(result: Result) -> str:
     table.loc[len(table)] = means
     measured = ~table.isin([DASH, ""]).all()
     return f"{_where(result)}:\n\n{markdown(table.loc[:, measured])}"
+
+
+def _runs(results: Mapping[str, Result]) -> str:
+    """Return a line for each case, and a column for each machine and number of threads."""
+    columns: dict[str, dict[str, str]] = {}
+    for result in results.values():
+        frame, where = result.frame, result.environment
+        batch = frame["shape"].map(_images)
+        batch = batch.where(frame.precision == "float32", batch + " " + frame.precision)
+        cases = frame.model + " " + batch + " " + frame.layout
+        found = {
+            "": column(frame, "backnorm-fused.ratio"),
+            ", compiled": column(frame, "backnorm-compiled.ratio")
+            / column(frame, "torch-compiled.ratio"),
+        }
+        run = f"{where.get('microarchitecture') or 'Xeon'}, {where['threads']}"
+        for kind, ratio in found.items():
+            texts = dict(zip(cases, ratio.map(ratio_text), strict=True))
+            known = {case: text for case, text in texts.items() if text != DASH}
+            columns[run + kind] = known | columns.get(run + kind, {})
+    table = pd.DataFrame({name: each for name, each in columns.items() if each}).sort_index()
+    return markdown(table.fillna("").rename_axis("case").reset_index())
 
 
 def _frameworks(results: Iterable[Result]) -> str:
