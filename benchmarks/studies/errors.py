@@ -1,4 +1,4 @@
-"""How far off float32 results are: the tables of docs/explanation/exactness.md.
+"""How far off float32 results are: the tables of docs/measurements/errors.md.
 
 Gradients of each contestant of `operator`, from the same arrays and statistics, each in a process
 of its own. ``--compiled``: layers of PyTorch and ours under `torch.compile`, each with the

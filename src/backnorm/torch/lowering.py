@@ -9,7 +9,7 @@ again in the backward pass.
 
 Elements are computed in the arithmetic of the call, by default in float32, because Inductor's code
 in float64 takes twice as long. The float32 results are nearer to the exact ones than those that
-Inductor computes for PyTorch's layers (measured in `docs/explanation/exactness.md`). Where the
+Inductor computes for PyTorch's layers (measured in `docs/measurements/errors.md`). Where the
 range of float32 is not enough, backnorm's kernels compute in float64; Inductor's code does not.
 """
 
