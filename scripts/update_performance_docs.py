@@ -311,37 +311,37 @@ def _kinds_table(kinds: Iterable[_Kind]) -> pd.DataFrame:
 
 
 def _steps(results: Iterable[Result]) -> str:
-    """Return a line for each machine, batch and precision: mean, best and worst step."""
-    lines = []
+    """Return a line for each machine, batch and precision: mean and range of the steps."""
+    lines: dict[tuple[str, int, str], dict[str, str]] = {}
     for result in results:
         frame, where = result.frame, result.environment
         size = frame["shape"].str.endswith("224,224").map({True: "16 x 224", False: "8 x 160"})
         for (precision, batch), cases in frame.groupby([frame.precision, size]):
-            fused = column(cases, "backnorm-fused.ratio").dropna()
             ours = column(cases, "backnorm-compiled.ratio")
-            compiled = (ours / column(cases, "torch-compiled.ratio")).dropna()
-            lines.append(
-                {
-                    "machine": where.get("microarchitecture") or where["cpu"],
-                    "threads": where["threads"],
-                    "batch": f"{batch}, {precision}",
-                    **_summary("fused", fused),
-                    **_summary("compiled", compiled),
-                }
-            )
-    table = pd.DataFrame(lines).sort_values(["machine", "threads", "batch"], kind="stable")
-    return markdown(table)
+            steps = {
+                "fused": column(cases, "backnorm-fused.ratio").dropna(),
+                "compiled": (ours / column(cases, "torch-compiled.ratio")).dropna(),
+            }
+            found = {name: _summary(ratio) for name, ratio in steps.items() if len(ratio) > 1}
+            key = (_machine(where), where["threads"], f"{batch}, {precision}")
+            lines[key] = lines.get(key, {}) | found
+    table = [
+        {"processor": key[0], "threads": str(key[1]), "batch": key[2], "fused": DASH} | found
+        for key, found in sorted(lines.items())
+        if found
+    ]
+    return markdown(pd.DataFrame(table).fillna(DASH))
 
 
-def _summary(name: str, ratio: pd.Series) -> dict[str, str]:
-    if ratio.empty:
-        return {f"{name}, cases": DASH, f"{name}, mean": DASH, f"{name}, range": DASH}
+def _summary(ratio: pd.Series) -> str:
     least, most = ratio_text(ratio.min()), ratio_text(ratio.max())
-    return {
-        f"{name}, cases": str(len(ratio)),
-        f"{name}, mean": f"**{_mean(ratio)}**",
-        f"{name}, range": f"{least} to {most}",
-    }
+    return f"**{_mean(ratio)}** ({least} to {most}, {len(ratio)} cases)"
+
+
+def _machine(where: Mapping[str, Any]) -> str:
+    """Return the name of a processor's kind for people."""
+    kind = where.get("microarchitecture") or "Intel Xeon"
+    return str(kind).replace("znver", "AMD Zen ")
 
 
 def _versions_table(result: Result) -> str:
@@ -558,7 +558,7 @@ def _runs(results: Mapping[str, Result]) -> str:
             ", compiled": column(frame, "backnorm-compiled.ratio")
             / column(frame, "torch-compiled.ratio"),
         }
-        run = f"{where.get('microarchitecture') or 'Xeon'}, {where['threads']}"
+        run = f"{_machine(where)}, {where['threads']}"
         for kind, ratio in found.items():
             texts = dict(zip(cases, ratio.map(ratio_text), strict=True))
             known = {case: text for case, text in texts.items() if text != DASH}
