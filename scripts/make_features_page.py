@@ -34,17 +34,15 @@ FRAMEWORKS = {
 INTRODUCTION = """\
 # What works in which framework
 
-*yes* stands where a test shows it beside the framework's own operator or layer; the tests are named
-below the table. Elsewhere the cell says why not; a dash stands where the framework has no such
-thing. This page is generated from `tests/frameworks/features.toml` by
-`scripts/make_features_page.py`.
+For users who compare frameworks. *yes* means that a test shows it beside the framework's own
+operator or layer; `tests/frameworks/features.toml` names the tests. Other cells say why not; a dash
+means that the framework has no such thing. `scripts/make_features_page.py` generates this page.
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    found = features()
-    return "\n".join([INTRODUCTION, *_table(found), "\n## Shown by\n", *_tests(found)]) + "\n"
+    return "\n".join([INTRODUCTION, *_table(features())]) + "\n"
 
 
 @functools.cache
@@ -67,16 +65,6 @@ def _cell(found: dict[str, Any]) -> str:
     if "tests" in found:
         return f"yes; {found['but']}" if "but" in found else "yes"
     return f"no: {found['no']}" if "no" in found else "-"
-
-
-def _tests(features: list[dict[str, Any]]) -> Iterator[str]:
-    for feature in features:
-        shown = [
-            f"{framework}: {', '.join(f'`{test}`' for test in feature[framework]['tests'])}"
-            for framework in FRAMEWORKS
-            if "tests" in feature[framework]
-        ]
-        yield f"- **{feature['name']}.** " + "; ".join(shown) + "."
 
 
 def missing() -> Iterator[str]:
