@@ -482,7 +482,7 @@ def _by_layout(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
     frame = frame[frame.kind == kind]
     lines = []
     for op, of_op in frame.groupby("op", observed=True):
-        for layout, found in (*of_op.groupby("layout"), ("both", of_op)):
+        for layout, found in of_op.groupby("layout"):
             line = {kind: f"{op}, {layout}"}
             best = f"{_mean(found.ratio)} ({_above(found.ratio)})"
             peers = {LABELS[peer]: _beside(found[peer]) for peer in _PEERS}
@@ -590,10 +590,10 @@ def _frameworks(results: Iterable[Result]) -> str:
     named = ", ".join(f"{name} {text}" for name, text in versions.items())
     cpu, _, day = _where_text(where).rsplit(", ", 2)
     return (
-        f"{cpu}, {day}; {named}. Training steps in float32, "
-        "channels last, in turns; our time over that of the same step with the framework's own "
-        "layers, below 1 we are faster, and in brackets the middle three fifths of a step's "
-        f"times over their median.\n\n{markdown(pd.DataFrame(lines, columns=headings))}"
+        f"{cpu}, {day}; {named}. Training steps in float32, channels last, in turns. A ratio is the "
+        "step with backnorm's layers over that with the framework's own. In brackets: the 20th and "
+        "80th percentile of a step's times over their median.\n\n"
+        f"{markdown(pd.DataFrame(lines, columns=headings))}"
     )
 
 
