@@ -590,9 +590,9 @@ def _frameworks(results: Iterable[Result]) -> str:
     named = ", ".join(f"{name} {text}" for name, text in versions.items())
     cpu, _, day = _where_text(where).rsplit(", ", 2)
     return (
-        f"{cpu}, {day}; {named}. Training steps in float32, channels last, in turns. A ratio is the "
-        "step with backnorm's layers over that with the framework's own. In brackets: the 20th and "
-        "80th percentile of a step's times over their median.\n\n"
+        f"{cpu}, {day}; {named}. Training steps in float32, channels last, in turns. A ratio is "
+        "the step with backnorm's layers over that with the framework's own. In brackets: the 20th "
+        "and 80th percentile of a step's times over their median.\n\n"
         f"{markdown(pd.DataFrame(lines, columns=headings))}"
     )
 
