@@ -42,3 +42,10 @@ def test_every_file_that_the_readme_names_exists():
     assert named
     for name in named:
         assert (ROOT / name).exists(), name
+
+
+def test_no_page_installs_a_project_of_that_name():
+    # The name is not registered: another project could be installed under it.
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pip install (?:-\S+ )*['\"]?backnorm\b", text), path
