@@ -373,9 +373,16 @@ def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:
 
 
 def _slower(result: Result, frame: pd.DataFrame) -> str:
+    """Return the cells in which a peer is faster, by operation, type and layout."""
     lost = frame[frame.ratio > 1].sort_values("ratio", ascending=False, kind="stable")
-    count = f"A peer is faster in {len(lost)} of {frame.ratio.count()} cells.\n"
-    return f"{_where(result)}. {count}\n{markdown(_losing(lost)) if len(lost) else ''}"
+    parts = [f"{_where(result)}. A peer is faster in {len(lost)} of {frame.ratio.count()} cells.\n"]
+    for (op, dtype), cells in lost.groupby(_KIND, observed=True):
+        parts.append(f"## {op}, {dtype}\n")
+        for layout, found in cells.groupby("layout"):
+            best = beside_best(found)
+            texts = found["shape"].map(shape_text) + " " + found.ratio.map(ratio_text)
+            parts.append(f"**{layout}**: {', '.join(texts + ' ' + best.peer)}.\n")
+    return "\n".join(parts)
 
 
 def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
@@ -420,20 +427,6 @@ def _by_shape(frame: pd.DataFrame) -> pd.DataFrame:
         side.loc["geometric mean"] = ["", "", f"**{ratio_text(geometric_mean(found.ratio))}**"]
         sides.append(side.reindex(shapes, fill_value=DASH))
     return pd.concat(sides, axis=1).rename_axis("shape").reset_index()
-
-
-def _losing(lost: pd.DataFrame) -> pd.DataFrame:
-    best = beside_best(lost)
-    shapes = " (" + lost["shape"] + ") " + lost.layout + " " + lost["dtype"].astype(str)
-    return pd.DataFrame(
-        {
-            "cell": lost.op.astype(str) + shapes,
-            "ours, ms": best.ours,
-            "best peer": best.peer + " (" + best.form + ")",
-            "ms": best.time,
-            "ratio": lost.ratio.map(ratio_text),
-        }
-    )
 
 
 def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame]) -> str:
