@@ -2,7 +2,8 @@
 
 `@pytest.mark.covering(strength)` keeps a selection in which every `strength` values of different
 parameters meet in some parameter set (a covering array); the other sets become `long`. Strength 0
-keeps one set.
+keeps one set. `covering(strength, facets={"name": function})` takes the tuple that the function
+returns of a value for as many parameters.
 """
 
 from __future__ import annotations
@@ -26,13 +27,23 @@ def pytest_collection_modifyitems(items):
         if marker is not None and not rare and hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0], *marker.args].append(item)
     for (name, strength), matrix in tests.items():
-        # Values need not be comparable; the sets of a matrix share the objects.
-        values = [{n: id(value) for n, value in item.callspec.params.items()} for item in matrix]
-        combinations = [combinations_of(each, strength) for each in values]
+        combinations = [combinations_of(values_of(item), strength) for item in matrix]
         kept = covering(combinations, random.Random(name))
         for number, item in enumerate(matrix):
             if number not in kept:
                 item.add_marker(pytest.mark.long)
+
+
+def values_of(item):
+    """Return what stands for the value of each parameter, and of each facet of one."""
+    facets, values = item.get_closest_marker("covering").kwargs.get("facets", {}), {}
+    for name, value in item.callspec.params.items():
+        if name in facets:
+            values |= {f"{name} {k}": facet for k, facet in enumerate(facets[name](value))}
+        else:
+            # Values need not be comparable; the sets of a matrix share the objects.
+            values[name] = id(value)
+    return values
 
 
 def covering(combinations, rng):

@@ -10,6 +10,7 @@ from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.judge import check_forward, check_inference
 from backnorm.conformance.relu_battery import examine_relu
+from tests.support.battery import facets_of
 from tests.support.dtypes import FLOAT32
 
 from . import arrays
@@ -52,7 +53,7 @@ def usual_first(names, types=USUAL):
     ]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", usual_first(BATTERY))
 def test_backward(name, gpu):
     case = BATTERY[name]
@@ -61,7 +62,7 @@ def test_backward(name, gpu):
         assert verdict.passed, f"{quantity}: {verdict}"
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", usual_first(FORWARD, USUAL[1:]))
 def test_forward_and_inference(name, gpu):
     case, data = BATTERY[name], BATTERY[name].data
@@ -74,7 +75,7 @@ def test_forward_and_inference(name, gpu):
         assert verdict.passed, f"{quantity}: {verdict}"
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", usual_first(RELU_BATTERY, USUAL[1:]))
 def test_relu(name, gpu):
     case = RELU_BATTERY[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 # Read when JAX makes its CPU devices.
 os.environ["XLA_FLAGS"] = (
@@ -22,6 +23,7 @@ EPSILON = 1e-3
 SHAPES = [((6, 5, 3, 4), 1), ((6, 3, 4, 5), -1), ((4, 3, 5, 2), -2), ((7, 9), 1), ((5, 8), 0)]
 
 
+@partial(jax.jit, static_argnames=("epsilon", "axis", "axis_name"))
 def textbook(x, gamma, beta, *, epsilon=EPSILON, axis=-1, axis_name=None):
     """Batch normalisation as one writes it, for JAX to differentiate."""
     others = tuple(k for k in range(x.ndim) if k != axis % x.ndim)
@@ -48,26 +50,41 @@ def agree(ours, theirs, tolerance=1e-11):
 
 
 def weighed(function, weights):
-    """Return the scalar function whose gradients take y, mean and variance all into account."""
+    """Return the scalar function whose gradients take y, mean and variance all into account.
 
-    def loss(*inputs):
-        y, mean, variance = function(*inputs)
+    What is not the function's is compiled as one: operation by operation it takes most of a test.
+    """
+
+    @jax.jit
+    def total(y, mean, variance):
         w, v = weights
         return jnp.sum(jnp.sin(y) * w) + jnp.sum(mean * v) + jnp.sum(variance**2 * v)
 
-    return loss
+    return lambda *inputs: total(*function(*inputs))
 
 
 def gradient_of_gradient(loss, count, weights):
     """Return a scalar function of the gradients of `loss`, none of them in a special place."""
 
-    def second(*inputs):
-        first = jax.grad(loss, range(count))(*inputs)
+    @jax.jit
+    def total(first):
         return sum(
             jnp.sum(jnp.cos(each) * weight) for each, weight in zip(first, weights, strict=True)
         )
 
-    return second
+    return lambda *inputs: total(jax.grad(loss, range(count))(*inputs))
+
+
+#: Where bits, memory or the smallest numbers are what XLA makes of its operations.
+OPTIMISED = {"test_arithmetic", "test_numerics", "test_reproducible", "test_second_order"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_optimisations(request):
+    """Spare XLA the passes of LLVM, a third of the run, where results have a tolerance."""
+    jax.config.update("jax_disable_most_optimizations", request.path.stem not in OPTIMISED)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -77,12 +94,12 @@ def normal(rng):
 
 
 @pytest.fixture
-def layer(normal):
+def layer(rng):
     """Return a function that makes x, gamma and beta for a shape and a channel axis."""
 
     def make(shape, axis):
-        channels = shape[axis]
-        return 3.0 * normal(*shape) + 2.0, normal(channels) + 1.0, normal(channels)
+        laws = (2.0, 3.0, shape), (1.0, 1.0, shape[axis]), (0.0, 1.0, shape[axis])
+        return tuple(jnp.asarray(rng.normal(*law)) for law in laws)
 
     return make
 
@@ -105,14 +122,16 @@ def pair(normal):
 
 
 @pytest.fixture
-def arguments(normal):
+def arguments(normal, rng):
     """Return a function that makes as many arguments, or their tangents."""
 
     def make(ranks):
         from .pairs import AXIS, SHAPE
 
-        made = [normal(*SHAPE) if rank == 3 else normal(SHAPE[AXIS]) ** 2 + 0.3 for rank in ranks]
-        return tuple(made)
+        return tuple(
+            normal(*SHAPE) if rank == 3 else jnp.asarray(rng.normal(size=SHAPE[AXIS]) ** 2 + 0.3)
+            for rank in ranks
+        )
 
     return make
 
@@ -124,12 +143,9 @@ def scalar(normal):
 
     weights = [normal(*SHAPE), normal(SHAPE[AXIS]), normal(SHAPE[AXIS])]
 
-    def make(function):
-        def loss(*given):
-            results = jax.tree.leaves(function(*given))
-            pairs = zip(results, weights, strict=False)
-            return sum(jnp.sum(jnp.sin(each + each**2) * weight) for each, weight in pairs)
+    @jax.jit
+    def total(results):
+        pairs = zip(results, weights, strict=False)
+        return sum(jnp.sum(jnp.sin(each + each**2) * weight) for each, weight in pairs)
 
-        return loss
-
-    return make
+    return lambda function: lambda *given: total(jax.tree.leaves(function(*given)))

@@ -207,11 +207,11 @@ class TestModels:
         same(*pure)
 
     def test_views(self, images):
-        ours, theirs = models()
         found = []
-        for model in (ours, theirs):
-            frozen = nnx.view(model, use_running_average=True)
-            moving = nnx.view(model, use_running_average=False)
+        for kind in KINDS:
+            layer = kind(3, rngs=nnx.Rngs(0))
+            frozen = nnx.view(layer, use_running_average=True)
+            moving = nnx.view(layer, use_running_average=False)
             found.append([frozen(images), moving(images), nnx.state(frozen)])
         agree(*found, 1e-5)
 

@@ -16,6 +16,7 @@ from backnorm.conformance.judge import check_backward, check_forward, check_infe
 from backnorm.jax import formulas
 from backnorm.jax.inverse_std import inverse_std, is_refused
 from backnorm.jax.problems import Options
+from tests.support.battery import facets_of
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 from .conftest import EPSILON, SHAPES, agree, gradient_of_gradient, textbook, weighed
@@ -75,6 +76,7 @@ def test_what_is_refused_is_told_without_a_rounding():
         np.testing.assert_array_equal(np.asarray(found)[is_number], exact[is_number])
 
 
+@pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", BATTERY)
 def test_the_battery(name):
     assert_passed(examine(backward, BATTERY[name]))
@@ -272,19 +274,23 @@ class TestFormulas:
         gamma, beta = gamma.astype(work), beta.astype(work)
         how, options = {"epsilon": EPSILON}, Options(EPSILON, axis % len(shape))
         tolerance = {8: 1e-13, 4: 2e-5, 2: 2e-2}[dtype.itemsize]
+
+        def compiled(function, **flag):
+            return jax.jit(partial(function, options=options._replace(**flag)))
+
         mine = backnorm.jax.batch_norm(x, gamma, beta, axis=axis, **how)
-        agree(formulas.forward(x, gamma, beta, options), mine, tolerance)
+        agree(compiled(formulas.forward)(x, gamma, beta), mine, tolerance)
         _, mean, variance = mine
         given = (x, mean, variance, gamma, beta)
         agree(
-            formulas.normalize(*given, options),
+            compiled(formulas.normalize)(*given),
             backnorm.jax.batch_norm_inference(*given, axis=axis, **how),
             tolerance,
         )
         for training in (True, False):
             given, flag = (x, dy, mean, variance, gamma), {"training": training}
             agree(
-                formulas.backward(*given, options._replace(**flag)),
+                compiled(formulas.backward, **flag)(*given),
                 backnorm.jax.batch_norm_backward(*given, axis=axis, **how, **flag),
                 tolerance,
             )

@@ -30,56 +30,67 @@ def ours(x, gamma, beta, residual=None, activation="relu", **options):
     return bn.batch_norm(x, gamma, beta, epsilon=EPSILON, **options)
 
 
-def composed(x, gamma, beta, residual=None, **how):
-    y, *statistics = textbook(x, gamma, beta, **how)
+@partial(jax.jit, static_argnames="axis")
+def composed(x, gamma, beta, residual=None, axis=-1):
+    y, *statistics = textbook(x, gamma, beta, axis=axis)
     return jax.nn.relu(y if residual is None else y + residual), *statistics
 
 
-def operands(normal, shape, axis, added):
-    channels = shape[axis]
-    given = 3.0 * normal(*shape) + 1.0, normal(channels), normal(channels)
-    return (*given, normal(*shape)) if added else given
+@pytest.fixture
+def operands(layer, normal):
+    """Return a function that makes x, gamma and beta, and a residual."""
+
+    def make(shape, axis, added):
+        return (*layer(shape, axis), normal(*shape)) if added else layer(shape, axis)
+
+    return make
 
 
 @pytest.mark.covering(0)
 @ADDED
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_values_and_derivatives(shape, axis, added, normal):
-    given = operands(normal, shape, axis, added)
-    functions = [partial(each, axis=axis) for each in (ours, composed)]
-    agree(*(function(*given) for function in functions))
+def test_values_and_derivatives(shape, axis, added, normal, operands):
+    given = operands(shape, axis, added)
     weights = normal(*shape), normal(shape[axis])
-    losses = [weighed(function, weights) for function in functions]
     every = tuple(range(len(given)))
-    agree(*(jax.grad(loss, every)(*given) for loss in losses))
     tangents = tuple(normal(*each.shape) for each in given)
-    agree(*(jax.jvp(function, given, tangents)[1] for function in functions))
-    # One that moves alone: all others have no tangent.
-    for k in every:
-        alone = [
-            jax.jvp(lambda each, f=f, k=k: f(*given[:k], each, *given[k + 1 :]), given[k : k + 1],
-                    tangents[k : k + 1])[1]
-            for f in functions
-        ]  # fmt: skip
-        agree(*alone)
+
+    def found(function):
+        def alone(k, *given):
+            # One that moves alone: all others have no tangent.
+            def moved(each):
+                return function(*given[:k], each, *given[k + 1 :])
+
+            return jax.jvp(moved, given[k : k + 1], tangents[k : k + 1])
+
+        def of_all(*given):
+            gradients = jax.grad(weighed(function, weights), every)(*given)
+            both = jax.jvp(function, given, tangents)
+            return gradients, both, [alone(k, *given) for k in every]
+
+        return jax.jit(of_all)(*given)
+
+    agree(*(found(partial(each, axis=axis)) for each in (ours, composed)))
+    agree(ours(*given, axis=axis), composed(*given, axis=axis))
 
 
 @pytest.mark.covering(0)
 @ADDED
-def test_the_second_order(added, normal):
-    given = operands(normal, (6, 3, 4, 5), -1, added)
+def test_the_second_order(added, normal, operands):
+    given = operands((6, 3, 4, 5), -1, added)
     weights = normal(6, 3, 4, 5), normal(5)
     again = [normal(*each.shape) for each in given]
     seconds = [
         gradient_of_gradient(weighed(function, weights), len(given), again)
         for function in (ours, composed)
     ]
-    agree(*(jax.grad(second, range(len(given)))(*given) for second in seconds))
+    every = tuple(range(len(given)))
+    agree(*(jax.jit(jax.grad(second, every))(*given) for second in seconds))
 
 
 @ADDED
-def test_every_instance_has_its_own(added, normal):
-    x, gamma, beta, *residual = operands(normal, (3, 6, 4, 5), -1, added)
+def test_every_instance_has_its_own(added, operands):
+    x, gamma, beta, *residual = operands((3, 6, 4, 5), -1, added)
 
     def mapped(function):
         if added:
@@ -114,8 +125,8 @@ def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, norm
         np.testing.assert_array_equal(mine, other)
 
 
-def test_it_is_one_call_of_a_kernel(normal):
-    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+def test_it_is_one_call_of_a_kernel(operands):
+    x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     compiled = jax.jit(ours).lower(x, gamma, beta, residual).compile().as_text()
     assert compiled.count(f'custom_call_target="{TARGET}"') == 1
     assert "maximum" not in compiled
@@ -129,16 +140,16 @@ def test_an_infinity_and_nan_pass(normal):
 
 
 @pytest.mark.parametrize("how", [{"reproducible": True}, {"mask": True}], ids=str)
-def test_where_no_kernel_has_it(how, normal):
-    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+def test_where_no_kernel_has_it(how, operands):
+    x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     how = {name: (x > 0 if name == "mask" else value) for name, value in how.items()}
     y, *_ = bn.batch_norm(x, gamma, beta, epsilon=EPSILON, **how)
     agree(ours(x, gamma, beta, residual, **how)[0], jax.nn.relu(y + residual))
 
 
 @pytest.mark.long
-def test_of_mapped_and_of_sharded_batches(normal):
-    x, gamma, beta, residual = operands(normal, (8, 3, 4, 5), -1, True)
+def test_of_mapped_and_of_sharded_batches(normal, operands):
+    x, gamma, beta, residual = operands((8, 3, 4, 5), -1, True)
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
     weights = normal(8, 3, 4, 5), normal(5)
     gradients = jax.jit(jax.grad(weighed(ours, weights), (0, 1, 2, 3)))
@@ -163,9 +174,10 @@ OTHERS = {
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("activation", OTHERS, ids=str)
-def test_other_activations_are_applied_to_the_output(activation, normal):
-    given = operands(normal, (6, 3, 4, 5), -1, False)
+def test_other_activations_are_applied_to_the_output(activation, normal, operands):
+    given = operands((6, 3, 4, 5), -1, False)
 
+    @jax.jit
     def theirs(*given):
         y, *statistics = textbook(*given)
         return OTHERS[activation](y), *statistics
@@ -194,8 +206,8 @@ def test_relu_has_no_slope_at_its_bounds(activation, masked, normal):
         np.testing.assert_array_equal(slope(zeros + bound), zeros)
 
 
-def test_ceiling_with_residual_bounds_the_sum(normal):
-    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+def test_ceiling_with_residual_bounds_the_sum(operands):
+    x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     y, *_ = textbook(x, gamma, beta)
     found = ours(x, gamma, beta, residual, activation=Activation("relu", 0.75))[0]
     agree(found, jnp.clip(y + residual, 0.0, 0.75))
@@ -223,8 +235,8 @@ def test_layers(frozen, axis, normal):
     agree(z, jax.nn.relu(y + residual), 1e-6)
 
 
-def test_what_is_refused(normal):
-    x, gamma, beta, residual = operands(normal, (6, 3, 4, 5), -1, True)
+def test_what_is_refused(operands):
+    x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     given = {"epsilon": EPSILON, "residual": residual}
     with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
         bn.batch_norm(x, gamma, beta, **given)

@@ -77,6 +77,7 @@ def test_state_of_several_devices(inputs, state):
     agree((y.reshape(SHAPE), now), whole)
 
 
+@jax.jit
 def masked_textbook(x, gamma, beta, mask):
     mask = jnp.broadcast_to(mask, x.shape)
     column = (1, -1, 1)
@@ -150,13 +151,17 @@ def test_parts_of_different_sizes(mapped, kept, inputs, normal):
         agree(values, jnp.broadcast_to(value, values.shape))
     weights = normal(*SHAPE)
 
-    def loss(function, of_mapped):
-        def total(x, gamma, beta):
-            given = (x.reshape(parts.shape), masks) if of_mapped else (x, whole)
-            y = function(*given, gamma, beta)[0].reshape(SHAPE)
-            return jnp.sum(jnp.sin(y) * weights)
+    @jax.jit
+    def total(y):
+        return jnp.sum(jnp.sin(y.reshape(SHAPE)) * weights)
 
-        return jax.grad(total, (0, 1, 2))
+    def loss(function, of_mapped):
+        def of_parts(x, gamma, beta):
+            given = (x.reshape(parts.shape), masks) if of_mapped else (x, whole)
+            return total(function(*given, gamma, beta)[0])
+
+        gradients = jax.grad(of_parts, (0, 1, 2))
+        return gradients if mapped is jax.pmap else jax.jit(gradients)
 
     alone = loss(lambda x, mask, *rest: batch_norm(x, *rest, mask=mask, **HOW), False)
     agree(loss(function, True)(x, gamma, beta), alone(x, gamma, beta), 1e-10)
