@@ -51,6 +51,9 @@ ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS = $(if $(wildcard $(VENV)/.test),1)
 endif
 
+# Tests and kernels are made by many processes, each of which would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all sweep mutants $(RUNS:%=test-%) browser-hint
 .PHONY: kernels bench bench-quick gpu-check docs lint format build wheel-check clean
 
