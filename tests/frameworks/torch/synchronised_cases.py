@@ -143,6 +143,11 @@ def parts(groups):
         yield "disagreements", dict(disagreements(groups[2]))
 
 
+def compiled(groups):
+    """Yield what processes say whose compiled layers are different ones."""
+    yield "disagreements", dict(disagreements(groups[2], ["compiled"]))
+
+
 def batched(group):
     """Return gradients of x, weight and bias of three dy at once, and one by one."""
     found = []
@@ -182,7 +187,7 @@ def no_gradient(group):
     return whole.grad[3 * dist.get_rank() :][:3], x.grad
 
 
-def disagreements(group):
+def disagreements(group, names=None):
     """Yield what processes say that call different layers, or with different settings."""
     first = dist.get_rank() == 0
 
@@ -225,9 +230,9 @@ def disagreements(group):
         "activation": activation,
         "forward and backward": passes,
         "without names": unnamed,
-        "compiled": compiled,
     }
-    for name, run in runs.items():
+    for name in names or runs:
+        run = compiled if name == "compiled" else runs[name]
         for gathered in (exchange._GATHERED, 0):
             limit, exchange._GATHERED = exchange._GATHERED, gathered
             try:
@@ -393,7 +398,7 @@ def main(name, rank, size, store, out):
         # The others are gone.
         os._exit(0)
     groups = {n: dist.new_group(range(n)) for n in range(2, int(size) + 1)}
-    torch.save(dict({"parts": parts, "models": models}[name](groups)), out)
+    torch.save(dict({"parts": parts, "compiled": compiled, "models": models}[name](groups)), out)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -294,6 +294,7 @@ OPERATORS = {
 
 
 class TestOperators:
+    @pytest.mark.covering(1)
     @TYPES
     @pytest.mark.parametrize("name", OPERATORS)
     def test_operator_without_arithmetic_has_that_of_its_elements(self, name, dtype, computed):

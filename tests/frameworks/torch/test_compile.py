@@ -126,8 +126,8 @@ def functions():
 @pytest.mark.parametrize(
     "transform",
     [
-        lambda f, x: grad(f)(x),
-        lambda f, x: jvp(f, (x,), (x * x,)),
+        pytest.param(lambda f, x: grad(f)(x), marks=pytest.mark.long),
+        pytest.param(lambda f, x: jvp(f, (x,), (x * x,)), marks=pytest.mark.long),
         lambda f, x: hessian(f)(x),
         pytest.param(lambda f, x: jacfwd(jacfwd(f))(x), marks=pytest.mark.long),
         pytest.param(lambda f, x: vmap(f)(torch.stack([x, x * x])), marks=pytest.mark.long),

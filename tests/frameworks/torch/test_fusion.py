@@ -181,6 +181,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("place", [1, 2])
 @pytest.mark.parametrize("change", CHANGES)
 def test_observing_change_after_conversion_separates_pair(change, place, close):

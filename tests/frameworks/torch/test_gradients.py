@@ -61,7 +61,7 @@ def test_second_order(training, affine, name, layouts):
     )
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", ["both", "neither"])
 @pytest.mark.parametrize("name", ["contiguous", "channels_last", "permuted"])

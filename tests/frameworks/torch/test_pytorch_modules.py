@@ -116,6 +116,7 @@ class Case(bodies.NNTestCase):
         module.zero_grad(set_to_none=False)
 
 
+@pytest.mark.covering(2)
 @each_layer
 @each_mode
 @pytest.mark.parametrize("replacements", [OURS, RELU], ids=["", "relu"])

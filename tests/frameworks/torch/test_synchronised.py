@@ -113,12 +113,23 @@ def test_process_without_gradient_takes_part(parts):
             "layer '1', 4 channels, forward",
         ),
         ("without names", "SyncBatchNorm layer (number", "SyncBatchNorm layer (number"),
-        ("compiled", "layer '0', 4 channels", "layer '1', 4 channels"),
     ],
 )
 def test_processes_of_different_layers_or_settings_raise(name, own, other, gathered, parts):
+    check_disagreement((name, gathered), own, other, parts)
+
+
+@pytest.mark.long
+def test_processes_of_different_compiled_layers_raise(processes):
+    found = processes(cases, 2, "compiled")
+    for gathered in (True, False):
+        names = "layer '0', 4 channels", "layer '1', 4 channels"
+        check_disagreement(("compiled", gathered), *names, found)
+
+
+def check_disagreement(key, own, other, parts):
     for rank, (expected, came) in enumerate(((own, other), (other, own))):
-        said = parts[rank]["disagreements"][name, gathered]
+        said = parts[rank]["disagreements"][key]
         assert re.search(f"got .*{re.escape(came)}.* from rank {1 - rank}", said)
         assert re.search(f"expected .*{re.escape(expected)}.*rank {rank} of 2", said)
 

@@ -68,6 +68,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("relu", [False, True])
