@@ -17,6 +17,12 @@ import pytest
 
 BACKEND = keras.backend.backend()
 
+if BACKEND == "jax":
+    import jax
+
+    # Bits are those of kernels: what XLA compiles around them is used once.
+    jax.config.update("jax_disable_most_optimizations", True)
+
 
 def pytest_configure(config):
     """Let warnings pass that Keras gives of itself, and know the marker of its tests."""
@@ -113,12 +119,15 @@ def _step_of_jax(layer, x, dy, training):
         )
         return y, moved
 
-    y, pull, moved = jax.vjp(
-        function, jax.numpy.asarray(x), [v.value for v in layer.trainable_variables], has_aux=True
-    )
+    @jax.jit
+    def of_all(x, trainable, dy):
+        y, pull, moved = jax.vjp(function, x, trainable, has_aux=True)
+        return y, moved, pull(dy.astype(y.dtype))
+
+    trainable = [v.value for v in layer.trainable_variables]
+    y, moved, (of_x, of_trainable) = of_all(x, trainable, dy)
     for variable, value in zip(layer.non_trainable_variables, moved, strict=True):
         variable.assign(value)
-    of_x, of_trainable = pull(jax.numpy.asarray(dy, y.dtype))
     return [y, of_x, *of_trainable]
 
 

@@ -158,6 +158,7 @@ def test_nothing_in_any_replica(two):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", ["eager", "graph", "XLA"])
 @pytest.mark.parametrize("where", ["alone", "one replica"])
 def test_one_replica_is_a_layer_like_others(how, where):

@@ -50,7 +50,11 @@ def trained(normalization, images, **compile_options):
     return model, np.array(losses.values)
 
 
-@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=["compiled", "eager"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"run_eagerly": True}, marks=pytest.mark.long)],
+    ids=["compiled", "eager"],
+)
 def test_fit_takes_the_same_course_step_by_step(images, options, backend):
     if options and backend != "tensorflow":
         pytest.skip("one way of running is enough where it is the same code")

@@ -143,6 +143,7 @@ def test_a_tangent_goes_through_a_function(given, close, traced):
     close(tf.function(call)() if traced else call(), forward(composed, *arguments))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("way", [*SECOND[:2], of_the_incoming_gradient])
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 def test_around_a_function_the_second_order_is_refused(given, way, traced):
@@ -167,6 +168,7 @@ def operation(name, x, dy, mean, variance, gamma, beta):
                                     training=training)  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_forward_and_backward_mode_are_transposes(rng, name, traced):
@@ -193,6 +195,7 @@ def test_forward_and_backward_mode_are_transposes(rng, name, traced):
     np.testing.assert_allclose(one, other, rtol=1e-11)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_tensorflows_gradient_checker(rng, name, traced):

@@ -80,6 +80,7 @@ WAYS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("order", [first_order, second_order])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("axis", [-1, 1])
