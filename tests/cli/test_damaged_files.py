@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from backnorm.cli.tensor_files import write_tensors
 
 fuzz = settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -16,7 +16,7 @@ from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import FORMATS, export, judge
 from backnorm.conformance.verify.findings import findings
 
-SELECTION = Selection(dtypes=("float32", "bfloat16"), only=("realistic-*", "diagnostic-*"))
+SELECTION = Selection(dtypes=("float32", "bfloat16"), only=("realistic-*-NCX", "diagnostic-*-NXC"))
 
 READER = r"""
 #include <cstdio>

@@ -24,6 +24,7 @@ def outputs_of(kernel, data, *, training=True):
     return kernel(*data.backward_inputs, **data.options, training=training)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("data_format", LAYOUTS)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("kernel", "name"), NAMES.items())
@@ -34,6 +35,7 @@ def test_diagnose_mistake_of_formula_is_named(kernel, name, dtype, data_format):
     assert found.says == next(mistake.says for mistake in MISTAKES if mistake.name == name)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("kernel", ["Kernel", *OF_PRECISION])
@@ -65,6 +67,7 @@ def test_diagnose_few_bits_are_precision(dtype):
     )
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", [FLOAT32], ids=str)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_diagnose_pair_of_mistakes_is_named(pair, dtype):
@@ -75,6 +78,7 @@ def test_diagnose_pair_of_mistakes_is_named(pair, dtype):
     assert set(found.names) == {NAMES[name] for name in pair}
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_diagnose_factor_without_a_name_is_described(dtype):
     data = diagnostic_data(dtype)

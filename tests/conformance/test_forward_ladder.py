@@ -79,6 +79,7 @@ def check(oracle, kernel, rung, kind="expected"):
 # --- right kernels --------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 100, 700, *MANY])
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 1e2, 1e4])
 def test_right_forward_is_within_the_expected_bounds_of_its_rung(count, ratio, rng):
@@ -201,6 +202,7 @@ ADVERSARIAL = (
 )  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ADVERSARIAL)
 @pytest.mark.parametrize("count", [2, 17, 600, 5000, *MANY[1:]])
 def test_guaranteed_forward_bound_holds_for_adversarial_data(name, count, rng):

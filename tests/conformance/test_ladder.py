@@ -286,6 +286,7 @@ def check_right_kernels(data, ratio, kernels=RIGHT):
             assert found.share[kernel.rung] <= 1.0, what
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("count", [1, 2, 5, 16, 100, 700])
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 1e4])
 @pytest.mark.parametrize("offset", [0.5, 0.0])

@@ -192,6 +192,7 @@ def outputs_of(mistakes, data, dtype):
     return dict(zip(("y", "mean", "variance"), [rounded(y, dtype), *statistics], strict=True))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("mistake", FORWARD_MISTAKES, ids=lambda mistake: mistake.name)
 def test_diagnose_forward_mistake_is_named(mistake, dtype):

@@ -41,7 +41,10 @@ def lines_of(text):
 @pytest.mark.parametrize(
     ("command", "screen"),
     [
-        pytest.param(*each, marks=[pytest.mark.long] if re.search("audit|export", each[0]) else [])
+        pytest.param(
+            *each,
+            marks=[pytest.mark.long] if re.search("audit|export|--operation", each[0]) else [],
+        )
         for each in _SCREENS
     ],
 )

@@ -9,6 +9,7 @@ import backnorm
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
+from tests.support.battery import facets_of
 from tests.support.dtypes import (
     ELEMENT_TYPES,
     FLOAT16,
@@ -44,6 +45,7 @@ def check(data, *, training=True):
     return gradients
 
 
+@pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", BATTERY)
 def test_the_battery(name):
     assert_passed(examine(backnorm.batch_norm_backward, BATTERY[name]))

@@ -16,6 +16,7 @@ from backnorm.conformance.judge import (
 )
 from backnorm.conformance.relu_battery import examine_relu, relu_case, relu_cases
 from backnorm.layout import MARK_BYTES, mask_size
+from tests.support.battery import facets_of
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 
 BATTERY = {case.name: case for case in relu_cases()}
@@ -54,6 +55,7 @@ def threads():
     backnorm.set_num_threads(before)
 
 
+@pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", BATTERY)
 def test_the_battery(name):
     assert_passed(examine_relu(Ours, BATTERY[name]))
