@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
 
-from tests.support.tiers import combinations_of, covering
+import pytest
+
+from tests.support.battery import facets_of
+from tests.support.tiers import combinations_of, covering, values_of
 
 
 def test_covering_of_pairs_has_every_pair_and_few_sets():
@@ -23,3 +27,14 @@ def test_covering_of_pairs_has_every_pair_and_few_sets():
 def test_covering_of_values_has_every_value_once():
     matrix = [combinations_of({"a": a, "b": b}, 1) for a in range(5) for b in range(3)]
     assert len(covering(matrix, random.Random(0))) == 5
+
+
+def test_facets_of_a_value_stand_for_as_many_parameters():
+    gpu, marker = object(), pytest.mark.covering(2, facets={"name": facets_of}).mark
+    params = {"name": "no-gamma-float16-float32-NXC-in-float64", "gpu": gpu}
+    item = SimpleNamespace(
+        callspec=SimpleNamespace(params=params), get_closest_marker=lambda name: marker
+    )
+    facets = ("no-gamma", "float16-float32", "NXC", "-in-float64")
+    expected = {f"name {k}": facet for k, facet in enumerate(facets)} | {"gpu": id(gpu)}
+    assert values_of(item) == expected

@@ -262,7 +262,7 @@ class Again:
         made.append(full(5 * MB))
 
 made = []
-for _ in range(200):
+for _ in range(60):
     Owner()
     owner = Owner()
     owner.itself, owner.again = owner, Again()
