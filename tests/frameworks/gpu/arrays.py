@@ -36,56 +36,17 @@ def array(value, data_format="NCX"):
     return array_of(value.movedim(1, -1) if data_format == "NXC" and value.dim() > 1 else value)
 
 
-def backward(
-    x,
-    dy,
-    mean,
-    variance,
-    gamma=None,
-    *,
-    epsilon,
-    data_format="NCX",
-    training=True,
-    arithmetic=None,
-):
-    dx, dgamma, dbeta, _ = gpu.backward(
-        tensor(x, data_format),
-        tensor(dy, data_format),
-        None,
-        tensor(mean),
-        tensor(variance),
-        tensor(gamma),
-        epsilon,
-        "NCX",
-        training,
-        False,
-        arithmetic,
-        False,
-    )
-    return Gradients(array(dx, data_format), array(dgamma), array(dbeta))
+def backward(*inputs, arithmetic=None, **options):
+    gradients = WithRelu(arithmetic).backward(*inputs, mask=None, **options)
+    return Gradients(*gradients[:3])
 
 
-def forward(x, gamma=None, beta=None, *, epsilon, data_format="NCX", arithmetic=None):
-    affine = tensor(gamma), tensor(beta)
-    y, mean, variance, _ = gpu.forward(
-        tensor(x, data_format), None, *affine, None, None, epsilon, "NCX", None, arithmetic, False
-    )
-    return Normalized(array(y, data_format), array(mean), array(variance))
+def forward(*inputs, arithmetic=None, **options):
+    return Normalized(*WithRelu(arithmetic).forward(*inputs, activation=None, **options)[:3])
 
 
-def inference(
-    x, mean, variance, gamma=None, beta=None, *, epsilon, data_format="NCX", arithmetic=None
-):
-    (y,) = gpu.inference(
-        tensor(x, data_format),
-        None,
-        *(tensor(value) for value in (mean, variance, gamma, beta)),
-        epsilon,
-        "NCX",
-        None,
-        arithmetic,
-    )
-    return array(y, data_format)
+def inference(*inputs, arithmetic=None, **options):
+    return WithRelu(arithmetic).inference(*inputs, activation=None, **options)
 
 
 class WithRelu:
@@ -151,11 +112,11 @@ class WithRelu:
         data_format="NCX",
         training=True,
     ):
-        assert mask.size == mask_size(x.size)
+        assert mask is None or mask.size == mask_size(x.size)
         dx, dgamma, dbeta, dresidual = gpu.backward(
             tensor(x, data_format),
             tensor(dy, data_format),
-            torch.from_numpy(mask.copy()).to(DEVICE),
+            None if mask is None else torch.from_numpy(mask.copy()).to(DEVICE),
             tensor(mean),
             tensor(variance),
             tensor(gamma),
