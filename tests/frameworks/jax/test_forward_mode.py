@@ -100,13 +100,17 @@ OFTEN = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "transform"),
     [
-        pytest.param(n, t, marks=[] if t in OFTEN[n] else pytest.mark.sweep)
-        for n in PAIRS
-        for t in OF_LOSSES
+        # In one of them all derivatives by given statistics take part.
+        ("inference", "jvp of grad"),
+        *(
+            pytest.param(n, t, marks=pytest.mark.long if t in OFTEN[n] else pytest.mark.sweep)
+            for n in PAIRS
+            for t in OF_LOSSES
+            if (n, t) != ("inference", "jvp of grad")
+        ),
     ],
 )
 def test_of_losses(name, transform, arguments, scalar):
