@@ -88,7 +88,7 @@ def interpreter(version: str) -> str | None:
 
 
 def check(wheel: Path, python: str, folder: Path) -> str:
-    """Install the wheel in an environment of its own and run the demo; return its last line."""
+    """Install the wheel in an environment of its own and run the demo; return its first line."""
     _run([python, "-m", "venv", str(folder)])
     inside = str(folder / "bin" / "python")
     pip = [inside, "-m", "pip", "--disable-pip-version-check"]
@@ -101,7 +101,7 @@ def check(wheel: Path, python: str, folder: Path) -> str:
     demo = _run([str(folder / "bin" / "backnorm"), "demo"])
     _run([str(folder / "bin" / "backnorm"), "info"])
     others = sorted(installed - {"pip", "setuptools", "backnorm"})
-    return f"{demo.strip().splitlines()[-1]}\n  with it came {', '.join(others)}"
+    return f"{demo.splitlines()[0]}\n  with it came {', '.join(others)}"
 
 
 def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:

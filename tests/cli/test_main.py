@@ -53,6 +53,12 @@ def test_command_without_arguments_prints_help(main):
         assert command in out
 
 
+def test_help_has_examples(main):
+    status, out, _ = main("-h")
+    assert status == 0
+    assert all(f"backnorm {example}" in out for example in ("demo", "verify torch", "info ngraph"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

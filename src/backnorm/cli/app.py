@@ -16,15 +16,24 @@ from backnorm.cli import text
 from backnorm.cli.demo import run_demo
 from backnorm.cli.info import describe, info_tables
 from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
-from backnorm.cli.render import demo_table, run_table
+from backnorm.cli.render import demo_details, demo_summary, run_table
 from backnorm.cli.run import RunOptions, run_file
 from backnorm.cli.tensor_files import MEBIBYTES
 from backnorm.cli.verify import cases_app, judge, tolerance, verify
 
+_HELP = """Batch normalisation and its gradient in every dialect, exact to one rounding.
+
+\b
+Examples:
+  backnorm demo            compare all dialects on tensors of a real network
+  backnorm verify torch    judge the gradients that PyTorch computes
+  backnorm info ngraph     list the operators of a dialect
+"""
+
 app = typer.Typer(
     name="backnorm",
-    help="Batch normalisation and its gradient in every dialect, exact to one rounding.",
-    add_completion=False,
+    help=_HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -61,30 +70,33 @@ def _root(
 @app.command()
 @exits_in_one_line()
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="oneDNN Graph JSON, or a call.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A oneDNN graph, or a call of an operator, as JSON."),
+    ],
     tensors: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The inputs (.npz, .safetensors).")
+        Path | None, typer.Option(metavar="FILE", help="The inputs, .npz or .safetensors.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the results, likewise.")
+        Path | None, typer.Option(metavar="FILE", help="The results, .npz or .safetensors.")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the results with the exact ones.")
     ] = False,
     random: Annotated[
         int | None,
-        typer.Option(metavar="SEED", min=0, help="Make up missing tensors with this seed."),
+        typer.Option(metavar="SEED", min=0, help="The seed of random values for missing tensors."),
     ] = None,
     threads: Threads = None,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Time this many calls, after one that does not count.")
+        int, typer.Option(min=1, help="The number of timed calls, after an untimed one.")
     ] = 3,
     arithmetic: Annotated[
-        str | None, typer.Option(help="What elements are computed in: float32 or float64.")
+        str | None, typer.Option(help="The compute type of elements: float32 or float64.")
     ] = None,
     max_unpacked: Annotated[
         int,
-        typer.Option(metavar="MIB", min=1, help="What a .npz may unpack to beyond its size."),
+        typer.Option(metavar="MIB", min=1, help="The limit of a .npz unpacked, beyond its size."),
     ] = MEBIBYTES,
     in_shapes: Annotated[
         str | None,
@@ -99,7 +111,7 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run the operators that FILE describes, on tensors from a file.
+    """Run the operators that FILE describes on tensors from a file.
 
     --in-shapes, --dt and --op-attrs change a oneDNN graph as benchdnn does.
     """
@@ -130,13 +142,20 @@ def run(
 
 @app.command()
 @exits_in_one_line()
-def demo(threads: Threads = None, json: Json = False) -> None:
-    """Run all dialects, layouts and types on tensors of a real network, and compare."""
+def demo(
+    threads: Threads = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print a row per call, with its time and errors.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Compute gradients in all dialects on tensors of a real network, check and compare them."""
     begin(threads)
     report = run_demo()
-    text.print_report(asdict(report), [demo_table(report)], json)
     if not json:
-        text.print_line(report.verdict)
+        text.print_line(f"{report.verdict}\n")
+    table = demo_details(report) if details else demo_summary(report)
+    text.print_report(asdict(report), [table], json)
     if not report.passed:
         raise typer.Exit(FAILED)
 
@@ -144,10 +163,10 @@ def demo(threads: Threads = None, json: Json = False) -> None:
 @app.command()
 @exits_in_one_line()
 def info(
-    dialect: Annotated[str | None, typer.Argument(help="A dialect.")] = None,
-    op: Annotated[str | None, typer.Argument(help="One of its operators.")] = None,
+    dialect: Annotated[str | None, typer.Argument(help="A dialect, such as ngraph.")] = None,
+    op: Annotated[str | None, typer.Argument(help="An operator of the dialect.")] = None,
     json: Json = False,
 ) -> None:
-    """Show versions and machine; or a dialect's operators; or all about one operator."""
+    """Show the installation, the operators of a dialect, or the rules of an operator."""
     facts = describe(dialect, op)
     text.print_report(facts, info_tables(facts), json)

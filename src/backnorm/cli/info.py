@@ -26,7 +26,11 @@ Facts = Mapping[str, Any]
 _REQUIRED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors")
 _OPTIONAL = ("torch", "jax", "tensorflow", "tensorflow-cpu", "triton", "onednn-cpu-gomp")
 _NEED = {True: "required", False: "optional"}
-_ENGINES = {"team": "PyTorch's team", "pool": "our own pool", "caller": "the caller alone"}
+_ENGINES = {
+    "team": "PyTorch's team",
+    "pool": "backnorm's pool",
+    "caller": "the calling thread alone",
+}
 
 
 def describe(dialect: str | None = None, op: str | None = None) -> dict[str, object]:
@@ -127,7 +131,7 @@ def info_tables(facts: Facts) -> Iterator[Table]:
             yield from _schema_tables(schema)
     elif "operators" in facts:
         rows = [[o["op"], o["operation"], o["summary"], o["source"]] for o in facts["operators"]]
-        yield _table(facts["dialect"], ("operator", "operation", "computes", "after"), rows)
+        yield _table(facts["dialect"], ("operator", "operation", "computes", "specification"), rows)
     else:
         yield _installation_table(facts)
 
@@ -140,16 +144,16 @@ def _installation_table(facts: Facts) -> Table:
     rows = [[name, version or "not installed"] for name, version in facts["versions"].items()]
     rows += [
         ["processor", machine["name"]],
-        ["processors usable", machine["threads"]],
-        ["cache per core", _bytes_text(machine["cache_per_core"])],
-        ["cache shared", _bytes_text(machine["cache_shared"])],
+        ["usable processors", machine["threads"]],
+        ["cache of a core", _bytes_text(machine["cache_per_core"])],
+        ["shared cache", _bytes_text(machine["cache_shared"])],
         ["threads", facts["threads"]],
-        ["threads of", f"{_ENGINES[of['name']]}: {of['reason']}"],
-        ["machine code", code["folder"]],
-        ["level", code["level"] or "none is there that could tell"],
+        ["thread pool", f"{_ENGINES[of['name']]}: {of['reason']}"],
+        ["kernels in", code["folder"]],
+        ["processor level", code["level"] or "unknown: no library that detects it is built"],
         ["libraries", ", ".join(libraries) or "none"],
-        ["functions", code["functions"]],
-        ["digest", code["digest"] or ""],
+        ["kernels", code["functions"]],
+        ["digest of sources", code["digest"] or "none"],
     ]
     rows += [[f"dialect {name}", ", ".join(ops)] for name, ops in facts["dialects"].items()]
     return _table("backnorm", ("", ""), rows)
@@ -163,13 +167,15 @@ def _schema_tables(schema: Facts) -> Iterator[Table]:
         for way in ("inputs", "outputs")
         for t in schema[way]
     ]
-    headings = "", "name", "role", "type", "shape", "", "what"
-    yield _table(f"{title} After: {schema['source']}", headings, tensors)
+    headings = "", "name", "role", "type", "shape", "", "meaning"
+    yield _table(f"{title} Specification: {schema['source']}", headings, tensors)
     attributes = [
         [a["name"], a["type"], _NEED[a["required"]], _default(a), _accepted(a), a["summary"]]
         for a in schema["attributes"]
     ]
-    yield _table("attributes", ("attribute", "type", "", "default", "accepted", "what"), attributes)
+    yield _table(
+        "attributes", ("attribute", "type", "", "default", "accepted", "meaning"), attributes
+    )
     yield _table("rules", ("", ""), _rules(schema))
 
 
@@ -182,11 +188,11 @@ def _rules(schema: Facts) -> Iterator[tuple[str, object]]:
     for f in schema["formats"]:
         yield f"format {f['name']}", f["layout"] + (f", rank {f['rank']}" if f["rank"] else "")
     yield "rank", schema["ranks"]
-    yield "beside mean", schema["encoding"]
+    yield "statistics", f"mean and {schema['encoding']}"
     if schema["min_channels"]:
         yield "channels", f"at least {schema['min_channels']}"
     for group in (*schema["inputs_together"], *schema["outputs_together"]):
-        yield "together", f"{' and '.join(group)}: all or none"
+        yield "together", f"all or none of {' and '.join(group)}"
     for note in schema["notes"]:
         yield "note", note
 

@@ -21,7 +21,8 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads to use (default: all).", show_default=False)
+    int | None,
+    typer.Option(min=1, help="The number of threads (default: all).", show_default=False),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,15 +12,19 @@ from backnorm.cli.demo import DemoReport
 from backnorm.cli.run import RunReport, TensorFacts
 from backnorm.cli.text import counted, plain
 
-_ULP_NOTE = (
-    "ulp: largest error, in units in the last place; budget: largest error as a part of what is "
-    "allowed at that element (where terms cancel, an ulp is not the measure)."
+_ERRORS_NOTE = (
+    "ulp: largest error, in units in the last place; correct rounding has at most 0.5. budget: "
+    "largest error over the error that is allowed at that element; correct rounding uses up to "
+    "100%, and more than 100% fails. An element whose terms nearly cancel may be many ulps off."
 )
 
 
 def run_table(report: RunReport) -> Table:
     """Return a row per operator that was run, followed by rows for its inputs and outputs."""
-    caption = f"{counted(report.threads, 'thread')}; time: median of {report.repeat} warm calls. "
+    caption = (
+        f"{counted(report.threads, 'thread')}; time: median of {report.repeat} warm calls. "
+        f"{_ERRORS_NOTE}"
+    )
     table = _measurements_table(report.file, "operator", caption)
     for step in report.steps:
         label = "" if step.label == step.op else f", {step.label}"
@@ -39,29 +44,59 @@ def run_table(report: RunReport) -> Table:
     return table
 
 
-def demo_table(report: DemoReport) -> Table:
-    """Return, for each type, whether all results agree, and a row per dialect and layout."""
+def demo_summary(report: DemoReport) -> Table:
+    """Return a row per element type: how many gradients are right, and which have equal bits."""
     layers = ", ".join(
         f"{layer['name']} {'x'.join(map(str, layer['shape']))}" for layer in report.layers
     )
     caption = (
-        f"Layers {layers}, {counted(report.threads, 'thread')}. Time and "
-        "bandwidth (x and dy read twice, dx written): over all layers, medians of warm calls. "
-        "Where a dialect knows channel axis 1 alone, NXC is a view of channels-last memory. "
+        f"Gradients of batch normalisation at the layers {layers} of a network that learns to read "
+        f"digits, in two layouts, on {counted(report.threads, 'thread')}; time: all layers, median "
+        "over the calls. Every dialect gets 1e-5 rounded to float32 as epsilon, since some "
+        "specifications have an epsilon of that type. Bits of 16-bit types are compared within a "
+        "layout, because the order of their float32 sums depends on it. backnorm demo --details "
+        "prints a row per call."
     )
-    title = "Batch-normalisation gradients of a network that learns to read digits"
-    table = _measurements_table(title, "call", caption)
-    agree = {agreement.dtype: agreement.agree for agreement in report.agreements}
+    headings = ("type", "dialects", "calls", "right gradients", "equal bits", "time")
+    table = _plain_table(caption)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "type" else "right", no_wrap=True)
+    agreements = {agreement.dtype: agreement for agreement in report.agreements}
+    for dtype, group in groupby(report.rows, key=lambda row: row.dtype):
+        rows = list(group)
+        judged = sum(row.judged for row in rows)
+        right = judged - sum(len(row.failures) for row in rows)
+        table.add_row(
+            dtype,
+            str(len({row.dialect for row in rows})),
+            str(len(rows)),
+            f"{right} of {judged}",
+            "yes" if agreements[dtype].agree else "NO",
+            _duration_text(median(row.seconds for row in rows)),
+        )
+    return table
+
+
+def demo_details(report: DemoReport) -> Table:
+    """Return a row per call, by element type."""
+    caption = (
+        "Time and bandwidth (x and dy read twice, dx written): over all layers, medians of warm "
+        "calls. NXC of a dialect that has only channel axis 1 is a view of channels-last memory. "
+        f"{_ERRORS_NOTE} The gradient of the largest error is named. In most dialects, dgamma and "
+        "dbeta of 16-bit data are float32, of which an ulp of float16 has 8192 and an ulp of "
+        "bfloat16 65536."
+    )
+    table = _measurements_table("", "call", caption)
     for dtype, rows in groupby(report.rows, key=lambda row: row.dtype):
-        where = " in a layout" if dtype.endswith("16") else ""
-        same = f"all results{where} are the same bits"
-        table.add_row(f"{dtype}: {same if agree[dtype] else 'RESULTS DIFFER'}")
+        table.add_row(dtype)
         for row in rows:
+            ulp, budget = _error_texts(row.worst_ulp, row.budget_used, row.passed)
             table.add_row(
                 plain(f"  {row.call}"),
                 row.layout,
                 *_number_texts(row.seconds, row.gigabytes_per_second),
-                *_error_texts(row.worst_ulp, row.budget_used, row.passed),
+                f"{row.worst_gradient} {ulp}",
+                budget,
             )
         table.add_section()
     return table
@@ -69,16 +104,10 @@ def demo_table(report: DemoReport) -> Table:
 
 def _measurements_table(title: str, subject: str, caption: str) -> Table:
     """Return an empty table: subject, layout, time, GB/s, ulp, budget."""
-    table = Table(
-        title=plain(title),
-        title_justify="left",
-        caption=caption + _ULP_NOTE,
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        # Without padding, the longest call fits a terminal of 80 columns.
-        padding=0,
-        show_edge=False,
-    )
+    table = _plain_table(caption)
+    table.title = plain(title) if title else None
+    # Without padding, the longest call fits a terminal of 80 columns.
+    table.padding = 0
     table.add_column(subject, overflow="fold")
     table.add_column("layout", no_wrap=True)
     for heading in ("time", "GB/s", "ulp", "budget"):
@@ -86,12 +115,32 @@ def _measurements_table(title: str, subject: str, caption: str) -> Table:
     return table
 
 
+def _plain_table(caption: str) -> Table:
+    return Table(
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+    )
+
+
 def _number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str]:
-    """Return a duration in a suitable unit, and a bandwidth, with three digits each."""
+    return _duration_text(seconds), _three_digits(gigabytes_per_second)
+
+
+def _duration_text(seconds: float) -> str:
+    """Return a duration in the largest unit in which it is at least 1, with three digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * scale >= 1.0:
-            return f"{seconds * scale:.3g} {unit}", f"{gigabytes_per_second:.3g}"
-    return f"{seconds * 1e9:.0f} ns", f"{gigabytes_per_second:.3g}"
+        # 999.6 µs has the three digits 1000, and is 1 ms.
+        if float(f"{seconds * scale:.3g}") >= 1.0:
+            return f"{_three_digits(seconds * scale)} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def _three_digits(number: float) -> str:
+    """Return at least three digits of a number, without an exponent."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
 def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple[str, str]:

@@ -19,26 +19,30 @@ from backnorm.errors import ArgumentValueError
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Tier = Annotated[
-    Literal["smoke", "full"], typer.Option(help="Seconds, or minutes with networks' shapes.")
+    Literal["smoke", "full"], typer.Option(help="smoke takes seconds; full has shapes of networks.")
 ]
 Dtypes = Annotated[str, typer.Option(help="Element types, separated by commas.")]
 Layouts = Annotated[str, typer.Option(help="Layouts: NCX, NXC.")]
-Only = Annotated[list[str] | None, typer.Option(help="A pattern of case names; again for more.")]
-Skip = Annotated[list[str] | None, typer.Option(help="A pattern of case names to leave out.")]
+Only = Annotated[list[str] | None, typer.Option(help="Only cases whose names match; repeatable.")]
+Skip = Annotated[list[str] | None, typer.Option(help="No cases whose names match; repeatable.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
-AtLeast = Annotated[Rung, typer.Option(help="The worst arithmetic that is no finding.")]
+AtLeast = Annotated[Rung, typer.Option(help="An output of a worse arithmetic is a finding.")]
 Xfail = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Expected failures: pattern  # reason.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Expected failures, one a line: pattern  # reason."),
 ]
 Baseline = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A JSON report; only what is worse fails.")
+    Path | None,
+    typer.Option(metavar="FILE", help="An earlier JSON report; only worse outputs fail."),
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write a report; -: print it.")
+    Path | None, typer.Option("--json", metavar="FILE", help="Write a JSON report; - prints it.")
 ]
-Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report for CI.")]
-Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report for pages.")]
-Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write what is printed.")]
+Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML report.")]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Markdown report.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the printed report as HTML.")
+]
 Show = Annotated[bool, typer.Option("--show", help="Print the worst element of each output.")]
 
 # More elements than an index of 32 bits counts.
@@ -112,7 +116,7 @@ def verify(
         ),
     ],
     dialect: Annotated[
-        str | None, typer.Option(help="Call the function in this specification's words.")
+        str | None, typer.Option(help="The dialect by whose names the function is called.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
     operation: Annotated[
@@ -122,8 +126,8 @@ def verify(
         bool,
         typer.Option(
             "--command",
-            help="SUBJECT is a command with {inputs} and {outputs}, folders as of cases export "
-            "and judge.",
+            help="SUBJECT is a shell command; {inputs} is a folder that cases export writes, and "
+            "{outputs} a folder that judge reads.",
         ),
     ] = False,
     tier: Tier = "smoke",
@@ -134,22 +138,26 @@ def verify(
     seed: Seed = 0,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="Random data of a shape N,C,... instead of a tier's cases; repeatable."),
+        typer.Option(help="Judge random data of the shape N,C,...; repeatable."),
     ] = None,
     huge: Annotated[
         bool,
         typer.Option(
             "--huge",
-            help="With --tier full: a case of more than 2**31 elements of bfloat16, 13 GB.",
+            help="With --tier full: add a case with more than 2**31 elements, which takes 13 GB.",
         ),
     ] = False,
     at_least: AtLeast = "serial",
     any_order: Annotated[
         bool,
-        typer.Option("--any-order", help="Accept other bits in another call, if both are right."),
+        typer.Option("--any-order", help="Accept calls that differ in bits if both are right."),
     ] = False,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a case.")] = 30.0,
-    memory: Annotated[int, typer.Option(min=0, help="MiB for the subject; 0: any.")] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="The time limit of a case, in seconds.")
+    ] = 30.0,
+    memory: Annotated[
+        int, typer.Option(min=0, help="The memory limit of the subject, in MiB; 0: none.")
+    ] = 0,
     xfail: Xfail = None,
     baseline: Baseline = None,
     show: Show = False,
@@ -169,8 +177,8 @@ def verify(
 ) -> None:
     """Judge implementations of the backward pass, or of the forward pass in training.
 
-    Each runs in a process of its own, on read-only inputs between unreadable pages. Exit status: 0
-    fine, 1 a finding or nothing judged, 2 bad usage.
+    Each case runs in its own process, on read-only inputs between unreadable pages. Exit status: 0
+    no finding, 1 a finding or nothing judged, 2 bad usage.
     """
     from backnorm.conformance.verify.run import Job
     from backnorm.conformance.verify.run import verify as run_job
@@ -203,13 +211,15 @@ def verify(
 
 
 def judge(
-    cases: Annotated[Path, typer.Argument(metavar="CASES", help="What cases export wrote.")],
+    cases: Annotated[
+        Path, typer.Argument(metavar="CASES", help="The folder that cases export wrote.")
+    ],
     results: Annotated[
         Path,
         typer.Argument(
             metavar="RESULTS",
-            help="A folder a case with dx.bin, dgamma.bin, dbeta.bin (or .npy), or one .npz or "
-            ".safetensors file of case/output.",
+            help="A folder with a folder per case of dx.bin, dgamma.bin and dbeta.bin (or .npy), "
+            "or an .npz or .safetensors file with the names case/output.",
         ),
     ],
     at_least: AtLeast = "serial",
@@ -221,14 +231,14 @@ def judge(
     markdown: Markdown = None,
     html: Html = None,
 ) -> None:
-    """Judge results that exist."""
+    """Judge results that were computed from the files of cases export."""
     from backnorm.conformance.verify.export import judge as judge_files
 
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     raise typer.Exit(int(reports.write(judge_files(cases, results), reports.console())))
 
 
-cases_app = typer.Typer(help="The cases of verify, as files for tests in any language.")
+cases_app = typer.Typer(help="List the cases of verify, or write them to files.")
 
 
 @cases_app.command("list")
@@ -251,7 +261,7 @@ def cases_list(
 @cases_app.command("show")
 @exits_in_one_line()
 def cases_show(
-    name: Annotated[str, typer.Argument(metavar="CASE", help="As cases list prints it.")],
+    name: Annotated[str, typer.Argument(metavar="CASE", help="A name that cases list prints.")],
     tier: Tier = "smoke",
     seed: Seed = 0,
 ) -> None:
@@ -269,9 +279,10 @@ def cases_show(
 @cases_app.command("export")
 @exits_in_one_line()
 def cases_export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
     form: Annotated[
-        Literal["raw", "npy", "npz", "safetensors"], typer.Option("--format", help="Of arrays.")
+        Literal["raw", "npy", "npz", "safetensors"],
+        typer.Option("--format", help="The format of the arrays."),
     ] = "raw",
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
@@ -295,20 +306,20 @@ def tolerance(
         str | None,
         typer.Option(
             metavar="TOLERANCE",
-            help="What does a test with this tolerance let through? rtol=1e-2,atol=1e-2; or pcc=, "
-            "cosine=, rms=, l2=, ulp= and a number.",
+            help="List the wrong kernels that pass a test with this tolerance: "
+            "rtol=1e-2,atol=1e-2, or a number after pcc=, cosine=, rms=, l2= or ulp=.",
         ),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The same of a project's own test, as of pytorch."),
+        typer.Option(metavar="NAME", help="The same for the test of a project, such as pytorch."),
     ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
             metavar="FUNCTION",
-            help="The same of your own function of an array and the expected one: "
-            "file.py:function, module:function.",
+            help="The same for a function of an array and the expected array: "
+            "file.py:function or module:function.",
         ),
     ] = None,
     data: Annotated[
@@ -322,10 +333,10 @@ def tolerance(
     shape: Annotated[str, typer.Option(help="The shape of x, channels second.")] = "16,8,14,14",
     loss: Annotated[
         Literal["none", "sum", "mean", "square", "cube"] | None,
-        typer.Option(help="The loss of the test; none: dy is of the data."),
+        typer.Option(help="The loss of the test; none: DATA has dy."),
     ] = None,
 ) -> None:
-    """Print the bounds of right kernels, or what a test's tolerance would let through."""
+    """Print the error bounds of right kernels, or the wrong kernels that a tolerance accepts."""
     tests = {"--audit": audit, "--policy": policy, "--compare": compare}
     named = [option for option, value in tests.items() if value is not None]
     if len(named) > 1:

@@ -19,6 +19,8 @@ from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Status, Verdict
 
+_LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
+
 FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
 
 
@@ -34,6 +36,7 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
     )
     console.print()
     console.print(_table(results))
+    console.print(_LEGEND, highlight=False, soft_wrap=True)
     for finding in found:
         console.print()
         where = f"{finding.cases} of {finding.of} cases"
