@@ -14,13 +14,14 @@ import typer
 
 __all__ = ["DEVICES", "FLOOR", "ITEMSIZE", "LAYOUTS", "LEAST_PASSES", "OF_OURS", "OPERATIONS",
            "OURS", "OURS_IN_FLOAT32", "OURS_REPRODUCIBLE", "PASSES", "SWEEP", "Cell", "Form",
-           "Operation", "chosen", "quick", "select", "workloads"]  # fmt: skip
+           "Layout", "Operation", "chosen", "quick", "select", "workloads"]  # fmt: skip
 
 _Name = TypeVar("_Name", bound=str)
 
 Operation = Literal["backward", "forward", "inference"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-LAYOUTS = ("NCX", "NXC")
+Layout = Literal["NCX", "NXC"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 DEVICES = ("cpu", "cuda")
 
 #: Bytes of an element.
@@ -66,7 +67,7 @@ class Cell:
     suite: str
     op: Operation
     shape: tuple[int, ...]
-    layout: str
+    layout: Layout
     dtype: str
 
     @property
@@ -115,7 +116,8 @@ def select(suites: str, ops: str, dtypes: str, layouts: str, device: str = "cpu"
         for suite in chosen("--suite", suites, tuple(found))
         for dtype in _meant(wanted_dtypes, dtypes, found[suite]["dtypes"])
         for shape in found[suite]["shapes"]
-        for layout in (wanted_layouts if len(shape) > 2 else {"NCX"} & {*wanted_layouts})
+        for layout in wanted_layouts
+        if len(shape) > 2 or layout == "NCX"
         for op in _meant(wanted_ops, ops, found[suite]["ops"])
     ]
     if not cells:

@@ -32,6 +32,8 @@ def test_calling_loads_no_compiler():
     code = """
 import sys
 import numpy as np
+import pytest
+
 import backnorm
 x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
 backnorm.batch_norm_backward(x, x * x, x.mean((0, 2)), x.var((0, 2)), epsilon=1e-5)

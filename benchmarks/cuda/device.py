@@ -70,7 +70,7 @@ class Cuda:
         if not torch.cuda.is_available():
             raise Missing(f"PyTorch {torch.__version__} sees no GPU or no driver")
         if importlib.util.find_spec("triton") is None:
-            raise Missing("our kernels need Triton: pip install 'backnorm[cuda]'")
+            raise Missing("the kernels of backnorm need Triton: pip install triton")
         return torch
 
     def facts(self) -> dict[str, Any]:

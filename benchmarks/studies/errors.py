@@ -18,7 +18,7 @@ from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import GRADIENTS, ulp_error
 from backnorm.dtypes import FLOAT32, FLOAT64
-from benchmarks.cells import OURS, OURS_IN_FLOAT32, Cell
+from benchmarks.cells import OURS, OURS_IN_FLOAT32, Cell, Layout
 from benchmarks.child import Child, ChildEndedError, serve_parent
 from benchmarks.peers import CONTESTANTS
 from benchmarks.peers.base import Data, Missing, Unsupported
@@ -118,7 +118,7 @@ def measured(name: str, layout: str) -> Iterator[tuple[tuple[int, float], Errors
 class Work:
     """The process of a contestant."""
 
-    def results(self, place: str, plane: int, ratio: float, layout: str) -> object:
+    def results(self, place: str, plane: int, ratio: float, layout: Layout) -> object:
         """Return its gradients, or why there are none."""
         try:
             contestant = load(place)()

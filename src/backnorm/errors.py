@@ -107,6 +107,16 @@ def described(value: object) -> str:
     return f"{shown(value)} of type {type(value).__name__}"
 
 
+def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> ModuleNotFoundError:
+    """Return the error of an adapter's import if its package is missing; else the same error."""
+    if error.name != package:
+        return error
+    return ModuleNotFoundError(
+        f"{adapter} needs the package {package}, which is not installed: pip install {package}",
+        name=package,
+    )
+
+
 def _named(text: Any, words: Mapping[str, str]) -> Any:
     """Return a text in which names of arguments, in braces, are replaced by those of `words`."""
     if not isinstance(text, str):

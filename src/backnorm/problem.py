@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _ALL = slice(None)
 _CHANNEL_AXES = {"NCX": 1, "NXC": -1}
 
 #: "NCX" or "NXC", or the axes of the channels themselves.
-Format = str | tuple[int, ...]
+Format = Literal["NCX", "NXC"] | tuple[int, ...]
 
 
 class Metadata(NamedTuple):

@@ -120,7 +120,7 @@ def pytorch(*, cuda="13.0", hip=None, available=True):
         (pytorch(cuda=None), True, "is built for the CPU alone"),
         (pytorch(cuda=None, hip="6.2"), True, "is built for ROCm"),
         (pytorch(available=False), True, "sees no GPU or no driver"),
-        (pytorch(), False, "pip install 'backnorm"),
+        (pytorch(), False, "pip install triton"),
     ],
 )
 def test_library_without_a_gpu_says_why(monkeypatch, torch, triton, message):

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -85,6 +86,28 @@ def test_rules_of_a_function_are_complete(schema):
     for attribute in schema.attributes:
         assert parameters[attribute.name].default == attribute.default
         assert attribute.summary
+
+
+@pytest.mark.parametrize(("dialect", "op"), OPERATORS)
+def test_operator_has_a_docstring_of_its_own_and_types_of_its_choices(dialect, op):
+    found = operator(dialect, op)
+    cls = found if isinstance(found, type) else type(found)
+    assert cls.__doc__ not in (None, cls.__base__.__doc__)
+    method = cls.__init__ if cls.schema.style == "configured" else cls.__call__
+    hints = get_type_hints(method)
+    for spec in cls.schema.attributes:
+        if spec.choices:
+            literals = [hints[spec.name], *get_args(hints[spec.name])]
+            assert {*spec.choices} in [{*get_args(each)} for each in literals]
+
+
+def test_operator_repr_is_its_name_and_its_attributes():
+    assert repr(operator("ngraph", "BatchNormInference")) == (
+        "backnorm.dialects.ngraph.BatchNormInference"
+    )
+    configured = operator("onednn_graph", "BatchNormInference")(1e-5, "NCX")
+    assert "onednn_graph.BatchNormInference(epsilon=" in repr(configured)
+    assert "data_format='NCX'" in repr(configured)
 
 
 @pytest.mark.parametrize("schema", [*SCHEMAS, *FUNCTIONS], ids=ids)

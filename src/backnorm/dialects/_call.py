@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class CanonicalCall:
     """
 
     operation: Operation
-    data_format: str
+    data_format: Literal["NCX", "NXC"]
     training: bool
     epsilon: float
     arithmetic: Arithmetic

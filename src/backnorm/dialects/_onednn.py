@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects.operator import Operator
 from backnorm.dialects.schema import AttributeSpec, FormatSpec, type_rules
+
+DataFormat = Literal["NCX", "NXC"]
 
 FORMATS = (FormatSpec("NXC", "NXC"), FormatSpec("NCX", "NCX"))
 EPSILON = AttributeSpec("epsilon", "f32", role="epsilon", range="positive")

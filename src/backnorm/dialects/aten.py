@@ -65,6 +65,8 @@ _FROZEN = (
 
 
 class _NativeBatchNormBackward(Operator):
+    """native_batch_norm_backward of ATen: gradients of batch normalisation."""
+
     rules = (
         common_rules(
             op="native_batch_norm_backward",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,6 +42,8 @@ def _channel_axes(
 
 
 class _BatchNormalizationBackward(Operator):
+    """BatchNormalizationBackward of cuDNN: gradients of batch normalisation in training."""
+
     rules = (
         OperatorSchema(
             dialect="cudnn",
@@ -87,7 +89,7 @@ class _BatchNormalizationBackward(Operator):
 
     def __call__(
         self,
-        mode: str | Required = REQUIRED,
+        mode: Literal["SPATIAL", "PER_ACTIVATION"] | Required = REQUIRED,
         alphaDataDiff: float | Required = REQUIRED,
         betaDataDiff: float | Required = REQUIRED,
         alphaParamDiff: float | Required = REQUIRED,

@@ -89,6 +89,8 @@ _rules = partial(
 
 
 class _BatchNormalizationTrainingGrad(Operator):
+    """BATCH_NORMALIZATION_TRAINING_GRAD of DirectML: gradients of batch normalisation."""
+
     rules = (
         _rules(
             op="BATCH_NORMALIZATION_TRAINING_GRAD",
@@ -161,6 +163,8 @@ class _BatchNormalizationTrainingGrad(Operator):
 
 
 class _BatchNormalizationGrad(Operator):
+    """BATCH_NORMALIZATION_GRAD of DirectML: gradients with constant statistics."""
+
     rules = (
         _rules(
             op="BATCH_NORMALIZATION_GRAD",

@@ -57,6 +57,8 @@ _MEAN, _VARIANCE = channel("mean", "mean", "T"), channel("variance", "variance",
 
 
 class _BatchNormTrainingBackprop(Operator):
+    """BatchNormTrainingBackprop of nGraph: gradients of batch normalisation in training."""
+
     rules = (
         _rules(
             op="BatchNormTrainingBackprop",
@@ -171,6 +173,8 @@ class _BatchNormTrainingBackprop(Operator):
 
 
 class _BatchNormTraining(Operator):
+    """BatchNormTraining of nGraph: batch normalisation in training."""
+
     rules = (
         _rules(
             op="BatchNormTraining",
@@ -256,6 +260,8 @@ class _BatchNormTraining(Operator):
 
 
 class _BatchNormInference(Operator):
+    """BatchNormInference of nGraph: batch normalisation with given statistics."""
+
     rules = (
         _rules(
             op="BatchNormInference",

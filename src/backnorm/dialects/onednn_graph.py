@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._onednn import DATA_FORMAT, EPSILON, FORMATS, MOMENTUM, TYPE_RULES, Forward
+from backnorm.dialects._onednn import (
+    DATA_FORMAT,
+    EPSILON,
+    FORMATS,
+    MOMENTUM,
+    TYPE_RULES,
+    DataFormat,
+    Forward,
+)
 from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
     REQUIRED,
@@ -97,9 +106,9 @@ class BatchNormTrainingBackward(Operator):
     def __init__(
         self,
         epsilon: float | Required = REQUIRED,
-        data_format: str = "NXC",
+        data_format: DataFormat = "NXC",
         *,
-        single_output: str = "specification",
+        single_output: Literal["specification", "onednn"] = "specification",
     ) -> None:
         self._configure(
             {"epsilon": epsilon, "data_format": data_format, "single_output": single_output}
@@ -230,7 +239,7 @@ class BatchNormForwardTraining(Forward):
         self,
         epsilon: float | Required = REQUIRED,
         momentum: float | None = None,
-        data_format: str = "NXC",
+        data_format: DataFormat = "NXC",
     ) -> None:
         self._configure({"epsilon": epsilon, "momentum": momentum, "data_format": data_format})
 
@@ -329,7 +338,7 @@ class BatchNormInference(Operator):
     def __init__(
         self,
         epsilon: float | Required = REQUIRED,
-        data_format: str = "NXC",
+        data_format: DataFormat = "NXC",
     ) -> None:
         self._configure({"epsilon": epsilon, "data_format": data_format})
 

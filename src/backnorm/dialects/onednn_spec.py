@@ -17,14 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._attributes import refuse_unknown
-from backnorm.dialects._onednn import DATA_FORMAT, EPSILON, FORMATS, MOMENTUM, TYPE_RULES, Forward
+from backnorm.dialects._onednn import (
+    DATA_FORMAT,
+    EPSILON,
+    FORMATS,
+    MOMENTUM,
+    TYPE_RULES,
+    DataFormat,
+    Forward,
+)
 from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
     REQUIRED,
@@ -47,6 +55,7 @@ __all__ = [
 ]
 
 REVISIONS = ("latest", "2020-21", "early")
+Revision = Literal["latest", "2020-21", "early"]
 
 _REVISION = AttributeSpec("revision", "string", choices=REVISIONS, extension=True)
 _IS_TRAINING = AttributeSpec("is_training", "bool", role="training", default=True)
@@ -177,8 +186,8 @@ class BatchNormTrainingBackprop(_OfRevision):
     def __init__(
         self,
         epsilon: float | Required = REQUIRED,
-        data_format: str = "NXC",
-        revision: str = "latest",
+        data_format: DataFormat = "NXC",
+        revision: Revision = "latest",
         *,
         is_training: bool | None = None,
     ) -> None:
@@ -278,8 +287,8 @@ class BatchNormForwardTraining(_OfRevision, Forward):
         self,
         epsilon: float | Required = REQUIRED,
         momentum: float | None = None,
-        data_format: str = "NXC",
-        revision: str = "latest",
+        data_format: DataFormat = "NXC",
+        revision: Revision = "latest",
     ) -> None:
         attributes = {"epsilon": epsilon, "data_format": data_format, "revision": revision}
         if momentum is not None:
@@ -370,8 +379,8 @@ class BatchNormInference(_OfRevision):
     def __init__(
         self,
         epsilon: float | Required = REQUIRED,
-        data_format: str = "NXC",
-        revision: str = "latest",
+        data_format: DataFormat = "NXC",
+        revision: Revision = "latest",
     ) -> None:
         self._configure({"epsilon": epsilon, "data_format": data_format, "revision": revision})
 

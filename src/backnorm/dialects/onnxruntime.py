@@ -45,6 +45,8 @@ _SAVED_INV_STD = channel("saved_inv_std", "inverse_deviation", "T2")
 
 
 class _BatchNormalizationGrad(Operator):
+    """BatchNormalizationGrad of ONNX Runtime: gradients of batch normalisation in training."""
+
     rules = (
         _rules(
             op="BatchNormalizationGrad",
@@ -125,6 +127,8 @@ class _BatchNormalizationGrad(Operator):
 
 
 class _BatchNormInternal(Operator):
+    """BatchNormInternal of ONNX Runtime: batch normalisation."""
+
     rules = (
         _rules(
             op="BatchNormInternal",

@@ -239,6 +239,11 @@ class Operator:
         values = self.attributes.values()
         self._identity = (*self._identity, *values, *map(type, values))
 
+    def __repr__(self) -> str:
+        name = f"backnorm.dialects.{self.schema.dialect}.{self.schema.op}"
+        values = ", ".join(f"{key}={value!r}" for key, value in self.attributes.items())
+        return f"{name}({values})" if self.attributes else name
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.schema.style == "configured":
             return partial(type(self), **self.attributes), ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,6 +63,8 @@ _FROZEN = (
 
 
 class _BatchNormGrad(Operator):
+    """batch_norm_grad of Paddle: gradients of batch normalisation."""
+
     rules = (
         OperatorSchema(
             dialect="paddle",
@@ -104,7 +107,7 @@ class _BatchNormGrad(Operator):
         out_grad: ArrayLike | None = None,
         momentum: float | Required = REQUIRED,
         epsilon: float | Required = REQUIRED,
-        data_format: str | Required = REQUIRED,
+        data_format: Literal["NCHW", "NHWC"] | Required = REQUIRED,
         is_test: bool | Required = REQUIRED,
         use_global_stats: bool | Required = REQUIRED,
         trainable_statistics: bool | Required = REQUIRED,

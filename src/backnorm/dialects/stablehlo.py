@@ -47,6 +47,8 @@ _MEAN, _VARIANCE = channel("mean", "mean", "T"), channel("variance", "variance",
 
 
 class _BatchNormGrad(Operator):
+    """batch_norm_grad of StableHLO: gradients of batch normalisation in training."""
+
     rules = (
         _rules(
             op="batch_norm_grad",
@@ -131,6 +133,8 @@ class _BatchNormGrad(Operator):
 
 
 class _BatchNormTraining(Operator):
+    """batch_norm_training of StableHLO: batch normalisation in training."""
+
     rules = (
         _rules(
             op="batch_norm_training",
@@ -201,6 +205,8 @@ class _BatchNormTraining(Operator):
 
 
 class _BatchNormInference(Operator):
+    """batch_norm_inference of StableHLO: batch normalisation with given statistics."""
+
     rules = (
         _rules(
             op="batch_norm_inference",

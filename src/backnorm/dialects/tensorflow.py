@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -92,6 +92,10 @@ class ForwardV3(NamedTuple):
     reserve_space_2: np.ndarray
     reserve_space_3: np.ndarray
 
+
+DataFormat = Literal["NHWC", "NCHW"]
+DataFormatV3 = Literal["NHWC", "NCHW", "NDHWC", "NCDHW"]
+ReserveSpace2 = Literal["variance", "inverse_standard_deviation"]
 
 _FORMATS_4 = (FormatSpec("NHWC", "NXC", 4), FormatSpec("NCHW", "NCX", 4))
 _FORMATS_5 = (FormatSpec("NDHWC", "NXC", 5), FormatSpec("NCDHW", "NCX", 5))
@@ -216,6 +220,8 @@ class _Gradient(Operator):
 
 
 class _FusedBatchNormGradV3(_Gradient):
+    """FusedBatchNormGradV3 of TensorFlow: gradients of batch normalisation."""
+
     rules = (_gradient(3),)
 
     def __call__(
@@ -228,10 +234,10 @@ class _FusedBatchNormGradV3(_Gradient):
         reserve_space_2: ArrayLike | None = None,
         reserve_space_3: object = None,
         epsilon: float = 0.0001,
-        data_format: str = "NHWC",
+        data_format: DataFormatV3 = "NHWC",
         is_training: bool = True,
         name: str | None = None,
-        reserve_space_2_is: str = "variance",
+        reserve_space_2_is: ReserveSpace2 = "variance",
         arithmetic: Arithmetic | None = None,
     ) -> GradientV3:
         """Gradients of batch normalisation.
@@ -311,6 +317,8 @@ class _FusedBatchNormGradV3(_Gradient):
 
 
 class _FusedBatchNormGrad(_Gradient):
+    """FusedBatchNormGrad of TensorFlow: gradients of batch normalisation."""
+
     rules = (_gradient(1),)
 
     def __call__(
@@ -322,10 +330,10 @@ class _FusedBatchNormGrad(_Gradient):
         reserve_space_1: ArrayLike | None = None,
         reserve_space_2: ArrayLike | None = None,
         epsilon: float = 0.0001,
-        data_format: str = "NHWC",
+        data_format: DataFormat = "NHWC",
         is_training: bool = True,
         name: str | None = None,
-        reserve_space_2_is: str = "variance",
+        reserve_space_2_is: ReserveSpace2 = "variance",
         arithmetic: Arithmetic | None = None,
     ) -> Gradient:
         """Gradients of batch normalisation.
@@ -403,6 +411,8 @@ class _FusedBatchNormGrad(_Gradient):
 
 
 class _FusedBatchNormGradV2(_FusedBatchNormGrad):
+    """FusedBatchNormGradV2 of TensorFlow: gradients of batch normalisation."""
+
     rules = (_gradient(2),)
 
 
@@ -436,6 +446,8 @@ class _Forward(Operator):
 
 
 class _FusedBatchNormV3(_Forward):
+    """FusedBatchNormV3 of TensorFlow: batch normalisation."""
+
     rules = (_forward(3),)
 
     def __call__(
@@ -448,7 +460,7 @@ class _FusedBatchNormV3(_Forward):
         variance: ArrayLike | None = None,
         epsilon: float = 0.0001,
         exponential_avg_factor: float = 1.0,
-        data_format: str = "NHWC",
+        data_format: DataFormatV3 = "NHWC",
         is_training: bool = True,
         name: str | None = None,
         arithmetic: Arithmetic | None = None,
@@ -527,6 +539,8 @@ class _FusedBatchNormV3(_Forward):
 
 
 class _FusedBatchNorm(_Forward):
+    """FusedBatchNorm of TensorFlow: batch normalisation."""
+
     rules = (_forward(1),)
 
     def __call__(
@@ -539,7 +553,7 @@ class _FusedBatchNorm(_Forward):
         variance: ArrayLike | None = None,
         epsilon: float = 0.0001,
         exponential_avg_factor: float = 1.0,
-        data_format: str = "NHWC",
+        data_format: DataFormat = "NHWC",
         is_training: bool = True,
         name: str | None = None,
         arithmetic: Arithmetic | None = None,
@@ -616,6 +630,8 @@ class _FusedBatchNorm(_Forward):
 
 
 class _FusedBatchNormV2(_FusedBatchNorm):
+    """FusedBatchNormV2 of TensorFlow: batch normalisation."""
+
     rules = (_forward(2),)
 
 

@@ -4,6 +4,13 @@
 step. `convert` replaces the layers of a model by backnorm's; `revert` undoes that.
 """
 
+from backnorm.errors import not_installed
+
+try:
+    import keras  # noqa: F401 (an error that says what to install)
+except ModuleNotFoundError as error:
+    raise not_installed(error, "keras", __name__) from error
+
 from backnorm.keras.layer import BatchNormalization
 from backnorm.keras.models import ConversionWarning, convert, revert
 

@@ -8,6 +8,13 @@ These three names are those of `backnorm.keras`, which is imported when one of t
 
 from typing import Any
 
+from backnorm.errors import not_installed
+
+try:
+    import tensorflow  # noqa: F401 (an error that says what to install)
+except ModuleNotFoundError as error:
+    raise not_installed(error, "tensorflow", __name__) from error
+
 from backnorm.tensorflow.operators import (
     Gradients,
     Normalized,

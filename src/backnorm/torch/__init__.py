@@ -9,6 +9,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from backnorm.errors import not_installed
+
+try:
+    import torch  # noqa: F401 (an error that says what to install)
+except ModuleNotFoundError as error:
+    raise not_installed(error, "torch", __name__) from error
+
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
 from backnorm.torch.conversion import ConversionWarning, LayerReport, convert, revert
 from backnorm.torch.exchange import SynchronisationError

@@ -45,7 +45,7 @@ def engine_of(x: Tensor) -> ModuleType:
             "input",
             f"is on a device whose kernels need a package that is not installed ({error})",
             came=f"device {x.device}",
-            hint="pip install 'backnorm[cuda]'",
+            hint="pip install triton",
         ) from error
     return gpu
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.fx import Proxy
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic, check_arithmetic
@@ -157,6 +158,20 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         reproducible: bool = False,
         **settings: Any,
     ) -> None:
+        """Create the layer with the arguments of PyTorch's layer and three more.
+
+        Parameters
+        ----------
+        *arguments, **settings
+            The arguments of PyTorch's layer: num_features, eps, momentum, affine,
+            track_running_stats, device and dtype.
+        activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
+            The activation of the normalised values, computed in the same pass.
+        arithmetic : {"float32", "float64"}, optional
+            The type in which elements are computed. None: see `backnorm.arithmetic`.
+        reproducible : bool
+            Whether results in training have the same bits for every order of the batch.
+        """
         super().__init__(*arguments, **settings)
         tools.register_with_opacus(_BatchNorm)
         if activation is not None:
@@ -197,6 +212,11 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         """Return the names of attributes, without those that can raise."""
         errors = {"qconfig"} if self.activation is None else {"qconfig", "num_features"}
         return [name for name in super().__dir__() if name not in errors]
+
+    def _get_name(self) -> str:
+        name: str = super()._get_name()
+        is_ours = type_before_parametrizations(self).__module__.startswith("backnorm.torch.")
+        return f"backnorm.torch.{name}" if is_ours else name
 
     def extra_repr(self) -> str:
         """Return PyTorch's text, with arithmetic, reproducible and activation if they are set."""
@@ -271,15 +291,27 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, computed by backnorm: inputs of shape (N, C) or (N, C, L)."""
+    """`torch.nn.BatchNorm1d`, computed by backnorm: inputs of shape (N, C) or (N, C, L).
+
+    Besides the arguments of PyTorch's layer it takes `activation`, `arithmetic` and `reproducible`.
+    Parameters, buffers and state_dicts are those of PyTorch's layer.
+    """
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, computed by backnorm: inputs of shape (N, C, H, W)."""
+    """`torch.nn.BatchNorm2d`, computed by backnorm: inputs of shape (N, C, H, W).
+
+    Besides the arguments of PyTorch's layer it takes `activation`, `arithmetic` and `reproducible`.
+    Parameters, buffers and state_dicts are those of PyTorch's layer.
+    """
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, computed by backnorm: inputs of shape (N, C, D, H, W)."""
+    """`torch.nn.BatchNorm3d`, computed by backnorm: inputs of shape (N, C, D, H, W).
+
+    Besides the arguments of PyTorch's layer it takes `activation`, `arithmetic` and `reproducible`.
+    Parameters, buffers and state_dicts are those of PyTorch's layer.
+    """
 
 
 class _BatchNormReLU(_BatchNorm):
@@ -404,7 +436,8 @@ class FrozenLayer(torch.nn.Module):
 
     def __repr__(self) -> str:
         """Return the text of the library's layer, and the arithmetic if it is set."""
-        return named(super().__repr__().removesuffix(")"), self.arithmetic) + ")"
+        text = named(super().__repr__().removesuffix(")"), self.arithmetic)
+        return f"backnorm.torch.{text})"
 
     def _is_ordinary(self, x: Tensor) -> bool:
         """Whether the library's formula would neither broadcast x nor change its type."""

@@ -321,7 +321,7 @@ def test_layer_with_own_activation_keeps_it(close):
     torch.fx.symbolic_trace(mine)
     _listen(mine[1])
     convert(mine, sync=True)
-    assert repr(mine[1]).startswith("SyncBatchNorm(4")
+    assert repr(mine[1]).startswith("backnorm.torch.SyncBatchNorm(4")
     assert repr(revert(mine)) == repr(state)
     close(passes(mine)[0], expected[0], factor=16)
 

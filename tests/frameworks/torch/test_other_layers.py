@@ -78,7 +78,7 @@ def test_timm_layer_with_activation_is_converted_and_reverted(kind, fuse, close)
     assert convert(mine, fuse=fuse, report=reports.append) is mine
     assert mine.__dict__ == {**before, **({"fuse_activation": True} if fuse else {})}
     assert isinstance(mine, layers.BatchNormAct2d)
-    assert repr(mine) == repr(theirs)
+    assert repr(mine) == f"backnorm.torch.{theirs!r}"
     can_be_fused = kind not in ("gelu", "none", "drop", "drop_block")
     assert [report.fused for report in reports] == [fuse and can_be_fused]
     assert bool(reports[0].reason) is fuse
@@ -100,7 +100,7 @@ def test_frozen_layer_is_converted_and_reverted(layer, close):
     theirs = filled(layer(3))
     mine = pickled(convert(copy.deepcopy(theirs)))
     assert type(mine) is OURS[layer]
-    assert repr(mine) == repr(theirs)
+    assert repr(mine) == f"backnorm.torch.{theirs!r}"
     close(passes(mine), passes(theirs), factor=4)
     # The weight is a buffer, which may need a gradient.
     for net in (mine, theirs):
