@@ -130,6 +130,7 @@ docs: $(VENV)/.docs
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_words.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

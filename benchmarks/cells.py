@@ -59,7 +59,7 @@ class Cell:
     suite : str
     op : {"backward", "forward", "inference"}
     shape : tuple of int
-        (N, C, spatial ...), whatever the layout; memory is in the order of `layout`.
+        (N, C, spatial ...) in both layouts; memory is in the order of `layout`.
     layout : {"NCX", "NXC"}
     dtype : str
     """

@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["Child", "ChildEndedError", "serve_parent"]
 
-# Benchmarks are not installed: the other process finds them, whatever folder this one started in.
+# Benchmarks are not installed, so the other process needs their folder.
 _ROOT = Path(__file__).resolve().parents[1]
 
 

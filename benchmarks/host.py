@@ -16,7 +16,7 @@ from benchmarks.turns import HostWatch, Watch
 
 __all__ = ["AfterConvolution", "Host"]
 
-# Of the size of a layer in a small network, float32: 1.3 ms with two threads of an Intel Xeon. All
+# A layer of a small network, float32: 1.3 ms with two threads of an Intel Xeon. All
 # threads take part.
 _INPUT = (4, 64, 28, 28)
 _WEIGHT = (64, 64, 3, 3)

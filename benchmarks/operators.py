@@ -33,7 +33,7 @@ class OperatorRun:
     place : str
         "module:class" of the device.
     threads : int
-        Of each contestant.
+        The number of threads of each contestant.
     settings : Settings
         For 32 bits and more; narrower types get half the rounds.
     patience : float
@@ -42,7 +42,8 @@ class OperatorRun:
     Attributes
     ----------
     versions, device : dict
-        Of the packages that took part, and facts of the device; known after the first cell.
+        Versions of the packages that took part, and facts of the device; known after the first
+        cell.
     failures : list of str
         A line for each cell and form in which ours is inaccurate or crashed.
     """

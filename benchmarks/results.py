@@ -48,7 +48,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run measured: facts of its environment, and a frame with a row for each cell."""
+    """The measurements of a run: facts of its environment, and a frame with a row for each cell."""
 
     environment: dict[str, Any]
     frame: pd.DataFrame

@@ -1,4 +1,4 @@
-"""Timing several calls in turns, so that whatever else the machine does falls on all of them."""
+"""Timing several calls in turns, so that other work of the machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Timed:
         As `watch` takes it.
     watch : Watch
     seconds : float
-        Of an earlier call.
+        The time of an earlier call.
     """
 
     def __init__(self, call: Any, watch: Watch, seconds: float = 0.0) -> None:

@@ -61,7 +61,7 @@ class Work:
             self._require(self._contestant.temporaries * cell.nbytes, "the temporaries")
             forms = self._contestant.prepare(cell, data)
             examiner = Examiner(cell, data)
-        except Exception as error:  # whatever a framework may raise
+        except Exception as error:  # a framework can raise any
             self._device.survived()
             return [self._declined("allocate", error)]
         return [self._enter(form, each, data, examiner) for form, each in forms.items()]

@@ -31,7 +31,7 @@ def part(tensor):
 def gradients_of_a_step(net, images, labels):
     """Return the loss of a batch and its gradients, as DistributedDataParallel makes them."""
     net = DistributedDataParallel(copy.deepcopy(net))
-    # A mean over the batch, whatever the parts: of their mean DDP makes the mean.
+    # DDP averages the gradients of the processes; with these shares the mean is the whole batch's.
     share = len(part(labels)) * dist.get_world_size() / len(labels)
     loss = nn.functional.cross_entropy(net(part(images)), part(labels)) * share
     loss.backward()

@@ -19,7 +19,7 @@ from backnorm.conformance.ladder import GradientLadder
 from backnorm.conformance.verify._peers import PEERS
 from backnorm.conformance.verify.cases import DTYPES
 
-# Of the picture: M = 25,088 elements a channel.
+# The problem of the picture: M = 25,088 elements a channel.
 _SHAPE = (32, 28, 28, 16)
 _SEED = 0
 _BINS, _POINTS = 36, 6

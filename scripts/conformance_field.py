@@ -1,4 +1,4 @@
-"""What docs/conformance.md shows, measured: implementations, the tests of projects, errors.
+"""Measure the contents of docs/conformance.md: implementations, the tests of projects, errors.
 
 Every implementation runs in processes of its own, one after the other.
 """
@@ -43,7 +43,7 @@ for a, b in ((x, dy), (x.contiguous(), dy.contiguous())):
 
 _SELECTION = Selection(dtypes=tuple(DTYPES))
 _ERRORS = str(Path(__file__).with_name("conformance_errors.py"))
-# Of the audited tests: three sizes of the sums.
+# Shapes of the audited tests: three sizes of the sums.
 _SHAPES = ((4, 8, 7, 7), (16, 8, 14, 14), (32, 8, 28, 28))
 
 
@@ -81,7 +81,7 @@ SUBJECTS = (
         "backnorm, float32", "backnorm", ("backnorm",), {"BACKNORM_ARITHMETIC": "float32"}
     ),
 )  # fmt: skip
-#: Those of the picture.
+#: The implementations in the picture.
 _DRAWN = {"numpy": "NumPy, textbook", "tensorflow": "TensorFlow, Eigen", "torch": "PyTorch",
           "backnorm": "backnorm"}  # fmt: skip
 
@@ -114,7 +114,7 @@ def _subject(contestant: Contestant) -> dict[str, Any]:
     with _environment(contestant.environment):
         results = verify(Job(contestant.subject, _SELECTION, timeout=120.0))
     known = counts(results)
-    # What a run that is repeated by hand has to be called with.
+    # Environment variables with which the run can be repeated by hand.
     prefix = "".join(f"{name}={value} " for name, value in contestant.environment.items())
     return {
         "label": contestant.label,

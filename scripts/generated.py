@@ -1,4 +1,4 @@
-"""What scripts that generate files have in common: they write, or say what is not current."""
+"""The common part of scripts that generate files: write them, or name those that are outdated."""
 
 from __future__ import annotations
 

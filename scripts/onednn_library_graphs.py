@@ -10,8 +10,8 @@ arithmetic. Integers count as equal to ours if no element differs by more than 1
 
     python -m scripts.onednn_library_graphs [LIBRARY ...]
 
-Without an argument, LIBRARY is the libdnnl of the package onednn-cpu-gomp. That of the package
-onednn computes by SYCL, and needs the package dpctl.
+Without an argument, LIBRARY is the libdnnl of the package onednn-cpu-gomp. The library of the
+package onednn computes by SYCL, and needs the package dpctl.
 """
 
 from __future__ import annotations
@@ -205,15 +205,15 @@ class _SyclRunner(_Runner):
         self._memory = dpctl.memory.MemoryUSMShared
         self._queue = dpctl.SyclQueue("cpu")
         device, context = self._queue.sycl_device, self._queue.sycl_context
-        held: dict[int, np.ndarray] = {}
+        arrays: dict[int, np.ndarray] = {}
 
         def allocate(size: int, alignment: int, device: int, context: int) -> int:
             made = self.empty((size,), np.dtype(np.uint8))
-            held[made.ctypes.data] = made
+            arrays[made.ctypes.data] = made
             return made.ctypes.data
 
         def free(address: int, device: int, context: int, event: int) -> None:
-            held.pop(address, None)
+            arrays.pop(address, None)
 
         pointer = c_void_p
         self._functions = (

@@ -44,8 +44,8 @@ BENCH = Path("docs/bench")
 RESULT, MODELS, VERSIONS = "zen5.json", "models.json", "models-versions.json"
 MEASURED = "docs/measurements"
 
-# What is shown cell by cell: the operator that the project is about, and the type that most train
-# in.
+# Tables by cell are of the operator that the project is about, and of the most common type in
+# training.
 _OP, _DTYPE = "backward", "float32"
 _KIND = ["op", "dtype"]
 _DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -2,10 +2,10 @@
 
     python scripts/wheel_check.py
 
-Supported is what `pyproject.toml` says. Of those the Pythons are used that are on PATH or among
-pyenv's. A wheel must hold the library and the command and nothing else, and bring no framework and
-nothing that only tests, benchmarks, examples or the documentation need. The first failure ends it
-with status 1. BACKNORM_BUILD_LEVELS chooses the levels of processors that the wheel is built for.
+`pyproject.toml` names the supported Pythons; those on PATH and among pyenv's are used. A wheel must
+hold the library and the command and nothing else, and bring no framework and nothing that only
+tests, benchmarks, examples or the documentation need. The first failure ends it with status 1.
+BACKNORM_BUILD_LEVELS chooses the levels of processors that the wheel is built for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STRANGE = re.compile(
     r"(^|/)(tests?|test_[^/]*|check_[^/]*|conftest\.py|bench[^/]*|examples?|training|docs?)(/|$)"
 )
 
-# What a dependency brings (typer in some releases), whatever groups also name it.
+# A package that a dependency brings (typer in some releases), also if a group names it.
 _BROUGHT = {"pydantic"}
 
 
@@ -44,7 +44,7 @@ def strangers(names: Iterable[str]) -> list[str]:
         for name in names
         if not _TOP.match(name)
         or _STRANGE.search(name)
-        # What the wheel has beside the sources is machine code.
+        # The rest of the wheel is machine code.
         or (
             name.startswith("backnorm/")
             and not (source / name).is_file()

@@ -19,8 +19,8 @@ from benchmarks.turns import Timing, timing
 
 __all__ = ["Cuda"]
 
-# What is read to empty the L2, in its sizes: its halves are filled unevenly, and what replaces what
-# is not documented.
+# The amount of memory that is read to empty the L2, in its sizes: its halves are filled unevenly,
+# and its replacement is not documented.
 _FLUSH = 4
 _LEAST_FLUSH = 1 << 20
 
@@ -167,7 +167,7 @@ class Cuda:
         self.synchronise()
 
     def flush(self, seconds: float) -> None:
-        """Read more than the L2 holds, for `seconds` or longer, before whatever comes next.
+        """Read more than the L2 holds, for `seconds` or longer, before the next call.
 
         Read, not written: lines that wait to be written would take their time from the next call.
         """

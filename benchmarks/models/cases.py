@@ -54,7 +54,7 @@ VARIANTS = tuple(dict.fromkeys(name for each in FRAMEWORKS.values() for name in 
 
 _FRAMEWORK_OF = {"torchvision": "torch", "timm": "torch", "flax": "flax", "keras": "keras"}
 
-# Shapes of inputs as (N, C, ...), whatever their layout: a small batch and a large one.
+# Shapes of inputs as (N, C, ...) in every layout: a small batch and a large one.
 _IMAGES = ((8, 3, 160, 160), (16, 3, 224, 224))
 
 #: Library and shapes of inputs. Videos and segmentation, which take longer, have a small batch
@@ -84,9 +84,9 @@ class Case:
     ----------
     model : str
     shape : tuple of int
-        Of the inputs.
+        The shape of the inputs.
     layout : {"contiguous", "channels_last"}
-        Of inputs and weights.
+        The layout of inputs and weights.
     precision : {"float32", "bfloat16"}
         bfloat16: under autocast.
     """

@@ -25,7 +25,7 @@ __all__ = ["Trainer", "start"]
 # Steps that the profiler sees.
 _PROFILED = 7
 
-# What a profiler calls normalisation, activations and additions, without what calls those.
+# The profiler's names of normalisation, activations and additions, without their callers.
 _OF_NORMALIZATION = (
     "backnorm::", "aten::native_batch_norm", "aten::relu", "aten::clamp_min", "aten::threshold",
     "aten::hardtanh", "aten::hardswish", "aten::silu", "aten::add",
@@ -93,7 +93,7 @@ class _Step:
     def normalization(self) -> float | None:
         """Return the seconds of a step in normalisation, activations and additions, if eager.
 
-        Those of the optimizer, which adds to every parameter, do not count.
+        The additions of the optimizer to every parameter do not count.
         """
         if self._compiled:
             return None
@@ -142,7 +142,7 @@ def _backward(run: Callable[[Tensor], Any], x: Tensor, precision: str) -> None:
         context = torch.autocast("cpu", torch.bfloat16)
     with context:
         found = run(x)
-        # Of segmentation it is a dictionary.
+        # Models for segmentation return a dictionary.
         outputs = list(found.values()) if isinstance(found, dict) else [found]
         losses = [functional.cross_entropy(each, _labels(each)) for each in outputs]
         loss = torch.stack(losses).sum()

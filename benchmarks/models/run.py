@@ -48,7 +48,7 @@ class ModelsRun:
     Attributes
     ----------
     versions : dict of str to str
-        Of the packages that took part.
+        The versions of the packages that took part.
     """
 
     #: The module that trains.

@@ -93,7 +93,7 @@ def compare(trainer: Trainer, variants: Sequence[str]) -> dict[str, Comparison]:
             off = _distance(step.gradients(), exact)
             if not off < _LOST:
                 raise ArithmeticError(f"gradients are {off:.2g} off")
-        except Exception as error:  # whatever a compiler raises
+        except Exception as error:  # a compiler can raise any
             found[variant] = Comparison(f"{type(error).__name__}: {error}"[:200])
             if variant == own:
                 # Without it nothing can be judged or compared.

@@ -27,7 +27,7 @@ OUTPUTS: dict[Operation, tuple[str, ...]] = {
 
 
 class Library(NamedTuple):
-    """What differs between libraries: 1/sqrt, the conversion of an array, and a type."""
+    """The differences between libraries: 1/sqrt, the conversion of an array, and a type."""
 
     rsqrt: Callable[[Any], Any]
     cast: Callable[[Any, Any], Any]

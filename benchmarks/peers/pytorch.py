@@ -39,7 +39,7 @@ class Torch(Contestant):
         last = cell.layout == "NXC"
         tensors = layer_tensors(self._torch, data)
         operator, arguments = native_call(self._torch, cell, tensors, data.epsilon)
-        allocate, given = operator.default, operator.out
+        allocate, write = operator.default, operator.out
         names = ("out", "save_mean", "save_invstd")
         if cell.op == "backward":
             names = ("out0", "out1", "out2")
@@ -51,6 +51,6 @@ class Torch(Contestant):
             return named_arrays(self._torch, NAMES[cell.op], returned, last)
 
         return {
-            "out": Prepared(lambda: given(*arguments, **targets), results),
+            "out": Prepared(lambda: write(*arguments, **targets), results),
             "allocate": Prepared(lambda: allocate(*arguments), results),
         }

@@ -14,7 +14,7 @@ from benchmarks.models.of_flax import start
 from benchmarks.studies import arguments, show
 from benchmarks.turns import Settings, in_turns, median
 
-# Of ResNet-18 with 16 images of 32 x 32 and with 8 of 160 x 160.
+# Layers of ResNet-18 with 16 images of 32 x 32 and with 8 of 160 x 160.
 _SHAPES = ((16, 32, 32, 64), (16, 8, 8, 256), (8, 80, 80, 64), (8, 20, 20, 128))
 _NAMES = FRAMEWORKS["flax"].variants
 _SETTINGS = Settings(rounds=12, samples=5, least=0.005, limit=10.0)

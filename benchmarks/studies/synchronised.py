@@ -38,7 +38,7 @@ _LAYERS = ((64, 80, 1), (64, 40, 6), (256, 40, 4), (128, 40, 1), (128, 20, 7), (
 _SAMPLES = 8
 _ROUNDS = 15
 
-# Of messages alone.
+# Channels and repetitions of runs that only exchange messages.
 _CHANNELS = (64, 2048)
 _MESSAGES = 200
 

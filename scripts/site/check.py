@@ -22,12 +22,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCE = ROOT / "src" / "backnorm"
 
-# Whose public names are the library's; of packages in _WHOLE, with their public modules.
+# The packages of the public interface; those in _WHOLE with their public modules.
 _PACKAGES = ("", "torch", "jax", "tensorflow", "keras", "graph")
 _MODULES = ("jax/linen.py", "jax/nnx.py")
 _WHOLE = ("dialects", "conformance")
 
-# What a browser fetches by itself; links to other sites are fetched by those who follow them.
+# Elements that a browser fetches by itself, unlike links.
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]+"""
     r"""|<link\b(?![^>]*rel=["']?canonical)[^>]*\bhref=["']?(?:https?:)?//[^"'\s>]+"""

@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-# What becomes which page.
+# Files above `docs`, and the pages that they become.
 _ABOVE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",

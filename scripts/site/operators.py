@@ -20,7 +20,7 @@ __all__ = ["Operators"]
 _LENT = {"backnorm.keras": "backnorm.tensorflow"}
 
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=`)")
-# What announces an indented block: on a line of its own, or behind text.
+# Two colons before an indented block: on a line of their own, or behind text.
 _ALONE = re.compile(r"^[ \t]*::[ \t]*\n", re.MULTILINE)
 _BEHIND = re.compile(r"::[ \t]*$", re.MULTILINE)
 

@@ -81,10 +81,10 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
     ArgumentTypeError, ArgumentValueError
         If the argument is neither of the two, or float32 for float64 elements.
     """
-    return asked(dtype, arithmetic) or own_arithmetic(dtype)
+    return requested(dtype, arithmetic) or own_arithmetic(dtype)
 
 
-def asked(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
+def requested(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
     """Return the arithmetic that the argument, the block or the environment sets, or None.
 
     Raises

@@ -34,7 +34,7 @@ class ArgumentError(BacknormError):
         `problem`, the whole message: code that extends messages (Keras) constructs the error again
         from one string.
     problem : str, optional
-        What is wrong, as a clause, e.g. ``"must have the shape of {x}"``. Names of other arguments
+        The mistake, as a clause, e.g. ``"must have the shape of {x}"``. Names of other arguments
         are in braces, here and in `accepted` and `hint`, so that `in_words` can replace them.
     came : object, optional
         The value that came, or its description.
@@ -93,7 +93,7 @@ class ArgumentError(BacknormError):
 
 
 def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:
-    """Return a value as text for a message: short, on one line, whatever its methods do."""
+    """Return a value as text for a message: short and on one line, even if its methods raise."""
     try:
         text = " ".join(text_of(value).split())
     # `text_of` can raise anything; an integer with too many digits raises ValueError.

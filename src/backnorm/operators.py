@@ -113,8 +113,8 @@ def batch_norm_backward(
     dy : array
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
-        The statistics of the forward pass, used unchanged. The variance is the biased one. Of x's
-        type; for a 16-bit x also float32.
+        The statistics of the forward pass, used unchanged. The variance is the biased one. The
+        type is x's, or float32 for a 16-bit x.
     gamma : array, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
@@ -209,7 +209,7 @@ def batch_norm_forward(
     x : array, rank 2 or more
         float64, float32, float16 or bfloat16, of any strides.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. Of x's type; for a 16-bit x also float32.
+        Scale and offset, 1 and 0 if absent. The type is x's, or float32 for a 16-bit x.
     epsilon : float
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"} or tuple of int

@@ -63,12 +63,12 @@ def parse_call(document: Mapping[str, object]) -> Program:
 
 def _input_names(value: object, schema: OperatorSchema) -> dict[str, str]:
     """Return input -> name in the file, in the operator's order."""
-    given = expect_object(value, "inputs")
-    _refuse_unknown(given, [t.name for t in schema.inputs], "inputs")
+    listed = expect_object(value, "inputs")
+    _refuse_unknown(listed, [t.name for t in schema.inputs], "inputs")
     return {
-        t.name: expect_name(given.get(t.name, t.name), f"inputs.{t.name}")
+        t.name: expect_name(listed.get(t.name, t.name), f"inputs.{t.name}")
         for t in schema.inputs
-        if t.name in given or t.required
+        if t.name in listed or t.required
     }
 
 
@@ -79,11 +79,11 @@ def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
         return {name: name for name in known}
     if isinstance(value, list):
         ports = [expect_string(entry, f"outputs[{i}]") for i, entry in enumerate(value)]
-        given: Mapping[str, object] = {port: port for port in ports}
+        listed: Mapping[str, object] = {port: port for port in ports}
     else:
-        given = expect_object(value, "outputs")
-    _refuse_unknown(given, known, "outputs")
-    names = {port: expect_name(given[port], f"outputs.{port}") for port in known if port in given}
+        listed = expect_object(value, "outputs")
+    _refuse_unknown(listed, known, "outputs")
+    names = {port: expect_name(listed[port], f"outputs.{port}") for port in known if port in listed}
     if len(set(names.values())) != len(names):
         raise ArgumentValueError("outputs", "two outputs go by one name", came=[*names.values()])
     return names
@@ -123,8 +123,8 @@ def _type(value: object, where: str) -> np.dtype:
     return _TYPES[text]
 
 
-def _refuse_unknown(given: Iterable[str], known: Collection[str], where: str) -> None:
-    for key in given:
+def _refuse_unknown(keys: Iterable[str], known: Collection[str], where: str) -> None:
+    for key in keys:
         if key not in known:
             raise ArgumentValueError(
                 where, "unknown key", came=repr(key), accepted=", ".join(known)

@@ -206,7 +206,7 @@ def misplaced(
     name : str
         The output.
     functions : str
-        What a formula multiplies and adds up, in words.
+        The factors and terms of a formula, in words.
     rows, right : numpy.ndarray
         The output and the right one, as float64 arrays of shape (C, M).
     dtype : numpy.dtype

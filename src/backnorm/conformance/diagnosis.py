@@ -90,7 +90,7 @@ def diagnose(
     Parameters
     ----------
     data : LayerData
-        The inputs. Those of :func:`diagnostic_data` distinguish all mistakes.
+        The inputs. Only inputs like :func:`diagnostic_data` distinguish all mistakes.
     outputs : tuple of numpy.ndarray or None
         dx, dgamma and dbeta; None for an output that is not judged.
     training : bool

@@ -232,7 +232,7 @@ def diagnose_forward(
     Parameters
     ----------
     data : LayerData
-        The inputs. Those of :func:`forward_diagnostic_data` distinguish all mistakes.
+        The inputs. Only inputs like :func:`forward_diagnostic_data` distinguish all mistakes.
     outputs : mapping
         y, mean and variance by name; None or absent for an output that is not judged.
     scaled : bool

@@ -141,7 +141,7 @@ class _Task(NamedTuple):
         The threads of the plan, at most those of the machine.
     inputs : int
         The number of arrays of x's shape that every call reads.
-    held : bool
+    inputs_stay : bool
         Whether those arrays fit in the shared cache.
     streaming : bool
         Whether the output is written past the caches.
@@ -152,7 +152,7 @@ class _Task(NamedTuple):
     machine: Machine
     threads: int
     inputs: int
-    held: bool
+    inputs_stay: bool
     streaming: bool
 
     @property
@@ -203,12 +203,12 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
     room = shared if problem.operation in AT_ONCE else shared // 2
-    streaming, held = moved > room, inputs * written <= shared
+    streaming, inputs_stay = moved > room, inputs * written <= shared
     reasons.append(
         f"{'streaming' if streaming else 'ordinary'} stores: inputs and output are "
         f"{moved >> 10} KiB, the cache has room for {room >> 10} KiB"
     )
-    task = _Task(problem, extents, machine, threads, inputs, held, streaming)
+    task = _Task(problem, extents, machine, threads, inputs, inputs_stay, streaming)
     is_long = extents.inner >= _SHORT or extents.channels == 1
     geometry = _segments(task) if is_long else _columns(task)
     grouped, reason = _group(task, geometry, exchanged)
@@ -349,7 +349,7 @@ def _depth(width: int, task: _Task) -> int:
     if not task.streaming:
         return 8 if task.inputs == 1 else 16
     if task.inputs == 1:
-        return 8 if task.held or not 128 < width < 1024 else 1
+        return 8 if task.inputs_stay or not 128 < width < 1024 else 1
     narrow = width <= (64 if task.has_small_cache else 128)
     if width >= 1024 or (narrow and task.coefficient == 8):
         return 4
@@ -387,14 +387,19 @@ def _group(task: _Task, geometry: Segments | Columns, exchanged: bool) -> tuple[
     runs = (geometry.group * inner, channels * inner * (outer > 1))
     if problem.writes_mask and any(run % 8 for run in runs):
         return False, "two passes: a channel group does not end with a byte of the mask"
-    if task.held and task.streaming and is_16_bit(problem.dtype) and not task.has_large_cache:
+    if (
+        task.inputs_stay
+        and task.streaming
+        and is_16_bit(problem.dtype)
+        and not task.has_large_cache
+    ):
         return False, "two passes: all inputs stay in the shared cache"
     items = -(-channels // (geometry.group * geometry.batch))
     channel = task.inputs * problem.data_bytes // max(1, channels)
-    held = channel * geometry.group
+    size = channel * geometry.group
     cache = max(machine.cache_per_core, counted(machine.cache_shared) // threads)
-    if held > cache:
-        return False, f"two passes: {held >> 10} KiB of a channel group exceed {cache >> 10} KiB"
+    if size > cache:
+        return False, f"two passes: {size >> 10} KiB of a channel group exceed {cache >> 10} KiB"
     if items % threads and items < 4 * threads:
         return False, f"two passes: {items} channel groups cannot keep {threads} threads busy"
-    return True, f"grouped: {held >> 10} KiB of a channel group stay in {cache >> 10} KiB of cache"
+    return True, f"grouped: {size >> 10} KiB of a channel group stay in {cache >> 10} KiB of cache"

@@ -96,7 +96,7 @@ def batch_norm_backward_reduce(
     Parameters
     ----------
     grad_out, input : array of rank 2 or more
-        Of one shape (N, C, ...) and element type (f64, f32, f16 or bf16).
+        Arrays of one shape (N, C, ...) and one element type (f64, f32, f16 or bf16).
     mean, invstd : array of shape (C,)
         Statistics of the whole batch, of the type of `input`; for a 16-bit `input` also float32.
     weight : array of shape (C,), optional

@@ -154,7 +154,7 @@ def BNTrainingUpdateGrad(
     Returns
     -------
     tuple of numpy.ndarray
-        Of float32 and the shape of `batch_mean`; summed in a wider type and rounded once.
+        float32, with the shape of `batch_mean`; summed in a wider type and rounded once.
 
     Raises
     ------
@@ -191,14 +191,14 @@ def BNTrainingReduceGrad(
     grads, x, batch_mean, batch_variance, epsilon, format, arithmetic
         As `BNTrainingUpdateGrad`.
     diff_scale, diff_offset : array of float32, the shape of batch_mean
-        What `BNTrainingUpdateGrad` returns.
+        The results of `BNTrainingUpdateGrad`.
     scale : array of float32, the shape of batch_mean
         Scale.
 
     Returns
     -------
     numpy.ndarray
-        Of the shape, type and memory order of `x`.
+        The shape, type and memory order are those of `x`.
 
     Raises
     ------

@@ -109,8 +109,8 @@ def normalizationBetaGradient(
     Returns
     -------
     numpy.ndarray
-        Of the type of `sourceTensor`, with size 1 in the reduced axes; summed in a wider type and
-        rounded once.
+        The type is that of `sourceTensor`, with size 1 in the reduced axes; summed in a wider type
+        and rounded once.
 
     Raises
     ------
@@ -195,14 +195,14 @@ def normalizationGradient(
     gammaTensor : array, size 1 in the reduced axes, optional
         Scale. None: 1.
     gammaGradientTensor, betaGradientTensor : array, size 1 in the reduced axes, optional
-        What `normalizationGammaGradient` and `normalizationBetaGradient` return. None: it is
+        The results of `normalizationGammaGradient` and `normalizationBetaGradient`. None: it is
         computed from the other arguments, and not rounded; Apple's documentation says of None only
         that it is accepted.
 
     Returns
     -------
     numpy.ndarray
-        Of the shape, type and memory order of `sourceTensor`.
+        The shape, type and memory order are those of `sourceTensor`.
 
     Raises
     ------

@@ -99,7 +99,7 @@ def call(
     ----------
     operation : str
     operands : sequence of arrays
-        Those of `problems.OPERANDS`, followed by the residual if there is one.
+        The operands of `problems.OPERANDS`, followed by the residual if there is one.
     results : sequence
         For each result, an array or another value with the same shape and type.
     options : Options

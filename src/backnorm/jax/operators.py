@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from backnorm.activations import RELU, Activation, check_activation
-from backnorm.arithmetics import Arithmetic, asked
+from backnorm.arithmetics import Arithmetic, requested
 from backnorm.dtypes import FLOAT64
 from backnorm.jax import check, derivatives, formulas
 from backnorm.jax.activations import activated
@@ -54,7 +54,7 @@ def batch_norm(
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. Of x's type; for a 16-bit x also float32.
+        Scale and offset, 1 and 0 if absent. The type is x's, or float32 for a 16-bit x.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
@@ -89,9 +89,9 @@ def batch_norm(
     Returns
     -------
     y : array
-        Of x's shape and type.
+        The shape and type are x's.
     mean, variance : array, shape (C,)
-        Of gamma's type (without gamma and beta: of x's type, or float32 for a 16-bit x). They are 0
+        The type is gamma's (without gamma and beta: x's, or float32 for a 16-bit x). They are 0
         for an empty batch.
 
     Raises
@@ -195,8 +195,8 @@ def batch_norm_backward(
     dy : array
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
-        The statistics of the forward pass; the variance is the biased one. Of x's type; for a
-        16-bit x also float32.
+        The statistics of the forward pass; the variance is the biased one. The type is x's,
+        or float32 for a 16-bit x.
     gamma : array, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
@@ -214,9 +214,9 @@ def batch_norm_backward(
     Returns
     -------
     dx : array
-        Of x's shape and type.
+        The shape and type are x's.
     dgamma, dbeta : array, shape (C,)
-        Of mean's type.
+        The type is mean's.
 
     Raises
     ------
@@ -340,7 +340,7 @@ def _options(
     epsilon, axis = check.check_epsilon(epsilon), check.check_axis(axis, x)
     # JAX converts float64 NumPy input to its default float type.
     dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
-    return Options(epsilon, axis, asked(dtype, arithmetic), reproducible)
+    return Options(epsilon, axis, requested(dtype, arithmetic), reproducible)
 
 
 def _read(**arrays: Any) -> list[Any]:

@@ -70,7 +70,8 @@ def batch_norm_with_state(
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     state : RunningStatistics
-        Of any of these types, which does not change; `RunningStatistics.start` makes the first.
+        Statistics of any of these types, which do not change; `RunningStatistics.start` makes the
+        first.
     gamma, beta : array, shape (C,), optional
         Scale and offset, 1 and 0 if absent. Also of any of these types. They are converted to
         float64 if x is float64, and to float32 otherwise.
@@ -86,7 +87,7 @@ def batch_norm_with_state(
     Returns
     -------
     y : array
-        Of x's shape and type.
+        The shape and type are x's.
     state : RunningStatistics
 
     Raises

@@ -58,7 +58,7 @@ def double_backward(
     x, dy, mean, variance, gamma, epsilon, data_format, training
         As in :func:`backward`.
     ddx : numpy.ndarray, optional
-        Of x's shape; zero if absent.
+        The shape is x's; zero if absent.
     ddgamma, ddbeta : numpy.ndarray, optional
         Shape (C,); zero if absent.
 

@@ -61,9 +61,9 @@ def double_backward(
     mean, variance, gamma, ddgamma, ddbeta = map(_column, channels)
     xp = _namespace(x)
     s = 1.0 / xp.sqrt(variance + epsilon)
-    given = Channels(mean, s, 1.0 if gamma is ABSENT else gamma, ddgamma, ddbeta)
+    values = Channels(mean, s, 1.0 if gamma is ABSENT else gamma, ddgamma, ddbeta)
     share = 1.0 / max(x.shape[0] * x.shape[2], 1) if training else ABSENT
-    found = factors(reduce, x, dy, ddx, given, share=share)
+    found = factors(reduce, x, dy, ddx, values, share=share)
     for cell in _cells(x.shape, block):
         part = cell[1]
         k = Factors(*(each[part] for each in found))

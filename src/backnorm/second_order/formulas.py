@@ -92,7 +92,7 @@ def factors(
     x: Array,
     dy: Array,
     ddx: Array,
-    given: Channels,
+    values: Channels,
     *,
     share: Any,
     alone: bool = False,
@@ -105,14 +105,14 @@ def factors(
         Computes sums.
     x, dy, ddx : array
         The elements; ddx may be ABSENT.
-    given : Channels
+    values : Channels
     share : float
         1/M; ABSENT with frozen statistics.
     alone : bool
         Whether mean and variance are arguments like x, whose gradients are needed, rather than
         functions of x or constants.
     """
-    mean, s, gamma, ddgamma, ddbeta = given
+    mean, s, gamma, ddgamma, ddbeta = values
     d = q = i = p = covariance = ABSENT
     training = share is not ABSENT
     if training or alone:

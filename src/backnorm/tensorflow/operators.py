@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
-from backnorm.arithmetics import Arithmetic, asked
+from backnorm.arithmetics import Arithmetic, requested
 from backnorm.errors import BacknormError
 from backnorm.problem import Problem, check_epsilon, problem_of
 from backnorm.scalars import check_flag
@@ -76,7 +76,7 @@ def batch_norm(
     x : tensor, rank 2 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : tensor or variable, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. Of x's type; for a 16-bit x also float32.
+        Scale and offset, 1 and 0 if absent. The type is x's, or float32 for a 16-bit x.
     epsilon : float
         Added to the variance; finite and not negative.
     axis : int
@@ -246,8 +246,8 @@ def batch_norm_backward(
     dy : tensor
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : tensor or variable, shape (C,)
-        The statistics of the forward pass; the variance is the biased one. Of x's type; for a
-        16-bit x also float32.
+        The statistics of the forward pass; the variance is the biased one. The type is x's,
+        or float32 for a 16-bit x.
     gamma : tensor or variable, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
@@ -311,7 +311,7 @@ def _checked(
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)
     reproducible = check_flag("reproducible", reproducible)
-    options = Options(epsilon, axis, asked(dtype, arithmetic), training, reproducible)
+    options = Options(epsilon, axis, requested(dtype, arithmetic), training, reproducible)
     if tf.executing_eagerly():
         return options, None
     known = SIGNATURES[operation].arranged(metadata(tensors, axis))

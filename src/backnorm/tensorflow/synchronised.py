@@ -5,7 +5,7 @@ Replicas exchange float64 or int64 numbers by `all_reduce`.
 *Forward*: the replicas exchange mean, variance and number of their own elements, 2C + 1 numbers.
 Each replica writes them to its own row of a matrix of zeros. The sum of all matrices has all rows,
 which takes one message and no rounding. The rows are combined by the formula for parallel variances
-(Chan, Golub and LeVeque, 1979). It loses no digits, whatever the means are; sums of squares would
+(Chan, Golub and LeVeque, 1979). It loses no digits for any means; sums of squares would
 cancel. The rows are in the order of the replicas, so all replicas get the same bits.
 
 *Backward*: the replicas make one sum of 2C numbers; the number of elements is known from the

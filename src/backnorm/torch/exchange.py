@@ -1,13 +1,13 @@
 """Exchange of statistics between the processes of a group: 2C + 1 float64 numbers each way.
 
 *Forward*: the processes exchange mean, variance and number of their own elements. The formula for
-parallel variances (Chan, Golub and LeVeque, 1979) combines them. It loses no digits, whatever the
-means are; sums of squares could lose all digits. A small group gathers the numbers of all processes
+parallel variances (Chan, Golub and LeVeque, 1979) combines them. It loses no digits for any
+means; sums of squares could lose all digits. A small group gathers the numbers of all processes
 and combines them in the order of ranks: 8 * (2C + 1) bytes from every process. In a large group
 gathering would take long, because the bytes and, on rings, the latency grow with the group. So a
 large group makes two all-reduce sums: first of the weighted means, then of the variances and the
-squared distances of the means. Each process then receives twice 8 * (2C + 1) bytes, whatever the
-size of the group.
+squared distances of the means. Each process then receives twice 8 * (2C + 1) bytes in a group
+of any size.
 
 *Backward*: the processes exchange the same amount of numbers, which are sums.
 

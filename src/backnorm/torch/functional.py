@@ -79,10 +79,10 @@ def batch_norm(
         in some order of its axes (contiguous, channels_last, ...) is read in place; any other is
         copied.
     running_mean, running_var : Tensor, shape (C,), or None
-        Updated in place in training, where they are optional; required otherwise. Of input's type;
-        with a 16-bit input also float32.
+        Updated in place in training, where they are optional; required otherwise. The type is
+        input's, or float32 for a 16-bit input.
     weight, bias : Tensor, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. Of the same types as the running statistics.
+        Scale and offset, 1 and 0 if absent. The types are those of the running statistics.
     training : bool
         Whether the statistics are those of the batch.
     momentum : float

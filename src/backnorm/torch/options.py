@@ -13,10 +13,10 @@ from torch import Tensor
 from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import (
     Arithmetic,
-    asked,
     check_arithmetic,
     chosen,
     own_arithmetic,
+    requested,
     resolved,
 )
 from backnorm.errors import ArgumentValueError
@@ -90,7 +90,9 @@ def traced_options(
     _check_eps(training, eps)
     if not torch.compiler.is_dynamo_compiling():
         kind = element_type(dtype)
-        return Options(training, eps, check_activation(activation, kind), asked(kind, arithmetic))
+        return Options(
+            training, eps, check_activation(activation, kind), requested(kind, arithmetic)
+        )
     ceiling = None
     if isinstance(activation, Activation):
         # Dynamo cannot pass a named tuple from traced code to a function that it does not trace.
@@ -120,7 +122,7 @@ def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None
         module = InstructionTranslator.current_tx().import_source("backnorm.arithmetics")
         block = CallFunctionNoArgsSource(AttrSource(module, "chosen"))
         install_guard(block.make_guard(GuardBuilder.EQUALS_MATCH))
-    return asked(element_type(dtype), arithmetic)
+    return requested(element_type(dtype), arithmetic)
 
 
 # Dynamo calls these functions while it traces, and treats their results as constants.

@@ -1,9 +1,9 @@
 """Verdicts on the operators beside batch normalisation in oneDNN's graphs.
 
-The expected values are computed in float64, in other ways than the operators compute them. What is
-allowed:
+The expected values are computed in float64, in other ways than the operators compute them. The
+allowed errors are:
 
-- A ReLU and its gradient select elements, so nothing.
+- A ReLU and its gradient select elements: none.
 - Dequantize: half an ulp. The exact product of a difference of at most 9 bits and a float32 is a
   float64, and is rounded once.
 - Quantize: half an integer, as for every rounding to nearest, and u (|src / scale| +

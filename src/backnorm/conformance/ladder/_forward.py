@@ -43,7 +43,7 @@ _COMPENSATED = 32
 # Roundings after the sum: of the mean (division), and of the variance (division, and what a shift
 # subtracts).
 _AFTER_MEAN, _AFTER_VARIANCE = 1, 3
-# What a serial sum of squares loses by squares below its last place, see docs/tolerance.md.
+# The part of a serial sum of squares that is lost below its last place, see docs/tolerance.md.
 _SMALL_SQUARES = 0.05
 # In expected bounds, a shift is at most this many deviations away from the mean.
 _SHIFT = 2.0

@@ -42,7 +42,7 @@ class Ladder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is known of an operation.
+    """An operation: its results, and the functions that judge them.
 
     Attributes
     ----------

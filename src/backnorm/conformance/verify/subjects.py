@@ -164,7 +164,7 @@ class OfDialect:
             known.setdefault("beta", np.zeros_like(variance))
         if not case.training or self._schema.operation == "forward":
             known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
-        # What is required and not read.
+        # An input that is required and not read.
         known["ignored"] = np.empty(0, mean.dtype)
         values = {}
         schema = self._for(case)
