@@ -21,11 +21,11 @@ def missing(*ports, shape=None, dtype=None):
     return {port: Tensor(port, (port,), shape if port == "src" else None, dtype) for port in ports}
 
 
-def make(given=None, seed=0, data_format="NXC", **wanted):
-    given = given or {}
-    wanted = missing(*(port for port in PORTS if port not in given), **wanted)
+def make(operands=None, seed=0, data_format="NXC", **wanted):
+    operands = operands or {}
+    wanted = missing(*(port for port in PORTS if port not in operands), **wanted)
     attributes = {"data_format": data_format, "epsilon": 1e-5}
-    return random_tensors(SCHEMA, attributes, given, wanted, seed)
+    return random_tensors(SCHEMA, attributes, operands, wanted, seed)
 
 
 def test_everything_is_made_from_one_shape():

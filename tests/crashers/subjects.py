@@ -107,11 +107,11 @@ def _canonical() -> Iterator[Subject]:
         def call(
             arrays: Mapping[str, object], epsilon: object = 1e-3, out: object = None
         ) -> Results:
-            given = dict(arrays)
+            operands = dict(arrays)
             # Missing arrays are missing: what Python itself says of them is no test of ours.
             for tensor in tables[operation]:
-                given.setdefault(tensor.role, None)
-            result = functions[operation](**given, epsilon=epsilon, data_format=layout, out=out)
+                operands.setdefault(tensor.role, None)
+            result = functions[operation](**operands, epsilon=epsilon, data_format=layout, out=out)
             return {"y": result} if operation == "inference" else result._asdict()
 
         return call

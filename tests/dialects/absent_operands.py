@@ -85,14 +85,14 @@ class Subject:
     def fresh(self, inputs, **changed):
         """Return what a call gives that finds nothing of earlier calls."""
         outputs = changed.pop("outputs", None)
-        how = {"arithmetic": changed.pop("arithmetic", None)}
+        settings = {"arithmetic": changed.pop("arithmetic", None)}
         if (mask := changed.pop("output_mask", None)) is not None:
             names = [tensor.name for tensor in self.schema.outputs]
             outputs = [name for name, flag in zip(names, mask, strict=True) if flag]
-            found = self.operator.invoke(inputs, self.attributes | changed, outputs, **how)
+            found = self.operator.invoke(inputs, self.attributes | changed, outputs, **settings)
             return [found.get(name) for name in names]
         attributes = self.attributes | changed
-        return list(self.operator.invoke(inputs, attributes, outputs, **how).values())
+        return list(self.operator.invoke(inputs, attributes, outputs, **settings).values())
 
     @property
     def known(self):
@@ -225,8 +225,8 @@ def outcome(subject, name, kind, inputs, changed):
     others = {n: a for n, a in inputs.items() if n != name}
     is_input = not came
     # The memory for an output is among the inputs: each call gets its own.
-    given = copied(others) | ({name: kind.value} if is_input else {})
-    found = attempt(subject.call, given, **came)
+    operands = copied(others) | ({name: kind.value} if is_input else {})
+    found = attempt(subject.call, operands, **came)
     data = [tensor.name for tensor in subject.inputs if tensor.kind == "data"]
     # Where x has another shape or type, or another axis that of the channels, others do not fit.
     names = [*inputs] if name in (*data, "Mean") or not is_input else [name]
@@ -275,15 +275,15 @@ def cases(subject):
     """Yield a name, the kind that stands there, the other inputs, and changed attributes."""
     good = subject.good()
     required = {t.name: good[t.name] for t in subject.inputs if t.required}
-    for given in [good] if required.keys() == good.keys() else [good, required]:
+    for operands in [good] if required.keys() == good.keys() else [good, required]:
         for name in good:
             for other in good:
                 if other != name:
                     # Of its own, should it be written to.
                     kind = Kind(f"which is {other}", good[other].copy(), good[other].copy())
-                    yield name, kind, given, ({}, {})
+                    yield name, kind, operands, ({}, {})
             for kind in kinds_of_input(subject, name, good[name]):
-                yield name, kind, given, ({}, {})
+                yield name, kind, operands, ({}, {})
     # A key that left out what is absent would take one of these for the other.
     bound = {name for group in subject.schema.inputs_together for name in group}
     optional = [name for name in good if name not in required and name not in bound]
@@ -319,19 +319,21 @@ def cases_of_registry():
         for place, name in enumerate(names):
             for kind in values():
                 refused = kind.refused or name != "outputs" or not is_integer(kind.plain)
-                given = [*good[:place], kind.value, *good[place + 1 :]]
+                operands = [*good[:place], kind.value, *good[place + 1 :]]
                 label = f"{function.__name__}: {name} {kind.label}"
                 # A dictionary of no input is a mapping.
                 known = {"inputs": [*inputs, "a"], "attributes": ["epsilon", "a"]}
-                yield label, function, given, refused, [*known.get(name, []), name]
+                yield label, function, operands, refused, [*known.get(name, []), name]
 
 
 def main() -> None:
     warnings.simplefilter("error")
     share = share_of()
-    for label, function, given, refused, names in sampled(cases_of_registry(), share, "registry"):
+    for label, function, operands, refused, names in sampled(
+        cases_of_registry(), share, "registry"
+    ):
         begin(label)
-        found = attempt(function, *given)
+        found = attempt(function, *operands)
         ours = "result" if found.results is not None else verdict_of_refused(found, *names)
         report(label, [verdict_of_refused(found, *names) if refused else ours])
     for subject in [*subjects(), *phases()]:

@@ -60,8 +60,8 @@ for number, (dtype, layout, flags, absent, shape, rng) in enumerate(cases()):
     inputs = inputs_of(shape, axis, dtype, rng)
     for name in {"running": ("mean_out", "variance_out")}.get(absent, (absent,)):
         inputs.pop(name, None)
-    given = [paddle.to_tensor(inputs[name]) if name in inputs else None for name in INPUTS]
-    results = _C_ops.batch_norm_grad(*given, 0.9, EPSILON, layout, *flags)
+    operands = [paddle.to_tensor(inputs[name]) if name in inputs else None for name in INPUTS]
+    results = _C_ops.batch_norm_grad(*operands, 0.9, EPSILON, layout, *flags)
     true = "+".join(name for name, flag in zip(FLAGS, flags, strict=True) if flag)
     case = f"{number:02},{dtype},{layout},{true},{absent}"
     arrays = inputs | {

@@ -20,18 +20,22 @@ def inputs_of(shape, kept, dtype, channel=None, seed=0):
     if not reduced:
         variance = variance + 1.0
     values = {"mean": mean, "variance": variance, "gamma": rng.normal(size=mean.shape)}
-    given = {"x": x, "dy": rng.normal(size=shape).astype(dtype)}
-    given |= {name: value.astype(channel or dtype) for name, value in values.items()}
-    for array in given.values():
+    operands = {"x": x, "dy": rng.normal(size=shape).astype(dtype)}
+    operands |= {name: value.astype(channel or dtype) for name, value in values.items()}
+    for array in operands.values():
         array.flags.writeable = False
-    return given
+    return operands
 
 
-def check_input_gradient(dx, given, dgamma, dbeta, epsilon):
+def check_input_gradient(dx, operands, dgamma, dbeta, epsilon):
     """Judge dx by the formula that CANN's reference has for its two coefficients and the gain."""
     x, dy, mean, variance, gamma, scale, offset = (
         np.asarray(array, np.longdouble)
-        for array in (*(given[n] for n in ("x", "dy", "mean", "variance", "gamma")), dgamma, dbeta)
+        for array in (
+            *(operands[n] for n in ("x", "dy", "mean", "variance", "gamma")),
+            dgamma,
+            dbeta,
+        )
     )
     count = np.longdouble(x.size // mean.size)
     deviation = np.sqrt(variance + np.longdouble(np.float32(epsilon)))
@@ -42,6 +46,10 @@ def check_input_gradient(dx, given, dgamma, dbeta, epsilon):
     terms = abs(gain) * (abs(dy) + abs(offset / count) + abs(multiplier * (x - mean)))
     high = exact.astype(float)
     verdict = judge(
-        "dx", dx, Exact(high, (exact - high).astype(float)), terms.astype(float), given["x"].dtype
+        "dx",
+        dx,
+        Exact(high, (exact - high).astype(float)),
+        terms.astype(float),
+        operands["x"].dtype,
     )
     assert verdict.passed, verdict.detail

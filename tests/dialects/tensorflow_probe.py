@@ -35,8 +35,8 @@ def described(op):
 
 
 def forward(path):
-    with np.load(path) as given:
-        inputs = {name: tf.constant(given[name]) for name in given.files}
+    with np.load(path) as operands:
+        inputs = {name: tf.constant(operands[name]) for name in operands.files}
     results = []
     for options in ({}, {"exponential_avg_factor": 0.75}, {"is_training": False}):
         out = tf.raw_ops.FusedBatchNormV3(**inputs, **options)

@@ -24,13 +24,13 @@ def inverse_of(b):
 
 def arguments(b, *, train=True, **changes):
     """Return the arguments by name; those that are not used are None."""
-    given = {"grad_out": b["dy"], "input": b["x"], "weight": b["gamma"]}
+    operands = {"grad_out": b["dy"], "input": b["x"], "weight": b["gamma"]}
     if train:
-        given |= {"save_mean": b["mean"], "save_invstd": inverse_of(b)}
+        operands |= {"save_mean": b["mean"], "save_invstd": inverse_of(b)}
     else:
-        given |= {"running_mean": b["mean"], "running_var": b["variance"]}
+        operands |= {"running_mean": b["mean"], "running_var": b["variance"]}
     options = {"train": train, "eps": EPS, "output_mask": ALL}
-    return dict.fromkeys(NAMES) | given | options | changes
+    return dict.fromkeys(NAMES) | operands | options | changes
 
 
 def call(b, **options):
@@ -198,10 +198,10 @@ def test_a_mask_is_three_booleans(b, mask, error):
 
 def test_required_arguments(b):
     for name in ("train", "eps", "output_mask"):
-        given = arguments(b)
-        del given[name]
+        operands = arguments(b)
+        del operands[name]
         with pytest.raises(TypeError, match=f"^{name}: "):
-            aten.native_batch_norm_backward(**given)
+            aten.native_batch_norm_backward(**operands)
     for name in ("grad_out", "input"):
         rejects(TypeError, f"{name}: is a required input", b, **{name: None})
 
@@ -237,14 +237,14 @@ def test_the_extremes_of_an_inverse_deviation(b):
 
 
 def parts(b, **changes):
-    given = {
+    operands = {
         "grad_out": b["dy"],
         "input": b["x"],
         "mean": b["mean"],
         "invstd": inverse_of(b),
         "weight": b["gamma"],
     }
-    return given | changes
+    return operands | changes
 
 
 def wanted(**changes):
@@ -316,8 +316,8 @@ def test_results_share_no_memory(b):
 
 def elemt(b, **changes):
     zeros = np.zeros(3, b["mean"].dtype)
-    given = {"sum_dy": zeros, "sum_dy_xmu": zeros, "count": np.array([20])}
-    return aten.batch_norm_backward_elemt(**parts(b) | given | changes)
+    operands = {"sum_dy": zeros, "sum_dy_xmu": zeros, "count": np.array([20])}
+    return aten.batch_norm_backward_elemt(**parts(b) | operands | changes)
 
 
 @pytest.mark.parametrize(

@@ -33,61 +33,61 @@ REDUCE = "grads", "x", "diff_scale", "diff_offset", "scale", "batch_mean", "batc
 ROLES = {"grads": "dy", "batch_mean": "mean", "batch_variance": "variance", "scale": "gamma"}
 
 
-def named(given, format, names, **values):
+def named(operands, format, names, **values):
     """Return arguments; per-channel tensors have one axis if the channels have."""
-    arrays = {name: given.get(ROLES.get(name, name)) for name in names} | values
+    arrays = {name: operands.get(ROLES.get(name, name)) for name in names} | values
     if format not in ("NC1HWC0", "NDC1HWC0"):
         arrays |= {n: a.reshape(-1) for n, a in arrays.items() if n not in ("grads", "x")}
     return arrays
 
 
-def update(given, format, /, **changes):
+def update(operands, format, /, **changes):
     options = {"epsilon": EPSILON, "format": format}
-    return BNTrainingUpdateGrad(**named(given, format, UPDATE) | options | changes)
+    return BNTrainingUpdateGrad(**named(operands, format, UPDATE) | options | changes)
 
 
-def reduce(given, format, sums, /, **changes):
+def reduce(operands, format, sums, /, **changes):
     options = {"epsilon": EPSILON, "format": format}
     between = dict(zip(REDUCE[2:4], sums, strict=True))
-    return BNTrainingReduceGrad(**named(given, format, REDUCE, **between) | options | changes)
+    return BNTrainingReduceGrad(**named(operands, format, REDUCE, **between) | options | changes)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("format", "shape", "kept"), FORMATS)
 def test_gradients_in_every_format_are_the_exact_ones(format, shape, kept, dtype):
-    given = inputs_of(shape, kept, dtype, np.float32)
-    sums = update(given, format)
+    operands = inputs_of(shape, kept, dtype, np.float32)
+    sums = update(operands, format)
     others = [axis for axis in range(len(shape)) if axis not in kept]
     count = math.prod(shape[axis] for axis in others)
-    x, dy = (given[n].transpose([*others, *kept]).reshape(count, -1) for n in ("x", "dy"))
-    channels = [given[n].reshape(-1) for n in ("mean", "variance", "gamma")]
+    x, dy = (operands[n].transpose([*others, *kept]).reshape(count, -1) for n in ("x", "dy"))
+    channels = [operands[n].reshape(-1) for n in ("mean", "variance", "gamma")]
     exact = reference.backward(x, dy, *channels, epsilon=F32_EPSILON)
     whole = batch_norm_backward(x, dy, *channels, epsilon=F32_EPSILON)
-    expected = given["mean"].shape if format.endswith("C0") else (given["mean"].size,)
+    expected = operands["mean"].shape if format.endswith("C0") else (operands["mean"].size,)
     for name, array in zip(("dgamma", "dbeta"), sums, strict=True):
         assert (array.dtype, array.shape) == (np.float32, expected)
         terms = getattr(exact, f"{name}_terms")
-        verdict = judge(name, array.reshape(-1), getattr(exact, name), terms, given["x"].dtype)
+        verdict = judge(name, array.reshape(-1), getattr(exact, name), terms, operands["x"].dtype)
         assert verdict.passed, verdict.detail
         if dtype is np.float32:
             # In 16 bits, elements are computed in float32, in another order in another layout.
             np.testing.assert_array_equal(array.reshape(-1), getattr(whole, name))
-    y = reduce(given, format, sums)
-    assert (y.dtype, y.shape) == (given["x"].dtype, shape)
-    spread = [array.reshape(given["mean"].shape) for array in sums]
-    check_input_gradient(y, given, *spread, EPSILON)
+    y = reduce(operands, format, sums)
+    assert (y.dtype, y.shape) == (operands["x"].dtype, shape)
+    spread = [array.reshape(operands["mean"].shape) for array in sums]
+    check_input_gradient(y, operands, *spread, EPSILON)
 
 
 def test_channels_of_nc1hwc0_are_those_of_nchw():
-    given = inputs_of((2, 32, 3, 4), (1,), np.float32)
-    sums = update(given, "NCHW")
-    y = reduce(given, "NCHW", sums)
+    operands = inputs_of((2, 32, 3, 4), (1,), np.float32)
+    sums = update(operands, "NCHW")
+    y = reduce(operands, "NCHW", sums)
 
     def split(array):
         n, _, h, w = array.shape
         return np.ascontiguousarray(array.reshape(n, 2, 16, h, w).transpose(0, 1, 3, 4, 2))
 
-    moved = {name: split(array) for name, array in given.items()}
+    moved = {name: split(array) for name, array in operands.items()}
     others = update(moved, "NC1HWC0")
     for one, other in zip(sums, others, strict=True):
         np.testing.assert_array_equal(one, other.reshape(-1))
@@ -95,9 +95,9 @@ def test_channels_of_nc1hwc0_are_those_of_nchw():
 
 
 def test_nd_is_the_default_format_and_1e_4_the_default_epsilon():
-    given = inputs_of((4, 3, 5), (1,), np.float32)
-    inputs = named(given, "ND", UPDATE)
-    for one, other in zip(BNTrainingUpdateGrad(**inputs), update(given, "ND", epsilon=1e-4),
+    operands = inputs_of((4, 3, 5), (1,), np.float32)
+    inputs = named(operands, "ND", UPDATE)
+    for one, other in zip(BNTrainingUpdateGrad(**inputs), update(operands, "ND", epsilon=1e-4),
                           strict=True):  # fmt: skip
         np.testing.assert_array_equal(one, other)
     for function, names in ((BNTrainingUpdateGrad, UPDATE), (BNTrainingReduceGrad, REDUCE)):
@@ -108,9 +108,9 @@ def test_nd_is_the_default_format_and_1e_4_the_default_epsilon():
 
 
 def test_mean_that_is_large_beside_the_deviation_costs_no_digits():
-    given = inputs_of((64, 3, 5), (1,), np.float32)
+    operands = inputs_of((64, 3, 5), (1,), np.float32)
     shift = np.float32(2**13)
-    moved = given | {"x": given["x"] + shift, "mean": given["mean"] + shift}
+    moved = operands | {"x": operands["x"] + shift, "mean": operands["mean"] + shift}
     moved["mean"] = moved["x"].astype(float).mean((0, 2), keepdims=True).astype("f")
     sums = update(moved, "ND")
     spread = [array.reshape(moved["mean"].shape) for array in sums]
@@ -118,33 +118,33 @@ def test_mean_that_is_large_beside_the_deviation_costs_no_digits():
 
 
 def test_sums_that_are_given_are_used():
-    given = inputs_of((4, 3, 5), (1,), np.float32)
-    sums = update(given, "ND")
-    y = reduce(given, "ND", sums)
+    operands = inputs_of((4, 3, 5), (1,), np.float32)
+    sums = update(operands, "ND")
+    y = reduce(operands, "ND", sums)
     for k in range(2):
         other = [array + (k == place) for place, array in enumerate(sums)]
-        assert np.abs(reduce(given, "ND", other) - y).max() > 1e-3
+        assert np.abs(reduce(operands, "ND", other) - y).max() > 1e-3
 
 
 def test_any_strides_give_the_same_values():
-    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
-    sums = update(given, "NCHW")
+    operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    sums = update(operands, "NCHW")
     last = {n: np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-            for n, a in given.items()}  # fmt: skip
+            for n, a in operands.items()}  # fmt: skip
     for one, other in zip(sums, update(last, "NCHW"), strict=True):
         np.testing.assert_array_equal(one, other)
     y = reduce(last, "NCHW", sums)
-    np.testing.assert_array_equal(y, reduce(given, "NCHW", sums))
+    np.testing.assert_array_equal(y, reduce(operands, "NCHW", sums))
 
 
 def test_arithmetic_is_that_of_the_elements():
-    given = inputs_of((64, 3, 5), (1,), np.float32)
-    sums = update(given, "ND")
-    for one, other in zip(sums, update(given, "ND", arithmetic="float64"), strict=True):
+    operands = inputs_of((64, 3, 5), (1,), np.float32)
+    sums = update(operands, "ND")
+    for one, other in zip(sums, update(operands, "ND", arithmetic="float64"), strict=True):
         np.testing.assert_array_equal(one, other)
-    y = reduce(given, "ND", sums)
-    np.testing.assert_array_equal(reduce(given, "ND", sums, arithmetic="float64"), y)
-    narrow = reduce(given, "ND", sums, arithmetic="float32")
+    y = reduce(operands, "ND", sums)
+    np.testing.assert_array_equal(reduce(operands, "ND", sums, arithmetic="float64"), y)
+    narrow = reduce(operands, "ND", sums, arithmetic="float32")
     np.testing.assert_allclose(narrow, y, rtol=1e-5, atol=1e-5)
 
 
@@ -173,12 +173,12 @@ def test_arithmetic_is_that_of_the_elements():
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(match, error, changes):
-    given = inputs_of((4, 3, 5), (1,), np.float32)
-    sums = update(given, "ND")
+    operands = inputs_of((4, 3, 5), (1,), np.float32)
+    sums = update(operands, "ND")
     (name,) = changes
-    calls = [lambda: reduce(given, "ND", sums, **changes)]
+    calls = [lambda: reduce(operands, "ND", sums, **changes)]
     if name in (*UPDATE, "epsilon", "format"):
-        calls.append(lambda: update(given, "ND", **changes))
+        calls.append(lambda: update(operands, "ND", **changes))
     for call in calls:
         with pytest.raises(error, match=f"^{match}") as raised:
             call()
@@ -197,14 +197,14 @@ def test_bad_arguments_are_named(match, error, changes):
 def test_shapes_that_cann_refuses(format, shape, kept, match):
     ones = np.ones([size if k in kept else 1 for k, size in enumerate(shape)], "f")
     x = np.zeros(shape, "f")
-    given = {"x": x, "dy": x, "mean": ones, "variance": ones, "gamma": ones}
-    for call in (lambda: update(given, format), lambda: reduce(given, format, [ones, ones])):
+    operands = {"x": x, "dy": x, "mean": ones, "variance": ones, "gamma": ones}
+    for call in (lambda: update(operands, format), lambda: reduce(operands, format, [ones, ones])):
         with pytest.raises(ValueError, match=f"^{match}") as raised:
             call()
         assert isinstance(raised.value, BacknormError)
 
 
 def test_statistics_of_nc1hwc0_have_its_rank():
-    given = inputs_of((2, 3, 4, 3, 16), (1, 4), np.float32)
+    operands = inputs_of((2, 3, 4, 3, 16), (1, 4), np.float32)
     with pytest.raises(ValueError, match=r"^batch_mean: must have rank 1; got shape \(48,\)"):
-        update(given, "NC1HWC0", batch_mean=given["mean"].reshape(-1))
+        update(operands, "NC1HWC0", batch_mean=operands["mean"].reshape(-1))

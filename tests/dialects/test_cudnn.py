@@ -40,28 +40,28 @@ def inputs_of(b, mode="SPATIAL"):
     }
 
 
-def call(given, **changes):
-    return BatchNormalizationBackward(*(given | changes).values())
+def call(operands, **changes):
+    return BatchNormalizationBackward(*(operands | changes).values())
 
 
-def rejects(error_type, match, given, **changes):
+def rejects(error_type, match, operands, **changes):
     with pytest.raises(error_type, match=match) as error:
-        call(given, **changes)
+        call(operands, **changes)
     assert isinstance(error.value, BacknormError)
 
 
 @pytest.fixture
-def given(batch):
+def operands(batch):
     return inputs_of(batch(SHAPE, "NCX"))
 
 
-def judged(out, given, mode):
+def judged(out, operands, mode):
     """Compare with the oracle, with (N, C) or (N, C * space) where the mode is per activation."""
-    x, dy = given["x"], given["dy"]
+    x, dy = operands["x"], operands["dy"]
     if mode == "PER_ACTIVATION":
         x, dy = x.reshape(len(x), -1), dy.reshape(len(x), -1)
     mean, inverse, scale = (
-        given[name].reshape(-1) for name in ("savedMean", "savedInvVariance", "bnScale")
+        operands[name].reshape(-1) for name in ("savedMean", "savedInvVariance", "bnScale")
     )
     exact = reference.backward(x, dy, mean, 1 / inverse.astype(float) ** 2, scale, epsilon=0.0)
     for name, actual in zip(("dx", "dgamma", "dbeta"), out, strict=True):
@@ -73,30 +73,30 @@ def judged(out, given, mode):
 @pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
 @pytest.mark.parametrize("types", sorted(ALLOWED))
 def test_the_gradient_is_within_the_budget(batch, types, mode):
-    given = inputs_of(batch(SHAPE, "NCX", *types), mode)
-    out = call(given)
+    operands = inputs_of(batch(SHAPE, "NCX", *types), mode)
+    out = call(operands)
     kept = (1, 3, 1, 1) if mode == "SPATIAL" else (1, 3, 5, 2)
     assert [o.shape for o in out] == [SHAPE, kept, kept]
-    assert [o.dtype for o in out] == [given["x"].dtype] + [given["bnScale"].dtype] * 2
-    judged(out, given, mode)
+    assert [o.dtype for o in out] == [operands["x"].dtype] + [operands["bnScale"].dtype] * 2
+    judged(out, operands, mode)
 
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
 def test_exactly_the_listed_types_are_accepted(batch, data, channel):
-    given = inputs_of(batch(SHAPE, "NCX", data, channel))
+    operands = inputs_of(batch(SHAPE, "NCX", data, channel))
     if (data, channel) in ALLOWED:
-        call(given)
+        call(operands)
     else:
-        rejects(TypeError, r"^bnScale: element types do not match", given)
+        rejects(TypeError, r"^bnScale: element types do not match", operands)
 
 
-def test_channels_last_in_memory(given):
-    expected = call(given)
+def test_channels_last_in_memory(operands):
+    expected = call(operands)
     last = {
-        name: np.moveaxis(np.ascontiguousarray(np.moveaxis(given[name], 1, -1)), -1, 1)
+        name: np.moveaxis(np.ascontiguousarray(np.moveaxis(operands[name], 1, -1)), -1, 1)
         for name in ("x", "dy")
     }
-    out = call(given, **last)
+    out = call(operands, **last)
     assert out[0].strides == last["x"].strides
     for actual, known in zip(out, expected, strict=True):
         np.testing.assert_array_equal(actual, known)
@@ -105,15 +105,15 @@ def test_channels_last_in_memory(given):
 @pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
 @pytest.mark.parametrize("types", sorted(ALLOWED))
 def test_without_saved_statistics_they_are_those_of_x(batch, types, mode):
-    given = inputs_of(batch(SHAPE, "NCX", *types), mode)
-    out = call(given, savedMean=None, savedInvVariance=None)
-    x, dy = given["x"], given["dy"]
+    operands = inputs_of(batch(SHAPE, "NCX", *types), mode)
+    out = call(operands, savedMean=None, savedInvVariance=None)
+    x, dy = operands["x"], operands["dy"]
     if mode == "PER_ACTIVATION":
         x, dy = x.reshape(len(x), -1), dy.reshape(len(x), -1)
     wide = x.astype(float)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
     exact = reference.backward(
-        x, dy, wide.mean(axes), wide.var(axes), given["bnScale"].reshape(-1), epsilon=EPSILON
+        x, dy, wide.mean(axes), wide.var(axes), operands["bnScale"].reshape(-1), epsilon=EPSILON
     )
     digits = {"f64": 1e-12, "f32": 1e-5, "f16": 2e-2, "bf16": 1e-1}[types[0]]
     for actual, name in zip(out, ("dx", "dgamma", "dbeta"), strict=True):
@@ -122,41 +122,41 @@ def test_without_saved_statistics_they_are_those_of_x(batch, types, mode):
             actual.reshape(known.shape).astype(float), known, rtol=digits, atol=digits
         )
     # Epsilon counts here, and not beside saved statistics.
-    changed = call(given, savedMean=None, savedInvVariance=None, epsilon=0.5)
+    changed = call(operands, savedMean=None, savedInvVariance=None, epsilon=0.5)
     assert (changed[1] != out[1]).any()
-    for actual, known in zip(call(given, epsilon=0.5), call(given), strict=True):
+    for actual, known in zip(call(operands, epsilon=0.5), call(operands), strict=True):
         np.testing.assert_array_equal(actual, known)
 
 
 @pytest.mark.parametrize("absent", ["savedMean", "savedInvVariance"])
-def test_saved_statistics_are_both_given_or_neither(given, absent):
-    rejects(ValueError, "savedMean and savedInvVariance are either all given or none", given,
+def test_saved_statistics_are_both_given_or_neither(operands, absent):
+    rejects(ValueError, "savedMean and savedInvVariance are either all given or none", operands,
             **{absent: None})  # fmt: skip
 
 
-def memory_like(given, value=np.nan):
+def memory_like(operands, value=np.nan):
     return {
-        "dx": np.full_like(given["x"], value),
-        "dBnScale": np.full_like(given["bnScale"], value),
-        "dBnBias": np.full_like(given["bnScale"], value),
+        "dx": np.full_like(operands["x"], value),
+        "dBnScale": np.full_like(operands["bnScale"], value),
+        "dBnBias": np.full_like(operands["bnScale"], value),
     }
 
 
-def test_outputs_are_written_to_the_memory_that_is_given(given):
-    expected, memory = call(given), memory_like(given)
+def test_outputs_are_written_to_the_memory_that_is_given(operands):
+    expected, memory = call(operands), memory_like(operands)
     # What is held is not read where beta is 0: NaN does not spread.
-    out = call(given, **memory)
+    out = call(operands, **memory)
     for actual, name, known in zip(out, memory, expected, strict=True):
         assert actual is memory[name]
         np.testing.assert_array_equal(actual, known)
-    alone = call(given, dBnBias=memory["dBnBias"])
+    alone = call(operands, dBnBias=memory["dBnBias"])
     assert alone[2] is memory["dBnBias"]
     np.testing.assert_array_equal(alone[0], expected[0])
 
 
-def test_dx_may_be_dy(given):
-    expected, dy = call(given), given["dy"].copy()
-    out = call(given, dy=dy, dx=dy)
+def test_dx_may_be_dy(operands):
+    expected, dy = call(operands), operands["dy"].copy()
+    out = call(operands, dy=dy, dx=dy)
     assert out[0] is dy
     np.testing.assert_array_equal(dy, expected[0])
 
@@ -167,18 +167,20 @@ def test_dx_may_be_dy(given):
 @pytest.mark.parametrize("shares", [(2.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0),
                                     (0.5, -0.25, 3.0, 0.125)])  # fmt: skip
 def test_results_are_blended_into_what_outputs_hold(batch, types, mode, shares, saved):
-    given = inputs_of(batch(SHAPE, "NCX", *types), mode)
+    operands = inputs_of(batch(SHAPE, "NCX", *types), mode)
     if not saved:
-        given |= {"savedMean": None, "savedInvVariance": None}
+        operands |= {"savedMean": None, "savedInvVariance": None}
     wide = {name: array.astype(float) for name, array in
-            zip(("dx", "dBnScale", "dBnBias"), call(given), strict=True)}  # fmt: skip
+            zip(("dx", "dBnScale", "dBnBias"), call(operands), strict=True)}  # fmt: skip
     rng = np.random.default_rng(3)
     memory = {
-        name: rng.normal(size=array.shape).astype(given["x" if name == "dx" else "bnScale"].dtype)
+        name: rng.normal(size=array.shape).astype(
+            operands["x" if name == "dx" else "bnScale"].dtype
+        )
         for name, array in wide.items()
     }
     held = {name: array.astype(float) for name, array in memory.items()}
-    out = call(given, **memory, **dict(zip(BLENDS, shares, strict=True)))
+    out = call(operands, **memory, **dict(zip(BLENDS, shares, strict=True)))
     weights = {"dx": shares[:2], "dBnScale": shares[2:], "dBnBias": shares[2:]}
     digits = {"f64": 1e-13, "f32": 1e-6, "f16": 2e-3, "bf16": 2e-2}
     for actual, name in zip(out, memory, strict=True):
@@ -189,85 +191,87 @@ def test_results_are_blended_into_what_outputs_hold(batch, types, mode, shares, 
         np.testing.assert_allclose(actual.astype(float), expected, rtol=near, atol=4 * near)
 
 
-def test_blending_twice_adds_up(given):
-    once = call(given)
-    memory = memory_like(given, 0.0)
+def test_blending_twice_adds_up(operands):
+    once = call(operands)
+    memory = memory_like(operands, 0.0)
     adding = dict(zip(BLENDS, (1.0, 1.0, 1.0, 1.0), strict=True))
     for _ in range(2):
-        out = call(given, **memory, **adding)
+        out = call(operands, **memory, **adding)
     for actual, known in zip(out, once, strict=True):
         np.testing.assert_allclose(actual, 2 * known, rtol=1e-6)
 
 
-def test_blending_needs_something_to_blend_into(given):
-    memory = memory_like(given, 0.0)
+def test_blending_needs_something_to_blend_into(operands):
+    memory = memory_like(operands, 0.0)
     for name, beta in (("dx", "betaDataDiff"), ("dBnScale", "betaParamDiff"),
                        ("dBnBias", "betaParamDiff")):  # fmt: skip
-        rejects(TypeError, f"^{name}: is required where {beta} is not 0", given,
+        rejects(TypeError, f"^{name}: is required where {beta} is not 0", operands,
                 **memory | {name: None, beta: 0.5})  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BLENDS)
-def test_shares_are_finite_numbers(given, name):
-    rejects(ValueError, f"{name}: must be finite", given, **{name: np.inf})
-    rejects(TypeError, f"{name}: must be a real number", given, **{name: "1"})
+def test_shares_are_finite_numbers(operands, name):
+    rejects(ValueError, f"{name}: must be finite", operands, **{name: np.inf})
+    rejects(TypeError, f"{name}: must be a real number", operands, **{name: "1"})
 
 
-def test_memory_is_checked(given):
-    kept = given["bnScale"].shape
+def test_memory_is_checked(operands):
+    kept = operands["bnScale"].shape
     read_only = np.zeros(kept, "f")
     read_only.flags.writeable = False
     for name in ("dx", "dBnScale", "dBnBias"):
-        rejects(TypeError, f"{name}: the memory for an output must be a NumPy array", given,
+        rejects(TypeError, f"{name}: the memory for an output must be a NumPy array", operands,
                 **{name: [1.0]})  # fmt: skip
     for name in ("dBnScale", "dBnBias"):
-        rejects(ValueError, f"{name}: must have the", given, **{name: np.zeros(3, "f")})
-        rejects(TypeError, f"{name}: ", given, **{name: np.zeros(kept, "d")})
-        rejects(ValueError, f"{name}: is read-only", given, **{name: read_only})
-        rejects(ValueError, f"{name}: overlaps bnScale", given, **{name: given["bnScale"]})
+        rejects(ValueError, f"{name}: must have the", operands, **{name: np.zeros(3, "f")})
+        rejects(TypeError, f"{name}: ", operands, **{name: np.zeros(kept, "d")})
+        rejects(ValueError, f"{name}: is read-only", operands, **{name: read_only})
+        rejects(ValueError, f"{name}: overlaps bnScale", operands, **{name: operands["bnScale"]})
     both = np.zeros(kept, "f")
-    rejects(ValueError, "dBnScale: overlaps dBnBias", given, dBnScale=both, dBnBias=both)
-    rejects(ValueError, "dx: overlaps x in memory", given, dx=given["x"])
-    rejects(ValueError, "dx: must have the shape of x", given, dx=np.zeros(3, "f"))
-    rejects(TypeError, "dx: must have the element type of x", given, dx=np.zeros(SHAPE, "d"))
+    rejects(ValueError, "dBnScale: overlaps dBnBias", operands, dBnScale=both, dBnBias=both)
+    rejects(ValueError, "dx: overlaps x in memory", operands, dx=operands["x"])
+    rejects(ValueError, "dx: must have the shape of x", operands, dx=np.zeros(3, "f"))
+    rejects(TypeError, "dx: must have the element type of x", operands, dx=np.zeros(SHAPE, "d"))
 
 
-def test_every_word_of_an_error_is_cudnns(given):
-    rejects(ValueError, "mode: unknown value", given, mode="SPATIAL_PERSISTENT")
-    rejects(TypeError, "mode: must be a string", given, mode=1)
-    rejects(ValueError, "dy: must have the shape of x", given, dy=given["dy"][:1])
-    rejects(TypeError, "dy: must have the element type of x", given, dy=given["dy"].astype("d"))
-    rejects(ValueError, "bnScale: must have the rank of x", given, bnScale=np.ones(3, "f"))
+def test_every_word_of_an_error_is_cudnns(operands):
+    rejects(ValueError, "mode: unknown value", operands, mode="SPATIAL_PERSISTENT")
+    rejects(TypeError, "mode: must be a string", operands, mode=1)
+    rejects(ValueError, "dy: must have the shape of x", operands, dy=operands["dy"][:1])
+    rejects(
+        TypeError, "dy: must have the element type of x", operands, dy=operands["dy"].astype("d")
+    )
+    rejects(ValueError, "bnScale: must have the rank of x", operands, bnScale=np.ones(3, "f"))
     per_activation = np.ones((1, 3, 5, 2), "f")
     rejects(ValueError, r"bnScale: must have the shape that the mode says; got \(1, 3, 5, 2\) and "
-            r"\(1, 3, 1, 1\)", given, bnScale=per_activation)  # fmt: skip
-    rejects(ValueError, "savedMean: must have the shape that the mode says", given,
+            r"\(1, 3, 1, 1\)", operands, bnScale=per_activation)  # fmt: skip
+    rejects(ValueError, "savedMean: must have the shape that the mode says", operands,
             savedMean=per_activation)  # fmt: skip
-    rejects(ValueError, "epsilon: must be finite and not negative", given, epsilon=-1.0)
+    rejects(ValueError, "epsilon: must be finite and not negative", operands, epsilon=-1.0)
     flat = np.ones((4, 3), "f")
-    rejects(ValueError, "x: must have rank 3 or more", given, x=flat, dy=flat)
+    rejects(ValueError, "x: must have rank 3 or more", operands, x=flat, dy=flat)
     negative = np.array([1, 1, -2], "f").reshape(1, 3, 1, 1)
     for shares in ({}, {"alphaDataDiff": 2.0}):
-        rejects(ValueError, r"savedInvVariance: .*cannot be negative.*channel 2; got -2", given,
+        rejects(ValueError, r"savedInvVariance: .*cannot be negative.*channel 2; got -2", operands,
                 savedInvVariance=negative, **shares)  # fmt: skip
     for name in ("x", "dy", "bnScale"):
-        rejects(TypeError, f"{name}: is a required input", given, **{name: None})
+        rejects(TypeError, f"{name}: is a required input", operands, **{name: None})
 
 
 @pytest.mark.parametrize("name", ["mode", *BLENDS, "epsilon"])
-def test_attributes_have_no_default(given, name):
-    del given[name]
+def test_attributes_have_no_default(operands, name):
+    del operands[name]
     with pytest.raises(TypeError, match=f"{name}: is a required attribute"):
-        BatchNormalizationBackward(**given)
+        BatchNormalizationBackward(**operands)
 
 
 def test_per_activation_is_the_canonical_operator_on_rows(batch):
     b = batch(SHAPE, "NCX", "f64")
-    given = inputs_of(b, "PER_ACTIVATION")
-    dx, scale, bias = call(given, savedMean=None, savedInvVariance=None)
+    operands = inputs_of(b, "PER_ACTIVATION")
+    dx, scale, bias = call(operands, savedMean=None, savedInvVariance=None)
     x, dy = (b[name].reshape(4, -1) for name in ("x", "dy"))
     expected = batch_norm_backward(
-        x, dy, x.mean(0), x.var(0), given["bnScale"].reshape(-1), epsilon=EPSILON
+        x, dy, x.mean(0), x.var(0), operands["bnScale"].reshape(-1), epsilon=EPSILON
     )
     for actual, known in zip((dx, scale, bias), expected, strict=True):
         np.testing.assert_allclose(actual.reshape(known.shape), known, rtol=1e-9, atol=1e-12)
@@ -288,10 +292,12 @@ def test_no_elements(shape, shares):
 @pytest.mark.parametrize("name", ["dx", "dBnScale", "dBnBias"])
 @pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
 def test_memory_whose_elements_share_memory_is_refused(name, mode, batch):
-    given = inputs_of(batch(SHAPE, "NCX"), mode)
-    like = given["x"] if name == "dx" else given["bnScale"]
+    operands = inputs_of(batch(SHAPE, "NCX"), mode)
+    like = operands["x"] if name == "dx" else operands["bnScale"]
     for strides in ([0] * like.ndim, [like.itemsize] * like.ndim):
         memory = np.lib.stride_tricks.as_strided(np.ones_like(like), like.shape, strides)
         # Along a single axis elements are beside each other.
         if not memory.flags.c_contiguous:
-            rejects(ValueError, f"^{name}: has elements that share memory", given, **{name: memory})
+            rejects(
+                ValueError, f"^{name}: has elements that share memory", operands, **{name: memory}
+            )

@@ -45,8 +45,8 @@ def inputs_of(shape, axes, dtype=np.float32, seed=0):
     return dict(zip(NAMES, (v.astype(dtype) for v in values), strict=True))
 
 
-def call(given, training, **changes):
-    return OPERATORS[training](*(given | {"Epsilon": EPSILON} | changes).values())
+def call(operands, training, **changes):
+    return OPERATORS[training](*(operands | {"Epsilon": EPSILON} | changes).values())
 
 
 def flat(array, axes):
@@ -65,12 +65,12 @@ def rejects(training, error_type, match, **changes):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("shape", "axes"), SETS)
 def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype, training):
-    given = inputs_of(shape, axes, dtype)
-    out = call(given, training)
-    assert [o.shape for o in out] == [shape, given["Mean"].shape, given["Mean"].shape]
+    operands = inputs_of(shape, axes, dtype)
+    out = call(operands, training)
+    assert [o.shape for o in out] == [shape, operands["Mean"].shape, operands["Mean"].shape]
     assert {str(o.dtype) for o in out} == {dtype}
-    x, dy = (flat(given[name], axes) for name in NAMES[:2])
-    channels = [given[name].reshape(-1) for name in NAMES[2:]]
+    x, dy = (flat(operands[name], axes) for name in NAMES[:2])
+    channels = [operands[name].reshape(-1) for name in NAMES[2:]]
     exact = reference.backward(x, dy, *channels, epsilon=F32_EPSILON, training=training)
     actual = (flat(out[0], axes), out[1].reshape(-1), out[2].reshape(-1))
     for name, array in zip(("dx", "dgamma", "dbeta"), actual, strict=True):
@@ -81,10 +81,10 @@ def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype, training):
 
 @pytest.mark.parametrize(("shape", "axes"), [s for s in SETS if len(s[0]) > 1 and len(s[1]) > 1])
 def test_several_axes_give_the_bits_of_one(shape, axes, training):
-    given = inputs_of(shape, axes)
-    dx, dgamma, dbeta = call(given, training)
-    x, dy = (flat(given[name], axes) for name in NAMES[:2])
-    channels = [given[name].reshape(-1) for name in NAMES[2:]]
+    operands = inputs_of(shape, axes)
+    dx, dgamma, dbeta = call(operands, training)
+    x, dy = (flat(operands[name], axes) for name in NAMES[:2])
+    channels = [operands[name].reshape(-1) for name in NAMES[2:]]
     expected = batch_norm_backward(x, dy, *channels, epsilon=F32_EPSILON, training=training)
     np.testing.assert_array_equal(flat(dx, axes), expected.dx)
     np.testing.assert_array_equal(dgamma.reshape(-1), expected.dgamma)
@@ -94,21 +94,22 @@ def test_several_axes_give_the_bits_of_one(shape, axes, training):
 @pytest.mark.parametrize("axes", [(1,), (1, 2), (0, 3), (2, 3), (0, 2)])
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)])
 def test_any_order_in_memory(axes, order, training):
-    given = inputs_of((2, 3, 4, 5), axes)
-    expected = call(given, training)
+    operands = inputs_of((2, 3, 4, 5), axes)
+    expected = call(operands, training)
     back = np.argsort(order)
     moved = {
-        name: np.ascontiguousarray(given[name].transpose(order)).transpose(back) for name in NAMES
+        name: np.ascontiguousarray(operands[name].transpose(order)).transpose(back)
+        for name in NAMES
     }
     for actual, known in zip(call(moved, training), expected, strict=True):
         np.testing.assert_array_equal(actual, known)
 
 
 def test_an_axis_of_one_is_reduced_or_kept_alike(training):
-    given = inputs_of((4, 1, 3), (2,))
-    dx, dgamma, _ = call(given, training)
+    operands = inputs_of((4, 1, 3), (2,))
+    dx, dgamma, _ = call(operands, training)
     assert dgamma.shape == (1, 1, 3)
-    squeezed = {name: array.reshape(-1, 3) for name, array in given.items()}
+    squeezed = {name: array.reshape(-1, 3) for name, array in operands.items()}
     np.testing.assert_array_equal(dx[:, 0], call(squeezed, training)[0])
 
 
@@ -173,18 +174,18 @@ def test_no_elements(shape, axes, training):
 
 
 def test_statistics_that_are_constants_leave_dx_without_the_terms_of_the_sums(training):
-    given = inputs_of((6, 3, 5), (1,))
-    dx = call(given, training)[0]
-    gain = given["Scale"] / np.sqrt(given["Variance"].astype("d") + F32_EPSILON)
-    is_product = np.allclose(dx, given["InputGradient"] * gain, rtol=1e-6, atol=0)
+    operands = inputs_of((6, 3, 5), (1,))
+    dx = call(operands, training)[0]
+    gain = operands["Scale"] / np.sqrt(operands["Variance"].astype("d") + F32_EPSILON)
+    is_product = np.allclose(dx, operands["InputGradient"] * gain, rtol=1e-6, atol=0)
     assert is_product is not training
 
 
 def test_an_axis_of_the_inputs_size_is_kept_also_with_stride_0(training):
-    given = inputs_of((4, 3, 5), (1, 2))
+    operands = inputs_of((4, 3, 5), (1, 2))
     for name in NAMES[2:]:
-        given[name] = np.broadcast_to(given[name][:, :, :1], (1, 3, 5))
-    dx, dgamma, _ = call(given, training)
+        operands[name] = np.broadcast_to(operands[name][:, :, :1], (1, 3, 5))
+    dx, dgamma, _ = call(operands, training)
     assert dgamma.shape == (1, 3, 5)
-    contiguous = {name: array.copy() for name, array in given.items()}
+    contiguous = {name: array.copy() for name, array in operands.items()}
     np.testing.assert_array_equal(dx, call(contiguous, training)[0])

@@ -41,9 +41,15 @@ FUNCTIONS = {
 }
 
 
-def arguments(given, axes):
-    values = (given["dy"], given["x"], given["mean"], given["variance"], given["gamma"])
-    named = dict(zip(INPUTS, (*values, given["mean"], given["gamma"]), strict=True))
+def arguments(operands, axes):
+    values = (
+        operands["dy"],
+        operands["x"],
+        operands["mean"],
+        operands["variance"],
+        operands["gamma"],
+    )
+    named = dict(zip(INPUTS, (*values, operands["mean"], operands["gamma"]), strict=True))
     return named | {"reductionAxes": axes, "epsilon": EPSILON, "name": None}
 
 
@@ -51,47 +57,47 @@ def call(function, named, **changes):
     return function(**{n: named[n] for n in FUNCTIONS[function]} | changes)
 
 
-def sums_of(given, axes):
-    named = arguments(given, axes)
+def sums_of(operands, axes):
+    named = arguments(operands, axes)
     functions = (normalizationGammaGradient, normalizationBetaGradient)
     return [call(function, named) for function in functions]
 
 
-def exact_of(given, axes, training=True):
+def exact_of(operands, axes, training=True):
     """Return exact gradients of the data with the axes that are not reduced merged into one."""
-    kept = [axis for axis in range(given["x"].ndim) if axis not in axes]
-    count = math.prod(given["x"].shape[axis] for axis in axes)
-    x, dy = (given[n].transpose([*axes, *kept]).reshape(count, -1) for n in ("x", "dy"))
-    channels = (given[name].reshape(-1) for name in ("mean", "variance", "gamma"))
+    kept = [axis for axis in range(operands["x"].ndim) if axis not in axes]
+    count = math.prod(operands["x"].shape[axis] for axis in axes)
+    x, dy = (operands[n].transpose([*axes, *kept]).reshape(count, -1) for n in ("x", "dy"))
+    channels = (operands[name].reshape(-1) for name in ("mean", "variance", "gamma"))
     return reference.backward(x, dy, *channels, epsilon=F32_EPSILON, training=training), kept
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("shape", "axes"), SETS)
 def test_gradients_of_any_axes_are_the_exact_ones(shape, axes, dtype):
-    given = inputs_of(shape, [axis for axis in range(len(shape)) if axis not in axes], dtype)
-    sums = sums_of(given, axes)
-    exact, kept = exact_of(given, axes)
+    operands = inputs_of(shape, [axis for axis in range(len(shape)) if axis not in axes], dtype)
+    sums = sums_of(operands, axes)
+    exact, kept = exact_of(operands, axes)
     for name, array in zip(("dgamma", "dbeta"), sums, strict=True):
-        assert (array.dtype, array.shape) == (given["x"].dtype, given["mean"].shape)
+        assert (array.dtype, array.shape) == (operands["x"].dtype, operands["mean"].shape)
         terms = getattr(exact, f"{name}_terms")
-        verdict = judge(name, array.reshape(-1), getattr(exact, name), terms, given["x"].dtype)
+        verdict = judge(name, array.reshape(-1), getattr(exact, name), terms, operands["x"].dtype)
         assert verdict.passed, verdict.detail
-    named = arguments(given, axes) | dict(zip(INPUTS[5:], sums, strict=True))
+    named = arguments(operands, axes) | dict(zip(INPUTS[5:], sums, strict=True))
     dx = call(normalizationGradient, named)
-    assert (dx.dtype, dx.shape) == (given["x"].dtype, shape)
-    check_input_gradient(dx, given, *sums, EPSILON)
+    assert (dx.dtype, dx.shape) == (operands["x"].dtype, shape)
+    check_input_gradient(dx, operands, *sums, EPSILON)
     # Gradients that are not given are not rounded.
     whole = call(normalizationGradient, named, gammaGradientTensor=None, betaGradientTensor=None)
     flat = whole.transpose([*axes, *kept]).reshape(exact.dx.shape)
-    verdict = judge("dx", flat, exact.dx, exact.dx_terms, given["x"].dtype)
+    verdict = judge("dx", flat, exact.dx, exact.dx_terms, operands["x"].dtype)
     assert verdict.passed, verdict.detail
 
 
 def test_one_gradient_may_be_absent():
-    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
-    sums = sums_of(given, (0, 2, 3))
-    named = arguments(given, (0, 2, 3)) | dict(zip(INPUTS[5:], sums, strict=True))
+    operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    sums = sums_of(operands, (0, 2, 3))
+    named = arguments(operands, (0, 2, 3)) | dict(zip(INPUTS[5:], sums, strict=True))
     both = call(normalizationGradient, named)
     for name in INPUTS[5:]:
         np.testing.assert_allclose(
@@ -103,39 +109,42 @@ def test_one_gradient_may_be_absent():
 
 
 def test_gamma_that_is_absent_is_1():
-    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
-    named = arguments(given, (0, 2, 3))
+    operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    named = arguments(operands, (0, 2, 3))
     np.testing.assert_array_equal(
         call(normalizationGradient, named, gammaTensor=None),
-        call(normalizationGradient, named, gammaTensor=np.ones_like(given["gamma"])),
+        call(normalizationGradient, named, gammaTensor=np.ones_like(operands["gamma"])),
     )
 
 
 @pytest.mark.parametrize("axes", [[2, 0, 3], np.array([0, 2, 3]), (np.int64(3), 2, 0)])
 def test_axes_of_any_order_and_sequence(axes):
-    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
     for function in FUNCTIONS:
         np.testing.assert_array_equal(
-            call(function, arguments(given, axes)), call(function, arguments(given, (0, 2, 3)))
+            call(function, arguments(operands, axes)),
+            call(function, arguments(operands, (0, 2, 3))),
         )
 
 
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0)])
 def test_any_strides_give_the_same_values(order):
-    given = inputs_of((4, 3, 5, 2), (1,), np.float32)
+    operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
     back = np.argsort(order)
-    moved = {n: np.ascontiguousarray(a.transpose(order)).transpose(back) for n, a in given.items()}
-    flipped = {n: a[::-1].copy()[::-1] for n, a in given.items()}
+    moved = {
+        n: np.ascontiguousarray(a.transpose(order)).transpose(back) for n, a in operands.items()
+    }
+    flipped = {n: a[::-1].copy()[::-1] for n, a in operands.items()}
     for function in FUNCTIONS:
-        expected = call(function, arguments(given, (0, 2, 3)))
+        expected = call(function, arguments(operands, (0, 2, 3)))
         for other in (moved, flipped):
             np.testing.assert_array_equal(call(function, arguments(other, (0, 2, 3))), expected)
 
 
 def test_arithmetic_is_that_of_the_elements():
-    given = inputs_of((64, 3, 5, 2), (1,), np.float32)
+    operands = inputs_of((64, 3, 5, 2), (1,), np.float32)
     for function in FUNCTIONS:
-        named = arguments(given, (0, 2, 3))
+        named = arguments(operands, (0, 2, 3))
         wide = call(function, named, arithmetic="float64")
         np.testing.assert_array_equal(wide, call(function, named))
         np.testing.assert_allclose(
@@ -147,10 +156,10 @@ def test_arithmetic_is_that_of_the_elements():
 
 def test_no_elements_give_zeros():
     x, ones = np.zeros((0, 3, 4), "f"), np.ones((1, 3, 1), "f")
-    given = {"x": x, "dy": x, "mean": ones, "variance": ones, "gamma": ones}
-    for array in sums_of(given, (0, 2)):
+    operands = {"x": x, "dy": x, "mean": ones, "variance": ones, "gamma": ones}
+    for array in sums_of(operands, (0, 2)):
         np.testing.assert_array_equal(array, np.zeros((1, 3, 1), "f"), strict=True)
-    assert call(normalizationGradient, arguments(given, (0, 2))).shape == (0, 3, 4)
+    assert call(normalizationGradient, arguments(operands, (0, 2))).shape == (0, 3, 4)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

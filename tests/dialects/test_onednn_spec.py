@@ -133,7 +133,7 @@ MIXES = list(itertools.product(["f16", "f32"], repeat=4))
 def test_each_gradient_of_the_early_revision_is_rounded_once_to_its_own_type(batch, dtypes, types):
     b = batch(dtype="f16", channel="f16")
     names = ("gamma", "beta", "mean", "variance")
-    given = [
+    operands = [
         b[name].astype(dtypes[kind]) if kind else None
         for name, kind in zip(names, types, strict=True)
     ]
@@ -143,7 +143,7 @@ def test_each_gradient_of_the_early_revision_is_rounded_once_to_its_own_type(bat
     )  # fmt: skip
     op = BatchNormTrainingBackprop(1e-5, revision="early")
     for _ in range(2):
-        _, dgamma, dbeta = op(b["x"], b["dy"], *given)
+        _, dgamma, dbeta = op(b["x"], b["dy"], *operands)
         for found, expected, kind in (
             (dgamma, exact.dgamma, types[0] or types[2]),
             (dbeta, exact.dbeta, types[1]),
@@ -155,11 +155,11 @@ def test_each_gradient_of_the_early_revision_is_rounded_once_to_its_own_type(bat
 def test_each_statistic_of_the_early_revision_is_rounded_once_to_its_own_type(batch, dtypes, types):
     b = batch(dtype="f16", channel="f16")
     names = ("gamma", "beta", "mean", "variance")
-    given = [b[name].astype(dtypes[kind]) for name, kind in zip(names, types, strict=True)]
+    operands = [b[name].astype(dtypes[kind]) for name, kind in zip(names, types, strict=True)]
     op = BatchNormForwardTraining(1e-5, revision="early")
     wide = batch_norm_forward(b["x"].astype("d"), epsilon=F32_EPSILON, data_format="NXC")
     for _ in range(2):
-        _, running_mean, running_variance, mean, variance = op(b["x"], *given)
+        _, running_mean, running_variance, mean, variance = op(b["x"], *operands)
         for found, expected, kind in ((mean, wide.mean, 2), (variance, wide.variance, 3)):
             of_type = expected.astype(dtypes[types[kind]])
             np.testing.assert_array_equal(found, of_type, strict=True)

@@ -23,15 +23,15 @@ def inverse_of(b):
 
 
 def grad(b, epsilon=EPSILON, **changes):
-    given = {"dY": b["dy"], "X": b["x"], "scale": b["gamma"], "saved_mean": b["mean"]}
-    given["saved_inv_std"] = inverse_of(b)
-    return onnxruntime.BatchNormalizationGrad(*(given | changes).values(), epsilon)
+    operands = {"dY": b["dy"], "X": b["x"], "scale": b["gamma"], "saved_mean": b["mean"]}
+    operands["saved_inv_std"] = inverse_of(b)
+    return onnxruntime.BatchNormalizationGrad(*(operands | changes).values(), epsilon)
 
 
 def forward(b, **changes):
-    given = {"X": b["x"], "scale": b["gamma"], "B": b["beta"], "input_mean": b["mean"]}
-    given["input_var"] = b["variance"]
-    return onnxruntime.BatchNormInternal(**given | {"epsilon": EPSILON} | changes)
+    operands = {"X": b["x"], "scale": b["gamma"], "B": b["beta"], "input_mean": b["mean"]}
+    operands["input_var"] = b["variance"]
+    return onnxruntime.BatchNormInternal(**operands | {"epsilon": EPSILON} | changes)
 
 
 def rejects(error_type, match, call):

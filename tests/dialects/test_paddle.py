@@ -51,9 +51,9 @@ def inputs_of(b, frozen=False):
     }
 
 
-def call(given, **changes):
+def call(operands, **changes):
     usual = {"momentum": 0.9, "epsilon": EPSILON, "data_format": "NCHW"}
-    return batch_norm_grad(**given | usual | dict.fromkeys(FLAGS, False) | changes)
+    return batch_norm_grad(**operands | usual | dict.fromkeys(FLAGS, False) | changes)
 
 
 @pytest.fixture
@@ -109,14 +109,14 @@ def test_batch_norm_grad_with_flags_gives_the_exact_gradient_of_their_statistics
     shape = SHAPES[4] if layout == "NCHW" else (2, 3, 5, 4)
     b = batch(shape, LAYOUTS[layout], *types)
     frozen = is_test or use_global_stats
-    given = inputs_of(b, frozen)
+    operands = inputs_of(b, frozen)
     flags = dict(zip(FLAGS, (is_test, use_global_stats, trainable_statistics), strict=True))
-    out = call(given, data_format=layout, **flags)
+    out = call(operands, data_format=layout, **flags)
     assert [o.dtype for o in out] == [b["x"].dtype, b["mean"].dtype, b["mean"].dtype]
     if frozen:
         variance, epsilon = b["variance"], F32_EPSILON
     else:
-        variance, epsilon = 1 / given["saved_variance"].astype(float) ** 2, 0.0
+        variance, epsilon = 1 / operands["saved_variance"].astype(float) ** 2, 0.0
     mean, gamma = (b[name].astype(float) for name in ("mean", "gamma"))
     exact = reference.backward(
         b["x"], b["dy"], mean, variance.astype(float), gamma, epsilon=epsilon,
@@ -134,9 +134,9 @@ def test_batch_norm_grad_of_every_rank_has_the_bits_of_other_dialects(batch, sam
     if layout == "NHWC":
         shape = (shape[0], *shape[2:], shape[1])
     b = batch(shape, LAYOUTS[layout])
-    given = inputs_of(b)
+    operands = inputs_of(b)
     first = [np.moveaxis(b[name], -1, 1) if layout == "NHWC" else b[name] for name in ("x", "dy")]
-    saved = given["saved_mean"], given["saved_variance"]
+    saved = operands["saved_mean"], operands["saved_variance"]
     expected = list(
         native_batch_norm_backward(
             first[1], first[0], b["gamma"], None, None, *saved, True, EPSILON, [True] * 3
@@ -144,7 +144,7 @@ def test_batch_norm_grad_of_every_rank_has_the_bits_of_other_dialects(batch, sam
     )
     if layout == "NHWC":
         expected[0] = np.moveaxis(expected[0], 1, -1)
-    same(call(given, data_format=layout), expected)
+    same(call(operands, data_format=layout), expected)
     same(
         call(inputs_of(b, True), data_format=layout, use_global_stats=True),
         batch_norm_backward(
@@ -155,10 +155,10 @@ def test_batch_norm_grad_of_every_rank_has_the_bits_of_other_dialects(batch, sam
 
 
 def test_batch_norm_grad_without_scale_takes_1(b, same):
-    given = inputs_of(b)
-    ones = call(given | {"scale": np.ones_like(b["gamma"])})
-    same(call(given | {"scale": None}), ones)
-    same(call(given | {"scale": None, "bias": None}), ones)
+    operands = inputs_of(b)
+    ones = call(operands | {"scale": np.ones_like(b["gamma"])})
+    same(call(operands | {"scale": None}), ones)
+    same(call(operands | {"scale": None, "bias": None}), ones)
 
 
 @pytest.mark.parametrize("empty", [None, np.zeros(0, "f")])
@@ -179,10 +179,10 @@ def test_statistics_that_are_not_used_may_be_absent_or_empty(b, same, empty):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_batch_of_one_element_is_copied_in_training_alone(batch, shape, dtype):
     b = batch(shape, "NCX", dtype, TYPES[dtype])
-    given = inputs_of(b)
-    given["scale"] = given["scale"] + np.float32(2)
+    operands = inputs_of(b)
+    operands["scale"] = operands["scale"] + np.float32(2)
     for _ in range(2):
-        dx, dgamma, dbeta = call(given)
+        dx, dgamma, dbeta = call(operands)
         np.testing.assert_array_equal(dx, b["dy"], strict=True)
         assert not np.may_share_memory(dx, b["dy"])
         for array in (dgamma, dbeta):
@@ -251,7 +251,7 @@ def test_bad_arguments_are_named(b, match, error, changes):
 
 
 def test_flags_that_are_not_booleans_do_not_choose_statistics(b):
-    given = inputs_of(b, True)
+    operands = inputs_of(b, True)
     with pytest.raises(TypeError, match=r"^use_global_stats: must be a boolean"):
-        call(given, use_global_stats="yes")
-    assert call(given, use_global_stats=np.True_)[0].shape == b["x"].shape
+        call(operands, use_global_stats="yes")
+    assert call(operands, use_global_stats=np.True_)[0].shape == b["x"].shape

@@ -26,15 +26,15 @@ def tensors(schema, b):
     # the same, bit for bit.
     inverse = 2 ** np.round(np.log2(1 / np.sqrt(b["variance"].astype("d"))))
     b = b | {"inverse_deviation": inverse.astype(b["variance"].dtype)}
-    given = {
+    operands = {
         t.name: b[roles.get(t.role, t.role)]
         for t in schema.inputs
         if not t.role.startswith("memory_")
     }
     kept = [1] * b["x"].ndim
     kept[1] = -1
-    spread = [t.name for t in schema.inputs if t.kind == "kept" and t.name in given]
-    return given | {name: given[name].reshape(kept) for name in spread}
+    spread = [t.name for t in schema.inputs if t.kind == "kept" and t.name in operands]
+    return operands | {name: operands[name].reshape(kept) for name in spread}
 
 
 def run_canonically(call, inputs):
@@ -123,10 +123,10 @@ def test_absent_optional_inputs_are_not_mapped(batch):
     b = batch()
     inputs = {"src": b["x"], "diff_dst": b["dy"], "mean": b["mean"], "variance": b["variance"]}
     op = ("onednn_graph", "BatchNormTrainingBackward")
-    for given in (inputs, inputs | {"gamma": None}):
-        call = canonical(*op, given, {"epsilon": 1e-5})
+    for operands in (inputs, inputs | {"gamma": None}):
+        call = canonical(*op, operands, {"epsilon": 1e-5})
         assert call.inputs == {"x": "src", "dy": "diff_dst", "mean": "mean", "variance": "variance"}
-        assert list(invoke(*op, given, {"epsilon": 1e-5})) == [
+        assert list(invoke(*op, operands, {"epsilon": 1e-5})) == [
             "diff_src",
             "diff_gamma",
             "diff_beta",

@@ -122,9 +122,9 @@ def test_arrays_that_lie_in_any_way(dialect, change, x, old):
 
 def test_of_16_bits_is_rounded_once(x, old):
     small = x.astype(BFLOAT16)
-    given = [each.astype(BFLOAT16) for each in old]
-    found = graph(small, *given, 0.25)
-    for got, want in zip(found, expected(x, given, 0.25, unbiased=False), strict=True):
+    operands = [each.astype(BFLOAT16) for each in old]
+    found = graph(small, *operands, 0.25)
+    for got, want in zip(found, expected(x, operands, 0.25, unbiased=False), strict=True):
         assert got.dtype == BFLOAT16
         np.testing.assert_array_equal(got, rounded(want, BFLOAT16))
 

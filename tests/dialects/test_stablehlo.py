@@ -31,9 +31,9 @@ def batch_at(batch, shape, axis, dtype="f32"):
 
 def grad(b, axis, **changes):
     names = {"operand": "x", "scale": "gamma", "mean": "mean", "variance": "variance"}
-    given = {name: b[key] for name, key in names.items()} | {"grad_output": b["dy"]}
+    operands = {name: b[key] for name, key in names.items()} | {"grad_output": b["dy"]}
     attributes = {"epsilon": EPSILON, "feature_index": axis}
-    return stablehlo.batch_norm_grad(**given | attributes | changes)
+    return stablehlo.batch_norm_grad(**operands | attributes | changes)
 
 
 def rejects(error_type, match, call):

@@ -51,11 +51,11 @@ def alone(x, name, arithmetic, dy=None):
     """Return the activation of x itself, or the gradient: of mean 0, variance 1, epsilon 0."""
     statistics = np.float32 if x.dtype.itemsize == 2 else x.dtype
     x = x.reshape(1, 1, -1)
-    given = np.zeros(1, statistics), np.ones(1, statistics), None, None, 0.0, "NCX", name
+    arguments = np.zeros(1, statistics), np.ones(1, statistics), None, None, 0.0, "NCX", name
     if dy is None:
-        (found,) = INFERENCE(x, None, *given, arithmetic)
+        (found,) = INFERENCE(x, None, *arguments, arithmetic)
     else:
-        (found,) = BACKWARD(x, np.asarray(dy, x.dtype).reshape(x.shape), *given, arithmetic)
+        (found,) = BACKWARD(x, np.asarray(dy, x.dtype).reshape(x.shape), *arguments, arithmetic)
     return found.reshape(-1)
 
 
@@ -166,15 +166,15 @@ def test_elements_do_not_depend_on_where_they_lie(name, dtype, arithmetic, shape
         (0.5 + rng.random(shape[1])).astype(statistics)
         for _ in ("mean", "variance", "gamma", "beta")
     ]
-    how = 1e-5, "NCX", name, arithmetic
-    found = INFERENCE(x, None, *parameters, *how) + BACKWARD(x, dy, *parameters, *how)
+    settings = 1e-5, "NCX", name, arithmetic
+    found = INFERENCE(x, None, *parameters, *settings) + BACKWARD(x, dy, *parameters, *settings)
 
     def last(array):
         return np.ascontiguousarray(np.moveaxis(array, 1, -1))
 
-    how = 1e-5, "NXC", name, arithmetic
-    others = INFERENCE(last(x), None, *parameters, *how)
-    others += BACKWARD(last(x), last(dy), *parameters, *how)
+    settings = 1e-5, "NXC", name, arithmetic
+    others = INFERENCE(last(x), None, *parameters, *settings)
+    others += BACKWARD(last(x), last(dy), *parameters, *settings)
     for one, other in zip(found, others, strict=True):
         assert last(one).tobytes() == other.tobytes()
     half = shape[0] // 2
@@ -193,9 +193,9 @@ def test_a_forward_pass_is_that_of_its_own_statistics(name, data_format, dtype, 
     statistics = np.float32 if x.dtype.itemsize == 2 else dtype
     gamma, beta = ((0.5 + rng.random(20)).astype(statistics) for _ in range(2))
     moved, also = ([np.zeros(20, statistics), np.ones(20, statistics)] for _ in range(2))
-    how = 1e-5, data_format, name, None
+    settings = 1e-5, data_format, name, None
     operands = x, None, gamma, beta
-    y, mean, variance, mask = FORWARD(*operands, *moved, *how, False, momentum=0.25)
+    y, mean, variance, mask = FORWARD(*operands, *moved, *settings, False, momentum=0.25)
     assert mask is None
     plain = backnorm.batch_norm_forward(x, gamma, beta, epsilon=1e-5, data_format=data_format)
     for one, other in zip((mean, variance), plain[1:3], strict=True):

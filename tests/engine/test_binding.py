@@ -29,13 +29,13 @@ def optional(signature):
         yield from itertools.combinations(names, count)
 
 
-CASES = [(signature, given) for signature in RUN for given in optional(signature)]
+CASES = [(signature, inputs) for signature in RUN for inputs in optional(signature)]
 
 
-@pytest.mark.parametrize(("signature", "given"), CASES, ids=lambda value: str(value)[:60])
-def test_every_address_goes_to_its_field(signature, given):
+@pytest.mark.parametrize(("signature", "inputs"), CASES, ids=lambda value: str(value)[:60])
+def test_every_address_goes_to_its_field(signature, inputs):
     options = [result.option for result in signature.results if result.option is not None]
-    present = [o.name for o in signature.operands if o.required or o.name in given]
+    present = [o.name for o in signature.operands if o.required or o.name in inputs]
     places = []
 
     def stage(*found, header=0, **_):
@@ -72,23 +72,23 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
     array = np.ones(3, np.float32)
     others = [None, array[::2], array.astype(np.float64), array.astype(">f4"), array[None]]
     count, options = len(signature.operands), [1.5] * len(signature.options)
-    given = [[array] * count]
-    given += [
+    inputs = [[array] * count]
+    inputs += [
         [other if k == at else array for k in range(count)]
         for at in range(count)
         for other in others
     ]
-    for operands in given:
+    for operands in inputs:
         call(*operands, *options)
     # A call that lacks what is required is refused, and has none.
     required = [k for k, operand in enumerate(signature.operands) if operand.required]
-    lacking = [any(operands[k] is None for k in required) for operands in given]
+    lacking = [any(operands[k] is None for k in required) for operands in inputs]
     assert [key is None for key in keys] == lacking
     found = [key for key in keys if key is not None]
     assert len(set(found)) == len(found)
     # True == 1 == 1.0 is no reason to take one for the other.
     for at, value in itertools.product(range(len(options)), (1, 1.0, True)):
-        call(*given[0], *(value if k == at else 1.5 for k in range(len(options))))
+        call(*inputs[0], *(value if k == at else 1.5 for k in range(len(options))))
     assert len(set(keys)) == len(set(found)) + any(lacking) + 3 * len(options)
 
 

@@ -123,21 +123,24 @@ _FEW = ("empty", "half", "noise", "another library")
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[] if how in _FEW else pytest.mark.long) for how in _DAMAGED]
+    "damage",
+    [pytest.param(damage, marks=[] if damage in _FEW else pytest.mark.long) for damage in _DAMAGED],
 )
-def test_a_damaged_library_is_an_error_and_no_signal(how, copied):
+def test_a_damaged_library_is_an_error_and_no_signal(damage, copied):
     code = copied.path.read_bytes()
     # A new file: this process has the old one loaded.
     copied.path.unlink()
-    copied.path.write_bytes(_DAMAGED[how](code))
+    copied.path.write_bytes(_DAMAGED[damage](code))
     said = _run(_REFUSED, copied.folder)
     assert str(copied.path) in said
     assert "make kernels" in said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX's")
-@pytest.mark.parametrize("how", ["folder", "pipe", "link to nothing", "link to itself", "device"])
-def test_what_is_no_file_is_an_error_and_nothing_to_wait_for(how, copied):
+@pytest.mark.parametrize(
+    "obstacle", ["folder", "pipe", "link to nothing", "link to itself", "device"]
+)
+def test_what_is_no_file_is_an_error_and_nothing_to_wait_for(obstacle, copied):
     copied.path.unlink()
     make = {
         "folder": copied.path.mkdir,
@@ -146,7 +149,7 @@ def test_what_is_no_file_is_an_error_and_nothing_to_wait_for(how, copied):
         "link to itself": lambda: copied.path.symlink_to(copied.path),
         "device": lambda: copied.path.symlink_to("/dev/zero"),
     }
-    make[how]()
+    make[obstacle]()
     assert str(copied.path) in _run(_PACKAGE + _REFUSED, copied.folder)
 
 

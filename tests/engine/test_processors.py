@@ -59,5 +59,5 @@ def _digest(dtype, **environment):
 def test_older_processors_compute_the_same_bits(level, dtype, arithmetic):
     if level not in library.levels()[1:]:
         pytest.skip("not a level below that of this processor")
-    how = {"BACKNORM_ARITHMETIC": arithmetic}
-    assert _digest(dtype, BACKNORM_CPU_LEVEL=level, **how) == _digest(dtype, **how)
+    options = {"BACKNORM_ARITHMETIC": arithmetic}
+    assert _digest(dtype, BACKNORM_CPU_LEVEL=level, **options) == _digest(dtype, **options)

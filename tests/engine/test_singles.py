@@ -56,13 +56,13 @@ def test_a_mean_of_float64_is_not_rounded(dtype, data_format, rng):
     parameters = [np.float64(array) for array in (data.mean, data.variance, data.gamma)]
     parameters[0][...] = 3.0 + 2.0**-30
     x, dy, *channels = data.backward_inputs
-    how = {**data.options, "arithmetic": "float32"}
-    problem = problem_of("backward", x, dy, None, *channels, **how)
+    settings = {**data.options, "arithmetic": "float32"}
+    problem = problem_of("backward", x, dy, None, *channels, **settings)
     problem = dataclasses.replace(problem, statistics_dtype=FLOAT64)
     found = executable(problem, x).run(x, dy, None, *parameters)
     gradients = backnorm.Gradients(*found[:3])
     assert np.all(gradients.dgamma != 0)
-    assert_passed(judge.check_backward(data.x, data.dy, *parameters, gradients, **how))
+    assert_passed(judge.check_backward(data.x, data.dy, *parameters, gradients, **settings))
 
 
 def test_products_beyond_float32_are_summed(data):
@@ -149,9 +149,9 @@ def test_forward_with_a_mean_far_beyond_the_deviation(data):
     wide = data.x.astype(float)
     data.x[...] = (1000 + 8 * np.sign(wide - wide.mean())).astype(data.x.dtype)
     data.x.reshape(-1)[:7] = data.x.dtype.type(1016)
-    how = {**data.options, "arithmetic": "float32"}
-    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
-    assert_passed(judge.check_forward(data.x, data.gamma, data.beta, normalized, **how))
+    settings = {**data.options, "arithmetic": "float32"}
+    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **settings)
+    assert_passed(judge.check_forward(data.x, data.gamma, data.beta, normalized, **settings))
 
 
 @pytest.mark.parametrize("far", [2.0**-140, 2.0**-126])
@@ -161,9 +161,9 @@ def test_an_offset_that_is_next_to_nothing_is_added(data, far):
     data.mean[...], data.variance[...], data.gamma[...] = data.mean * 2.0**-100, 0.0, far / 4
     data.beta[...] = -far * np.linspace(0.2, 3.0, data.beta.size)
     known = (data.mean, data.variance, data.gamma, data.beta)
-    how = {**data.options, "epsilon": 2.0**-200, "arithmetic": "float32"}
-    y = backnorm.batch_norm_inference(data.x, *known, **how)
-    assert_passed(judge.check_inference(data.x, *known, y, **how))
+    settings = {**data.options, "epsilon": 2.0**-200, "arithmetic": "float32"}
+    y = backnorm.batch_norm_inference(data.x, *known, **settings)
+    assert_passed(judge.check_inference(data.x, *known, y, **settings))
 
 
 @pytest.mark.parametrize("data_format", LAYOUTS)

@@ -80,8 +80,8 @@ def arithmetics_planned(monkeypatch, module):
 
     seen = []
 
-    def plan(*given):
-        made = plan_gpu(*given)
+    def plan(*operands):
+        made = plan_gpu(*operands)
         seen.append((made.problem.operation, made.arithmetic))
         return made
 

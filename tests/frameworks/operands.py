@@ -45,9 +45,9 @@ def good(function, activation=None):
         if operand.name in taken and (activation or operand.name != "residual")
     }
 
-    def without_mask(**given):
-        results = canonical(**given)
-        return results[:-1] if given.get("activation") else results
+    def without_mask(**arguments):
+        results = canonical(**arguments)
+        return results[:-1] if arguments.get("activation") else results
 
     return made, without_mask
 
@@ -154,11 +154,11 @@ def failures(
         called = {**tensors, **always, name: kind.value}
         wanted = None
         if not kind.refused:
-            how = {**always, "axis": -1, name: kind.plain}
-            how.pop("axis_name", None)
-            how["data_format"] = (int(how.pop("axis")) % len(SHAPE),)
+            settings = {**always, "axis": -1, name: kind.plain}
+            settings.pop("axis_name", None)
+            settings["data_format"] = (int(settings.pop("axis")) % len(SHAPE),)
             try:
-                wanted = canonical(**operands, **how)
+                wanted = canonical(**operands, **settings)
             except backnorm.ArgumentError:
                 wanted = None
         check(name, kind, called, wanted)

@@ -36,9 +36,9 @@ def of_dialect(seed: int, rnd: random.Random) -> Problem:
     attributes = _attributes(rnd, schema, form, axis)
     axes = _channel_axes(rnd, schema, attributes, len(shape), axis)
     common = rnd.choice(rule.channel)
-    given = _given(rnd, schema)
+    arguments = _given(rnd, schema)
     for tensor in schema.inputs:
-        if tensor.name not in given:
+        if tensor.name not in arguments:
             continue
         # Where types may differ, they do.
         word = common if schema.one_channel_type else rnd.choice(rule.channel)
@@ -123,11 +123,11 @@ def _channel_axes(
 def _given(rnd: random.Random, schema: OperatorSchema) -> set[str]:
     """Return the names of the inputs that are given."""
     together = {name: group for group in schema.inputs_together for name in group}
-    given = {tensor.name for tensor in schema.inputs}
+    arguments = {tensor.name for tensor in schema.inputs}
     for tensor in schema.inputs:
         if not tensor.required and rnd.random() < 0.3:
-            given -= set(together.get(tensor.name, (tensor.name,)))
-    return given
+            arguments -= set(together.get(tensor.name, (tensor.name,)))
+    return arguments
 
 
 def _shape_of(
@@ -163,8 +163,8 @@ def _call(
         fixed["output_mask"] = [True, rnd.random() < 0.8, rnd.random() < 0.8]
     configured = schema.style == "configured"
 
-    def call(given: dict[str, Any]) -> tuple[Any, ...]:
-        results = operator(**fixed)(**given) if configured else operator(**given, **fixed)
+    def call(arguments: dict[str, Any]) -> tuple[Any, ...]:
+        results = operator(**fixed)(**arguments) if configured else operator(**arguments, **fixed)
         if isinstance(results, np.ndarray):
             return (results,)
         return tuple(results)

@@ -81,11 +81,13 @@ class Fuzz:
         for end in problem.ends:
             self.guarded.arena.reset()
             with self.guarded.on(end) as arena:
-                given = {name: one.guarded(arena, name) for name, one in problem.operands.items()}
-                outcomes.append(_bits(_results(problem.call, given)))
+                operands = {
+                    name: one.guarded(arena, name) for name, one in problem.operands.items()
+                }
+                outcomes.append(_bits(_results(problem.call, operands)))
                 yield from (f"{end}: {broken}" for broken in arena.broken())
-        given = {name: one.plain() for name, one in problem.operands.items()}
-        results = _results(problem.expected or problem.call, given)
+        operands = {name: one.plain() for name, one in problem.operands.items()}
+        results = _results(problem.expected or problem.call, operands)
         outcomes.append(_bits(results))
         yield from (
             f"{end}: other results than in plain memory"
@@ -100,8 +102,8 @@ class Fuzz:
         if not refused and self._is_judged(problem):
             self.counts["judged"][problem.tags["operation"]] += 1
             assert problem.verdicts is not None
-            given = {name: one.plain() for name, one in problem.operands.items()}
-            for name, verdict in problem.verdicts(given, results).items():
+            operands = {name: one.plain() for name, one in problem.operands.items()}
+            for name, verdict in problem.verdicts(operands, results).items():
                 if not verdict.passed:
                     yield f"{name}: {verdict.detail}"
 
@@ -151,10 +153,10 @@ def _changed(forced: Any, seed: int) -> Any:
     return change
 
 
-def _results(call: Any, given: dict[str, Any]) -> tuple[Any, ...] | str:
+def _results(call: Any, operands: dict[str, Any]) -> tuple[Any, ...] | str:
     """Return what came of a call, or in which words it was refused."""
     try:
-        found: tuple[Any, ...] = call(given)
+        found: tuple[Any, ...] = call(operands)
     except backnorm.BacknormError as error:
         return str(error)
     return found
@@ -297,17 +299,17 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="file for the seed of the problem")
     parser.add_argument("--only", nargs="*", default=(), metavar="TAG=VALUE")
     parser.add_argument("--mutant", choices=MUTANTS, help="let kernels go beyond their arrays")
-    given = parser.parse_args()
-    first, count = (given.first, given.count) if given.seed is None else (given.seed, 1)
+    options = parser.parse_args()
+    first, count = (options.first, options.count) if options.seed is None else (options.seed, 1)
     with tempfile.TemporaryDirectory() as folder:
-        if not given.processes:
+        if not options.processes:
             faulthandler.enable()
-            log = given.log or Path(folder) / "seed"
-            only = dict(each.split("=") for each in given.only)
-            return 1 if compute(first, count, log, given.mutant, only) else 0
-        children = Children(first, count, given.mutant, Path(folder))
+            log = options.log or Path(folder) / "seed"
+            only = dict(each.split("=") for each in options.only)
+            return 1 if compute(first, count, log, options.mutant, only) else 0
+        children = Children(first, count, options.mutant, Path(folder))
         begun = time.monotonic()
-        children.run(given.processes)
+        children.run(options.processes)
         counts = {name: dict(counter.most_common()) for name, counter in children.counts.items()}
         found = {"computed": children.computed, "seconds": round(time.monotonic() - begun)}
         print(json.dumps({**found, "counts": counts, "wrong": children.wrong}))

@@ -107,8 +107,8 @@ class Guarded:
         return allocate
 
     def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def copy(array: np.ndarray, *how: Any) -> np.ndarray:
-            made = original(array, *how)
+        def copy(array: np.ndarray, *options: Any) -> np.ndarray:
+            made = original(array, *options)
             if not self._on or made is array or np.may_share_memory(made, array):
                 return made
             return self.arena.array(

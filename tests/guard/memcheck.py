@@ -42,9 +42,9 @@ def compute(first: int, count: int) -> None:
     for seed in range(first, first + count):
         problem = problem_of(seed)
         backnorm.set_num_threads(problem.threads)
-        given = {name: one.plain() for name, one in problem.operands.items()}
+        operands = {name: one.plain() for name, one in problem.operands.items()}
         try:
-            (problem.expected or problem.call)(given)
+            (problem.expected or problem.call)(operands)
         except backnorm.BacknormError:
             continue
 
@@ -91,12 +91,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--wrong", action="store_true", help="only read beyond an array")
     parser.add_argument("--inside", action="store_true", help="in this process, without Valgrind")
-    how = parser.parse_args()
-    if how.inside:
-        if how.wrong:
+    options = parser.parse_args()
+    if options.inside:
+        if options.wrong:
             go_wrong()
         else:
-            compute(how.first, how.count)
+            compute(options.first, options.count)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -105,7 +105,7 @@ def main() -> int:
         environment = {"BACKNORM_CPU_LEVEL": "x86-64", "PYTHONMALLOC": "malloc"}
         done = subprocess.run(command, env={**os.environ, **environment}, check=False)
         found = errors(report)
-    print(json.dumps({"computed": 0 if how.wrong else how.count, "errors": found}))
+    print(json.dumps({"computed": 0 if options.wrong else options.count, "errors": found}))
     return 1 if found or done.returncode else 0
 
 

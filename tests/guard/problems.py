@@ -249,22 +249,22 @@ def _forward(
     make.out(dtype)
     sums = _some_sums(make)
 
-    def call(given: Arrays) -> tuple[Any, ...]:
+    def call(arguments: Arrays) -> tuple[Any, ...]:
         if not kind.endswith("phases"):
-            return tuple(backnorm.batch_norm_forward(**given, **options, **sums))
-        how = {name: options[name] for name in ("data_format", "arithmetic")}
-        moments = backnorm.reduce_forward(given["x"], **how, **sums)
-        return tuple(backnorm.apply_forward(**given, moments=moments, **options))
+            return tuple(backnorm.batch_norm_forward(**arguments, **options, **sums))
+        settings = {name: options[name] for name in ("data_format", "arithmetic")}
+        moments = backnorm.reduce_forward(arguments["x"], **settings, **sums)
+        return tuple(backnorm.apply_forward(**arguments, moments=moments, **options))
 
-    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
-        inputs = given["x"], given.get("gamma"), given.get("beta"), results
+    def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = arguments["x"], arguments.get("gamma"), arguments.get("beta"), results
         mean, variance = (np.asarray(each, np.float64) for each in results[1:3])
         if sums and not (variance >= 2.0**-40 * np.square(mean)).all():
             # Reproducible sums have no pivot: what is less is not the exact variance to an ulp.
             return {}
         if "activation" not in options:
             return judge.check_forward(*inputs, **options)
-        return judge.check_relu_forward(*inputs, residual=given.get("residual"), **options)
+        return judge.check_relu_forward(*inputs, residual=arguments.get("residual"), **options)
 
     return call, verdicts
 
@@ -287,17 +287,19 @@ def _running(
     momentum = make.rnd.choice((0.1, 1.0, 0.0))
     names = "x", "residual", "gamma", "beta", "running_mean", "running_variance"
 
-    def call(given: Arrays) -> tuple[Any, ...]:
-        operands = (given.get(name) for name in names)
+    def call(arguments: Arrays) -> tuple[Any, ...]:
+        operands = (arguments.get(name) for name in names)
         values = options["epsilon"], options["data_format"], activation, options["arithmetic"]
-        results = _forward_of_layer(*operands, *values, False, given.get(OUT), momentum=momentum)
-        moved = given["running_mean"], given["running_variance"]
+        results = _forward_of_layer(
+            *operands, *values, False, arguments.get(OUT), momentum=momentum
+        )
+        moved = arguments["running_mean"], arguments["running_variance"]
         return (*(one for one in results if one is not None), *moved)
 
-    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
-        inputs = given["x"], given.get("gamma"), given.get("beta")
+    def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = arguments["x"], arguments.get("gamma"), arguments.get("beta")
         if activation is not None:
-            added = {"residual": given.get("residual"), "activation": activation}
+            added = {"residual": arguments.get("residual"), "activation": activation}
             return judge.check_relu_forward(*inputs, results[:4], **added, **options)
         return judge.check_forward(*inputs, results[:3], **options)
 
@@ -313,15 +315,15 @@ def _inference(
     _relu(make, kind, shape, dtype, options)
     make.out(dtype)
 
-    def call(given: Arrays) -> tuple[Any, ...]:
-        return (backnorm.batch_norm_inference(**given, **options),)
+    def call(arguments: Arrays) -> tuple[Any, ...]:
+        return (backnorm.batch_norm_inference(**arguments, **options),)
 
-    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+    def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         names = "x", "mean", "variance", "gamma", "beta"
-        inputs = *(given.get(name) for name in names), results[0]
+        inputs = *(arguments.get(name) for name in names), results[0]
         if "activation" not in options:
             return judge.check_inference(*inputs, **options)
-        return judge.check_relu_inference(*inputs, residual=given.get("residual"), **options)
+        return judge.check_relu_inference(*inputs, residual=arguments.get("residual"), **options)
 
     return call, verdicts
 
@@ -347,17 +349,24 @@ def _backward(
         return _phases(make, dtype, options, more)
     make.out(dtype, overwrites="dy")
     in_place = make.tags["out"] == "in place"
-    how = more | _some_sums(make)
+    settings = more | _some_sums(make)
 
-    def call(given: Arrays) -> tuple[Any, ...]:
-        out = given["dy"] if in_place else given.get(OUT)
-        return tuple(backnorm.batch_norm_backward(**(given | {OUT: out}), **options, **how))
+    def call(arguments: Arrays) -> tuple[Any, ...]:
+        out = arguments["dy"] if in_place else arguments.get(OUT)
+        return tuple(
+            backnorm.batch_norm_backward(**(arguments | {OUT: out}), **options, **settings)
+        )
 
-    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
-        inputs = *(given[name] for name in ("x", "dy", "mean", "variance")), given.get("gamma")
+    def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = (
+            *(arguments[name] for name in ("x", "dy", "mean", "variance")),
+            arguments.get("gamma"),
+        )
         if not more:
             return judge.check_backward(*inputs, results, **options)
-        return judge.check_relu_backward(*inputs, results, mask=given["mask"], **more, **options)
+        return judge.check_relu_backward(
+            *inputs, results, mask=arguments["mask"], **more, **options
+        )
 
     return call, verdicts
 
@@ -371,22 +380,22 @@ def _phases(
     names = "x", "dy", "mean", "variance"
     of_sums = _some_sums(make)
 
-    def call(given: Arrays) -> tuple[Any, ...]:
-        out = given["dy"] if in_place else given.get(OUT)
-        inputs = [given[name] for name in names]
-        how = {name: options[name] for name in ("data_format", "arithmetic")}
-        mask = given.get("mask")
-        sums: Any = backnorm.reduce(*inputs[:3], mask=mask, **how, **of_sums)
+    def call(arguments: Arrays) -> tuple[Any, ...]:
+        out = arguments["dy"] if in_place else arguments.get(OUT)
+        inputs = [arguments[name] for name in names]
+        settings = {name: options[name] for name in ("data_format", "arithmetic")}
+        mask = arguments.get("mask")
+        sums: Any = backnorm.reduce(*inputs[:3], mask=mask, **settings, **of_sums)
         written = backnorm.apply(
-            *inputs, given.get("gamma"), sums, mask=mask, out=out, **options, **more
+            *inputs, arguments.get("gamma"), sums, mask=mask, out=out, **options, **more
         )
         dx, *others = written if isinstance(written, tuple) else (written,)
         sums = sums.rounded() if of_sums else sums
         return dx, sums.sum_dy, sums.sum_dy_xmu, *others
 
-    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
-        inputs = *(given[name] for name in names), given.get("gamma")
-        mask = given.get("mask")
+    def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        inputs = *(arguments[name] for name in names), arguments.get("gamma")
+        mask = arguments.get("mask")
         dgamma, dbeta = backnorm.batch_norm_backward(*inputs, mask=mask, **options)[1:3]
         if not more:
             return judge.check_backward(*inputs, (results[0], dgamma, dbeta), **options)
@@ -404,15 +413,18 @@ def _second(
         make.data("ddx", shape, dtype, like_x=True)
     _parameters(make, channels, statistics, "ddgamma", "ddbeta")
 
-    def call(given: Arrays) -> tuple[Any, ...]:
-        return tuple(backnorm.batch_norm_double_backward(**given, **options))
+    def call(arguments: Arrays) -> tuple[Any, ...]:
+        return tuple(backnorm.batch_norm_double_backward(**arguments, **options))
 
-    def verdicts(given: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
-        if not all(np.isfinite(array.astype(float)).all() for array in given.values()):
+    def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
+        if not all(np.isfinite(array.astype(float)).all() for array in arguments.values()):
             # What comes of infinity depends on the order of the terms, and on which are absent.
             return {}
-        inputs = *(given[name] for name in ("x", "dy", "mean", "variance")), given.get("gamma")
-        cotangents = {name: given.get(name) for name in ("ddx", "ddgamma", "ddbeta")}
+        inputs = (
+            *(arguments[name] for name in ("x", "dy", "mean", "variance")),
+            arguments.get("gamma"),
+        )
+        cotangents = {name: arguments.get(name) for name in ("ddx", "ddgamma", "ddbeta")}
         return judge.check_double_backward(*inputs, results, **cotangents, **options)
 
     return call, verdicts

@@ -79,8 +79,8 @@ def test_kernels_that_go_beyond_their_arrays_are_found():
 @pytest.mark.timeout(7200)
 def test_a_million_problems():
     jobs = len(os.sched_getaffinity(0))
-    how = "--first", 10_000, "--count", _MILLION, "--processes", jobs
-    found = report(run("driver.py", *how, timeout=7000))
+    options = "--first", 10_000, "--count", _MILLION, "--processes", jobs
+    found = report(run("driver.py", *options, timeout=7000))
     assert found["computed"] == _MILLION
     check_reach(found, _MILLION // 2000)
 
@@ -95,8 +95,8 @@ def test_machine_code_of_every_level(level):
         pytest.skip("not a level below that of this processor")
     make = [sys.executable, "-m", "backnorm.cpu.build.make", "--level", level]
     subprocess.run(make, check=True, timeout=800)
-    how = "--count", 20_000, "--processes", 1
-    report(run("driver.py", *how, timeout=800, BACKNORM_CPU_LEVEL=level))
+    options = "--count", 20_000, "--processes", 1
+    report(run("driver.py", *options, timeout=800, BACKNORM_CPU_LEVEL=level))
 
 
 # Sources of kernels, what to write instead, and which problems are to show it.
@@ -134,10 +134,10 @@ def test_wrong_kernels_are_found(wrong, tmp_path):
     source = package / "cpu" / "kernels" / file
     text = source.read_text()
     assert text.count(right) == 1
-    how = "--count", 2000, "--only", *only
+    options = "--count", 2000, "--only", *only
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     source.write_text(text.replace(right, other))
-    done = run("driver.py", *how, PYTHONPATH=path)
+    done = run("driver.py", *options, PYTHONPATH=path)
     if done.returncode == -signal.SIGSEGV:
         return
     found = [text for one in json.loads(done.stdout.splitlines()[-1])["wrong"]

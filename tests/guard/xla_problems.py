@@ -58,19 +58,19 @@ def _frames() -> Any:
             stage: Any,
             instances: int,
             count: int,
-            given: dict[str, Any],
+            arguments: dict[str, Any],
             results: dict[str, Any],
         ) -> None:
             self.kept, self.errors, self.destroyed, self.tasks = [], [], [], []
             self.threads, self.schedule = stage.participants, self._begin
-            self.given, self.results = list(given.values()), list(results.values())
-            shared = given.keys() - _OF_INSTANCES
+            self.operands, self.results = list(arguments.values()), list(results.values())
+            shared = arguments.keys() - _OF_INSTANCES
             record = stage.template.copy()
             record[SLOTS["count"]] = count
             described = [
                 [SLOTS[field], ELEMENTS[one.dtype.name], one.ndim, one.size, one.nbytes,
                  one.nbytes // instances if field not in shared else 0]
-                for field, one in (given | results).items()
+                for field, one in (arguments | results).items()
             ]  # fmt: skip
             call = introduce(stage.kind), instances, stage.participants - 1
             self.attributes = {
@@ -108,12 +108,12 @@ def _sums(rnd: random.Random, shape: tuple[int, ...], *, reproducible: bool) -> 
 
 
 def _phase(
-    operation: str, one: dict[str, Any], count: int, reproducible: bool, how: dict[str, Any]
+    operation: str, one: dict[str, Any], count: int, reproducible: bool, options: dict[str, Any]
 ) -> tuple[Any, ...]:
     """Return the results of a phase by the package's own functions."""
     if operation.startswith("reduce"):
-        how = {"arithmetic": how["arithmetic"], "reproducible": reproducible}
-        found = getattr(backnorm, operation)(**one, **how)
+        options = {"arithmetic": options["arithmetic"], "reproducible": reproducible}
+        found = getattr(backnorm, operation)(**one, **options)
         if reproducible:
             return (found.bins,)
         return (np.stack([getattr(found, name) for name in type(found).__slots__[:2]]),)
@@ -124,12 +124,12 @@ def _phase(
             if reproducible
             else backnorm.ChannelMoments(*told, count)
         )
-        return backnorm.apply_forward(moments=moments, **one, **how)
+        return backnorm.apply_forward(moments=moments, **one, **options)
     sums = backnorm.ReproducibleSums(told, count).rounded() if reproducible else None
     sums = sums or backnorm.ChannelSums(*told, count)
-    dx = backnorm.apply(sums=sums, **one, **how)
+    dx = backnorm.apply(sums=sums, **one, **options)
     with np.errstate(all="ignore"):
-        s = 1.0 / np.sqrt(one["variance"].astype(np.float64) + how["epsilon"])
+        s = 1.0 / np.sqrt(one["variance"].astype(np.float64) + options["epsilon"])
         dgamma = s * sums.sum_dy_xmu
     return dx, *(rounded(each, one["mean"].dtype) for each in (dgamma, sums.sum_dy))
 
@@ -179,7 +179,7 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
         make.memory(f"result {each.name}", Operand(whole, kind, np.full(math.prod(whole), np.nan)))
     epsilon = rnd.choice((1e-5, 1e-3))
     arithmetic = some_arithmetic(make, dtype)
-    asked = Asked(
+    requested = Asked(
         operation, shape, (1,), dtype, statistics, has_gamma=True, has_beta=not backward,
         epsilon=epsilon, training=training, reproducible=reproducible, arithmetic=arithmetic,
     )  # fmt: skip
@@ -189,26 +189,26 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
         "sums": "reproducible" if reproducible else "usual",
     }  # fmt: skip
 
-    def call(given: dict[str, Any]) -> tuple[Any, ...]:
-        operands = {name: one for name, one in given.items() if not name.startswith("result")}
-        written = {each.field: given[f"result {each.name}"] for each in results}
-        stage = executable(asked, exchanged=operation not in _WHOLE).stage
+    def call(arguments: dict[str, Any]) -> tuple[Any, ...]:
+        operands = {name: one for name, one in arguments.items() if not name.startswith("result")}
+        written = {each.field: arguments[f"result {each.name}"] for each in results}
+        stage = executable(requested, exchanged=operation not in _WHOLE).stage
         _frames()(stage, instances, count, operands, written).run()
         return tuple(written.values())
 
-    def expected(given: dict[str, Any]) -> tuple[Any, ...]:
-        how: dict[str, Any] = {"epsilon": epsilon, "arithmetic": arithmetic}
-        how |= {"training": training} if backward else {}
-        operands = {name: one for name, one in given.items() if not name.startswith("result")}
+    def expected(arguments: dict[str, Any]) -> tuple[Any, ...]:
+        options: dict[str, Any] = {"epsilon": epsilon, "arithmetic": arithmetic}
+        options |= {"training": training} if backward else {}
+        operands = {name: one for name, one in arguments.items() if not name.startswith("result")}
         found = []
         for k in range(instances):
             one = {n: a[k] if n in _OF_INSTANCES else a for n, a in operands.items()}
             if operation in _WHOLE:
-                how |= {"reproducible": True} if reproducible else {}
-                result = getattr(backnorm, f"batch_norm_{operation}")(**one, **how)
+                options |= {"reproducible": True} if reproducible else {}
+                result = getattr(backnorm, f"batch_norm_{operation}")(**one, **options)
                 found.append(result if isinstance(result, tuple) else (result,))
             else:
-                found.append(_phase(operation, one, count, reproducible, how))
+                found.append(_phase(operation, one, count, reproducible, options))
         return tuple(np.stack(each) for each in zip(*found, strict=True))
 
     problem = make.finished(seed, call)

@@ -34,9 +34,9 @@ class WithRelu:
         variance = (c * c).mean(others) if v.size else mean
         z = self.normalized(x, mean, variance, gamma, beta, epsilon, axis)
         y, positive = self.output(z, residual, activation.ceiling, x.dtype)
-        given = beta if gamma is None else gamma
+        operands = beta if gamma is None else gamma
         statistics = FLOAT32 if is_16_bit(x.dtype) else x.dtype
-        statistics = statistics if given is None else given.dtype
+        statistics = statistics if operands is None else operands.dtype
         mask = self.pack(positive, x)
         return y, mean.astype(statistics), variance.astype(statistics), mask
 

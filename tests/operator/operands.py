@@ -64,8 +64,8 @@ class Subject:
         # What is only planned is not written.
         self.has_out = "out" in taken and name not in OPERATIONS
         self.shape = SHAPES[options["data_format"]]
-        given = [f"{k}={v}" for k, v in options.items() if k != "epsilon"]
-        self.name = f"{name}({', '.join([*self.names, *given])}) in {self.dtype}"
+        arguments = [f"{k}={v}" for k, v in options.items() if k != "epsilon"]
+        self.name = f"{name}({', '.join([*self.names, *arguments])}) in {self.dtype}"
         options = ["epsilon", "data_format", "training", "activation", "residual", "out"]
         options += ["arithmetic", "reproducible"]
         self.changeable = [
@@ -93,9 +93,9 @@ class Subject:
             made[self.whole] = WHOLE[self.whole](*rng.uniform(0.5, 2, (2, CHANNELS)), 24)
         return made
 
-    def call(self, given, **more):
+    def call(self, arguments, **more):
         """Return the results of a call as arrays, or the plan."""
-        found = self.function(**{**self.options, **given, **more})
+        found = self.function(**{**self.options, **arguments, **more})
         if isinstance(found, np.ndarray):
             return [found]
         if isinstance(found, tuple(WHOLE.values())):
@@ -179,9 +179,9 @@ def kinds_of_whole(sums):
             and plain.shape == one.shape and plain.dtype.kind == "f"
         )  # fmt: skip
         for place in (0, 1):
-            given, meant = [one, other], [one, other]
-            given[place], meant[place] = kind.value, plain
-            made, expected = cls(*given, count), cls(*meant, count)
+            arguments, meant = [one, other], [one, other]
+            arguments[place], meant[place] = kind.value, plain
+            made, expected = cls(*arguments, count), cls(*meant, count)
             yield Kind(f"with array {place} {kind.label}", made, expected, refused=not accepted)
 
 
@@ -246,20 +246,20 @@ def renewed(value):
     return dense.transpose(np.argsort(order))
 
 
-def at_first(subject, given):
+def at_first(subject, arguments):
     """Return what comes of a first call with new arrays of the same elements."""
     forget()
-    return attempt(subject.call, {name: renewed(value) for name, value in given.items()})
+    return attempt(subject.call, {name: renewed(value) for name, value in arguments.items()})
 
 
-def outcome(subject, name, kind, given):
+def outcome(subject, name, kind, arguments):
     """Return what came of a call: an error that names what is wrong, the right result, or what."""
-    found = attempt(subject.call, {**given, name: kind.value})
+    found = attempt(subject.call, {**arguments, name: kind.value})
     # Where x has another shape or type, the others do not go with it.
     names = (name, *subject.names, *WHOLE) if name in ("x", "data_format") else (name,)
     if kind.refused:
         return verdict_of_refused(found, "ceiling" if "ceiling" in kind.label else name)
-    return verdict(found, at_first(subject, {**given, name: kind.plain}), *names)
+    return verdict(found, at_first(subject, {**arguments, name: kind.plain}), *names)
 
 
 def cases(subject):
@@ -304,19 +304,19 @@ def cases_of_out(subject):
                 array = memory[: int(np.prod(shape))].reshape(shape)
             inside = raw[: wanted.size].reshape(wanted.shape)
             inside[...] = wanted
-            given = good | {operand.name: inside}
+            arguments = good | {operand.name: inside}
             fine = overwritten and not start
-            yield f"{label} {operand.name}", given, array, fine or operand.name
+            yield f"{label} {operand.name}", arguments, array, fine or operand.name
 
 
-def outcome_of_out(subject, given, out, allowed):
+def outcome_of_out(subject, arguments, out, allowed):
     """Return what came of a call: an error that names what overlaps, or the right result."""
-    plain = {name: renewed(value) for name, value in given.items()}
-    before = copies(given), copies({"out": out})
+    plain = {name: renewed(value) for name, value in arguments.items()}
+    before = copies(arguments), copies({"out": out})
     try:
-        results = subject.call(given, out=out)
+        results = subject.call(arguments, out=out)
     except backnorm.ArgumentError as error:
-        after = copies(given), copies({"out": out})
+        after = copies(arguments), copies({"out": out})
         if error.argument != "out":
             return f"another is named: {error!r}"
         if before != after:
@@ -391,29 +391,31 @@ def outcome_of_call(call, value, accepted, name):
 def main() -> None:
     warnings.simplefilter("error")
     share = share_of()
-    for label, *how in sampled(cases_of_values(), share, "values"):
+    for label, *settings in sampled(cases_of_values(), share, "values"):
         begin(label)
-        report(label, [outcome_of_call(*how)])
+        report(label, [outcome_of_call(*settings)])
     for subject in subjects(everything="all" in sys.argv[1:]):
         found = {}
         # Twice, of each call its own memory: what the first call may have kept is there then.
         for _ in range(2 if subject.has_out else 0):
-            for label, *how in sampled(cases_of_out(subject), share, f"{subject.name} out"):
+            for label, *settings in sampled(cases_of_out(subject), share, f"{subject.name} out"):
                 begin(f"{subject.name}: out {label}")
                 subject.call(subject.good())
-                found.setdefault(label, []).append(outcome_of_out(subject, *how))
+                found.setdefault(label, []).append(outcome_of_out(subject, *settings))
         for label, outcomes in found.items():
             report(f"{subject.name}: out {label}", outcomes)
-        for name, kind, given in sampled(cases(subject), share, subject.name):
+        for name, kind, arguments in sampled(cases(subject), share, subject.name):
             case = f"{subject.name}: {name} {kind.label}"
             begin(case)
             for _ in range(2):
                 subject.call(subject.good())
             # Twice: what the first call may have kept is there for the second.
-            found = [outcome(subject, name, kind, given)]
+            found = [outcome(subject, name, kind, arguments)]
             for _ in range(2):
-                subject.call({**given, name: kind.value} if found == ["result"] else subject.good())
-            found.append(outcome(subject, name, kind, given))
+                subject.call(
+                    {**arguments, name: kind.value} if found == ["result"] else subject.good()
+                )
+            found.append(outcome(subject, name, kind, arguments))
             report(case, found)
 
 

@@ -77,21 +77,21 @@ def test_everything_is_within_its_budget(arithmetic, dtype, ratio, data_format, 
     if data_format == "NXC":
         shape = (shape[0], *shape[2:], shape[1])
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=ratio)
-    how = {**data.options, "arithmetic": arithmetic}
-    given, channels = data.backward_inputs, (data.mean, data.variance, data.gamma, data.beta)
+    options = {**data.options, "arithmetic": arithmetic}
+    operands, channels = data.backward_inputs, (data.mean, data.variance, data.gamma, data.beta)
     for training in (True, False):
-        gradients = backnorm.batch_norm_backward(*given, training=training, **how)
-        assert_passed(check_backward(*given, gradients, training=training, **how))
-    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
-    y = backnorm.batch_norm_inference(data.x, *channels, **how)
+        gradients = backnorm.batch_norm_backward(*operands, training=training, **options)
+        assert_passed(check_backward(*operands, gradients, training=training, **options))
+    normalized = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **options)
+    y = backnorm.batch_norm_inference(data.x, *channels, **options)
     assert_passed(
-        check_forward(data.x, data.gamma, data.beta, normalized, **how),
-        check_inference(data.x, *channels, y, **how),
+        check_forward(data.x, data.gamma, data.beta, normalized, **options),
+        check_inference(data.x, *channels, y, **options),
     )
     in_parts = {"data_format": data_format, "arithmetic": arithmetic}
     sums = backnorm.reduce(data.x, data.dy, data.mean, **in_parts)
-    whole = backnorm.batch_norm_backward(*given, **how).dx
-    np.testing.assert_array_equal(backnorm.apply(*given, sums, **how), whole)
+    whole = backnorm.batch_norm_backward(*operands, **options).dx
+    np.testing.assert_array_equal(backnorm.apply(*operands, sums, **options), whole)
 
 
 def _of_16_bits(dtype, rng):
@@ -102,14 +102,14 @@ def _of_16_bits(dtype, rng):
 @NARROW
 def test_elements_of_16_bits_are_rounded_correctly_in_float64(dtype, rng):
     data = _of_16_bits(dtype, rng)
-    how = {**data.options, "arithmetic": "float64"}
+    options = {**data.options, "arithmetic": "float64"}
     exact = reference.backward(*data.backward_inputs, **data.options)
-    found = backnorm.batch_norm_backward(*data.backward_inputs, **how)
+    found = backnorm.batch_norm_backward(*data.backward_inputs, **options)
     for name in ("dx", "dgamma", "dbeta"):
         output = getattr(found, name)
         assert ulp_error(output, getattr(exact, name), output.dtype).max() <= 0.5
     normalized = reference.forward(data.x, data.gamma, data.beta, **data.options)
-    y, mean, _ = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
+    y, mean, _ = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **options)
     assert ulp_error(y, normalized.y, dtype).max() <= 0.5
     assert ulp_error(mean, normalized.mean, FLOAT32).max() <= 0.5
 
@@ -123,8 +123,8 @@ def _turned(data, order):
 def _in_every_layout(data, arithmetic):
     """Yield the gradients of the same elements as they lie in several ways."""
     for order in ((0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 2, 3), (3, 2, 0, 1)):
-        given = *_turned(data, order), *data.backward_inputs[2:]
-        yield backnorm.batch_norm_backward(*given, **data.options, arithmetic=arithmetic)
+        operands = *_turned(data, order), *data.backward_inputs[2:]
+        yield backnorm.batch_norm_backward(*operands, **data.options, arithmetic=arithmetic)
 
 
 @NARROW

@@ -30,12 +30,12 @@ def test_results_are_those_of_the_same_array_turned(axes, order, rng):
     )
     channels = turned(x, axes).shape[1]
     gamma, beta = rng.uniform(0.5, 1.5, (2, channels)).astype("f")
-    how = {"epsilon": 1e-3, "activation": "relu"}
+    options = {"epsilon": 1e-3, "activation": "relu"}
     forward = backnorm.batch_norm_forward(
-        x, gamma, beta, residual=residual, data_format=axes, **how
+        x, gamma, beta, residual=residual, data_format=axes, **options
     )
     plain = backnorm.batch_norm_forward(
-        turned(x, axes), gamma, beta, residual=turned(residual, axes), **how
+        turned(x, axes), gamma, beta, residual=turned(residual, axes), **options
     )
     assert forward.y.shape == SHAPE
     np.testing.assert_allclose(turned(forward.y, axes), plain.y, rtol=1e-6, atol=1e-6)
@@ -59,9 +59,11 @@ def test_second_gradients_are_those_of_the_same_array_turned(axes, order, traini
     flat = [turned(array, axes) for array in (x, dy, ddx)]
     mean, variance, gamma, ddgamma, ddbeta = rng.uniform(0.5, 1.5, (5, flat[0].shape[1]))
     inputs = mean, variance, gamma
-    how = {"ddgamma": ddgamma, "ddbeta": ddbeta, "epsilon": 1e-3, "training": training}
-    found = backnorm.batch_norm_double_backward(x, dy, *inputs, ddx=ddx, data_format=axes, **how)
-    expected = backnorm.batch_norm_double_backward(*flat[:2], *inputs, ddx=flat[2], **how)
+    options = {"ddgamma": ddgamma, "ddbeta": ddbeta, "epsilon": 1e-3, "training": training}
+    found = backnorm.batch_norm_double_backward(
+        x, dy, *inputs, ddx=ddx, data_format=axes, **options
+    )
+    expected = backnorm.batch_norm_double_backward(*flat[:2], *inputs, ddx=flat[2], **options)
     for array, other in zip(found[:2], expected[:2], strict=True):
         assert array.shape == SHAPE
         np.testing.assert_allclose(turned(array, axes), other, rtol=1e-12, atol=1e-12)

@@ -138,11 +138,11 @@ def test_out_with_x_in_another_order_is_written(place, rng):
 def test_channel_axes_that_are_apart_in_memory_are_right(rng):
     """x is copied into an order of its own then, in which the bits are."""
     x, dy = rng.standard_normal((2, *SHAPE)).astype(np.float32)
-    how = {"epsilon": 1e-3, "data_format": (0, 2)}
-    y, mean, variance, mask = backnorm.batch_norm_forward(x, activation="relu", **how)
+    call_options = {"epsilon": 1e-3, "data_format": (0, 2)}
+    y, mean, variance, mask = backnorm.batch_norm_forward(x, activation="relu", **call_options)
     for way in (np.ascontiguousarray, np.asfortranarray):
         found = backnorm.batch_norm_backward(
-            way(x), dy, mean, variance, mask=mask, residual=True, **how
+            way(x), dy, mean, variance, mask=mask, residual=True, **call_options
         )
         np.testing.assert_array_equal(found.dresidual, np.where(y > 0, dy, np.float32(0)))
 
@@ -163,16 +163,20 @@ def test_marks_tell_orders_apart_and_ignore_axes_of_one_element():
 def test_many_axes_are_marked_or_refused():
     for axes in (20, 21):
         x = np.zeros((2,) * axes, np.float16)
-        how = {"epsilon": 1.0, "activation": "relu"}
-        assert backnorm.batch_norm_forward(x, **how).mask[-MARK_BYTES:].tolist() == [0] * MARK_BYTES
+        call_options = {"epsilon": 1.0, "activation": "relu"}
+        assert (
+            backnorm.batch_norm_forward(x, **call_options).mask[-MARK_BYTES:].tolist()
+            == [0] * MARK_BYTES
+        )
         if axes == 20:
-            assert backnorm.batch_norm_forward(x.T, **how).mask[-MARK_BYTES:].any()
+            assert backnorm.batch_norm_forward(x.T, **call_options).mask[-MARK_BYTES:].any()
             continue
         with pytest.raises(backnorm.ArgumentValueError, match=r"^x: has too many axes.*at most 20"):
-            backnorm.batch_norm_forward(x.T, **how)
+            backnorm.batch_norm_forward(x.T, **call_options)
         # It has no mask.
         assert (
-            backnorm.batch_norm_inference(x.T, *np.ones((2, 2), np.float16), **how).shape == x.shape
+            backnorm.batch_norm_inference(x.T, *np.ones((2, 2), np.float16), **call_options).shape
+            == x.shape
         )
 
 

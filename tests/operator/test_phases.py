@@ -185,10 +185,10 @@ def test_moments_of_parts_add_up_to_those_of_the_whole(
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape, activation, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
-    how = {**data.options, "activation": activation, "arithmetic": "float64"}
+    options = {**data.options, "activation": activation, "arithmetic": "float64"}
     residual = rng.normal(size=shape).astype(dtype) if activation else None
     beta = data.gamma[::-1].copy()
-    whole = backnorm.batch_norm_forward(data.x, data.gamma, beta, residual=residual, **how)
+    whole = backnorm.batch_norm_forward(data.x, data.gamma, beta, residual=residual, **options)
     cuts = (2, 2, 6)
     moments = sum(
         (backnorm.reduce_forward(x, data_format=data_format) for x in parts(data.x, cuts)),
@@ -196,7 +196,7 @@ def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape,
     )
     others = [None] * 4 if residual is None else parts(residual, cuts)
     found = [
-        backnorm.apply_forward(x, moments, data.gamma, beta, residual=other, **how)
+        backnorm.apply_forward(x, moments, data.gamma, beta, residual=other, **options)
         for x, other in zip(parts(data.x, cuts), others, strict=True)
     ]
     y = np.concatenate([each.y for each in found])
@@ -218,28 +218,28 @@ def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape,
 
 def test_a_backward_pass_of_parts_behind_a_relu(rng, same):
     data = realistic_data((7, 5, 6, 3), FLOAT32, rng=rng, ratio=3.0)
-    how = {**data.options, "arithmetic": "float64"}
+    options = {**data.options, "arithmetic": "float64"}
     _, mean, variance, mask = backnorm.batch_norm_forward(
-        data.x, data.gamma, activation="relu", **how
+        data.x, data.gamma, activation="relu", **options
     )
-    given = data.x, data.dy, mean, variance, data.gamma
-    whole = backnorm.batch_norm_backward(*given, mask=mask, residual=True, **how)
+    operands = data.x, data.dy, mean, variance, data.gamma
+    whole = backnorm.batch_norm_backward(*operands, mask=mask, residual=True, **options)
     sums = ChannelSums.zero(5)
     pieces = []
     for x, dy in zip(parts(data.x, (3,)), parts(data.dy, (3,)), strict=True):
         moments = ChannelMoments(mean.astype("d"), variance.astype("d"), 126)
-        bits = backnorm.apply_forward(x, moments, data.gamma, activation="relu", **how).mask
+        bits = backnorm.apply_forward(x, moments, data.gamma, activation="relu", **options).mask
         sums = sums + backnorm.reduce(x, dy, mean, mask=bits, arithmetic="float64")
         pieces.append((x, dy, bits))
     found = [
-        backnorm.apply(x, dy, *given[2:], sums, mask=bits, residual=True, **how)
+        backnorm.apply(x, dy, *operands[2:], sums, mask=bits, residual=True, **options)
         for x, dy, bits in pieces
     ]
     for k, expected in enumerate((whole.dx, whole.dresidual)):
         together = np.concatenate([each[k] for each in found])
         np.testing.assert_allclose(together, expected, rtol=3e-7, atol=1e-9)
     (x, dy, bits), *_ = pieces
-    dx = backnorm.apply(x, dy, *given[2:], sums, mask=bits, **how)
+    dx = backnorm.apply(x, dy, *operands[2:], sums, mask=bits, **options)
     same((dx,), (found[0][0],))
 
 

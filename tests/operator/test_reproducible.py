@@ -103,21 +103,21 @@ def test_bins_are_those_of_the_definition(dtype, shape):
         assert sums.bins[:, c].tolist() == expected
 
 
-def results(x, dy, gamma, beta, **how):
+def results(x, dy, gamma, beta, **options):
     """Return all results of both passes of a whole batch."""
     y, mean, variance = backnorm.batch_norm_forward(
-        x, gamma, beta, epsilon=EPSILON, reproducible=True, **how
+        x, gamma, beta, epsilon=EPSILON, reproducible=True, **options
     )
     gradients = backnorm.batch_norm_backward(
-        x, dy, mean, variance, gamma, epsilon=EPSILON, reproducible=True, **how
+        x, dy, mean, variance, gamma, epsilon=EPSILON, reproducible=True, **options
     )
     return y, mean, variance, *gradients
 
 
-def in_parts(x, dy, gamma, beta, cuts, order, **how):
+def in_parts(x, dy, gamma, beta, cuts, order, **options):
     """Return the same of a batch in parts, which are added up in an order."""
-    data_format = how.get("data_format", "NCX")
-    where = {"data_format": data_format, "arithmetic": how.get("arithmetic")}
+    data_format = options.get("data_format", "NCX")
+    where = {"data_format": data_format, "arithmetic": options.get("arithmetic")}
     parts = list(zip(np.split(x, cuts), np.split(dy, cuts), strict=True))
     moments = [backnorm.reduce_forward(part, reproducible=True, **where) for part, _ in parts]
     moments = sum((moments[k] for k in order[1:]), start=moments[order[0]])
@@ -147,19 +147,19 @@ def test_the_same_bits_however_a_batch_is_cut(shape, dtype, arithmetic):
     if dtype is np.float64 and arithmetic == "float32":
         return
     x, dy, gamma, beta = data(shape, dtype)
-    how = {"arithmetic": arithmetic}
-    expected = results(x, dy, gamma, beta, **how)
+    options = {"arithmetic": arithmetic}
+    expected = results(x, dy, gamma, beta, **options)
     for number in (1, 3):
         with backnorm.num_threads(number):
-            assert bits(*results(x, dy, gamma, beta, **how)) == bits(*expected), number
+            assert bits(*results(x, dy, gamma, beta, **options)) == bits(*expected), number
     size = shape[0]
     eighths = tuple(size * k // 8 for k in range(1, 8))
     cut = [((), [0]), ((size // 2,), [1, 0]), (eighths, [7, 2, 5, 0, 1, 6, 3, 4])]
     for cuts, order in [*cut, ((0, 1, size // 3, size), [3, 1, 4, 0, 2])]:
-        found = in_parts(x, dy, gamma, beta, sorted(cuts), order, **how)
+        found = in_parts(x, dy, gamma, beta, sorted(cuts), order, **options)
         assert bits(*found) == bits(*expected), cuts
     y, mean, variance, dx, dgamma, dbeta = results(
-        last(x), last(dy), gamma, beta, data_format="NXC", **how
+        last(x), last(dy), gamma, beta, data_format="NXC", **options
     )
     columns = y, mean, variance, dx, dgamma, dbeta
     rows = last(expected[0]), *expected[1:3], last(expected[3]), *expected[4:]
@@ -188,16 +188,16 @@ def test_the_same_bits_in_any_order_of_samples(dtype, data_format):
 def test_a_relu_and_a_residual(dtype, shape):
     x, dy, gamma, beta = data(shape, dtype)
     residual = np.random.default_rng(9).standard_normal(shape).astype(dtype)
-    how = {"epsilon": EPSILON}
+    options = {"epsilon": EPSILON}
 
     def both(x, dy, residual, data_format):
         y, mean, variance, mask = backnorm.batch_norm_forward(
-            x, gamma, beta, **how, activation="relu", residual=residual, reproducible=True,
+            x, gamma, beta, **options, activation="relu", residual=residual, reproducible=True,
             data_format=data_format,
         )  # fmt: skip
         given = x, dy, mean, variance, gamma
         found = backnorm.batch_norm_backward(
-            *given, **how, mask=mask, residual=True, reproducible=True, data_format=data_format
+            *given, **options, mask=mask, residual=True, reproducible=True, data_format=data_format
         )
         return y, mean, variance, *found
 
@@ -207,7 +207,7 @@ def test_a_relu_and_a_residual(dtype, shape):
     assert bits(*(last(v) if k in elements else v for k, v in enumerate(rows))) == bits(*columns)
     # As where dy is zero where y is not positive.
     masked = np.where(rows[0] > 0, dy, np.zeros_like(dy))
-    plain = backnorm.batch_norm_backward(x, masked, *rows[1:3], gamma, **how, reproducible=True)
+    plain = backnorm.batch_norm_backward(x, masked, *rows[1:3], gamma, **options, reproducible=True)
     assert bits(*plain) == bits(*rows[3:6])
 
 
@@ -219,9 +219,9 @@ def test_results_keep_to_the_budget(dtype, data_format, offset):
     if data_format == "NXC":
         x, dy = last(x), last(dy)
     y, mean, variance, *gradients = results(x, dy, gamma, beta, data_format=data_format)
-    how = {"epsilon": EPSILON, "data_format": data_format}
-    verdicts = check_forward(x, gamma, beta, (y, mean, variance), **how)
-    verdicts |= check_backward(x, dy, mean, variance, gamma, tuple(gradients), **how)
+    options = {"epsilon": EPSILON, "data_format": data_format}
+    verdicts = check_forward(x, gamma, beta, (y, mean, variance), **options)
+    verdicts |= check_backward(x, dy, mean, variance, gamma, tuple(gradients), **options)
     for name, verdict in verdicts.items():
         assert verdict.passed, (name, verdict.detail)
 
@@ -229,9 +229,9 @@ def test_results_keep_to_the_budget(dtype, data_format, offset):
 def test_frozen_statistics():
     x, dy, gamma, _ = data((40, 17, 49), np.float32)
     mean, variance = np.ones((2, 17), np.float32)
-    how = {"epsilon": EPSILON, "training": False, "reproducible": True}
-    one = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
-    other = backnorm.batch_norm_backward(x[::-1], dy[::-1], mean, variance, gamma, **how)
+    options = {"epsilon": EPSILON, "training": False, "reproducible": True}
+    one = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **options)
+    other = backnorm.batch_norm_backward(x[::-1], dy[::-1], mean, variance, gamma, **options)
     assert bits(one.dx[::-1], *one[1:]) == bits(*other)
     usual = backnorm.batch_norm_backward(
         x, dy, mean, variance, gamma, epsilon=EPSILON, training=False
@@ -418,7 +418,7 @@ def test_equal_elements_have_no_variance(dtype, data_format, rng):
     for count in (1, 3, 40):
         x = np.repeat(values[None], count, 0)[:, :, None].repeat(17, 2)
         x = last(x) if data_format == "NXC" else x
-        how = {"epsilon": EPSILON, "data_format": data_format, "reproducible": True}
-        _, mean, variance = backnorm.batch_norm_forward(x, **how)
+        options = {"epsilon": EPSILON, "data_format": data_format, "reproducible": True}
+        _, mean, variance = backnorm.batch_norm_forward(x, **options)
         assert (variance <= np.square(values.astype(float)) * 2.0**-95).all()
         np.testing.assert_array_equal(mean.astype(dtype), values)

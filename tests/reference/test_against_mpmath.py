@@ -60,7 +60,7 @@ def test_backward(dtype, training, data_format, shape, rng):
 def test_forward_and_inference(dtype, data_format, shape, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=100.0)
     exact = reference.forward(data.x, data.gamma, data.beta, **data.options)
-    given = reference.inference(
+    operands = reference.inference(
         data.x, data.mean, data.variance, data.gamma, data.beta, **data.options
     )
     for c in range(data.mean.size):
@@ -74,7 +74,9 @@ def test_forward_and_inference(dtype, data_format, shape, rng):
 
         supplied = mpf(float(data.mean[c])), mpf(float(data.variance[c]))
         y = hp.inference(x, *supplied, gamma, beta, data.epsilon)
-        hp.assert_equals(take(given.y, data_format, c), y, channel(given.y_terms, data_format, c))
+        hp.assert_equals(
+            take(operands.y, data_format, c), y, channel(operands.y_terms, data_format, c)
+        )
 
 
 def test_terms_are_the_magnitudes_of_the_formula(rng):

@@ -39,7 +39,7 @@ def test_forward_and_inference(dtype, with_residual, rng):
     }
     parameters = (data.gamma, data.beta)
     trained = reference.forward(data.x, *parameters, **options)
-    given = reference.inference(data.x, data.mean, data.variance, *parameters, **options)
+    operands = reference.inference(data.x, data.mean, data.variance, *parameters, **options)
     cut_off = 0
     for c in range(2):
         gamma, beta, mean, variance = (
@@ -48,7 +48,7 @@ def test_forward_and_inference(dtype, with_residual, rng):
         x, other = hp.numbers(channel(data.x, c)), hp.numbers(channel(added, c))
         y, own_mean, _ = hp.forward(x, gamma, beta, data.epsilon)
         known = hp.inference(x, mean, variance, gamma, beta, data.epsilon)
-        for exact, values in ((trained, y), (given, known)):
+        for exact, values in ((trained, y), (operands, known)):
             if with_residual:
                 values = [v + r for v, r in zip(values, other, strict=True)]
             cut_off += sum(v < 0 for v in values)

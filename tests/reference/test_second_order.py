@@ -198,11 +198,11 @@ def test_an_absent_cotangent_is_zero(dtype, rng):
     for name in cotangents:
         rest = {**cotangents, name: None}
         zero = {**cotangents, name: np.zeros_like(cotangents[name])}
-        absent, given = (
+        absent, operands = (
             reference.double_backward(*data.backward_inputs, **c, **data.options)
             for c in (rest, zero)
         )
-        np.testing.assert_array_equal(absent.x.hi, given.x.hi)
-        np.testing.assert_array_equal(absent.dy.hi, given.dy.hi)
-        np.testing.assert_array_equal(absent.gamma.hi, given.gamma.hi)
-    assert is_16_bit(dtype) or np.abs(given.gamma.hi).min() > 0
+        np.testing.assert_array_equal(absent.x.hi, operands.x.hi)
+        np.testing.assert_array_equal(absent.dy.hi, operands.dy.hi)
+        np.testing.assert_array_equal(absent.gamma.hi, operands.gamma.hi)
+    assert is_16_bit(dtype) or np.abs(operands.gamma.hi).min() > 0

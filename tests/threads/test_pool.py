@@ -11,16 +11,22 @@ pytestmark = [two, pytest.mark.skipif("sys.platform != 'linux'", reason="the poo
 
 
 @pytest.mark.parametrize(
-    "how", [(), *(pytest.param((how,), marks=pytest.mark.long) for how in ("pinned", "allocating"))]
+    "options",
+    [
+        (),
+        *(pytest.param((options,), marks=pytest.mark.long) for options in ("pinned", "allocating")),
+    ],
 )
-def test_signals_come_before_or_after_a_call(drive, how):
-    drive("signals", 300, *how)
+def test_signals_come_before_or_after_a_call(drive, options):
+    drive("signals", 300, *options)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("how", [(), ("pinned",), ("torch",), ("torch", "pinned"), ("allocating",)])
-def test_thousands_of_signals(drive, how):
-    drive("signals", 2500, *how)
+@pytest.mark.parametrize(
+    "options", [(), ("pinned",), ("torch",), ("torch", "pinned"), ("allocating",)]
+)
+def test_thousands_of_signals(drive, options):
+    drive("signals", 2500, *options)
 
 
 def test_forked_children_have_a_pool_of_their_own(drive):
@@ -28,9 +34,9 @@ def test_forked_children_have_a_pool_of_their_own(drive):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("how", [(), ("torch",)])
-def test_hundreds_of_forks(drive, how):
-    drive("forks", 500, *how)
+@pytest.mark.parametrize("options", [(), ("torch",)])
+def test_hundreds_of_forks(drive, options):
+    drive("forks", 500, *options)
 
 
 def test_sixteen_callers_at_once(drive):
@@ -45,6 +51,6 @@ def test_threads_follow_the_processors_of_their_caller(drive):
     drive("affinity")
 
 
-@pytest.mark.parametrize("how", ["daemon", "daemon_raises", "atexit", "finaliser"])
-def test_a_process_ends_whatever_its_threads_do(drive, how):
-    drive("endings", how)
+@pytest.mark.parametrize("options", ["daemon", "daemon_raises", "atexit", "finaliser"])
+def test_a_process_ends_whatever_its_threads_do(drive, options):
+    drive("endings", options)

@@ -178,52 +178,55 @@ def problems() -> Iterator[tuple[str, Arrays]]:
                 yield f"{dtype} {layout}", _problem(dtype, layout, seed)
 
 
-def results(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def results(arguments: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield the name of every operation and what it returns."""
     # Not a float of Python: such a call is planned anew every time, and not looked up.
-    how: dict[str, Any] = {"epsilon": given.epsilon, "data_format": given.data_format}
-    inputs = given.x, given.dy, given.mean, given.variance, given.gamma
-    known = given.mean, given.variance, given.gamma, given.beta
-    yield "backward", backnorm.batch_norm_backward(*inputs, **how)
-    yield "frozen", backnorm.batch_norm_backward(*inputs, training=False, **how)
-    sums = backnorm.reduce(*inputs[:3], data_format=given.data_format)
+    settings: dict[str, Any] = {"epsilon": arguments.epsilon, "data_format": arguments.data_format}
+    inputs = arguments.x, arguments.dy, arguments.mean, arguments.variance, arguments.gamma
+    known = arguments.mean, arguments.variance, arguments.gamma, arguments.beta
+    yield "backward", backnorm.batch_norm_backward(*inputs, **settings)
+    yield "frozen", backnorm.batch_norm_backward(*inputs, training=False, **settings)
+    sums = backnorm.reduce(*inputs[:3], data_format=arguments.data_format)
     yield "reduce", (sums.sum_dy, sums.sum_dy_xmu)
-    yield "apply", (backnorm.apply(*inputs, sums, **how),)
+    yield "apply", (backnorm.apply(*inputs, sums, **settings),)
     # Without the parameters the results are of x's own statistics type.
-    yield "forward", backnorm.batch_norm_forward(given.x, given.gamma, given.beta, **how)
-    yield "inference", (backnorm.batch_norm_inference(given.x, *known, **how),)
-    mark = order_mark(given.x.shape, memory_order(given.x))
-    mask = np.concatenate((given.mask, np.frombuffer(mark, np.uint8)))
+    yield (
+        "forward",
+        backnorm.batch_norm_forward(arguments.x, arguments.gamma, arguments.beta, **settings),
+    )
+    yield "inference", (backnorm.batch_norm_inference(arguments.x, *known, **settings),)
+    mark = order_mark(arguments.x.shape, memory_order(arguments.x))
+    mask = np.concatenate((arguments.mask, np.frombuffer(mark, np.uint8)))
     for has_residual in (False, True):
-        added: dict[str, Any] = {"residual": given.dy if has_residual else None, **how}
+        added: dict[str, Any] = {"residual": arguments.dy if has_residual else None, **settings}
         name = " + residual" if has_residual else ""
         forward = backnorm.batch_norm_forward(
-            given.x, given.gamma, given.beta, **added, activation="relu"
+            arguments.x, arguments.gamma, arguments.beta, **added, activation="relu"
         )
-        used = -(-given.x.size // 8)
+        used = -(-arguments.x.size // 8)
         yield f"relu forward{name}", (*forward[:3], forward.mask[:used])
         yield (
             f"relu inference{name}",
-            (backnorm.batch_norm_inference(given.x, *known, **added, activation="relu"),),
+            (backnorm.batch_norm_inference(arguments.x, *known, **added, activation="relu"),),
         )
         for training in (True, False):
             gradients = backnorm.batch_norm_backward(
-                *inputs, mask=mask, residual=has_residual, training=training, **how
+                *inputs, mask=mask, residual=has_residual, training=training, **settings
             )
             kind = "backward" if training else "frozen"
             yield f"relu {kind}{name}", tuple(g for g in gradients if g is not None)
-    yield from _of_maskless_activations(given)
+    yield from _of_maskless_activations(arguments)
 
 
-def _of_maskless_activations(given: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _of_maskless_activations(arguments: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield the same of operations with another activation than a ReLU."""
-    parameters, known = (given.gamma, given.beta), (given.mean, given.variance)
+    parameters, known = (arguments.gamma, arguments.beta), (arguments.mean, arguments.variance)
     for name in MASKLESS:
-        options = given.epsilon, given.data_format, name, None
-        forward = _forward(given.x, None, *parameters, None, None, *options, False)
+        options = arguments.epsilon, arguments.data_format, name, None
+        forward = _forward(arguments.x, None, *parameters, None, None, *options, False)
         yield f"{name} forward", forward[:3]
-        yield f"{name} inference", _inference(given.x, None, *known, *parameters, *options)
-        operands = given.x, given.dy, *known, *parameters
+        yield f"{name} inference", _inference(arguments.x, None, *known, *parameters, *options)
+        operands = arguments.x, arguments.dy, *known, *parameters
         yield f"{name} gradient", _activation_backward(*operands, *options)
 
 
@@ -252,18 +255,19 @@ def digests() -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     plan._SERIAL = 0
     with np.errstate(all="ignore"):
-        for group, given in problems():
+        for group, arguments in problems():
             for array in (
-                given.x, given.dy, given.mean, given.variance, given.gamma, given.beta, given.mask
+                arguments.x, arguments.dy, arguments.mean, arguments.variance, arguments.gamma,
+                arguments.beta, arguments.mask,
             ):  # fmt: skip
                 add(inputs, array)
             for made in _MACHINES:
                 engine._machine = lambda threads, made=made: made
-                for how, arithmetic in _arithmetics(given.x.dtype):
+                for settings, arithmetic in _arithmetics(arguments.x.dtype):
                     with arithmetic:
-                        computed = [*results(given)]
+                        computed = [*results(arguments)]
                     for operation, arrays in computed:
-                        digest = found.setdefault(f"{operation}{how}, {group}", {}).setdefault(
+                        digest = found.setdefault(f"{operation}{settings}, {group}", {}).setdefault(
                             made.name, hashlib.sha256()
                         )
                         for array in arrays:

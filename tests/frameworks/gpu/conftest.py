@@ -44,16 +44,16 @@ def pytest_collection_modifyitems(items):
         # There may be other folders' tests in the same session.
         if FOLDER not in item.path.parents or not hasattr(item, "callspec"):
             continue
-        given = item.callspec.params
-        rare = "float32-float32" not in given.get("name", "float32-float32")
-        rare |= str(given.get("dtype", "float32")) != "float32"
+        operands = item.callspec.params
+        rare = "float32-float32" not in operands.get("name", "float32-float32")
+        rare |= str(operands.get("dtype", "float32")) != "float32"
         # A program a channel, of which the interpreter runs each.
-        rare |= item.originalname == "test_relu" and "NCX" in given.get("name", "")
-        if "schedule" in given:
-            rare |= (given["layout"] == "NXC") is (given["schedule"] == "complete")
-        if given.get("gpu") == "l40s" and rare:
+        rare |= item.originalname == "test_relu" and "NCX" in operands.get("name", "")
+        if "schedule" in operands:
+            rare |= (operands["layout"] == "NXC") is (operands["schedule"] == "complete")
+        if operands.get("gpu") == "l40s" and rare:
             item.add_marker(pytest.mark.sweep)
-        elif _is_long(item.originalname, given.get("name", "residual")):
+        elif _is_long(item.originalname, operands.get("name", "residual")):
             item.add_marker(pytest.mark.long)
 
 

@@ -212,9 +212,9 @@ def test_a_variance_that_is_not_positive_is_no_error():
     ids=["shape", "narrower", "wider", "running", "device"],
 )
 def test_refused(arguments):
-    given = {"running_mean": None, "running_var": None, "training": True, **arguments}
+    operands = {"running_mean": None, "running_var": None, "training": True, **arguments}
     with pytest.raises(ArgumentError):
-        backnorm.torch.batch_norm(torch.randn(5, 3, 4), **given)
+        backnorm.torch.batch_norm(torch.randn(5, 3, 4), **operands)
 
 
 @pytest.mark.long
@@ -289,26 +289,26 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "asked", "expected"), CHOICES, ids=str)
+@pytest.mark.parametrize(("dtype", "requested", "expected"), CHOICES, ids=str)
 class TestArithmetic:
-    def test_of_a_call_and_its_backward_pass(self, dtype, asked, expected, computed):
+    def test_of_a_call_and_its_backward_pass(self, dtype, requested, expected, computed):
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
-        y = backnorm.torch.batch_norm(x, None, None, training=True, arithmetic=asked)
+        y = backnorm.torch.batch_norm(x, None, None, training=True, arithmetic=requested)
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 
     @pytest.mark.covering(0)
-    def test_of_a_block_that_has_ended(self, dtype, asked, expected, computed):
+    def test_of_a_block_that_has_ended(self, dtype, requested, expected, computed):
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
-        with nullcontext() if asked is None else backnorm.arithmetic(asked):
+        with nullcontext() if requested is None else backnorm.arithmetic(requested):
             y = backnorm.torch.batch_norm(x, None, None, training=True, activation="relu")
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 
     @pytest.mark.covering(0)
-    def test_of_layers(self, dtype, asked, expected, computed):
+    def test_of_layers(self, dtype, requested, expected, computed):
         layer = nn.Sequential(nn.BatchNorm1d(3, dtype=dtype))
-        layer = backnorm.torch.convert(layer, arithmetic=asked)
+        layer = backnorm.torch.convert(layer, arithmetic=requested)
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
         layer(x).backward(torch.randn(5, 3, 4).to(dtype))
         layer.eval()(x)

@@ -66,11 +66,13 @@ def test_backward(name, gpu):
 @pytest.mark.parametrize("name", usual_first(FORWARD, USUAL[1:]))
 def test_forward_and_inference(name, gpu):
     case, data = BATTERY[name], BATTERY[name].data
-    how = {**data.options, "arithmetic": case.arithmetic}
+    options = {**data.options, "arithmetic": case.arithmetic}
     scale = (data.gamma, data.beta) if case.scaled else (None, None)
-    verdicts = check_forward(data.x, *scale, arrays.forward(data.x, *scale, **how), **how)
-    given = data.x, data.mean, data.variance, *scale
-    verdicts["inferred"] = check_inference(*given, arrays.inference(*given, **how), **how)["y"]
+    verdicts = check_forward(data.x, *scale, arrays.forward(data.x, *scale, **options), **options)
+    operands = data.x, data.mean, data.variance, *scale
+    verdicts["inferred"] = check_inference(
+        *operands, arrays.inference(*operands, **options), **options
+    )["y"]
     for quantity, verdict in verdicts.items():
         assert verdict.passed, f"{quantity}: {verdict}"
 

@@ -218,9 +218,9 @@ def backward_verdicts(case):
 
 
 def forward_verdicts(case):
-    data, how = case.data, {**case.data.options, "arithmetic": case.arithmetic}
-    given = data.x, data.gamma, data.beta
-    return check_forward(*given, arrays.forward(*given, **how), **how)
+    data, options = case.data, {**case.data.options, "arithmetic": case.arithmetic}
+    operands = data.x, data.gamma, data.beta
+    return check_forward(*operands, arrays.forward(*operands, **options), **options)
 
 
 @pytest.mark.covering(1)
@@ -271,8 +271,8 @@ def in_128_tiles(monkeypatch, **changed):
     """Let a program add up 128 tiles of what `long_data` returns, by a plan that is changed."""
     knobs = Knobs("complete", warps=8, vectors=1, stages=1, share=0)
 
-    def plan(*given):
-        return dataclasses.replace(plan_gpu(*given[:3], knobs), **changed)
+    def plan(*operands):
+        return dataclasses.replace(plan_gpu(*operands[:3], knobs), **changed)
 
     monkeypatch.setattr(gpu, "plan_gpu", plan)
     forget()

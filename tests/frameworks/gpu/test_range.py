@@ -39,9 +39,9 @@ def data_of(dtype, data_format, *, x=1.0, dy=1.0):
 def failed(data):
     """Return what is not within the budget, of a forward and a backward pass."""
     verdicts = examine(partial(arrays.backward, **IN_FLOAT32), Case("", data, **IN_FLOAT32))
-    how = {**data.options, **IN_FLOAT32}
-    given = data.x, data.gamma, data.beta
-    verdicts |= check_forward(*given, arrays.forward(*given, **how), **how)
+    settings = {**data.options, **IN_FLOAT32}
+    operands = data.x, data.gamma, data.beta
+    verdicts |= check_forward(*operands, arrays.forward(*operands, **settings), **settings)
     return [
         f"{quantity}: {verdict}" for quantity, verdict in verdicts.items() if not verdict.passed
     ]
@@ -62,8 +62,8 @@ def test_within_the_range(x, dy, dtype, data_format, gpu):
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 def test_products_beyond_the_range_are_not_hidden(dtype, gpu):
     data = data_of(dtype, "NCX", x=2.0**40, dy=2.0**100)
-    given, options = data.backward_inputs, data.options
-    dx, dgamma, dbeta = arrays.backward(*given, **options, training=True, **IN_FLOAT32)
+    operands, options = data.backward_inputs, data.options
+    dx, dgamma, dbeta = arrays.backward(*operands, **options, training=True, **IN_FLOAT32)
     for each in (dx, dgamma):
         assert not np.isfinite(each.astype(np.float64)).any()
     # Nothing is multiplied for it.
@@ -72,9 +72,9 @@ def test_products_beyond_the_range_are_not_hidden(dtype, gpu):
 
 def test_squares_are_in_what_mean_and_variance_are_computed_in(gpu):
     data = data_of(BFLOAT16, "NCX", x=2.0**65)
-    how = {**data.options, **IN_FLOAT32}
-    given = data.x, data.gamma, data.beta
-    y, mean, variance = arrays.forward(*given, **how)
+    settings = {**data.options, **IN_FLOAT32}
+    operands = data.x, data.gamma, data.beta
+    y, mean, variance = arrays.forward(*operands, **settings)
     assert np.isfinite(mean).all()
     # Float32 holds no such variance; float64 has normalised by it before it was rounded.
     assert not np.isfinite(variance).any()
@@ -84,11 +84,11 @@ def test_squares_are_in_what_mean_and_variance_are_computed_in(gpu):
 @pytest.mark.parametrize("data_format", SHAPES)
 def test_what_is_less_than_the_range_is_off_by_little(data_format, gpu):
     data = data_of(FLOAT32, data_format, dy=2.0**-130)
-    how = {**data.options, "training": True}
-    found = arrays.backward(*data.backward_inputs, **how, **IN_FLOAT32)
+    settings = {**data.options, "training": True}
+    found = arrays.backward(*data.backward_inputs, **settings, **IN_FLOAT32)
     data = dataclasses.replace(data, dy=data.dy.astype(np.float64) * 2.0**130)
     wide = (each.astype(np.float64) for each in data.backward_inputs)
-    exact = arrays.backward(*wide, **how)
+    exact = arrays.backward(*wide, **settings)
     for each, other in zip(found, exact, strict=True):
         # A term that underflows is off by half of the least number there is.
         assert np.abs(each.astype(np.float64) - other * 2.0**-130).max() <= 2.0**-149 * 64
@@ -102,7 +102,7 @@ def test_16_bits_are_rounded_once_in_float64(dtype, gpu):
     sign = np.array([1.0, 1.0, -1.0, -1.0])
     x = np.array([[1.0], [-1.0]]).repeat(4, axis=1).astype(dtype)
     ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
-    given = zeros, ones, np.full(4, step, np.float32), (sign * middle).astype(np.float32)
-    y = arrays.inference(x, *given, epsilon=0.0, arithmetic="float64").astype(float)
+    operands = zeros, ones, np.full(4, step, np.float32), (sign * middle).astype(np.float32)
+    y = arrays.inference(x, *operands, epsilon=0.0, arithmetic="float64").astype(float)
     np.testing.assert_array_equal(y[0], sign * middle + half)
     np.testing.assert_array_equal(y[1], sign * middle - half)

@@ -88,19 +88,19 @@ def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
     if not relu:
         residual = None
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
-    given = x, residual, weight, bias, None, None
+    operands = x, residual, weight, bias, None, None
     options = 1e-5, "NCX", RELU if relu else None, None, False
-    *ours, mask = gpu.forward(*there(given), *options)
-    *theirs, bits = cpu.forward(*given, *options)
+    *ours, mask = gpu.forward(*there(operands), *options)
+    *theirs, bits = cpu.forward(*operands, *options)
     compare(ours, theirs)
     if relu:
         positive = unpack_mask(bits, x)
         assert torch.equal(unpack_mask(mask.cpu(), x), positive)
         assert torch.equal(unpack_mask(mask, *there([x])).cpu(), positive)
-    given = x, dy, bits, *theirs[1:], weight
+    operands = x, dy, bits, *theirs[1:], weight
     options = 1e-5, "NCX", True, relu, None, False
-    *ours, dresidual = gpu.backward(*there(given), *options)
-    *theirs, expected = cpu.backward(*given, *options)
+    *ours, dresidual = gpu.backward(*there(operands), *options)
+    *theirs, expected = cpu.backward(*operands, *options)
     compare(ours, theirs)
     if relu:
         assert torch.equal(dresidual.cpu(), expected)
@@ -138,10 +138,10 @@ def in_float32(shape, dtype, layout):
 )
 def test_float32_arithmetic_keeps_its_budget(dtype, shape, schedule, layout, scheduled):
     scheduled(schedule)
-    data, how = in_float32(shape, dtype, layout)
-    verdicts = examine(partial(arrays.backward, **how), Case("", data, **how))
-    given, how = (data.x, data.gamma, data.beta), {**data.options, **how}
-    verdicts |= check_forward(*given, arrays.forward(*given, **how), **how)
+    data, settings = in_float32(shape, dtype, layout)
+    verdicts = examine(partial(arrays.backward, **settings), Case("", data, **settings))
+    operands, settings = (data.x, data.gamma, data.beta), {**data.options, **settings}
+    verdicts |= check_forward(*operands, arrays.forward(*operands, **settings), **settings)
     assert [str(verdict) for verdict in verdicts.values() if not verdict.passed] == []
 
 
@@ -151,9 +151,9 @@ def test_float32_arithmetic_keeps_its_budget(dtype, shape, schedule, layout, sch
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_float32_arithmetic_keeps_its_budget_with_relu(shape, schedule, layout, scheduled):
     scheduled(schedule)
-    data, how = in_float32(shape, FLOAT32, layout)
-    case = dataclasses.replace(relu_case("", data, np.random.default_rng(6)), **how)
-    verdicts = examine_relu(arrays.WithRelu(**how), case)
+    data, settings = in_float32(shape, FLOAT32, layout)
+    case = dataclasses.replace(relu_case("", data, np.random.default_rng(6)), **settings)
+    verdicts = examine_relu(arrays.WithRelu(**settings), case)
     assert [str(verdict) for verdict in verdicts.values() if not verdict.passed] == []
 
 
@@ -166,10 +166,10 @@ def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):
     variance, results = mean**2 + 0.5, []
     for name in ("h200", "l40s"):
         with interpreter.standing_in_for(KNOWN[name]):
-            how = 1e-5, "NCX", None, "float32"
-            (y,) = gpu.inference(x, None, mean, variance, weight, bias, *how)
-            how = 1e-5, "NCX", True, False, "float32", False
-            results.append((y, *gpu.backward(x, dy, None, mean, variance, weight, *how)[:3]))
+            settings = 1e-5, "NCX", None, "float32"
+            (y,) = gpu.inference(x, None, mean, variance, weight, bias, *settings)
+            settings = 1e-5, "NCX", True, False, "float32", False
+            results.append((y, *gpu.backward(x, dy, None, mean, variance, weight, *settings)[:3]))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 

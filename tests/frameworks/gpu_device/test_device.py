@@ -49,16 +49,16 @@ SHAPES = [(8, 16, 8, 8), (64, 64, 28, 28), (256, 256, 7, 7), (32, 128, 35, 35)]
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_same_bits_again_and_in_a_graph(shape, channels_last):
-    given = tensors(shape, channels_last=channels_last)
-    first = step(*given)
-    for one, other in zip(first, step(*given), strict=True):
+    operands = tensors(shape, channels_last=channels_last)
+    first = step(*operands)
+    for one, other in zip(first, step(*operands), strict=True):
         assert torch.equal(one, other)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = step(*given)
+        captured = step(*operands)
     # Other values in the same memory, to be sure that it is the replay that computes.
-    given[0].mul_(-2.0)
-    expected = step(*given)
+    operands[0].mul_(-2.0)
+    expected = step(*operands)
     for result in captured:
         result.fill_(float("nan"))
     graph.replay()
@@ -69,25 +69,25 @@ def test_the_same_bits_again_and_in_a_graph(shape, channels_last):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_nothing_waits(shape):
-    given = tensors(shape)
-    step(*given)
+    operands = tensors(shape)
+    step(*operands)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step(*given)
+        step(*operands)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_streams(shape):
-    given = tensors(shape)
-    expected = step(*given)
+    operands = tensors(shape)
+    expected = step(*operands)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(4)]
     results = []
     for round_of in range(20):
         with torch.cuda.stream(streams[round_of % 4]):
-            results.append(step(*given))
+            results.append(step(*operands))
     torch.cuda.synchronize()
     for result in results:
         for one, other in zip(result, expected, strict=True):

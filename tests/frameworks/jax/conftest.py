@@ -148,4 +148,4 @@ def scalar(normal):
         pairs = zip(results, weights, strict=False)
         return sum(jnp.sum(jnp.sin(each + each**2) * weight) for each, weight in pairs)
 
-    return lambda function: lambda *given: total(jax.tree.leaves(function(*given)))
+    return lambda function: lambda *operands: total(jax.tree.leaves(function(*operands)))

@@ -58,15 +58,15 @@ TYPES = [
 
 def split(case):
     """Return what the layer is made with, whether it is frozen, and the mask of its calls."""
-    how = {**INITIALISED, **case}
-    shape, frozen = how.pop("mask"), how.pop("frozen")
+    options = {**INITIALISED, **case}
+    shape, frozen = options.pop("mask"), options.pop("frozen")
     if shape is None:
-        return how, frozen, None
+        return options, frozen, None
     bits = np.random.default_rng(7).random(shape) < 0.6
     bits.flat[0] = True
     # Several elements of every channel.
     bits[:2] = True
-    return how, frozen, jnp.asarray(bits)
+    return options, frozen, jnp.asarray(bits)
 
 
 def weights(y):

@@ -35,7 +35,7 @@ NEEDS = r"^arithmetic: what is computed here by jax\.numpy.* jax_enable_x64.*got
 @pytest.fixture
 def data(rng):
     """Return a function that makes realistic data of a type, far from a mean of 0."""
-    return lambda dtype, **how: realistic_data(SHAPE, dtype, rng=rng, ratio=30.0, **how)
+    return lambda dtype, **settings: realistic_data(SHAPE, dtype, rng=rng, ratio=30.0, **settings)
 
 
 def same(found, expected):
@@ -51,67 +51,69 @@ def differ(found, others):
     )
 
 
-def everything(data, **how):
+def everything(data, **settings):
     """Return what the three functions make of data."""
-    given = {"epsilon": data.epsilon, "axis": 1, **how}
-    forward = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **given)
+    operands = {"epsilon": data.epsilon, "axis": 1, **settings}
+    forward = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **operands)
     channels = (data.mean, data.variance, data.gamma)
-    y = backnorm.jax.batch_norm_inference(data.x, *channels, data.beta, **given)
-    return *forward, y, *backnorm.jax.batch_norm_backward(data.x, data.dy, *channels, **given)
+    y = backnorm.jax.batch_norm_inference(data.x, *channels, data.beta, **operands)
+    return *forward, y, *backnorm.jax.batch_norm_backward(data.x, data.dy, *channels, **operands)
 
 
 def canonical(data, arithmetic):
     """Return the same from NumPy's functions."""
-    how = {"epsilon": data.epsilon, "arithmetic": arithmetic}
-    forward = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **how)
+    settings = {"epsilon": data.epsilon, "arithmetic": arithmetic}
+    forward = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **settings)
     channels = (data.mean, data.variance, data.gamma)
-    y = backnorm.batch_norm_inference(data.x, *channels, data.beta, **how)
-    return *forward, y, *backnorm.batch_norm_backward(data.x, data.dy, *channels, **how)
+    y = backnorm.batch_norm_inference(data.x, *channels, data.beta, **settings)
+    return *forward, y, *backnorm.batch_norm_backward(data.x, data.dy, *channels, **settings)
 
 
 @ARITHMETICS
 @TYPES
 def test_bits_are_those_of_numpys_functions(dtype, arithmetic, data):
-    given = data(dtype)
-    expected = canonical(given, arithmetic)
-    same(everything(given, arithmetic=arithmetic), expected)
+    operands = data(dtype)
+    expected = canonical(operands, arithmetic)
+    same(everything(operands, arithmetic=arithmetic), expected)
     if dtype != BFLOAT16:
-        differ(expected, canonical(given, OTHER[arithmetic]))
+        differ(expected, canonical(operands, OTHER[arithmetic]))
 
 
 @TYPES
 def test_a_block_says_it_for_calls_that_do_not(dtype, data):
-    given = data(dtype)
+    operands = data(dtype)
     for arithmetic in (*BOTH, *BOTH):
         with backnorm.arithmetic(arithmetic):
-            same(everything(given), canonical(given, arithmetic))
+            same(everything(operands), canonical(operands, arithmetic))
             # A call's own argument has precedence.
             other = OTHER[arithmetic]
-            same(everything(given, arithmetic=other), canonical(given, other))
-        same(everything(given), canonical(given, None))
+            same(everything(operands, arithmetic=other), canonical(operands, other))
+        same(everything(operands), canonical(operands, None))
 
 
 @pytest.mark.covering(1)
 @ARITHMETICS
 @TYPES
 def test_derivatives_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
-    given = data(dtype)
+    operands = data(dtype)
 
     def function(*inputs):
-        return backnorm.jax.batch_norm(*inputs, epsilon=given.epsilon, axis=1)
+        return backnorm.jax.batch_norm(*inputs, epsilon=operands.epsilon, axis=1)
 
-    inputs = tuple(map(jnp.asarray, (given.x, given.gamma, given.beta)))
+    inputs = tuple(map(jnp.asarray, (operands.x, operands.gamma, operands.beta)))
     with backnorm.arithmetic(arithmetic):
         (_, mean, variance), pull = jax.vjp(function, *inputs)
         _, push = jax.linearize(function, *inputs)
     statistics = np.asarray(mean), np.asarray(variance)
-    backward = partial(backnorm.batch_norm_backward, epsilon=given.epsilon)
-    expected = backward(given.x, given.dy, *statistics, given.gamma, arithmetic=arithmetic)
-    other = backward(given.x, given.dy, *statistics, given.gamma, arithmetic=OTHER[arithmetic])
+    backward = partial(backnorm.batch_norm_backward, epsilon=operands.epsilon)
+    expected = backward(operands.x, operands.dy, *statistics, operands.gamma, arithmetic=arithmetic)
+    other = backward(
+        operands.x, operands.dy, *statistics, operands.gamma, arithmetic=OTHER[arithmetic]
+    )
     zeros = jnp.zeros_like(mean)
     with backnorm.arithmetic(OTHER[arithmetic]):
-        found = pull((jnp.asarray(given.dy), zeros, zeros))
-        y, *_ = push(jnp.asarray(given.dy), zeros, zeros)
+        found = pull((jnp.asarray(operands.dy), zeros, zeros))
+        y, *_ = push(jnp.asarray(operands.dy), zeros, zeros)
     # The cotangents of the statistics, which are zeros, are added in float32.
     same(found[1:], expected[1:])
     np.testing.assert_array_equal(found[0], expected.dx)
@@ -123,12 +125,12 @@ def test_derivatives_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
 
 @ARITHMETICS
 def test_the_second_order_has_its_own(arithmetic, data):
-    given = data(FLOAT32)
-    inputs = tuple(map(jnp.asarray, given.backward_inputs))
+    operands = data(FLOAT32)
+    inputs = tuple(map(jnp.asarray, operands.backward_inputs))
     found = []
     for each in (arithmetic, None):
-        how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": each}
-        results, pull = jax.vjp(partial(backnorm.jax.batch_norm_backward, **how), *inputs)
+        settings = {"epsilon": operands.epsilon, "axis": 1, "arithmetic": each}
+        results, pull = jax.vjp(partial(backnorm.jax.batch_norm_backward, **settings), *inputs)
         # The same cotangents: the results themselves are not the same.
         found.append(pull(tuple(jnp.sin(1 + jnp.arange(r.size).reshape(r.shape, order="C")
             ).astype(r.dtype) for r in results)))  # fmt: skip
@@ -138,15 +140,15 @@ def test_the_second_order_has_its_own(arithmetic, data):
 @ARITHMETICS
 @TYPES
 def test_what_is_compiled_keeps_what_it_was_traced_with(dtype, arithmetic, data):
-    given = data(dtype)
-    how = {"epsilon": given.epsilon, "axis": 1}
+    operands = data(dtype)
+    settings = {"epsilon": operands.epsilon, "axis": 1}
 
     @jax.jit
     def compiled(x, gamma, beta):
-        return backnorm.jax.batch_norm(x, gamma, beta, **how)
+        return backnorm.jax.batch_norm(x, gamma, beta, **settings)
 
-    inputs = given.x, given.gamma, given.beta
-    expected = canonical(given, arithmetic)[:3]
+    inputs = operands.x, operands.gamma, operands.beta
+    expected = canonical(operands, arithmetic)[:3]
     with backnorm.arithmetic(arithmetic):
         same(compiled(*inputs), expected)
         allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
@@ -160,8 +162,8 @@ def test_what_is_compiled_keeps_what_it_was_traced_with(dtype, arithmetic, data)
 @TYPES
 def test_instances_have_the_bits_that_they_have_alone(dtype, arithmetic, data):
     several = [data(dtype) for _ in range(3)]
-    how = {"epsilon": several[0].epsilon, "axis": 1, "arithmetic": arithmetic}
-    mapped = jax.vmap(partial(backnorm.jax.batch_norm, **how))
+    settings = {"epsilon": several[0].epsilon, "axis": 1, "arithmetic": arithmetic}
+    mapped = jax.vmap(partial(backnorm.jax.batch_norm, **settings))
     stacked = [np.stack([getattr(d, name) for d in several]) for name in ("x", "gamma", "beta")]
     found = mapped(*stacked)
     for k, each in enumerate(several):
@@ -172,88 +174,98 @@ def test_instances_have_the_bits_that_they_have_alone(dtype, arithmetic, data):
 @ARITHMETICS
 @TYPES
 def test_a_batch_on_several_devices(dtype, arithmetic, data):
-    given = data(dtype)
-    how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": arithmetic, "axis_name": "parts"}
-    parts = given.x.reshape(2, -1, *SHAPE[1:])
+    operands = data(dtype)
+    settings = {
+        "epsilon": operands.epsilon,
+        "axis": 1,
+        "arithmetic": arithmetic,
+        "axis_name": "parts",
+    }
+    parts = operands.x.reshape(2, -1, *SHAPE[1:])
     mapped = jax.vmap(
-        lambda x: backnorm.jax.batch_norm(x, given.gamma, given.beta, **how), axis_name="parts"
+        lambda x: backnorm.jax.batch_norm(x, operands.gamma, operands.beta, **settings),
+        axis_name="parts",
     )
     y, mean, variance = (np.asarray(each) for each in mapped(parts))
     same(mean[:1], mean[1:])
-    wide = given.x.astype(np.float64)
+    wide = operands.x.astype(np.float64)
     if arithmetic == "float64":
         # Rounded once.
         exact = wide.mean((0, 2, 3)), wide.var((0, 2, 3))
         same([mean[0], variance[0]], [each.astype(mean.dtype) for each in exact])
-    statistics = mean[0], variance[0], given.gamma, given.beta
+    statistics = mean[0], variance[0], operands.gamma, operands.beta
     expected = backnorm.batch_norm_inference(
-        given.x, *statistics, epsilon=given.epsilon, arithmetic=arithmetic
+        operands.x, *statistics, epsilon=operands.epsilon, arithmetic=arithmetic
     )
     same([y.reshape(SHAPE)], [expected])
 
 
 @TYPES
 def test_statistics_of_a_mask_in_float64_are_rounded_once(dtype, data, rng):
-    given, mask = data(dtype), rng.random(SHAPE) < 0.5
-    how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": "float64"}
-    _, mean, variance = backnorm.jax.batch_norm(given.x, mask=mask, **how)
-    kept = [given.x[:, c][mask[:, c]].astype(np.float64) for c in range(SHAPE[1])]
+    operands, mask = data(dtype), rng.random(SHAPE) < 0.5
+    settings = {"epsilon": operands.epsilon, "axis": 1, "arithmetic": "float64"}
+    _, mean, variance = backnorm.jax.batch_norm(operands.x, mask=mask, **settings)
+    kept = [operands.x[:, c][mask[:, c]].astype(np.float64) for c in range(SHAPE[1])]
     same([mean], [np.array([each.mean() for each in kept], FLOAT32)])
     same([variance], [np.array([each.var() for each in kept], FLOAT32)])
 
 
 @ARITHMETICS
 def test_of_a_layer_as_a_function(arithmetic, data):
-    given = data(FLOAT32)
-    state = backnorm.jax.RunningStatistics(jnp.asarray(given.mean), jnp.asarray(given.variance))
-    how = {"epsilon": given.epsilon, "axis": 1, "arithmetic": arithmetic}
-    expected = canonical(given, arithmetic)
+    operands = data(FLOAT32)
+    state = backnorm.jax.RunningStatistics(
+        jnp.asarray(operands.mean), jnp.asarray(operands.variance)
+    )
+    settings = {"epsilon": operands.epsilon, "axis": 1, "arithmetic": arithmetic}
+    expected = canonical(operands, arithmetic)
     for training, wanted in ((True, expected[0]), (False, expected[3])):
         y, _ = backnorm.jax.batch_norm_with_state(
-            given.x, state, given.gamma, given.beta, training=training, **how
+            operands.x, state, operands.gamma, operands.beta, training=training, **settings
         )
         same([y], [wanted])
 
 
-def _step_of_linen(given, **how):
-    layer = LinenBatchNorm(axis=1, epsilon=given.epsilon, **how)
+def _step_of_linen(operands, **settings):
+    layer = LinenBatchNorm(axis=1, epsilon=operands.epsilon, **settings)
     variables = {
-        "params": {"scale": given.gamma, "bias": given.beta},
-        "batch_stats": {"mean": given.mean, "var": given.variance},
+        "params": {"scale": operands.gamma, "bias": operands.beta},
+        "batch_stats": {"mean": operands.mean, "var": operands.variance},
     }
 
     def trained(x):
         return layer.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
 
-    y, pull, _ = jax.vjp(trained, jnp.asarray(given.x), has_aux=True)
-    return y, layer.apply(variables, given.x, use_running_average=True), *pull(given.dy)
+    y, pull, _ = jax.vjp(trained, jnp.asarray(operands.x), has_aux=True)
+    return y, layer.apply(variables, operands.x, use_running_average=True), *pull(operands.dy)
 
 
-def _step_of_nnx(given, **how):
-    layer = NnxBatchNorm(SHAPE[1], axis=1, epsilon=given.epsilon, rngs=nnx.Rngs(0), **how)
-    layer.scale[...], layer.bias[...] = given.gamma, given.beta
-    layer.mean[...], layer.var[...] = given.mean, given.variance
-    frozen = layer(given.x, use_running_average=True)
+def _step_of_nnx(operands, **settings):
+    layer = NnxBatchNorm(SHAPE[1], axis=1, epsilon=operands.epsilon, rngs=nnx.Rngs(0), **settings)
+    layer.scale[...], layer.bias[...] = operands.gamma, operands.beta
+    layer.mean[...], layer.var[...] = operands.mean, operands.variance
+    frozen = layer(operands.x, use_running_average=True)
     graph, state = nnx.split(layer)
 
     def trained(x):
         return nnx.merge(graph, state, copy=True)(x, use_running_average=False)
 
-    y, pull = jax.vjp(trained, jnp.asarray(given.x))
-    return y, frozen, *pull(given.dy)
+    y, pull = jax.vjp(trained, jnp.asarray(operands.x))
+    return y, frozen, *pull(operands.dy)
 
 
 @pytest.mark.parametrize("step", [_step_of_linen, _step_of_nnx])
 @ARITHMETICS
 def test_layers_of_flax(step, arithmetic, data):
-    given = data(FLOAT32)
-    (y, mean, variance, frozen, *_) = canonical(given, arithmetic)
-    how = {"epsilon": given.epsilon, "arithmetic": arithmetic}
-    dx = backnorm.batch_norm_backward(given.x, given.dy, mean, variance, given.gamma, **how).dx
-    same(step(given, arithmetic=arithmetic), [y, frozen, dx])
-    differ(step(given, arithmetic=OTHER[arithmetic]), [y, frozen, dx])
+    operands = data(FLOAT32)
+    (y, mean, variance, frozen, *_) = canonical(operands, arithmetic)
+    settings = {"epsilon": operands.epsilon, "arithmetic": arithmetic}
+    dx = backnorm.batch_norm_backward(
+        operands.x, operands.dy, mean, variance, operands.gamma, **settings
+    ).dx
+    same(step(operands, arithmetic=arithmetic), [y, frozen, dx])
+    differ(step(operands, arithmetic=OTHER[arithmetic]), [y, frozen, dx])
     with backnorm.arithmetic(arithmetic):
-        same(step(given), [y, frozen, dx])
+        same(step(operands), [y, frozen, dx])
 
 
 def test_layers_of_flax_say_it():
@@ -281,18 +293,20 @@ def _layer_of_nnx(x, arithmetic=None):
     NnxBatchNorm(5, axis=1, rngs=nnx.Rngs(0), param_dtype=x.dtype, arithmetic=arithmetic)(x)
 
 
-def _with_state(x, **how):
+def _with_state(x, **settings):
     state = backnorm.jax.RunningStatistics.start(5)
-    backnorm.jax.batch_norm_with_state(x, state, training=True, epsilon=1e-3, axis=1, **how)
+    backnorm.jax.batch_norm_with_state(x, state, training=True, epsilon=1e-3, axis=1, **settings)
 
 
 ASKING = {
-    "batch_norm": lambda x, **how: backnorm.jax.batch_norm(x, epsilon=1e-3, axis=1, **how),
-    "batch_norm_inference": lambda x, **how: backnorm.jax.batch_norm_inference(
-        x, *[x[0, :, 0, 0] ** 2] * 2, epsilon=1e-3, axis=1, **how
+    "batch_norm": lambda x, **settings: backnorm.jax.batch_norm(
+        x, epsilon=1e-3, axis=1, **settings
     ),
-    "batch_norm_backward": lambda x, **how: backnorm.jax.batch_norm_backward(
-        x, x, *[x[0, :, 0, 0] ** 2] * 2, epsilon=1e-3, axis=1, **how
+    "batch_norm_inference": lambda x, **settings: backnorm.jax.batch_norm_inference(
+        x, *[x[0, :, 0, 0] ** 2] * 2, epsilon=1e-3, axis=1, **settings
+    ),
+    "batch_norm_backward": lambda x, **settings: backnorm.jax.batch_norm_backward(
+        x, x, *[x[0, :, 0, 0] ** 2] * 2, epsilon=1e-3, axis=1, **settings
     ),
     "batch_norm_with_state": _with_state,
     "linen": _layer_of_linen,
@@ -316,11 +330,11 @@ def test_what_is_refused_is_refused_in_the_words_of_the_core(call, data):
 
 
 def test_float64_of_numpy_is_what_jax_makes_of_it(data):
-    given = data(np.dtype(np.float64))
+    operands = data(np.dtype(np.float64))
     with jax.enable_x64(False):
-        y, *_ = backnorm.jax.batch_norm(given.x, epsilon=1e-3, axis=1, arithmetic="float32")
+        y, *_ = backnorm.jax.batch_norm(operands.x, epsilon=1e-3, axis=1, arithmetic="float32")
         assert y.dtype == FLOAT32
-    x = given.x.astype(FLOAT32)
+    x = operands.x.astype(FLOAT32)
     same([y], [backnorm.batch_norm_forward(x, epsilon=1e-3, arithmetic="float32").y])
 
 
@@ -345,50 +359,54 @@ class TestFormulas:
     @pytest.mark.covering(0)
     @TYPES
     def test_in_float64_they_hold_its_budget(self, dtype, data):
-        given = data(dtype)
-        options = Options(given.epsilon, 1, "float64")
-        x, gamma, beta = given.x, given.gamma, given.beta
-        judged = {"epsilon": given.epsilon, "arithmetic": "float64"}
+        operands = data(dtype)
+        options = Options(operands.epsilon, 1, "float64")
+        x, gamma, beta = operands.x, operands.gamma, operands.beta
+        judged = {"epsilon": operands.epsilon, "arithmetic": "float64"}
 
         def passed(verdicts):
             assert [each.detail for each in verdicts.values() if not each.passed] == []
 
         found = jax.jit(partial(formulas.forward, options=options))(x, gamma, beta)
         passed(check_forward(x, gamma, beta, tuple(map(np.asarray, found)), **judged))
-        channels = given.mean, given.variance, gamma, beta
+        channels = operands.mean, operands.variance, gamma, beta
         (y,) = jax.jit(partial(formulas.normalize, options=options))(x, *channels)
         passed(check_inference(x, *channels, np.asarray(y), **judged))
         for training in (True, False):
             chosen = options._replace(training=training)
             function = partial(formulas.backward, options=chosen)
-            found = tuple(map(np.asarray, jax.jit(function)(*given.backward_inputs)))
-            passed(check_backward(*given.backward_inputs, found, training=training, **judged))
+            found = tuple(map(np.asarray, jax.jit(function)(*operands.backward_inputs)))
+            passed(check_backward(*operands.backward_inputs, found, training=training, **judged))
 
     @pytest.mark.long
     @TYPES
     def test_without_a_word_they_are_those_of_float32(self, dtype, data):
-        given = data(dtype)
-        inputs = given.x, given.gamma, given.beta
-        options = [Options(given.epsilon, 1, each) for each in (None, *BOTH)]
+        operands = data(dtype)
+        inputs = operands.x, operands.gamma, operands.beta
+        options = [Options(operands.epsilon, 1, each) for each in (None, *BOTH)]
         found = [formulas.forward(*inputs, each) for each in options]
         same(found[0], found[1])
         differ(found[0], found[2])
 
     @pytest.mark.long
     def test_without_64_bits_float64_is_refused(self, data):
-        given = data(FLOAT32)
-        how = {"epsilon": given.epsilon, "axis": 1}
-        x = given.x
+        operands = data(FLOAT32)
+        settings = {"epsilon": operands.epsilon, "axis": 1}
+        x = operands.x
 
         def of_parts(**more):
-            called = partial(backnorm.jax.batch_norm, axis_name="parts", **how, **more)
+            called = partial(backnorm.jax.batch_norm, axis_name="parts", **settings, **more)
             return jax.vmap(called, axis_name="parts")(x[None])
 
         with jax.enable_x64(False):
             for call in (
-                lambda **more: formulas.forward(x, given.gamma, given.beta, Options(**how, **more)),
-                lambda **more: formulas.backward(*given.backward_inputs, Options(**how, **more)),
-                partial(backnorm.jax.batch_norm, x, mask=x > 0, **how),
+                lambda **more: formulas.forward(
+                    x, operands.gamma, operands.beta, Options(**settings, **more)
+                ),
+                lambda **more: formulas.backward(
+                    *operands.backward_inputs, Options(**settings, **more)
+                ),
+                partial(backnorm.jax.batch_norm, x, mask=x > 0, **settings),
                 of_parts,
             ):
                 with pytest.raises(ArgumentValueError, match=NEEDS):
@@ -396,6 +414,8 @@ class TestFormulas:
                 call(arithmetic="float32")
                 call()
             # Of no elements nothing is computed; and kernels need no 64 bits of JAX.
-            backnorm.jax.batch_norm(x[:0], arithmetic="float64", **how)
-            found = backnorm.jax.batch_norm(x, given.gamma, given.beta, arithmetic="float64", **how)
-        same(found, canonical(given, "float64")[:3])
+            backnorm.jax.batch_norm(x[:0], arithmetic="float64", **settings)
+            found = backnorm.jax.batch_norm(
+                x, operands.gamma, operands.beta, arithmetic="float64", **settings
+            )
+        same(found, canonical(operands, "float64")[:3])

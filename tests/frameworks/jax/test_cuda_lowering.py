@@ -56,8 +56,8 @@ def inputs(shape, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype), channels, channels
 
 
-def lowered(function, *given):
-    return jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+def lowered(function, *operands):
+    return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.fixture(autouse=True)
@@ -140,13 +140,13 @@ class TestChoice:
 
     def test_symbolic_sizes(self, at_hand, monkeypatch):
         (batch,) = export.symbolic_shape("batch")
-        given = (jax.ShapeDtypeStruct((batch, 5, 3), "float32"), *inputs(ONE)[1:])
-        exported = export.export(jax.jit(inferred), platforms=["cuda"])(*given)
+        operands = (jax.ShapeDtypeStruct((batch, 5, 3), "float32"), *inputs(ONE)[1:])
+        exported = export.export(jax.jit(inferred), platforms=["cuda"])(*operands)
         assert TARGET not in exported.mlir_module()
         monkeypatch.setenv(ASKED, "triton")
         jax.clear_caches()
         with pytest.raises(ArgumentValueError, match="symbolic"):
-            export.export(jax.jit(inferred), platforms=["cuda"])(*given)
+            export.export(jax.jit(inferred), platforms=["cuda"])(*operands)
 
     def test_a_package_that_cannot_be_used(self, monkeypatch):
         monkeypatch.setattr(launches, "is_installed", lambda: True)
@@ -180,8 +180,8 @@ class TestSeveralDevices:
         self.chosen = []
         original = cuda.by_kernels
 
-        def by_kernels(*given):
-            self.chosen.append(original(*given))
+        def by_kernels(*operands):
+            self.chosen.append(original(*operands))
             return False
 
         monkeypatch.setattr(cuda, "by_kernels", by_kernels)
@@ -231,8 +231,8 @@ class TestSeveralDevices:
         assert self.chosen == [False]
 
     def test_pmap(self):
-        given = [jax.ShapeDtypeStruct((4, *each.shape), each.dtype) for each in inputs(ONE)]
-        lowered(jax.pmap(inferred), *given)
+        operands = [jax.ShapeDtypeStruct((4, *each.shape), each.dtype) for each in inputs(ONE)]
+        lowered(jax.pmap(inferred), *operands)
         assert self.chosen == [True]
 
 
@@ -258,9 +258,11 @@ class TestCompiled:
 
     def test_inference_and_frozen_statistics(self, real):
         def both(x, gamma, beta):
-            how = {"epsilon": EPSILON, "axis": 1}
+            options = {"epsilon": EPSILON, "axis": 1}
             y = inferred(x, gamma, beta)
-            return backnorm.jax.batch_norm_backward(x, y, beta, gamma, gamma, **how, training=False)
+            return backnorm.jax.batch_norm_backward(
+                x, y, beta, gamma, gamma, **options, training=False
+            )
 
         assert lowered(both, *inputs(SEVERAL)).count(f"@{TARGET}(") == 4
 
@@ -274,8 +276,8 @@ class TestCompiled:
         assert ("f64" in str(calls[1])) == (shape == SEVERAL)
 
     def test_instances(self, real):
-        given = [jax.ShapeDtypeStruct((7, *each.shape), each.dtype) for each in inputs(SEVERAL)]
-        text = lowered(jax.vmap(trained), *given)
+        operands = [jax.ShapeDtypeStruct((7, *each.shape), each.dtype) for each in inputs(SEVERAL)]
+        text = lowered(jax.vmap(trained), *operands)
         assert text.count(f"@{TARGET}(") == 6
         assert "tensor<300x21x1xf32>" in text
 

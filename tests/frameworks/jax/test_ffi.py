@@ -31,12 +31,12 @@ EVERY = [kind for each in LIBRARIES.values() for kind in each.kinds if each.name
 FOREIGN = r"FAILED_PRECONDITION: backnorm: the record .* of another version of backnorm"
 
 
-def backward(*given):
-    return backnorm.jax.batch_norm_backward(*given, epsilon=EPSILON, axis=1)
+def backward(*arrays):
+    return backnorm.jax.batch_norm_backward(*arrays, epsilon=EPSILON, axis=1)
 
 
 @pytest.fixture
-def given(rng):
+def make_operands(rng):
     """Return a function that makes x, dy, mean and variance; large enough for helpers."""
 
     def make(shape=(32, 8, 40, 40), seed=0):
@@ -130,8 +130,10 @@ class TestVersion:
             ("#define XLA_FFI_API_MAJOR 1\n#define XLA_FFI_API_MINOR 1\n", "1.1"),
         ],
     )
-    def test_unknown_version_runs_formulas_and_warns(self, header, came, given, without_interface):
-        arguments = given((4, 8, 5, 5))
+    def test_unknown_version_runs_formulas_and_warns(
+        self, header, came, make_operands, without_interface
+    ):
+        arguments = make_operands((4, 8, 5, 5))
         expected = backward(*arguments)
         without_interface(header)
         with pytest.warns(RuntimeWarning, match=rf"has version {came}, known are 0\.1 to 0\.4"):
@@ -139,9 +141,9 @@ class TestVersion:
         agree(found, expected, 1e-5)
         assert "backnorm_kernel" not in jax.jit(backward).lower(*arguments).as_text()
 
-    def test_unknown_version_refuses_reproducible_sums(self, given, without_interface):
+    def test_unknown_version_refuses_reproducible_sums(self, make_operands, without_interface):
         without_interface(None)
-        x, *_ = given((4, 8, 5, 5))
+        x, *_ = make_operands((4, 8, 5, 5))
         with (
             pytest.warns(RuntimeWarning, match="has version none"),
             pytest.raises(backnorm.ArgumentValueError, match="reproducible"),
@@ -179,7 +181,7 @@ class TestRefusals:
             kind = jax.ShapeDtypeStruct(result.shape, result.dtype)
             function = jax.ffi.ffi_call(ffi.TARGET, kind)
             operands = operands or (x, *[channels] * 4)
-            return np.asarray(jax.jit(lambda *given: function(*given, **kept))(*operands))
+            return np.asarray(jax.jit(lambda *arrays: function(*arrays, **kept))(*operands))
 
         return call
 
@@ -313,8 +315,8 @@ class TestRefusals:
 
 
 class TestThreads:
-    def test_a_kernel_needs_no_gil(self, given):
-        x, dy, mean, variance = given()
+    def test_a_kernel_needs_no_gil(self, make_operands):
+        x, dy, mean, variance = make_operands()
 
         @jax.jit
         def function(x, dy, mean, variance):
@@ -333,13 +335,13 @@ class TestThreads:
                 break
         assert results[0].is_ready()
 
-    def test_many_calls_at_once(self, given):
+    def test_many_calls_at_once(self, make_operands):
         function = jax.jit(backward)
         failed = []
 
         def work(seed):
             # Of different sizes: with and without helpers.
-            inputs = given((32, 8, 40, 40) if seed % 2 else (4, 8, 6, 6), seed)
+            inputs = make_operands((32, 8, 40, 40) if seed % 2 else (4, 8, 6, 6), seed)
             expected = [np.asarray(each) for each in function(*inputs)]
             for _ in range(100):
                 found = [np.asarray(each) for each in function(*inputs)]
@@ -354,8 +356,8 @@ class TestThreads:
         assert not any(thread.is_alive() for thread in threads)
         assert failed == []
 
-    def test_many_calls_in_one_function(self, given):
-        x, dy, mean, variance = given()
+    def test_many_calls_in_one_function(self, make_operands):
+        x, dy, mean, variance = make_operands()
 
         @jax.jit
         def several(x, dy, mean, variance):
@@ -366,19 +368,19 @@ class TestThreads:
         for scale, each in zip((1.0, 2.0, 3.0, 4.0), found, strict=True):
             agree(each, backward(x * scale, dy, mean, variance), 1e-6)
 
-    def test_on_all_devices_at_once(self, given):
-        inputs = [jnp.stack([each] * 4) for each in given((8, 8, 40, 40))]
+    def test_on_all_devices_at_once(self, make_operands):
+        inputs = [jnp.stack([each] * 4) for each in make_operands((8, 8, 40, 40))]
         function = jax.pmap(backward)
         expected = function(*inputs)
         for _ in range(50):
             for found, each in zip(function(*inputs), expected, strict=True):
                 np.testing.assert_array_equal(found, each)
 
-    def test_many_instances(self, given):
+    def test_many_instances(self, make_operands):
         # One after the other within a call, each with helpers.
-        inputs = [jnp.stack([each] * 20) for each in given((8, 8, 40, 40))]
+        inputs = [jnp.stack([each] * 20) for each in make_operands((8, 8, 40, 40))]
         found = jax.jit(jax.vmap(backward))(*inputs)
-        for each, one in zip(found, backward(*given((8, 8, 40, 40))), strict=True):
+        for each, one in zip(found, backward(*make_operands((8, 8, 40, 40))), strict=True):
             np.testing.assert_array_equal(each, jnp.stack([one] * 20))
 
     def test_the_end_of_the_process(self):
@@ -396,8 +398,8 @@ class TestThreads:
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_donated_arrays(given):
-    inputs = given()
+def test_donated_arrays(make_operands):
+    inputs = make_operands()
     expected = [np.asarray(each) for each in jax.jit(backward)(*inputs)]
     for donated in ((0,), (1,), (0, 1)):
         copies = [each + 0.0 for each in inputs]
@@ -406,7 +408,7 @@ def test_donated_arrays(given):
             np.testing.assert_array_equal(each, other)
 
 
-def test_inputs_that_numpy_owns(given):
+def test_inputs_that_numpy_owns(make_operands):
     # Of the caller's alignment.
     memory = np.random.default_rng(0).normal(size=4 * 3 * 50 + 1).astype(np.float32)
     x = memory[1:].reshape(4, 3, 50)
@@ -442,8 +444,8 @@ def test_kernels_that_are_introduced_again_and_again():
     assert len(dict(after)) == len(after)
 
 
-def test_the_numbers_are_those_of_the_numpy_operator(given):
-    inputs = given()
+def test_the_numbers_are_those_of_the_numpy_operator(make_operands):
+    inputs = make_operands()
     found = jax.jit(backward)(*inputs)
     expected = backnorm.batch_norm_backward(*map(np.asarray, inputs), epsilon=EPSILON)
     for mine, other in zip(found, expected, strict=True):

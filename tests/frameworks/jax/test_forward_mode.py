@@ -22,13 +22,13 @@ from .pairs import AXIS, HOW, PAIRS, SHAPE
 
 def along(function, tangents):
     """Return what computes the results of a function, and their tangents."""
-    return lambda *given: jax.jvp(function, given, tangents)
+    return lambda *operands: jax.jvp(function, operands, tangents)
 
 
 def linearized(function, tangents):
-    def both(*given):
-        values, linear = jax.linearize(function, *given)
-        back = jax.linear_transpose(linear, *given)
+    def both(*operands):
+        values, linear = jax.linearize(function, *operands)
+        back = jax.linear_transpose(linear, *operands)
         return values, linear(*tangents), back(jax.tree.map(jnp.cos, values))
 
     return both
@@ -43,16 +43,16 @@ def tangents_of_gradient(loss, tangents):
 
 
 def gradient_of_tangents(loss, tangents):
-    return jax.grad(lambda *given: along(loss, tangents)(*given)[1], every(tangents))
+    return jax.grad(lambda *operands: along(loss, tangents)(*operands)[1], every(tangents))
 
 
 def by_tangents_too(loss, tangents):
-    return jax.grad(lambda *given: along(loss, given)(*given)[1], every(tangents))
+    return jax.grad(lambda *operands: along(loss, operands)(*operands)[1], every(tangents))
 
 
 def third_by_both(loss, tangents):
-    def total(*given):
-        found = tangents_of_gradient(loss, tangents)(*given)[1]
+    def total(*operands):
+        found = tangents_of_gradient(loss, tangents)(*operands)[1]
         return sum(jnp.sum(jnp.sin(each)) for each in found)
 
     return jax.grad(total, every(tangents))
@@ -206,8 +206,8 @@ def test_tangents_of_backward_for_16_bits_are_those_of_float64(dtype, training, 
         np.testing.assert_array_equal(mine, exact.astype(mine.dtype))
 
 
-def calls(function, *given):
-    return jax.jit(function).lower(*given).as_text().count(f"custom_call @{TARGET}")
+def calls(function, *operands):
+    return jax.jit(function).lower(*operands).as_text().count(f"custom_call @{TARGET}")
 
 
 def test_which_kernels_run(arguments, scalar):
@@ -240,15 +240,15 @@ class TestDevices:
         return inputs, tuple(normal(*each.shape) for each in inputs), normal(*WHOLE)
 
     def functions(self, w, name):
-        def ours(*given):
-            return backnorm.jax.batch_norm(*given, **HOW, axis_name=name)
+        def ours(*operands):
+            return backnorm.jax.batch_norm(*operands, **HOW, axis_name=name)
 
-        def theirs(*given):
-            return textbook(*given, axis=AXIS, axis_name=name)
+        def theirs(*operands):
+            return textbook(*operands, axis=AXIS, axis_name=name)
 
         def loss(layer):
-            def function(*given):
-                y, mean, variance = layer(*given)
+            def function(*operands):
+                y, mean, variance = layer(*operands)
                 return jnp.sum(jnp.sin(y) * w) + jnp.sum(jnp.cos(mean) * variance)
 
             return function
@@ -265,13 +265,15 @@ class TestDevices:
     @pytest.mark.parametrize("mapped", [jax.pmap, jax.vmap])
     def test_mapped(self, mapped, arrays):
         inputs, tangents, w = arrays
-        given = [(x.reshape(PARTS), gamma, beta) for x, gamma, beta in (inputs, tangents)]
+        operands = [(x.reshape(PARTS), gamma, beta) for x, gamma, beta in (inputs, tangents)]
 
         def both(x, dx, w):
             rest, along_rest = inputs[1:], tangents[1:]
             return [f((x, *rest), (dx, *along_rest)) for f in self.functions(w, "d")]
 
-        found = jax.jit(mapped(both, axis_name="d"))(given[0][0], given[1][0], w.reshape(PARTS))
+        found = jax.jit(mapped(both, axis_name="d"))(
+            operands[0][0], operands[1][0], w.reshape(PARTS)
+        )
         agree(*found)
 
     @pytest.mark.parametrize("checked", [True, False])
@@ -299,12 +301,12 @@ class TestDevices:
         def whole(layer):
             return jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=specs)
 
-        def ours(*given):
-            return backnorm.jax.batch_norm(*given, **HOW, axis_name="d")
+        def ours(*operands):
+            return backnorm.jax.batch_norm(*operands, **HOW, axis_name="d")
 
         def total(layer):
-            def loss(*given):
-                y, mean, variance = layer(*given)
+            def loss(*operands):
+                y, mean, variance = layer(*operands)
                 return jnp.sum(jnp.sin(y) * w) + jnp.sum(jnp.cos(mean) * variance)
 
             return loss

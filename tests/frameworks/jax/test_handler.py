@@ -45,11 +45,11 @@ class Xla:
         stage = executable(problem, self.x[0], place=machine).launch.apply
         assert stage.participants == helpers + 1
         fields = ("x", "mean", "variance", "gamma", "beta", "out")
-        given = [self.x, *self.parameters]
+        operands = [self.x, *self.parameters]
         described = [
             [SLOTS[field], ELEMENTS["float32"], each.ndim, each.size, each.nbytes,
              each.nbytes // instances if each.ndim > 1 else 0]
-            for field, each in zip(fields, (*given, self.y), strict=True)
+            for field, each in zip(fields, (*operands, self.y), strict=True)
         ]  # fmt: skip
         name = introduce(stage.kind)
         self.attributes = {
@@ -57,7 +57,7 @@ class Xla:
             "call": np.array([name, instances, helpers]),
             "record": stage.template,
         }
-        self.given, self.results = given, [self.y]
+        self.operands, self.results = operands, [self.y]
 
     def made(self, structure, **fields):
         """Return the address of a structure."""
@@ -119,7 +119,7 @@ class Xla:
             "Api", **{name: ctypes.cast(each, ctypes.c_void_p).value
                       for name, each in pointers.items()}
         )  # fmt: skip
-        buffers = [self.buffer(each) for each in self.given]
+        buffers = [self.buffer(each) for each in self.operands]
         results = [self.buffer(each) for each in self.results]
         names = sorted(self.attributes)
         args = self.made(
@@ -347,8 +347,8 @@ def test_the_question_for_the_version():
     xla = Xla()
     metadata = xla.made("Metadata")
     base = xla.made("Extension_Base", type=1, struct_size=offsets("Metadata_Extension").size_)
-    asked = xla.made("Metadata_Extension", extension_base=base, metadata=xla.at(metadata))
-    assert xla.call(extension_start=xla.at(asked))
+    requested = xla.made("Metadata_Extension", extension_base=base, metadata=xla.at(metadata))
+    assert xla.call(extension_start=xla.at(requested))
     found = ctypes.addressof(metadata) + offsets("Metadata").api_version
     places = offsets("Api_Version")
     for name, value in (("major_version", 0), ("minor_version", 3)):

@@ -20,9 +20,9 @@ X64 = {"param_dtype": jnp.float64, "force_float32_reductions": False}
 KINDS = (BatchNorm, linen.BatchNorm)
 
 
-def stepped(kind, x, how, frozen, mask, **call):
+def stepped(kind, x, options, frozen, mask, **call):
     """Return the variables of a layer, and what a call and its gradients make of them."""
-    layer = kind(**how)
+    layer = kind(**options)
     made = layer.init(jax.random.key(0), x, frozen, mask=mask)
     rng = np.random.default_rng(3)
     averages = jax.tree.map(
@@ -32,8 +32,10 @@ def stepped(kind, x, how, frozen, mask, **call):
 
     def step(params, x):
         def loss(params, x):
-            given = {"params": params, "batch_stats": averages}
-            y, changed = layer.apply(given, x, frozen, mask=mask, mutable=["batch_stats"], **call)
+            operands = {"params": params, "batch_stats": averages}
+            y, changed = layer.apply(
+                operands, x, frozen, mask=mask, mutable=["batch_stats"], **call
+            )
             return scalar(y), (y, changed)
 
         integers = jnp.issubdtype(x.dtype, jnp.integer)
@@ -45,20 +47,20 @@ def stepped(kind, x, how, frozen, mask, **call):
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_as_flax_does(case, normal):
-    how, frozen, mask = split(case)
+    options, frozen, mask = split(case)
     x = normal(*SHAPE) + 2.0
-    ours, theirs = (stepped(kind, x, {**how, **X64}, frozen, mask) for kind in KINDS)
+    ours, theirs = (stepped(kind, x, {**options, **X64}, frozen, mask) for kind in KINDS)
     same(ours[0], theirs[0])
     agree(ours[1], theirs[1])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("given", "param_dtype", "dtype"), TYPES)
-def test_types(given, param_dtype, dtype, normal):
-    x = (4.0 * normal(*SHAPE) + 2.0).astype(given)
+@pytest.mark.parametrize(("operands", "param_dtype", "dtype"), TYPES)
+def test_types(operands, param_dtype, dtype, normal):
+    x = (4.0 * normal(*SHAPE) + 2.0).astype(operands)
     for frozen in (False, True):
-        how = {"dtype": dtype, "param_dtype": param_dtype}
-        ours, theirs = (stepped(kind, x, how, frozen, None) for kind in KINDS)
+        options = {"dtype": dtype, "param_dtype": param_dtype}
+        ours, theirs = (stepped(kind, x, options, frozen, None) for kind in KINDS)
         same(ours[0], theirs[0])
         agree(ours[1], theirs[1], 3e-2)
 
@@ -106,10 +108,10 @@ def test_moving_averages_move(normal):
 def test_statistics_of_all_devices(groups, masked, normal):
     x, mask = normal(4, 3, 5), jnp.asarray([True, False, True]).reshape(1, 3, 1)
     mask = jnp.broadcast_to(mask, (4, 3, 1)) if masked else None
-    how = {"use_running_average": False, "axis_name": "d", "axis_index_groups": groups, **X64}
+    options = {"use_running_average": False, "axis_name": "d", "axis_index_groups": groups, **X64}
     found = []
     for kind in KINDS:
-        layer = kind(**how)
+        layer = kind(**options)
         variables = layer.init(jax.random.key(0), x[0])
 
         def step(x, mask, layer=layer, variables=variables):
@@ -158,8 +160,8 @@ def test_within_what_linen_transforms(name, normal):
         variables = model.init(jax.random.key(0), x)
 
         def loss(params, model=model, variables=variables):
-            given = {**variables, "params": params}
-            (y, _), changed = model.apply(given, x, mutable=["batch_stats"])
+            operands = {**variables, "params": params}
+            (y, _), changed = model.apply(operands, x, mutable=["batch_stats"])
             return scalar(y), changed
 
         found.append((variables, jax.grad(loss, has_aux=True)(variables["params"])))
@@ -171,13 +173,13 @@ def test_within_what_linen_transforms(name, normal):
 
 def test_what_is_refused(normal):
     x = normal(6, 5, 4)
-    for how, call, error, message in (
+    for options, call, error, message in (
         ({"axis": 3}, {}, ArgumentValueError, "^axis: .*3"),
         ({"axis": ()}, {}, ArgumentValueError, "^axis: "),
         ({}, {"mask": jnp.ones((6, 2, 1))}, ValueError, "roadcast"),
         ({"axis_name": "nowhere"}, {}, ArgumentValueError, "^axis_name: .*nowhere"),
     ):
-        layer = BatchNorm(use_running_average=False, **how)
+        layer = BatchNorm(use_running_average=False, **options)
         variables = BatchNorm(use_running_average=False).init(jax.random.key(0), x)
         with pytest.raises(error, match=message):
             layer.apply(variables, x, mutable=["batch_stats"], **call)

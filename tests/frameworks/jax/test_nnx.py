@@ -23,9 +23,9 @@ KINDS = (BatchNorm, nnx.BatchNorm)
 pytestmark = pytest.mark.filterwarnings("ignore:scatter inputs have incompatible:FutureWarning")
 
 
-def stepped(kind, features, x, how, frozen, mask, of_y=scalar):
+def stepped(kind, features, x, options, frozen, mask, of_y=scalar):
     """Return the state of a layer, and what a call and its gradients make of it."""
-    layer = kind(features, **how, rngs=nnx.Rngs(0))
+    layer = kind(features, **options, rngs=nnx.Rngs(0))
     made = nnx.clone(nnx.state(layer))
     rng = np.random.default_rng(3)
     for each in (layer.mean, layer.var):
@@ -44,22 +44,24 @@ def stepped(kind, features, x, how, frozen, mask, of_y=scalar):
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_as_flax_does(case, normal):
-    how, frozen, mask = split(case)
-    axis = how["axis"]
+    options, frozen, mask = split(case)
+    axis = options["axis"]
     x = normal(*SHAPE) + 2.0
     if isinstance(axis, tuple):
         # flax's layer cannot train with several axes of features; it sees them as one.
         features = int(np.prod([SHAPE[k] for k in axis]))
         x = x.astype(jnp.float32)
-        y = BatchNorm(features, **how, rngs=nnx.Rngs(0))(x, frozen, mask=mask)
+        y = BatchNorm(features, **options, rngs=nnx.Rngs(0))(x, frozen, mask=mask)
         moved = jnp.moveaxis(x, axis, (-2, -1)).reshape(*[SHAPE[k] for k in rest(axis)], features)
         if mask is not None:
             mask = jnp.moveaxis(jnp.broadcast_to(mask, SHAPE), axis, (-2, -1)).reshape(moved.shape)
-        how["axis"] = -1
-        other = nnx.BatchNorm(features, **how, rngs=nnx.Rngs(0))(moved, frozen, mask=mask)
+        options["axis"] = -1
+        other = nnx.BatchNorm(features, **options, rngs=nnx.Rngs(0))(moved, frozen, mask=mask)
         agree(jnp.moveaxis(y, axis, (-2, -1)).reshape(moved.shape), other, 1e-5)
         return
-    ours, theirs = (stepped(kind, SHAPE[axis], x, {**how, **X64}, frozen, mask) for kind in KINDS)
+    ours, theirs = (
+        stepped(kind, SHAPE[axis], x, {**options, **X64}, frozen, mask) for kind in KINDS
+    )
     same(ours[0], theirs[0])
     agree(ours[1][:2], theirs[1][:2])
     # flax computes the statistics in float64, too, and keeps them in float32.
@@ -71,12 +73,14 @@ def rest(axis):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("given", "param_dtype", "dtype"), TYPES)
-def test_types(given, param_dtype, dtype, normal):
-    x = (4.0 * normal(*SHAPE) + 2.0).astype(given)
+@pytest.mark.parametrize(("operands", "param_dtype", "dtype"), TYPES)
+def test_types(operands, param_dtype, dtype, normal):
+    x = (4.0 * normal(*SHAPE) + 2.0).astype(operands)
     for frozen in (False, True):
-        how = {"dtype": dtype, "param_dtype": param_dtype}
-        ours, theirs = (stepped(kind, SHAPE[-1], x, how, frozen, None, linear) for kind in KINDS)
+        options = {"dtype": dtype, "param_dtype": param_dtype}
+        ours, theirs = (
+            stepped(kind, SHAPE[-1], x, options, frozen, None, linear) for kind in KINDS
+        )
         same(ours[0], theirs[0])
         for mine, other in zip(*map(jax.tree.leaves, (ours[1], theirs[1])), strict=True):
             assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
@@ -103,8 +107,8 @@ def test_promote_dtype_is_the_callers(normal):
         return tuple(None if each is None else each.astype(jnp.bfloat16) for each in arrays)
 
     x = normal(4, 3, 5)
-    how = {"promote_dtype": to_half, "use_bias": False, "use_running_average": True}
-    ours, theirs = (kind(5, **how, rngs=nnx.Rngs(0))(x) for kind in KINDS)
+    options = {"promote_dtype": to_half, "use_bias": False, "use_running_average": True}
+    ours, theirs = (kind(5, **options, rngs=nnx.Rngs(0))(x) for kind in KINDS)
     assert ours.dtype == jnp.bfloat16
     agree(ours, theirs, 1e-2)
 
@@ -133,9 +137,9 @@ def test_statistics_of_all_devices(groups, masked, normal):
 
 
 def test_metadata():
-    how = {"scale_metadata": {"note": 2}, "bias_metadata": {"note": 3}}
+    options = {"scale_metadata": {"note": 2}, "bias_metadata": {"note": 3}}
     for kind in KINDS:
-        layer = kind(4, **how, rngs=nnx.Rngs(0))
+        layer = kind(4, **options, rngs=nnx.Rngs(0))
         assert (layer.scale.note, layer.bias.note) == (2, 3)
         assert isinstance(layer.scale, nnx.Param)
         assert isinstance(layer.mean, nnx.BatchStat)

@@ -88,13 +88,13 @@ def test_the_battery(name):
 @pytest.mark.parametrize("shape", [(6, 5, 3, 4), (3, 17, 7, 7), (9, 5), (40, 12, 30)])
 def test_every_pass_against_the_oracle(shape, data_format, dtype, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
-    how = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
-    found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **how)
+    settings = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
+    found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **settings)
     assert [each.dtype for each in found] == [dtype, data.gamma.dtype, data.gamma.dtype]
     assert_passed(check_forward(data.x, data.gamma, data.beta, arrays(found), **data.options))
-    given = (data.x, data.mean, data.variance, data.gamma, data.beta)
-    y = np.asarray(backnorm.jax.batch_norm_inference(*given, **how))
-    assert_passed(check_inference(*given, y, **data.options))
+    operands = (data.x, data.mean, data.variance, data.gamma, data.beta)
+    y = np.asarray(backnorm.jax.batch_norm_inference(*operands, **settings))
+    assert_passed(check_inference(*operands, y, **data.options))
     for training in (True, False):
         gradients = backward(*data.backward_inputs, training=training, **data.options)
         assert_passed(
@@ -107,9 +107,9 @@ def test_every_pass_against_the_oracle(shape, data_format, dtype, rng):
 def test_derivatives_of_higher_order(shape, axis, orders, layer, normal):
     inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))
     ours = weighed(
-        lambda *given: backnorm.jax.batch_norm(*given, epsilon=EPSILON, axis=axis), weights
+        lambda *operands: backnorm.jax.batch_norm(*operands, epsilon=EPSILON, axis=axis), weights
     )
-    theirs = weighed(lambda *given: textbook(*given, axis=axis), weights)
+    theirs = weighed(lambda *operands: textbook(*operands, axis=axis), weights)
     for _ in range(orders):
         mine = jax.jit(jax.grad(ours, (0, 1, 2)))(*inputs)
         agree(mine, jax.jit(jax.grad(theirs, (0, 1, 2)))(*inputs))
@@ -123,9 +123,9 @@ def test_derivatives_of_higher_order(shape, axis, orders, layer, normal):
 def test_gradients_for_any_axis(shape, axis, layer, normal):
     inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))
     ours = weighed(
-        lambda *given: backnorm.jax.batch_norm(*given, epsilon=EPSILON, axis=axis), weights
+        lambda *operands: backnorm.jax.batch_norm(*operands, epsilon=EPSILON, axis=axis), weights
     )
-    theirs = weighed(lambda *given: textbook(*given, axis=axis), weights)
+    theirs = weighed(lambda *operands: textbook(*operands, axis=axis), weights)
     agree(jax.grad(ours, (0, 1, 2))(*inputs), jax.jit(jax.grad(theirs, (0, 1, 2)))(*inputs))
 
 
@@ -146,13 +146,15 @@ def test_derivatives_of_the_backward_pass(training, layer, normal):
         dx = dy - (of_sums / 24 if training else 0.0)
         return dx * (gamma * s).reshape(column), dgamma, dbeta
 
-    def ours(*given):
-        return backnorm.jax.batch_norm_backward(*given, epsilon=EPSILON, axis=1, training=training)
+    def ours(*operands):
+        return backnorm.jax.batch_norm_backward(
+            *operands, epsilon=EPSILON, axis=1, training=training
+        )
 
     def loss(function):
-        return lambda *given: sum(
+        return lambda *operands: sum(
             jnp.sum(jnp.sin(each) * weight)
-            for each, weight in zip(function(*given), weights, strict=True)
+            for each, weight in zip(function(*operands), weights, strict=True)
         )
 
     agree(ours(*inputs), by_hand(*inputs))
@@ -169,11 +171,11 @@ def test_derivatives_with_given_statistics(layer, normal):
         mean, variance, gamma, beta = (each[:, None] for each in (mean, variance, gamma, beta))
         return gamma * (x - mean) / jnp.sqrt(variance + EPSILON) + beta
 
-    def ours(*given):
-        return backnorm.jax.batch_norm_inference(*given, epsilon=EPSILON, axis=1)
+    def ours(*operands):
+        return backnorm.jax.batch_norm_inference(*operands, epsilon=EPSILON, axis=1)
 
     def loss(function):
-        return lambda *given: jnp.sum(jnp.sin(function(*given)) * weight)
+        return lambda *operands: jnp.sum(jnp.sin(function(*operands)) * weight)
 
     agree(ours(*inputs), by_hand(*inputs))
     agree(jax.grad(loss(ours), range(5))(*inputs), jax.grad(loss(by_hand), range(5))(*inputs))
@@ -185,12 +187,17 @@ def test_derivatives_with_given_statistics(layer, normal):
 @pytest.mark.parametrize("absent", ["gamma", "beta", "both"])
 def test_without_scale_or_offset(absent, layer):
     x, gamma, beta = layer((6, 5, 4), 1)
-    given = (
+    operands = (
         None if absent in ("gamma", "both") else gamma,
         None if absent in ("beta", "both") else beta,
     )
-    full = (jnp.ones(5) if given[0] is None else gamma, jnp.zeros(5) if given[1] is None else beta)
-    agree(backnorm.jax.batch_norm(x, *given, epsilon=EPSILON, axis=1), textbook(x, *full, axis=1))
+    full = (
+        jnp.ones(5) if operands[0] is None else gamma,
+        jnp.zeros(5) if operands[1] is None else beta,
+    )
+    agree(
+        backnorm.jax.batch_norm(x, *operands, epsilon=EPSILON, axis=1), textbook(x, *full, axis=1)
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -200,8 +207,8 @@ def test_statistics_of_16_bit_parameters_are_rounded_once_and_only_at_the_end(dt
     wide = (gamma.astype(jnp.float32), beta.astype(jnp.float32))
 
     def pulled_back(*parameters):
-        def function(*given):
-            return backnorm.jax.batch_norm(*given, epsilon=EPSILON, axis=1)[0]
+        def function(*operands):
+            return backnorm.jax.batch_norm(*operands, epsilon=EPSILON, axis=1)[0]
 
         y, pull_back = jax.vjp(function, x, *parameters)
         return y, *pull_back(weight)
@@ -248,13 +255,13 @@ def test_values_propagate_and_never_raise(normal):
     # A variance that no data can have, and one of constant channels without epsilon.
     for shifted in (-1.0, 0.0):
         values = jnp.array([1.0, shifted, 1.0, 1.0])
-        given = (normal(6, 4), normal(6, 4), normal(4), values)
-        dx, dgamma, dbeta = backnorm.jax.batch_norm_backward(*given, epsilon=0.0)
+        operands = (normal(6, 4), normal(6, 4), normal(4), values)
+        dx, dgamma, dbeta = backnorm.jax.batch_norm_backward(*operands, epsilon=0.0)
         assert np.isnan(dx[:, 1]).all()
         assert np.isnan(dgamma[1])
         assert np.isfinite(dx[:, [0, 2, 3]]).all()
         assert np.isfinite(dbeta).all()
-        y = backnorm.jax.batch_norm_inference(given[0], normal(4), values, epsilon=0.0)
+        y = backnorm.jax.batch_norm_inference(operands[0], normal(4), values, epsilon=0.0)
         assert np.isnan(y[:, 1]).all()
     y, _, variance = backnorm.jax.batch_norm(jnp.ones((5, 2)), epsilon=0.0)
     assert np.isnan(y).all()
@@ -272,26 +279,26 @@ class TestFormulas:
         work = formulas.working_type(dtype)
         x, dy = x.astype(dtype), normal(*shape).astype(dtype)
         gamma, beta = gamma.astype(work), beta.astype(work)
-        how, options = {"epsilon": EPSILON}, Options(EPSILON, axis % len(shape))
+        settings, options = {"epsilon": EPSILON}, Options(EPSILON, axis % len(shape))
         tolerance = {8: 1e-13, 4: 2e-5, 2: 2e-2}[dtype.itemsize]
 
         def compiled(function, **flag):
             return jax.jit(partial(function, options=options._replace(**flag)))
 
-        mine = backnorm.jax.batch_norm(x, gamma, beta, axis=axis, **how)
+        mine = backnorm.jax.batch_norm(x, gamma, beta, axis=axis, **settings)
         agree(compiled(formulas.forward)(x, gamma, beta), mine, tolerance)
         _, mean, variance = mine
-        given = (x, mean, variance, gamma, beta)
+        operands = (x, mean, variance, gamma, beta)
         agree(
-            compiled(formulas.normalize)(*given),
-            backnorm.jax.batch_norm_inference(*given, axis=axis, **how),
+            compiled(formulas.normalize)(*operands),
+            backnorm.jax.batch_norm_inference(*operands, axis=axis, **settings),
             tolerance,
         )
         for training in (True, False):
-            given, flag = (x, dy, mean, variance, gamma), {"training": training}
+            operands, flag = (x, dy, mean, variance, gamma), {"training": training}
             agree(
-                compiled(formulas.backward, **flag)(*given),
-                backnorm.jax.batch_norm_backward(*given, axis=axis, **how, **flag),
+                compiled(formulas.backward, **flag)(*operands),
+                backnorm.jax.batch_norm_backward(*operands, axis=axis, **settings, **flag),
                 tolerance,
             )
 

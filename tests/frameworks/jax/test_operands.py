@@ -97,11 +97,11 @@ def test_all_functions_are_checked():
 
 
 def test_arrays_of_jax_are_arrays_for_the_functions_on_arrays():
-    given, canonical = operands.good(ours.batch_norm_backward)
-    wanted = canonical(**given, epsilon=1e-3, data_format="NXC")
-    for name, array in given.items():
+    arguments, canonical = operands.good(ours.batch_norm_backward)
+    wanted = canonical(**arguments, epsilon=1e-3, data_format="NXC")
+    for name, array in arguments.items():
         for kind in of_jax(array):
-            changed = given | {name: kind.value}
+            changed = arguments | {name: kind.value}
             if kind.refused or kind.label in ("deleted", "donated", "traced elsewhere"):
                 with pytest.raises(backnorm.ArgumentError, match=f"^{name}: "):
                     canonical(**changed, epsilon=1e-3, data_format="NXC")

@@ -68,10 +68,10 @@ def test_functions(tmp_path):
     agree(state.mean, 0.01 * names["x"].mean((0, 1, 2)), 1e-6)
 
     (tmp_path / "serialized").write_bytes(names["serialized"])
-    given = {"x": names["x"]}
+    operands = {"x": names["x"]}
     for name in ("parameters", "averages"):
-        given |= {f"{name}{k}": each for k, each in enumerate(names[name])}
-    np.savez(tmp_path / "given.npz", **given)
+        operands |= {f"{name}{k}": each for k, each in enumerate(names[name])}
+    np.savez(tmp_path / "given.npz", **operands)
     program = f"""
 import numpy
 given = numpy.load({str(tmp_path / "given.npz")!r})

@@ -50,42 +50,42 @@ def operands(layer, normal):
 @ADDED
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_values_and_derivatives(shape, axis, added, normal, operands):
-    given = operands(shape, axis, added)
+    arguments = operands(shape, axis, added)
     weights = normal(*shape), normal(shape[axis])
-    every = tuple(range(len(given)))
-    tangents = tuple(normal(*each.shape) for each in given)
+    every = tuple(range(len(arguments)))
+    tangents = tuple(normal(*each.shape) for each in arguments)
 
     def found(function):
-        def alone(k, *given):
+        def alone(k, *arguments):
             # One that moves alone: all others have no tangent.
             def moved(each):
-                return function(*given[:k], each, *given[k + 1 :])
+                return function(*arguments[:k], each, *arguments[k + 1 :])
 
-            return jax.jvp(moved, given[k : k + 1], tangents[k : k + 1])
+            return jax.jvp(moved, arguments[k : k + 1], tangents[k : k + 1])
 
-        def of_all(*given):
-            gradients = jax.grad(weighed(function, weights), every)(*given)
-            both = jax.jvp(function, given, tangents)
-            return gradients, both, [alone(k, *given) for k in every]
+        def of_all(*arguments):
+            gradients = jax.grad(weighed(function, weights), every)(*arguments)
+            both = jax.jvp(function, arguments, tangents)
+            return gradients, both, [alone(k, *arguments) for k in every]
 
-        return jax.jit(of_all)(*given)
+        return jax.jit(of_all)(*arguments)
 
     agree(*(found(partial(each, axis=axis)) for each in (ours, composed)))
-    agree(ours(*given, axis=axis), composed(*given, axis=axis))
+    agree(ours(*arguments, axis=axis), composed(*arguments, axis=axis))
 
 
 @pytest.mark.covering(0)
 @ADDED
 def test_the_second_order(added, normal, operands):
-    given = operands((6, 3, 4, 5), -1, added)
+    arguments = operands((6, 3, 4, 5), -1, added)
     weights = normal(6, 3, 4, 5), normal(5)
-    again = [normal(*each.shape) for each in given]
+    again = [normal(*each.shape) for each in arguments]
     seconds = [
-        gradient_of_gradient(weighed(function, weights), len(given), again)
+        gradient_of_gradient(weighed(function, weights), len(arguments), again)
         for function in (ours, composed)
     ]
-    every = tuple(range(len(given)))
-    agree(*(jax.jit(jax.grad(second, every))(*given) for second in seconds))
+    every = tuple(range(len(arguments)))
+    agree(*(jax.jit(jax.grad(second, every))(*arguments) for second in seconds))
 
 
 @ADDED
@@ -108,14 +108,14 @@ def test_every_instance_has_its_own(added, operands):
 def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, normal):
     x, dy = (normal(4, 5, 6, 40).astype(dtype) for _ in range(2))
     gamma, beta = (normal(40).astype(jnp.float32) for _ in range(2))
-    how = {"epsilon": EPSILON, "arithmetic": arithmetic}
+    settings = {"epsilon": EPSILON, "arithmetic": arithmetic}
 
-    def two(*given):
-        y, *_ = bn.batch_norm(*given, **how)
+    def two(*arguments):
+        y, *_ = bn.batch_norm(*arguments, **settings)
         return jax.nn.relu(y)
 
-    def one(*given):
-        return bn.batch_norm(*given, **how, activation="relu")[0]
+    def one(*arguments):
+        return bn.batch_norm(*arguments, **settings, activation="relu")[0]
 
     for mine, other in zip(
         jax.tree.leaves([(y, pull(dy)) for y, pull in [jax.vjp(one, x, gamma, beta)]]),
@@ -139,12 +139,12 @@ def test_an_infinity_and_nan_pass(normal):
     np.testing.assert_array_equal(*map(np.isnan, agree_as_bits))
 
 
-@pytest.mark.parametrize("how", [{"reproducible": True}, {"mask": True}], ids=str)
-def test_where_no_kernel_has_it(how, operands):
+@pytest.mark.parametrize("settings", [{"reproducible": True}, {"mask": True}], ids=str)
+def test_where_no_kernel_has_it(settings, operands):
     x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
-    how = {name: (x > 0 if name == "mask" else value) for name, value in how.items()}
-    y, *_ = bn.batch_norm(x, gamma, beta, epsilon=EPSILON, **how)
-    agree(ours(x, gamma, beta, residual, **how)[0], jax.nn.relu(y + residual))
+    settings = {name: (x > 0 if name == "mask" else value) for name, value in settings.items()}
+    y, *_ = bn.batch_norm(x, gamma, beta, epsilon=EPSILON, **settings)
+    agree(ours(x, gamma, beta, residual, **settings)[0], jax.nn.relu(y + residual))
 
 
 @pytest.mark.long
@@ -175,21 +175,21 @@ OTHERS = {
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("activation", OTHERS, ids=str)
 def test_other_activations_are_applied_to_the_output(activation, normal, operands):
-    given = operands((6, 3, 4, 5), -1, False)
+    arguments = operands((6, 3, 4, 5), -1, False)
 
     @jax.jit
-    def theirs(*given):
-        y, *statistics = textbook(*given)
+    def theirs(*arguments):
+        y, *statistics = textbook(*arguments)
         return OTHERS[activation](y), *statistics
 
     functions = partial(ours, activation=activation), theirs
     weights = normal(6, 3, 4, 5), normal(5)
-    agree(*(function(*given) for function in functions))
-    agree(*(jax.grad(weighed(function, weights), (0, 1, 2))(*given) for function in functions))
+    agree(*(function(*arguments) for function in functions))
+    agree(*(jax.grad(weighed(function, weights), (0, 1, 2))(*arguments) for function in functions))
     layer = backnorm.jax.nnx.BatchNorm(5, rngs=nnx.Rngs(0))
     for frozen in (False, True):
-        y = layer(given[0], frozen)
-        agree(layer(given[0], frozen, activation=activation), OTHERS[activation](y), 1e-6)
+        y = layer(arguments[0], frozen)
+        agree(layer(arguments[0], frozen, activation=activation), OTHERS[activation](y), 1e-6)
 
 
 @pytest.mark.covering(0)
@@ -227,8 +227,8 @@ def test_layers(frozen, axis, normal):
         agree(
             layer(x, frozen, activation="relu", residual=residual), jax.nn.relu(y + residual), 1e-6
         )
-    how = {"use_running_average": frozen, "axis": axis, "param_dtype": jnp.float64}
-    ours, theirs = (kind(**how) for kind in (backnorm.jax.linen.BatchNorm, linen.BatchNorm))
+    settings = {"use_running_average": frozen, "axis": axis, "param_dtype": jnp.float64}
+    ours, theirs = (kind(**settings) for kind in (backnorm.jax.linen.BatchNorm, linen.BatchNorm))
     variables = theirs.init(jax.random.key(0), x)
     y, _ = theirs.apply(variables, x, mutable="batch_stats")
     z, _ = ours.apply(variables, x, activation="relu", residual=residual, mutable="batch_stats")
@@ -237,9 +237,9 @@ def test_layers(frozen, axis, normal):
 
 def test_what_is_refused(operands):
     x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
-    given = {"epsilon": EPSILON, "residual": residual}
+    arguments = {"epsilon": EPSILON, "residual": residual}
     with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
-        bn.batch_norm(x, gamma, beta, **given)
+        bn.batch_norm(x, gamma, beta, **arguments)
     with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):
         ours(x, gamma, beta, residual, activation="silu")
     for activation in ("gelu", True, jax.nn.silu, Activation("silu", 6.0)):

@@ -63,16 +63,16 @@ def placed(devices, spec, *arrays):
 
 def by_numpy(x, dy, gamma, beta, axis=-1, **more):
     """Return y, mean, variance, dx, dgamma and dbeta of the operators on arrays."""
-    how = HOW | {"data_format": (axis % x.ndim,)} | more
-    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **how)
-    return y, mean, variance, *backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
+    options = HOW | {"data_format": (axis % x.ndim,)} | more
+    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **options)
+    return y, mean, variance, *backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **options)
 
 
 def both(x, dy, gamma, beta, **more):
     """Return the same of the functions on JAX's arrays, the backward pass by `jax.vjp`."""
-    how = HOW | more
+    options = HOW | more
     y, pull, (mean, variance) = jax.vjp(
-        lambda *given: (lambda y, *others: (y, others))(*batch_norm(*given, **how)),
+        lambda *operands: (lambda y, *others: (y, others))(*batch_norm(*operands, **options)),
         x, gamma, beta, has_aux=True,
     )  # fmt: skip
     dx, dgamma, dbeta = pull(dy)
@@ -106,17 +106,17 @@ def test_one_device_has_the_bits_of_arrays(dtype, x64):
     x, dy, gamma, beta = data(dtype)
     with jax.enable_x64(x64):
         for axis in (-1, 0, 2):
-            given = [np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in (x, dy)]
-            found = both(*given, gamma, beta, axis=axis)
-            assert differences(found, by_numpy(*given, gamma, beta, axis)) == []
+            operands = [np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in (x, dy)]
+            found = both(*operands, gamma, beta, axis=axis)
+            assert differences(found, by_numpy(*operands, gamma, beta, axis)) == []
         # And in any layout.
         back = [np.moveaxis(np.asarray(each), 2, -1) if each.ndim > 1 else each for each in found]
         assert differences(back, by_numpy(x, dy, gamma, beta)) == []
         for more in ({"arithmetic": "float64"}, {"training": False}):
             _, mean, variance, *_ = by_numpy(x, dy, gamma, beta)
-            given = (x, dy, mean, variance, gamma)
-            found = batch_norm_backward(*given, **HOW, **more)
-            expected = backnorm.batch_norm_backward(*given, **HOW, data_format="NXC", **more)
+            operands = (x, dy, mean, variance, gamma)
+            found = batch_norm_backward(*operands, **HOW, **more)
+            expected = backnorm.batch_norm_backward(*operands, **HOW, data_format="NXC", **more)
             assert differences(found, expected) == []
 
 
@@ -128,12 +128,12 @@ def test_any_cut_has_the_bits_of_one_device(cut):
     if "unequal" in cut:
         # Of 6 rows on 4 devices JAX takes none as an argument.
         function = jax.jit(lambda x, dy, *rest: both(x[:, :, :6], dy[:, :, :6], *rest))
-        given = [np.pad(each, ((0, 0), (0, 0), (0, 2), (0, 0))) for each in (x, dy)]
+        operands = [np.pad(each, ((0, 0), (0, 0), (0, 2), (0, 0))) for each in (x, dy)]
     else:
-        function, given = jax.jit(both), [x, dy]
+        function, operands = jax.jit(both), [x, dy]
     expected = by_numpy(x, dy, gamma, beta)
     with width(np.float32):
-        spread = placed(devices, spec, *given, gamma, beta)
+        spread = placed(devices, spec, *operands, gamma, beta)
         assert len(spread[0].sharding.device_set) == devices
         assert differences(function(*spread), expected) == []
 
@@ -159,11 +159,11 @@ def test_plain_sums_depend_on_the_cut():
     """So the tests above can fail."""
     different = set()
     for seed in range(5):
-        given = data(np.float64, seed=seed)
+        operands = data(np.float64, seed=seed)
         one = jax.jit(partial(both, reproducible=False))
-        whole = one(*given)
+        whole = one(*operands)
         for devices in (2, 3, 4):
-            different |= set(differences(one(*placed(devices, P("d"), *given)), whole))
+            different |= set(differences(one(*placed(devices, P("d"), *operands)), whole))
     assert different == set(range(6))
 
 
@@ -211,9 +211,9 @@ def test_instances_of_vmap():
     backward = jax.vmap(partial(batch_norm_backward, **HOW), (0, 0, 0, 0, None))
     y, mean, variance, *gradients = (np.stack(each) for each in zip(*expected, strict=True))
     for spec in (None, P(None, "d"), P("a", "b"), P(None, "a", None, None, "b")):
-        given = (x, dy) if spec is None else placed(4, spec, x, dy)
-        assert differences(jax.jit(mapped)(given[0], gamma, beta), (y, mean, variance)) == []
-        found = jax.jit(backward)(*given, mean, variance, gamma)
+        operands = (x, dy) if spec is None else placed(4, spec, x, dy)
+        assert differences(jax.jit(mapped)(operands[0], gamma, beta), (y, mean, variance)) == []
+        found = jax.jit(backward)(*operands, mean, variance, gamma)
         assert differences(found, gradients) == []
 
 
@@ -237,17 +237,17 @@ def test_other_derivatives_are_as_ever():
     x, dy, gamma, beta = data(np.float64, (6, 3, 4))
 
     def every(reproducible):
-        def function(*given):
-            return batch_norm(*given, epsilon=1e-5, reproducible=reproducible)
+        def function(*operands):
+            return batch_norm(*operands, epsilon=1e-5, reproducible=reproducible)
 
-        def loss(*given):
-            return jnp.sum(function(*given)[0] ** 3 * dy)
+        def loss(*operands):
+            return jnp.sum(function(*operands)[0] ** 3 * dy)
 
-        def slope(*given):
-            return sum(jnp.sum(jnp.sin(g)) for g in jax.grad(loss, (0, 1, 2))(*given))
+        def slope(*operands):
+            return sum(jnp.sum(jnp.sin(g)) for g in jax.grad(loss, (0, 1, 2))(*operands))
 
-        given = (x, gamma, beta)
-        return jax.jvp(function, given, (dy, beta, gamma)), jax.grad(slope, (0, 1, 2))(*given)
+        operands = (x, gamma, beta)
+        return jax.jvp(function, operands, (dy, beta, gamma)), jax.grad(slope, (0, 1, 2))(*operands)
 
     found, expected = (jax.tree.leaves(jax.jit(every, static_argnums=0)(r)) for r in (True, False))
     for one, other in zip(found, expected, strict=True):
@@ -291,8 +291,8 @@ def test_flax():
     ones, zeros = np.ones(8, np.float32), np.zeros(8, np.float32)
     y, *_, dx, dgamma, dbeta = by_numpy(x, dy, ones, zeros)
     for function in (by_linen, by_nnx):
-        for given in ((x, dy), spread):
-            found = [np.asarray(each) for each in jax.tree.leaves(function(*given))]
+        for operands in ((x, dy), spread):
+            found = [np.asarray(each) for each in jax.tree.leaves(function(*operands))]
             expected = [dbeta, dgamma, dx, y][: len(found)]
             assert differences(found, expected) == []
 

@@ -45,12 +45,12 @@ def test_it_is_within_its_budget(dtype, wide, shape, rng):
             return backnorm.jax.batch_norm(x, gamma, beta, epsilon=EPSILON, axis=1)
 
         def backward(x, dy, gamma):
-            _, pull_back = jax.vjp(lambda *given: forward(*given)[0], x, gamma, beta)
+            _, pull_back = jax.vjp(lambda *operands: forward(*operands)[0], x, gamma, beta)
             return pull_back(dy)
 
         inputs = [jnp.asarray(each) for each in (data.x, data.dy, data.gamma)]
         _, mean, variance = map(np.asarray, forward(inputs[0], inputs[2], beta))
-        second = jax.jit(lambda inputs, given: jax.vjp(backward, *inputs)[1](given))
+        second = jax.jit(lambda inputs, arguments: jax.vjp(backward, *inputs)[1](arguments))
         gradients = tuple(map(np.asarray, second(inputs, cotangents)))
     judge(data, mean, variance, cotangents, gradients, wide=wide, in_parts=True)
 
@@ -84,7 +84,7 @@ def test_a_constant_channel_and_an_epsilon_near_the_smallest_number(dtype, wide,
             (_, mean, variance), pull_back = jax.vjp(function, x, data.gamma, data.beta)
             return pull_back((dy, jnp.zeros_like(mean), jnp.zeros_like(variance)))
 
-        second = jax.jit(lambda inputs, given: jax.vjp(backward, *inputs)[1](given))
+        second = jax.jit(lambda inputs, arguments: jax.vjp(backward, *inputs)[1](arguments))
         by_x, by_dy = map(np.asarray, second((x, data.dy), (ddx, ddgamma, ddbeta)))
     assert np.isfinite(by_x).all()
     expected = backnorm.reference.double_backward(
@@ -113,11 +113,11 @@ def test_memory_beyond_the_results(dtype, wide, axis):
         x = jnp.ones(shape, dtype)
         channels = jnp.ones(32, formulas.working_type(x.dtype))
 
-        def second(*given):
-            return formulas.second_order(given[:5], given[5:], Options(EPSILON, axis))
+        def second(*operands):
+            return formulas.second_order(operands[:5], operands[5:], Options(EPSILON, axis))
 
-        given = (x, x, *[channels] * 3, x, *[channels] * 2)
-        measured = jax.jit(second).lower(*given).compile().memory_analysis()
+        operands = (x, x, *[channels] * 3, x, *[channels] * 2)
+        measured = jax.jit(second).lower(*operands).compile().memory_analysis()
         arithmetic = np.result_type(float if wide else np.float32)
     beyond = 0 if dtype == arithmetic else 3 * arithmetic.itemsize
     assert measured.temp_size_in_bytes <= beyond * x.size + (1 << 17)

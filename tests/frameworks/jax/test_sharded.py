@@ -86,22 +86,22 @@ def test_results_and_what_is_told(cut, arrays):
     """Both passes in training and not; of x nothing is told, of every channel two numbers."""
     spec, parts, of_channels = CUTS[cut]
     x, gamma, beta, dy = arrays
-    how = {"epsilon": EPSILON}
-    _, mean, variance = batch_norm(x, gamma, beta, **how)
+    options = {"epsilon": EPSILON}
+    _, mean, variance = batch_norm(x, gamma, beta, **options)
     functions = {
-        "forward": (partial(batch_norm, **how), (x, gamma, beta)),
-        "inference": (partial(batch_norm_inference, **how), (x, mean, variance, gamma, beta)),
-        "backward": (partial(batch_norm_backward, **how), (x, dy, mean, variance, gamma)),
+        "forward": (partial(batch_norm, **options), (x, gamma, beta)),
+        "inference": (partial(batch_norm_inference, **options), (x, mean, variance, gamma, beta)),
+        "backward": (partial(batch_norm_backward, **options), (x, dy, mean, variance, gamma)),
         "frozen": (
-            partial(batch_norm_backward, training=False, **how),
+            partial(batch_norm_backward, training=False, **options),
             (x, dy, mean, variance, gamma),
         ),
     }
-    for name, (function, given) in functions.items():
-        spread = placed(spec, *given)
+    for name, (function, operands) in functions.items():
+        spread = placed(spec, *operands)
         compiled = jax.jit(function).lower(*spread).compile()
         found = compiled(*spread)
-        agree(found, function(*given), 1e-13)
+        agree(found, function(*operands), 1e-13)
         first, *others = jax.tree.leaves(found)
         assert first.sharding.is_equivalent_to(spread[0].sharding, x.ndim)
         for each in others:
@@ -146,17 +146,17 @@ def test_derivatives(cut, arrays, normal):
     second = gradient_of_gradient(loss, 3, (dy, weights[1], weights[1]))
 
     def every(x, gamma, beta, dx):
-        given = (x, gamma, beta)
+        operands = (x, gamma, beta)
         return (
-            jax.grad(loss, (0, 1, 2))(*given),
-            jax.jvp(partial(batch_norm, epsilon=EPSILON), given, (dx, beta, gamma)),
-            jax.grad(second, (0, 1, 2))(*given),
+            jax.grad(loss, (0, 1, 2))(*operands),
+            jax.jvp(partial(batch_norm, epsilon=EPSILON), operands, (dx, beta, gamma)),
+            jax.grad(second, (0, 1, 2))(*operands),
         )
 
-    given = (x, gamma, beta, dy)
-    spread = placed(spec, *given)
+    operands = (x, gamma, beta, dy)
+    spread = placed(spec, *operands)
     compiled = jax.jit(every).lower(*spread).compile()
-    agree(compiled(*spread), jax.jit(every)(*given))
+    agree(compiled(*spread), jax.jit(every)(*operands))
     for operation, size in told(compiled).items():
         assert operation == "all-reduce" or size < x.nbytes / 4
 
@@ -172,14 +172,14 @@ def test_they_are_within_the_budget(dtype, arithmetic, rng):
     # What is told is float64, and so is no better than that of such a mean.
     ratio = 1.0 if wide else 1e4
     data = realistic_data(SHAPE, dtype, data_format="NXC", rng=rng, ratio=ratio)
-    how = {"epsilon": data.epsilon, "arithmetic": arithmetic}
+    options = {"epsilon": data.epsilon, "arithmetic": arithmetic}
     judged = {"epsilon": data.epsilon, "data_format": "NXC", "arithmetic": arithmetic}
 
-    def passed(check, function, given, **more):
-        spread = placed(P("d"), *given)
-        compiled = jax.jit(partial(function, **how, **more)).lower(*spread).compile()
+    def passed(check, function, operands, **more):
+        spread = placed(P("d"), *operands)
+        compiled = jax.jit(partial(function, **options, **more)).lower(*spread).compile()
         found = tuple(map(np.asarray, compiled(*spread)))
-        verdicts = check(*given, found, **judged, **more)
+        verdicts = check(*operands, found, **judged, **more)
         assert [each.detail for each in verdicts.values() if not each.passed] == []
         assert set(told(compiled)) == {"all-reduce"}
 
@@ -238,10 +238,10 @@ def test_instances(spec, normal):
     assert set(told(compiled)) <= {"all-reduce"}
     # A gradient of what instances share is the same array in all of them.
     one = jax.jit(jax.vmap(partial(batch_norm_backward, epsilon=EPSILON), (None, 0, 0, 0, None)))
-    given = (x[0], dy, beta * gamma, gamma**2, beta)
+    operands = (x[0], dy, beta * gamma, gamma**2, beta)
     cut = P(*spec[1:])
-    spread = [placed(cut, x[0], mesh=where.mesh)[0], jax.device_put(dy, where), *given[2:]]
-    agree(one(*spread), one(*given), 1e-13)
+    spread = [placed(cut, x[0], mesh=where.mesh)[0], jax.device_put(dy, where), *operands[2:]]
+    agree(one(*spread), one(*operands), 1e-13)
 
 
 def test_parts_that_are_not_equal(arrays):
@@ -265,8 +265,8 @@ def test_operands_in_different_parts(arrays):
     mesh = mesh_of(P("d"))
     for first, second in ((P("d"), P(None, "d")), (P(), P("d"))):
         (x_there,) = placed(first, x, mesh=mesh)
-        given = (*placed(second, dy, mesh=mesh), mean, *placed(P(), variance), gamma)
-        agree(function(x_there, *given), function(x, dy, mean, variance, gamma), 1e-13)
+        operands = (*placed(second, dy, mesh=mesh), mean, *placed(P(), variance), gamma)
+        agree(function(x_there, *operands), function(x, dy, mean, variance, gamma), 1e-13)
 
 
 def test_axes_of_explicit_types(arrays):
@@ -344,14 +344,14 @@ def test_flax_nnx(normal):
 
     x, target = normal(16, 5), normal(16, 3)
 
-    def trained(*given):
+    def trained(*operands):
         model = Model()
 
         @nnx.jit
         def step(model, x, target):
             return nnx.value_and_grad(lambda m: jnp.mean((m(x) - target) ** 2))(model)
 
-        value, gradients = step(model, *given)
+        value, gradients = step(model, *operands)
         return value, nnx.state(gradients), model.norm.mean[...], model.norm.var[...]
 
     agree(trained(*placed(P("d"), x, target)), trained(x, target), 1e-12)

@@ -79,8 +79,8 @@ def test_checkpoint(policy, inputs, normal):
             y, mean, variance = layer(x @ jnp.eye(4), gamma, beta)
             return jnp.sin(checkpoint_name(y, "y")) * jnp.sum(mean * variance)
 
-        def loss(*given, block=block):
-            return jnp.sum(block(*given) * weight)
+        def loss(*operands, block=block):
+            return jnp.sum(block(*operands) * weight)
 
         gradient = jax.grad(loss, (0, 1, 2))
         found.append(jax.jit(lambda *g, f=gradient: (f(*g), jax.jvp(f, g, g)))(*inputs))
@@ -89,8 +89,8 @@ def test_checkpoint(policy, inputs, normal):
 
 def test_policies_save_what_they_say(inputs):
     def calls(policy):
-        def loss(*given):
-            y, _, _ = jax.checkpoint(ours, policy=policy)(*given)
+        def loss(*operands):
+            y, _, _ = jax.checkpoint(ours, policy=policy)(*operands)
             return jnp.sum(jnp.sin(y) * y)
 
         return str(jax.make_jaxpr(jax.grad(loss))(*inputs)).count("backnorm_forward[")
@@ -186,7 +186,7 @@ def test_narrow_types(dtype, inputs, normal):
     x, w = (each.astype(dtype) for each in (inputs[0], normal(*SHAPE)))
     gamma, beta = (each.astype(jnp.float32) for each in inputs[1:])
     found = []
-    for layer, given in ((ours, (x, gamma, beta)), (theirs, [
+    for layer, operands in ((ours, (x, gamma, beta)), (theirs, [
         each.astype(jnp.float64) for each in (x, gamma, beta)
     ])):  # fmt: skip
 
@@ -194,8 +194,10 @@ def test_narrow_types(dtype, inputs, normal):
             return jnp.sum(layer(*g)[0].astype(jnp.float64) * w)
 
         mapped = jax.vmap(jax.grad(loss, (0, 1, 2)), (None, 0, None))
-        several = (given[0], jnp.stack([given[1], 2 * given[1]]), given[2])
-        tangents = jax.jvp(lambda x, g=given, layer=layer: layer(x, *g[1:]), given[:1], given[:1])
+        several = (operands[0], jnp.stack([operands[1], 2 * operands[1]]), operands[2])
+        tangents = jax.jvp(
+            lambda x, g=operands, layer=layer: layer(x, *g[1:]), operands[:1], operands[:1]
+        )
         found.append((tangents, mapped(*several)))
     assert found[0][0][0][0].dtype == dtype
     narrow = float(jnp.finfo(dtype).eps)

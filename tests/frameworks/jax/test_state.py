@@ -115,8 +115,8 @@ def over_a_mesh(function, axis_name, in_axes):
     mesh = jax.make_mesh((3,), (axis_name,), axis_types=(AxisType.Auto,))
     specs = tuple(P() if axis is None else P(axis_name) for axis in in_axes)
 
-    def of_part(*given):
-        here = [x if axis is None else x[0] for x, axis in zip(given, in_axes, strict=True)]
+    def of_part(*operands):
+        here = [x if axis is None else x[0] for x, axis in zip(operands, in_axes, strict=True)]
         return [each[None] for each in function(*here)]
 
     return jax.shard_map(of_part, mesh=mesh, in_specs=specs, out_specs=P(axis_name))
@@ -135,9 +135,9 @@ def test_parts_of_different_sizes(mapped, kept, inputs, normal):
     mask[:, :, 1, 2:] = False
     parts, masks = x.reshape(3, 2, 5, 4), jnp.asarray(mask)
     whole = masks.reshape(SHAPE)
-    how = partial(batch_norm, axis_name="d", **HOW)
+    options = partial(batch_norm, axis_name="d", **HOW)
     function = mapped(
-        lambda x, mask, gamma, beta: how(x, gamma, beta, mask=mask),
+        lambda x, mask, gamma, beta: options(x, gamma, beta, mask=mask),
         axis_name="d",
         in_axes=(0, 0, None, None),
     )
@@ -157,8 +157,8 @@ def test_parts_of_different_sizes(mapped, kept, inputs, normal):
 
     def loss(function, of_mapped):
         def of_parts(x, gamma, beta):
-            given = (x.reshape(parts.shape), masks) if of_mapped else (x, whole)
-            return total(function(*given, gamma, beta)[0])
+            operands = (x.reshape(parts.shape), masks) if of_mapped else (x, whole)
+            return total(function(*operands, gamma, beta)[0])
 
         gradients = jax.grad(of_parts, (0, 1, 2))
         return gradients if mapped is jax.pmap else jax.jit(gradients)
@@ -186,9 +186,9 @@ def test_a_large_mean_does_not_cancel(normal):
 def test_errors(inputs, state):
     x, gamma, beta = inputs
 
-    def refused(kind, message, **how):
+    def refused(kind, message, **options):
         with pytest.raises(kind, match=message):
-            batch_norm(x, gamma, beta, **{**HOW, **how})
+            batch_norm(x, gamma, beta, **{**HOW, **options})
 
     refused(ArgumentTypeError, "^mask: must be an array; got list", mask=[True])
     refused(ArgumentTypeError, "^mask: must be of bool; got float64", mask=x)
@@ -205,10 +205,10 @@ def test_errors(inputs, state):
         with pytest.raises(ArgumentTypeError, match=r"^axis_index_groups: "):
             grouped(groups)
 
-    def of_state(kind, message, state=state, **how):
-        given = {"training": True, **HOW, **how}
+    def of_state(kind, message, state=state, **options):
+        operands = {"training": True, **HOW, **options}
         with pytest.raises(kind, match=message):
-            batch_norm_with_state(x, state, gamma, beta, **given)
+            batch_norm_with_state(x, state, gamma, beta, **operands)
 
     of_state(ArgumentTypeError, "^state: .*tuple", state=tuple(state))
     of_state(ArgumentTypeError, "^mean: .*None", state=RunningStatistics(None, beta))

@@ -52,14 +52,14 @@ def test_batch_norm_with_state_takes_any_types(x, kept, training):
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 def test_layers_take_the_types_that_those_of_flax_take(x, library, dtype, frozen):
-    how = {"use_running_average": frozen, "dtype": dtype}
+    options = {"use_running_average": frozen, "dtype": dtype}
 
     def step(kind):
         if library == "linen":
-            layer = kind(**how)
+            layer = kind(**options)
             variables = layer.init(jax.random.key(0), x)
             return lambda: layer.apply(variables, x, mutable=["batch_stats"])
-        layer = kind(4, **how, rngs=nnx.Rngs(0))
+        layer = kind(4, **options, rngs=nnx.Rngs(0))
         return lambda: (layer(x), nnx.state(layer))
 
     ours, theirs = (OfLinen, linen.BatchNorm) if library == "linen" else (OfNnx, nnx.BatchNorm)

@@ -46,7 +46,7 @@ class TestJit:
         agree(found, jax.grad(pair[1], (0, 1, 2))(*inputs))
 
     def test_export(self, inputs):
-        compiled = jax.jit(lambda *given: ours(*given)[0])
+        compiled = jax.jit(lambda *operands: ours(*operands)[0])
         allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
         exported = export.export(compiled, platforms=["cpu", "cuda"], disabled_checks=allowed)
         again = export.deserialize(exported(*inputs).serialize())
@@ -68,8 +68,8 @@ class TestGrad:
     def test_nothing_is_compiled_again(self, inputs, pair):
         first = jax.grad(pair[0], (0, 1, 2))
 
-        def second(*given):
-            return jax.grad(lambda *g: jnp.sum(jnp.sin(first(*g)[0])), (0, 1, 2))(*given)
+        def second(*operands):
+            return jax.grad(lambda *g: jnp.sum(jnp.sin(first(*g)[0])), (0, 1, 2))(*operands)
 
         seen = []
         for _ in range(2):
@@ -129,12 +129,12 @@ class TestVmap:
         "axes", [(0, None, None), (2, None, None), (None, 0, None), (None, None, 1), (0, 0, 1)]
     )
     def test_every_instance_has_its_own_statistics(self, axes, inputs, pair, normal):
-        given = [
+        operands = [
             each if axis is None else jnp.stack([each, each + 1.5 * normal(*each.shape)], axis)
             for each, axis in zip(inputs, axes, strict=True)
         ]
         for mine, other in ((ours, theirs), (jax.grad(pair[0]), jax.grad(pair[1]))):
-            agree(*(jax.jit(jax.vmap(each, axes))(*given) for each in (mine, other)))
+            agree(*(jax.jit(jax.vmap(each, axes))(*operands) for each in (mine, other)))
 
     def test_of_vmap(self, inputs, pair, normal):
         x = normal(2, 3, *SHAPE)
@@ -241,10 +241,10 @@ class TestDevices:
     @pytest.mark.parametrize("mapped", [jax.pmap, jax.vmap])
     def test_mapped(self, mapped, order, spread, orders):
         (x, gamma, beta, w), loss = spread
-        given = (x.reshape(PARTS), gamma, beta, w.reshape(PARTS))
+        operands = (x.reshape(PARTS), gamma, beta, w.reshape(PARTS))
         axes = (0, None, None, 0)
         found = [
-            mapped(orders[order](loss(layer)), axis_name="d", in_axes=axes)(*given)
+            mapped(orders[order](loss(layer)), axis_name="d", in_axes=axes)(*operands)
             for layer in (ours, theirs)
         ]
         agree(*found)
@@ -261,7 +261,7 @@ class TestDevices:
         ],
     )
     def test_shard_map(self, name, outside, checked, order, spread, orders):
-        given, loss = spread
+        operands, loss = spread
         mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
         specs = (P("d"), P(), P(), P("d"))
 
@@ -274,16 +274,16 @@ class TestDevices:
             part = loss(layer, name)
             if outside:
                 # Differentiated from outside: the sum of what the devices return.
-                each = shared(lambda *given: part(*given)[None], P("d"))
-                return jax.jit(orders[order](lambda *given: jnp.sum(each(*given))))(*given)
+                each = shared(lambda *operands: part(*operands)[None], P("d"))
+                return jax.jit(orders[order](lambda *operands: jnp.sum(each(*operands))))(*operands)
             # JAX adds up the gradients of what is the same on all devices where it knows that.
             same = P() if checked else P("d")
-            return jax.jit(shared(orders[order](part), (P("d"), same, same)))(*given)
+            return jax.jit(shared(orders[order](part), (P("d"), same, same)))(*operands)
 
         agree(found(ours), found(theirs))
 
     def test_two_axes_at_once(self, spread, orders):
-        given, loss = spread
+        operands, loss = spread
         mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
         both = P(("a", "b"))
         found = [
@@ -294,7 +294,7 @@ class TestDevices:
                     in_specs=(both, P(), P(), both),
                     out_specs=(both, P(), P()),
                 )
-            )(*given)
+            )(*operands)
             for layer in (ours, theirs)
         ]
         agree(*found)
@@ -309,28 +309,28 @@ class TestDevices:
 
     @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
     def test_an_array_that_is_spread_by_the_compiler(self, kind, spread, orders):
-        given, loss = spread
+        operands, loss = spread
         mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
         placed = [
             jax.device_put(each, NamedSharding(mesh, P("d") if each.ndim > 1 else P()))
-            for each in given
+            for each in operands
         ]
         with jax.set_mesh(mesh):
             found = jax.jit(orders[0](loss(ours, None)))(*placed)
-        agree([np.asarray(each) for each in found], orders[0](loss(theirs, None))(*given))
+        agree([np.asarray(each) for each in found], orders[0](loss(theirs, None))(*operands))
 
 
 class TestErrors:
-    def refused(self, kind, message, *given, function=backnorm.jax.batch_norm, **how):
+    def refused(self, kind, message, *operands, function=backnorm.jax.batch_norm, **options):
         # Under jit too: an error comes when a function is traced.
         def call(*arrays):
-            return function(*arrays, **{"epsilon": EPSILON, "axis": AXIS, **how})
+            return function(*arrays, **{"epsilon": EPSILON, "axis": AXIS, **options})
 
         with pytest.raises(kind, match=message):
-            call(*given)
-        if all(isinstance(each, jax.Array) for each in given):
+            call(*operands)
+        if all(isinstance(each, jax.Array) for each in operands):
             with pytest.raises(kind, match=message):
-                jax.jit(call)(*given)
+                jax.jit(call)(*operands)
 
     def test_arrays(self, inputs):
         x, gamma, beta = inputs

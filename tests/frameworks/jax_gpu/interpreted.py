@@ -70,21 +70,21 @@ class Library:
         self.calls = []
 
     def triton_call(
-        self, *given, kernel, out_shape, grid, name, num_warps, compute_capability,
+        self, *operands, kernel, out_shape, grid, name, num_warps, compute_capability,
         enable_fp_fusion, **constants,
     ):  # fmt: skip
         assert name == f"backnorm_{kernel.__name__}"
         assert not enable_fp_fusion
         # jax-triton makes a constant of what equals 1.
-        assert not any(isinstance(each, int) and each == 1 for each in given)
-        is_array = [isinstance(each, jax.Array) for each in given]
+        assert not any(isinstance(each, int) and each == 1 for each in operands)
+        is_array = [isinstance(each, jax.Array) for each in operands]
 
         def run(*arrays):
             self.calls.append(kernel.__name__)
             values = iter(arrays)
             arguments = [
                 Pointer(np.asarray(next(values))) if is_one else each
-                for each, is_one in zip(given, is_array, strict=True)
+                for each, is_one in zip(operands, is_array, strict=True)
             ]
             results = [Pointer(np.full(each.shape, np.nan, each.dtype)) for each in out_shape]
             numbers = [each if isinstance(each, Pointer) else plain(each) for each in arguments]
@@ -94,7 +94,7 @@ class Library:
                 assert pointer.array().tobytes() == np.asarray(array).tobytes(), "input changed"
             return [each.array() for each in results]
 
-        arrays = [each for each, is_one in zip(given, is_array, strict=True) if is_one]
+        arrays = [each for each, is_one in zip(operands, is_array, strict=True) if is_one]
         return jax.pure_callback(run, list(out_shape), *arrays)
 
 

@@ -86,17 +86,17 @@ RARE = pytest.mark.sweep
 )
 def test_every_pass_against_the_oracle(shape, data_format, dtype, gpu, library, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
-    how = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
-    found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **how)
+    options = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
+    found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **options)
     assert [each.dtype for each in found] == [dtype, data.gamma.dtype, data.gamma.dtype]
     assert_passed(check_forward(data.x, data.gamma, data.beta, arrays(found), **data.options))
-    given = (data.x, data.mean, data.variance, data.gamma, data.beta)
-    y = np.asarray(backnorm.jax.batch_norm_inference(*given, **how))
-    assert_passed(check_inference(*given, y, **data.options))
-    given = (data.x, data.dy, data.mean, data.variance, data.gamma)
+    operands = (data.x, data.mean, data.variance, data.gamma, data.beta)
+    y = np.asarray(backnorm.jax.batch_norm_inference(*operands, **options))
+    assert_passed(check_inference(*operands, y, **data.options))
+    operands = (data.x, data.dy, data.mean, data.variance, data.gamma)
     for training in (True, False):
-        found = backward(*given, **data.options, training=training)
-        assert_passed(check_backward(*given, found, **data.options, training=training))
+        found = backward(*operands, **data.options, training=training)
+        assert_passed(check_backward(*operands, found, **data.options, training=training))
     assert library.calls
 
 
@@ -150,9 +150,9 @@ def test_gradients_are_those_of_the_textbook(shape, axis, gpu, library, layer, n
 @pytest.mark.parametrize("shape", [ONE, SEVERAL])
 def test_the_same_as_on_a_cpu_but_for_an_ulp(shape, gpu, library, rng):
     data = realistic_data(shape, np.dtype(np.float32), data_format="NCX", rng=rng, ratio=10.0)
-    given = (data.x, data.dy, data.mean, data.variance, data.gamma)
-    found = backward(*given, **data.options, training=True)
-    expected = backnorm.batch_norm_backward(*given, **data.options)
+    operands = (data.x, data.dy, data.mean, data.variance, data.gamma)
+    found = backward(*operands, **data.options, training=True)
+    expected = backnorm.batch_norm_backward(*operands, **data.options)
     assert library.calls
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_array_max_ulp(mine, other, 1)
@@ -206,8 +206,8 @@ class TestInstances:
         x, dy, mean = normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(3, 5)
 
         def backward(x, dy, mean):
-            how = {"epsilon": EPSILON, "axis": 1}
-            return backnorm.jax.batch_norm_backward(x, dy, mean, mean**2, **how)
+            options = {"epsilon": EPSILON, "axis": 1}
+            return backnorm.jax.batch_norm_backward(x, dy, mean, mean**2, **options)
 
         found = jax.vmap(jax.vmap(backward), (0, 0, None))(x, dy, mean)
         alone = [[backward(x[j, k], dy[j, k], mean[k]) for k in range(3)] for j in range(2)]
@@ -232,17 +232,20 @@ class TestArithmetic:
     def test_another_keeps_its_own_budget(self, dtype, other, gpu, computed, rng):
         kind = np.dtype(jnp.dtype(dtype))
         data = realistic_data(SEVERAL, kind, data_format="NCX", rng=rng, ratio=10.0)
-        how, judged = {"epsilon": data.epsilon, "axis": 1}, {**data.options, "arithmetic": other}
-        given = (data.x, data.gamma, data.beta)
-        found = backnorm.jax.batch_norm(*given, **how, arithmetic=other)
-        assert_passed(check_forward(*given, arrays(found), **judged))
-        given = (data.x, data.dy, data.mean, data.variance, data.gamma)
+        options, judged = (
+            {"epsilon": data.epsilon, "axis": 1},
+            {**data.options, "arithmetic": other},
+        )
+        operands = (data.x, data.gamma, data.beta)
+        found = backnorm.jax.batch_norm(*operands, **options, arithmetic=other)
+        assert_passed(check_forward(*operands, arrays(found), **judged))
+        operands = (data.x, data.dy, data.mean, data.variance, data.gamma)
         with backnorm.arithmetic(other):
-            found = backnorm.jax.batch_norm_backward(*given, **how)
-        assert_passed(check_backward(*given, arrays(found), **judged, training=True))
-        given = (data.x, data.mean, data.variance, data.gamma, data.beta)
-        y = backnorm.jax.batch_norm_inference(*given, **how, arithmetic=other)
-        assert_passed(check_inference(*given, np.asarray(y), **judged))
+            found = backnorm.jax.batch_norm_backward(*operands, **options)
+        assert_passed(check_backward(*operands, arrays(found), **judged, training=True))
+        operands = (data.x, data.mean, data.variance, data.gamma, data.beta)
+        y = backnorm.jax.batch_norm_inference(*operands, **options, arithmetic=other)
+        assert_passed(check_inference(*operands, np.asarray(y), **judged))
         wide = "float64" if gpu.fast_float64 else "pairs"
         expected = "float32" if other == "float32" else wide
         operations = ("forward", "backward", "inference")

@@ -135,7 +135,7 @@ def in_replicas(case, kind=BatchNormalization, traced=True, **options):
     with mirrored.scope():
         layer = case.layer(kind, **options)
     step = functools.partial(gradients, layer)
-    function = tf.function(lambda *given: step(*given), autograph=False) if traced else step
+    function = tf.function(lambda *operands: step(*operands), autograph=False) if traced else step
     x, dy = map(case.cut, case.data())
     y, dx, *channels = map(everywhere, mirrored.run(function, args=(spread(x), spread(dy))))
     moved = [everywhere(v.value) for v in (layer.moving_mean, layer.moving_variance)]
@@ -152,7 +152,7 @@ def mutated(mutant):
             both = replica.all_reduce(tf.distribute.ReduceOp.MEAN, both)
         return *tf.unstack(both), replica.all_reduce(tf.distribute.ReduceOp.SUM, count)
 
-    wrong = {"sums_of_all": lambda *given: given[:2]}
+    wrong = {"sums_of_all": lambda *operands: operands[:2]}
     wrong = wrong if mutant == "local sums" else {"moments_of_all": moments}
     with mock.patch.multiple(synchronised, **wrong):
         return in_replicas(CASES["uneven"], traced=False)
@@ -250,8 +250,8 @@ def compiled():
 
     def step():
         place = tf.distribute.get_replica_context().replica_id_in_sync_group
-        given = map(tf.constant, parts[int(tf.get_static_value(place))])
-        return two_orders(batch_norm_synchronised, *given)
+        operands = map(tf.constant, parts[int(tf.get_static_value(place))])
+        return two_orders(batch_norm_synchronised, *operands)
 
     mirrored = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
@@ -339,9 +339,9 @@ def of_worker(index, ports):
     case = CASES["uneven"]
     with workers.scope():
         layer = case.layer()
-    given = [tf.constant(case.cut(each)[index]) for each in case.data()]
+    operands = [tf.constant(case.cut(each)[index]) for each in case.data()]
     step = tf.function(functools.partial(gradients, layer), autograph=False)
-    found = [np.asarray(each) for each in workers.run(step, args=given)]
+    found = [np.asarray(each) for each in workers.run(step, args=operands)]
     return *found, *(np.asarray(v.value) for v in (layer.moving_mean, layer.moving_variance))
 
 

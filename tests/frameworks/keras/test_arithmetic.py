@@ -20,10 +20,10 @@ SHAPE = (6, 14, 13, 5)
 
 def canonical(layer, x, dy, arithmetic):
     """Return y and the gradients of a layer from NumPy's functions."""
-    how = {"epsilon": layer.epsilon, "data_format": "NXC", "arithmetic": arithmetic}
+    options = {"epsilon": layer.epsilon, "data_format": "NXC", "arithmetic": arithmetic}
     gamma, beta = (keras.ops.convert_to_numpy(v) for v in (layer.gamma, layer.beta))
-    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **how)
-    return y, *backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
+    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **options)
+    return y, *backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **options)
 
 
 def same(found, expected):

@@ -136,8 +136,8 @@ def test_weights_go_both_ways(model, x, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["export", "tf.saved_model.save"])
-def test_a_saved_model_is_of_the_frameworks_operators_alone(model, x, tmp_path, backend, how):
+@pytest.mark.parametrize("options", ["export", "tf.saved_model.save"])
+def test_a_saved_model_is_of_the_frameworks_operators_alone(model, x, tmp_path, backend, options):
     if backend != "tensorflow":
         pytest.skip("JAX and PyTorch export through other packages")
     import tensorflow as tf
@@ -146,7 +146,7 @@ def test_a_saved_model_is_of_the_frameworks_operators_alone(model, x, tmp_path, 
     # What was traced in training calls Python, and is not saved.
     convert(model).compile("sgd", "mse")
     model.fit(x, np.sin(x[:, 0, 0, :3]), verbose=0)
-    if how == "export":
+    if options == "export":
         model.export(path, verbose=False)
     else:
         tf.saved_model.save(model, path)

@@ -21,11 +21,15 @@ SHAPE = (6, 14, 13, 5)
 
 def canonical(layer, x, dy, data_format="NXC"):
     """Return y, the gradients and the statistics of a layer from NumPy's functions."""
-    how = {"epsilon": layer.epsilon, "data_format": data_format, "arithmetic": layer.arithmetic}
-    how["reproducible"] = True
+    settings = {
+        "epsilon": layer.epsilon,
+        "data_format": data_format,
+        "arithmetic": layer.arithmetic,
+    }
+    settings["reproducible"] = True
     gamma, beta = (keras.ops.convert_to_numpy(v) for v in (layer.gamma, layer.beta))
-    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **how)
-    gradients = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
+    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **settings)
+    gradients = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **settings)
     return y, *gradients, mean, variance
 
 
@@ -128,12 +132,12 @@ def test_what_is_no_flag_is_refused(value):
 def test_what_keras_computes_is_refused_in_training(rng, special):
     layer = Ours(reproducible=True, renorm=special == "renorm")
     x = rng.normal(size=(6, 7, 5)).astype("f")
-    given = {"mask": np.arange(42).reshape(6, 7) % 3 > 0} if special == "mask" else {}
-    layer(x, training=False, **given)
+    operands = {"mask": np.arange(42).reshape(6, 7) % 3 > 0} if special == "mask" else {}
+    layer(x, training=False, **operands)
     with pytest.raises(ArgumentValueError, match=r"reproducible: .*mask or renorm=True.*got True"):
-        layer(x, training=True, **given)
+        layer(x, training=True, **operands)
     layer.trainable = False
-    layer(x, training=True, **given)
+    layer(x, training=True, **operands)
 
 
 def test_xla_is_refused(rng, backend):

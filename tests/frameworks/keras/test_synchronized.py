@@ -82,10 +82,10 @@ def wrong(case, found):
         if case.affine
         else (None, None)
     )
-    how = {"epsilon": EPSILON, "data_format": case.data_format, "arithmetic": case.arithmetic}
-    exact = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
-    verdicts = check_forward(x, gamma, beta, (y, mean, variance), **how)
-    of_x = check_backward(x, dy, mean, variance, gamma, (dx, *exact[1:]), **how)
+    settings = {"epsilon": EPSILON, "data_format": case.data_format, "arithmetic": case.arithmetic}
+    exact = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **settings)
+    verdicts = check_forward(x, gamma, beta, (y, mean, variance), **settings)
+    of_x = check_backward(x, dy, mean, variance, gamma, (dx, *exact[1:]), **settings)
     said = [v.detail for v in (*verdicts.values(), of_x["dx"]) if not v.passed]
     # Of each part rounded once, added up here.
     eps = np.finfo(mean.dtype).eps
@@ -159,17 +159,17 @@ def test_nothing_in_any_replica(two):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("how", ["eager", "graph", "XLA"])
+@pytest.mark.parametrize("settings", ["eager", "graph", "XLA"])
 @pytest.mark.parametrize("where", ["alone", "one replica"])
-def test_one_replica_is_a_layer_like_others(how, where):
+def test_one_replica_is_a_layer_like_others(settings, where):
     case = Case((6,))
     x, dy = (tf.constant(each) for each in case.data())
     results = []
     for synchronized in (True, False):
         layer = case.layer(synchronized=synchronized)
         step = functools.partial(gradients, layer)
-        if how != "eager":
-            step = tf.function(step, autograph=False, jit_compile=how == "XLA")
+        if settings != "eager":
+            step = tf.function(step, autograph=False, jit_compile=settings == "XLA")
         if where == "one replica":
             found = tf.distribute.OneDeviceStrategy("CPU:0").run(step, args=(x, dy))
         else:
@@ -197,9 +197,9 @@ def test_a_batch_whose_size_is_not_known_while_tracing(size, two):
         np.testing.assert_allclose(mean, layer.get_weights()[2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["eager", "graph"])
-def test_a_second_derivative_is_refused(how, two):
-    kinds, text = two[f"twice, {how}"]
+@pytest.mark.parametrize("settings", ["eager", "graph"])
+def test_a_second_derivative_is_refused(settings, two):
+    kinds, text = two[f"twice, {settings}"]
     assert "BacknormError" in kinds
     assert "differentiable once, not twice" in text
 

@@ -41,14 +41,14 @@ def run(request):
         tensors = [None if array is None else tf.convert_to_tensor(array) for array in arrays]
         if request.param == "eager":
             return function(*tensors)
-        given = [tensor for tensor in tensors if tensor is not None]
-        signature = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in given]
+        operands = [tensor for tensor in tensors if tensor is not None]
+        signature = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in operands]
 
         def traced(*present):
             remaining = iter(present)
             return function(*(None if t is None else next(remaining) for t in tensors))
 
-        return tf.function(traced, input_signature=signature)(*given)
+        return tf.function(traced, input_signature=signature)(*operands)
 
     return call
 

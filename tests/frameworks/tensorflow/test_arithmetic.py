@@ -31,12 +31,12 @@ def data(rng):
     return lambda dtype: realistic_data(SHAPE, dtype, data_format="NXC", rng=rng, ratio=30.0)
 
 
-def everything(x, dy, mean, variance, gamma, beta, **how):
+def everything(x, dy, mean, variance, gamma, beta, **options):
     """Return what the three functions make of tensors."""
-    given = {"epsilon": 1e-5, **how}
-    forward = ours.batch_norm(x, gamma, beta, **given)
-    y = ours.batch_norm_inference(x, mean, variance, gamma, beta, **given)
-    return *forward, y, *ours.batch_norm_backward(x, dy, mean, variance, gamma, **given)
+    operands = {"epsilon": 1e-5, **options}
+    forward = ours.batch_norm(x, gamma, beta, **operands)
+    y = ours.batch_norm_inference(x, mean, variance, gamma, beta, **operands)
+    return *forward, y, *ours.batch_norm_backward(x, dy, mean, variance, gamma, **operands)
 
 
 def arrays(data):
@@ -45,55 +45,55 @@ def arrays(data):
 
 def canonical(data, arithmetic):
     """Return the same from NumPy's functions."""
-    how = {"epsilon": 1e-5, "data_format": "NXC", "arithmetic": arithmetic}
+    options = {"epsilon": 1e-5, "data_format": "NXC", "arithmetic": arithmetic}
     x, dy, *channels, beta = arrays(data)
-    forward = backnorm.batch_norm_forward(x, data.gamma, beta, **how)
-    y = backnorm.batch_norm_inference(x, *channels, beta, **how)
-    return *forward, y, *backnorm.batch_norm_backward(x, dy, *channels, **how)
+    forward = backnorm.batch_norm_forward(x, data.gamma, beta, **options)
+    y = backnorm.batch_norm_inference(x, *channels, beta, **options)
+    return *forward, y, *backnorm.batch_norm_backward(x, dy, *channels, **options)
 
 
 @ARITHMETICS
 @TYPES
 def test_bits_are_those_of_numpys_functions(run, dtype, arithmetic, data):
-    given, other = data(dtype), OTHER[arithmetic]
-    expected, others = canonical(given, arithmetic), canonical(given, other)
+    operands, other = data(dtype), OTHER[arithmetic]
+    expected, others = canonical(operands, arithmetic), canonical(operands, other)
     if dtype != BFLOAT16:
         differ(expected, others)
-    same(run(partial(everything, arithmetic=arithmetic), *arrays(given)), expected)
+    same(run(partial(everything, arithmetic=arithmetic), *arrays(operands)), expected)
     with backnorm.arithmetic(arithmetic):
-        same(run(everything, *arrays(given)), expected)
+        same(run(everything, *arrays(operands)), expected)
         # A call's own argument has precedence.
-        same(run(partial(everything, arithmetic=other), *arrays(given)), others)
-    same(run(everything, *arrays(given)), canonical(given, None))
+        same(run(partial(everything, arithmetic=other), *arrays(operands)), others)
+    same(run(everything, *arrays(operands)), canonical(operands, None))
 
 
 @ARITHMETICS
 def test_a_function_keeps_what_it_was_traced_with(arithmetic, data):
-    given = data(FLOAT32)
-    tensors, traced = list(map(tf.constant, arrays(given))), tf.function(everything)
+    operands = data(FLOAT32)
+    tensors, traced = list(map(tf.constant, arrays(operands))), tf.function(everything)
     for block in (arithmetic, OTHER[arithmetic]):
         with backnorm.arithmetic(block):
-            same(traced(*tensors), canonical(given, arithmetic))
+            same(traced(*tensors), canonical(operands, arithmetic))
 
 
 @ARITHMETICS
 @TYPES
 def test_gradients_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
-    given = data(dtype)
-    x, gamma, beta = map(tf.constant, (given.x, given.gamma, given.beta))
+    operands = data(dtype)
+    x, gamma, beta = map(tf.constant, (operands.x, operands.gamma, operands.beta))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([x, gamma, beta])
         with backnorm.arithmetic(arithmetic):
             y, mean, variance = ours.batch_norm(x, gamma, beta, epsilon=1e-5)
             frozen = ours.batch_norm_inference(x, mean, variance, gamma, beta, epsilon=1e-5)
     backward = partial(
-        backnorm.batch_norm_backward, given.x, given.dy, mean.numpy(), variance.numpy(),
-        given.gamma, epsilon=1e-5, data_format="NXC",
+        backnorm.batch_norm_backward, operands.x, operands.dy, mean.numpy(), variance.numpy(),
+        operands.gamma, epsilon=1e-5, data_format="NXC",
     )  # fmt: skip
     for result, training in ((y, True), (frozen, False)):
         expected = backward(training=training, arithmetic=arithmetic)
         with backnorm.arithmetic(OTHER[arithmetic]):
-            found = tape.gradient(result, [x, gamma, beta], output_gradients=given.dy)
+            found = tape.gradient(result, [x, gamma, beta], output_gradients=operands.dy)
         same(found, expected)
         if dtype == FLOAT32:
             differ(found, backward(training=training, arithmetic=OTHER[arithmetic]))
@@ -101,16 +101,16 @@ def test_gradients_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
 
 @ARITHMETICS
 def test_the_second_order_has_its_own(arithmetic, data):
-    given = data(FLOAT32)
-    inputs = list(map(tf.constant, (given.x, given.dy, given.gamma)))
-    channels = tf.constant(given.mean), tf.constant(given.variance)
+    operands = data(FLOAT32)
+    inputs = list(map(tf.constant, (operands.x, operands.dy, operands.gamma)))
+    channels = tf.constant(operands.mean), tf.constant(operands.variance)
     found = []
     for each in (arithmetic, None):
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             x, dy, gamma = inputs
-            how = {"epsilon": 1e-5, "arithmetic": each}
-            results = ours.batch_norm_backward(x, dy, *channels, gamma, **how)
+            options = {"epsilon": 1e-5, "arithmetic": each}
+            results = ours.batch_norm_backward(x, dy, *channels, gamma, **options)
         found.append(
             tape.gradient(results, inputs, output_gradients=list(map(tf.sin, [dy, gamma, gamma])))
         )
@@ -121,12 +121,12 @@ def test_the_second_order_has_its_own(arithmetic, data):
 @pytest.mark.parametrize("mode", ["XLA", "forward"])
 @TYPES
 def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):
-    given = data(dtype)
-    x, dy, *channels, beta = arrays(given)
-    tensors = list(map(tf.constant, arrays(given)))
+    operands = data(dtype)
+    x, dy, *channels, beta = arrays(operands)
+    tensors = list(map(tf.constant, arrays(operands)))
 
-    def in_mode(**how):
-        called = partial(everything, **how)
+    def in_mode(**options):
+        called = partial(everything, **options)
         if mode == "XLA":
             return tf.function(called, jit_compile=True)(*tensors)
         with tf.autodiff.ForwardAccumulator(tensors[0], tensors[1]) as accumulator:
@@ -140,12 +140,12 @@ def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):
     # TensorFlow's cast to 16 bits is by way of float32, outside of XLA.
     budget_of_wide = "float64" if dtype == FLOAT32 else None
     for arithmetic, found in ((budget_of_wide, wide), ("float32", narrow)):
-        how = {"epsilon": 1e-5, "data_format": "NXC", "arithmetic": arithmetic}
+        options = {"epsilon": 1e-5, "data_format": "NXC", "arithmetic": arithmetic}
         found = list(map(np.asarray, found))
         verdicts = [
-            *check_forward(x, given.gamma, beta, tuple(found[:3]), **how).values(),
-            *check_inference(x, *channels, beta, found[3], **how).values(),
-            *check_backward(x, dy, *channels, tuple(found[4:7]), **how).values(),
+            *check_forward(x, operands.gamma, beta, tuple(found[:3]), **options).values(),
+            *check_inference(x, *channels, beta, found[3], **options).values(),
+            *check_backward(x, dy, *channels, tuple(found[4:7]), **options).values(),
         ]
         assert [each.detail for each in verdicts if not each.passed] == []
 
@@ -154,10 +154,10 @@ def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):
 def test_what_is_refused_is_refused_in_the_words_of_the_core(run, name):
     counts = {"batch_norm": (1, 0), "batch_norm_inference": (1, 2), "batch_norm_backward": (2, 2)}
     large, small = counts[name]
-    given = [np.arange(12.0).reshape(4, 3)] * large + [np.arange(1.0, 4.0)] * small
+    operands = [np.arange(12.0).reshape(4, 3)] * large + [np.arange(1.0, 4.0)] * small
 
-    def call(**how):
-        return run(partial(getattr(ours, name), epsilon=1e-3, **how), *given)
+    def call(**options):
+        return run(partial(getattr(ours, name), epsilon=1e-3, **options), *operands)
 
     known = r"^arithmetic: unknown; got 'float16'; accepted: 'float32' or 'float64'"
     with pytest.raises(ArgumentValueError, match=known):

@@ -24,7 +24,7 @@ def layer(x, gamma, beta):
 
 
 @pytest.fixture
-def given(rng):
+def operands(rng):
     """Return x, gamma and beta, a tangent of each, and weights that make a scalar of y."""
     shapes = [(4, 2, 3), (3,), (3,)]
     return [tf.constant(rng.normal(0.3, 1.5, shape)) for shape in (*shapes, *shapes, shapes[0])]
@@ -121,8 +121,8 @@ WAYS = {
 @pytest.mark.long
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_that_of_the_composed_layer(given, close, way, traced):
-    arguments = given[:3], given[3:6], given[6]
+def test_it_is_that_of_the_composed_layer(operands, close, way, traced):
+    arguments = operands[:3], operands[3:6], operands[6]
 
     def run(function):
         def call():
@@ -134,8 +134,8 @@ def test_it_is_that_of_the_composed_layer(given, close, way, traced):
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
-def test_a_tangent_goes_through_a_function(given, close, traced):
-    arguments = given[:3], given[3:6], given[6]
+def test_a_tangent_goes_through_a_function(operands, close, traced):
+    arguments = operands[:3], operands[3:6], operands[6]
 
     def call():
         return forward(tf.function(layer), *arguments)
@@ -146,9 +146,9 @@ def test_a_tangent_goes_through_a_function(given, close, traced):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("way", [*SECOND[:2], of_the_incoming_gradient])
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
-def test_around_a_function_the_second_order_is_refused(given, way, traced):
+def test_around_a_function_the_second_order_is_refused(operands, way, traced):
     def call():
-        return way(tf.function(layer), given[:3], given[3:6], given[6])
+        return way(tf.function(layer), operands[:3], operands[3:6], operands[6])
 
     with pytest.raises(BacknormError, match="put it within the function"):
         tf.function(call)() if traced else call()
@@ -203,8 +203,8 @@ def test_tensorflows_gradient_checker(rng, name, traced):
     sources = [rng.uniform(0.5, 2.0, shape) for shape in shapes]
     weights: list[tf.Tensor] = []
 
-    def weighted(*given):
-        terms = (w * tf.sin(r) for r, w in zip(operation(name, *given), weights, strict=True))
+    def weighted(*operands):
+        terms = (w * tf.sin(r) for r, w in zip(operation(name, *operands), weights, strict=True))
         return tf.add_n([tf.reduce_sum(term) for term in terms])
 
     weights += [tf.constant(rng.normal(size=r.shape)) for r in operation(name, *sources)]

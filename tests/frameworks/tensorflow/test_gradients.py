@@ -84,12 +84,12 @@ WAYS = {
 @pytest.mark.parametrize("order", [first_order, second_order])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("axis", [-1, 1])
-@pytest.mark.parametrize("given", [(True, True), (False, False)], ids=["affine", "plain"])
-def test_gradients_are_those_of_the_composed_layer(tensors, close, order, way, axis, given):
+@pytest.mark.parametrize("operands", [(True, True), (False, False)], ids=["affine", "plain"])
+def test_gradients_are_those_of_the_composed_layer(tensors, close, order, way, axis, operands):
     shape = (4, 3, 5, 6)
     channels = (shape[axis],)
     x, gamma, beta, *weights = tensors(shape, channels, channels, shape, shape, channels, channels)
-    parameters = [p if there else None for p, there in zip((gamma, beta), given, strict=True)]
+    parameters = [p if there else None for p, there in zip((gamma, beta), operands, strict=True)]
     own, theirs = layer(axis)
     close(WAYS[way](order, own)(x, parameters, weights), order(theirs, x, parameters, weights))
 

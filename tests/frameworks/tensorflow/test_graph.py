@@ -145,10 +145,10 @@ def step(x, dy, gamma, beta, *, axis=-1, epsilon=EPSILON):
         tape.watch(sources)
         y, mean, variance = ours.batch_norm(x, gamma, beta, epsilon=epsilon, axis=axis)
     of_tape = tape.gradient(y, sources, output_gradients=dy)
-    given = x, dy, mean, variance, gamma
+    operands = x, dy, mean, variance, gamma
     frozen = ours.batch_norm_inference(x, mean, variance, gamma, beta, epsilon=epsilon, axis=axis)
     gradients = [
-        ours.batch_norm_backward(*given, epsilon=epsilon, axis=axis, training=training)
+        ours.batch_norm_backward(*operands, epsilon=epsilon, axis=axis, training=training)
         for training in (True, False)
     ]
     return (y, mean, variance), of_tape, frozen, *gradients
@@ -168,18 +168,20 @@ def test_xla_compiles_formulas_that_are_as_exact(rng, way, dtype, axis, data_for
     shape = (5, 4, 3, 7) if axis == -1 else (5, 7, 4, 3)
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
 
-    def function(*given):
-        return step(*given, axis=axis if given[0].shape.rank > 2 else -1, epsilon=data.epsilon)
+    def function(*operands):
+        return step(
+            *operands, axis=axis if operands[0].shape.rank > 2 else -1, epsilon=data.epsilon
+        )
 
     results = way(function)(*map(tf.constant, (data.x, data.dy, data.gamma, data.beta)))
     forward, _, frozen, *gradients = tf.nest.map_structure(np.asarray, results)
     _, mean, variance = forward
     verdicts = [check_forward(data.x, data.gamma, data.beta, forward, **data.options)]
-    given = data.x, mean, variance, data.gamma, data.beta
-    verdicts.append(check_inference(*given, frozen, **data.options))
-    given = data.x, data.dy, mean, variance, data.gamma
+    operands = data.x, mean, variance, data.gamma, data.beta
+    verdicts.append(check_inference(*operands, frozen, **data.options))
+    operands = data.x, data.dy, mean, variance, data.gamma
     for found, training in zip(gradients, (True, False), strict=True):
-        verdicts.append(check_backward(*given, found, training=training, **data.options))
+        verdicts.append(check_backward(*operands, found, training=training, **data.options))
     # The tape goes back through statistics that were not rounded: exact ones need no rounding.
     shape = (8, 4, 4, 7) if axis == -1 else (8, 7, 4, 4)
     data = exact_data(shape, dtype, data_format=data_format, rng=rng)
@@ -212,9 +214,9 @@ def test_an_unknown_rank(rng, axis):
     # One trace serves all ranks that have the axis.
     for shape in ((4, 3, 5), (2, 3, 5, 6), (6, 3, 3, 3)):
         channels = (shape[axis],)
-        given = [tf.constant(rng.normal(size=s)) for s in (shape, shape, channels, channels)]
-        for one, other in zip(*map(tf.nest.flatten, (traced(*given), step(*given, axis=axis))),
-                              strict=True):  # fmt: skip
+        operands = [tf.constant(rng.normal(size=s)) for s in (shape, shape, channels, channels)]
+        found, expected = traced(*operands), step(*operands, axis=axis)
+        for one, other in zip(*map(tf.nest.flatten, (found, expected)), strict=True):
             np.testing.assert_array_equal(one, other)
     assert traced.experimental_get_tracing_count() == 1
 

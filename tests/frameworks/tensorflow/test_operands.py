@@ -86,8 +86,8 @@ def test_every_operand_while_a_function_is_traced(name):
     plain = getattr(ours, name)
 
     @functools.wraps(plain)
-    def function(**given):
-        return tf.function(lambda: plain(**given))()
+    def function(**arguments):
+        return tf.function(lambda: plain(**arguments))()
 
     # TensorFlow's own.
     theirs = dict.fromkeys(["symbolic", "a list of symbols"], "out of scope")
@@ -99,13 +99,13 @@ def test_every_operand_while_a_function_is_traced(name):
 
 
 def test_tensors_are_arrays_for_the_functions_on_arrays():
-    given, canonical = operands.good(ours.batch_norm_backward)
-    wanted = canonical(**given, epsilon=1e-3, data_format="NXC")
-    for name, array in given.items():
+    arguments, canonical = operands.good(ours.batch_norm_backward)
+    wanted = canonical(**arguments, epsilon=1e-3, data_format="NXC")
+    for name, array in arguments.items():
         for value in (tf.constant(array), tf.Variable(array)):
-            found = canonical(**given | {name: value}, epsilon=1e-3, data_format="NXC")
+            found = canonical(**arguments | {name: value}, epsilon=1e-3, data_format="NXC")
             assert operands.differences(found, wanted) is None
         for kind in of_tensorflow(array):
             if kind.refused:
                 with pytest.raises(backnorm.ArgumentError, match=f"^{name}: "):
-                    canonical(**given | {name: kind.value}, epsilon=1e-3, data_format="NXC")
+                    canonical(**arguments | {name: kind.value}, epsilon=1e-3, data_format="NXC")

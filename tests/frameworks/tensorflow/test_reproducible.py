@@ -34,20 +34,20 @@ def data(dtype, seed=0):
     return [each.astype(dtype) for each in (x, dy, gamma, beta)]
 
 
-def step(x, dy, gamma, beta, normalise=ours.batch_norm, **how):
+def step(x, dy, gamma, beta, normalise=ours.batch_norm, **options):
     """Return y, dx, mean, variance, dgamma and dbeta."""
     with tf.GradientTape() as tape:
         tape.watch([x, gamma, beta])
-        y, mean, variance = normalise(x, gamma, beta, **{"epsilon": EPSILON, **how})
+        y, mean, variance = normalise(x, gamma, beta, **{"epsilon": EPSILON, **options})
     dx, *of_parameters = tape.gradient(y, [x, gamma, beta], output_gradients=dy)
     return y, dx, mean, variance, *of_parameters
 
 
-def canonical(x, dy, gamma, beta, **how):
+def canonical(x, dy, gamma, beta, **options):
     """Return the same from NumPy's functions."""
-    how = {"epsilon": EPSILON, "data_format": "NXC", "reproducible": True, **how}
-    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **how)
-    dx, dgamma, dbeta = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **how)
+    options = {"epsilon": EPSILON, "data_format": "NXC", "reproducible": True, **options}
+    y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **options)
+    dx, dgamma, dbeta = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, **options)
     return y, dx, mean, variance, dgamma, dbeta
 
 
@@ -56,10 +56,10 @@ reproducibly = functools.partial(step, reproducible=True)
 
 @TYPES
 def test_bits_are_those_of_numpys_functions(run, dtype):
-    given = data(dtype)
-    expected = canonical(*given)
-    same(run(reproducibly, *given), expected)
-    x, dy, gamma, _ = given
+    operands = data(dtype)
+    expected = canonical(*operands)
+    same(run(reproducibly, *operands), expected)
+    x, dy, gamma, _ = operands
     _, dx, mean, variance, *of_parameters = expected
     backward = functools.partial(ours.batch_norm_backward, epsilon=EPSILON, reproducible=True)
     same(run(backward, x, dy, mean, variance, gamma), (dx, *of_parameters))
@@ -67,9 +67,9 @@ def test_bits_are_those_of_numpys_functions(run, dtype):
 
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
 def test_there_are_bits_of_each_arithmetic(run, arithmetic):
-    given = data(FLOAT32)
-    found = run(functools.partial(reproducibly, arithmetic=arithmetic), *given)
-    same(found, canonical(*given, arithmetic=arithmetic))
+    operands = data(FLOAT32)
+    found = run(functools.partial(reproducibly, arithmetic=arithmetic), *operands)
+    same(found, canonical(*operands, arithmetic=arithmetic))
 
 
 @TYPES
@@ -103,11 +103,11 @@ def strategy(size):
     )
 
 
-def in_replicas(parts, given, traced=True, function=step, **how):
+def in_replicas(parts, operands, traced=True, function=step, **options):
     """Return what each replica finds for its part of a batch."""
-    x, dy, *parameters = given
+    x, dy, *parameters = operands
     mirrored = strategy(len(parts))
-    function = functools.partial(function, normalise=batch_norm_synchronised, **how)
+    function = functools.partial(function, normalise=batch_norm_synchronised, **options)
 
     def call(*large):
         if traced:
@@ -139,51 +139,51 @@ def joined(found):
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_replicas_have_the_bits_of_one(parts):
-    given = data(FLOAT64)
-    alone = step(*map(tf.constant, given), reproducible=True)
-    found = in_replicas(parts, given, reproducible=True)
+    operands = data(FLOAT64)
+    alone = step(*map(tf.constant, operands), reproducible=True)
+    found = in_replicas(parts, operands, reproducible=True)
     same(joined(found), alone)
     # Whatever adds them up.
     for each in found[-2:]:
         assert np.abs(each[0]).min() > 0
         assert not np.any(each[1:])
-    differ(joined(in_replicas(parts, given)), step(*map(tf.constant, given)))
+    differ(joined(in_replicas(parts, operands)), step(*map(tf.constant, operands)))
 
 
 @TYPES
 def test_replicas_have_the_bits_of_numpys_functions(dtype):
-    given = data(dtype)
-    same(joined(in_replicas((4, 0, 8), given, reproducible=True)), canonical(*given))
+    operands = data(dtype)
+    same(joined(in_replicas((4, 0, 8), operands, reproducible=True)), canonical(*operands))
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(FLOAT32, 1e-41), (FLOAT64, 1e-309)], ids=str)
 def test_replicas_keep_numbers_below_the_normal_range(dtype, factor):
     x, dy, *parameters = data(dtype)
     # Functions that are compiled run where such numbers are taken for zero.
-    for given in ((x, factor * dy, *parameters), (factor * x, dy, *parameters)):
-        given = [each.astype(dtype) for each in given]
-        found = joined(in_replicas((4, 0, 8), given, reproducible=True))
-        same(found, canonical(*given))
+    for operands in ((x, factor * dy, *parameters), (factor * x, dy, *parameters)):
+        operands = [each.astype(dtype) for each in operands]
+        found = joined(in_replicas((4, 0, 8), operands, reproducible=True))
+        same(found, canonical(*operands))
         assert any(0 < np.abs(each).max() < np.finfo(dtype).tiny for each in found)
 
 
 def test_replicas_need_no_graph():
-    given = data(FLOAT32)
-    found = in_replicas((0, 2, 9, 1), given, traced=False, reproducible=True)
-    same(joined(found), canonical(*given))
+    operands = data(FLOAT32)
+    found = in_replicas((0, 2, 9, 1), operands, traced=False, reproducible=True)
+    same(joined(found), canonical(*operands))
 
 
 def test_what_is_not_finite_in_one_replica_is_so_in_all():
-    given = data(FLOAT32)
-    x, dy, *_ = given
+    operands = data(FLOAT32)
+    x, dy, *_ = operands
     x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[11, 0, 0, 2] = np.nan, np.inf, np.inf, -np.inf
-    same(joined(in_replicas((5, 7), given, reproducible=True)), canonical(*given))
+    same(joined(in_replicas((5, 7), operands, reproducible=True)), canonical(*operands))
 
 
 def test_no_replica_has_elements():
     x, dy, *parameters = data(FLOAT32)
-    given = x[:0], dy[:0], *parameters
-    same(joined(in_replicas((0, 0), given, reproducible=True)), canonical(*given))
+    operands = x[:0], dy[:0], *parameters
+    same(joined(in_replicas((0, 0), operands, reproducible=True)), canonical(*operands))
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [(FLOAT64, 10), (BFLOAT16, 8)], ids=str)
@@ -194,12 +194,12 @@ def test_what_replicas_tell_each_other(dtype, rows, monkeypatch):
     assert messages == [(tf.int64, 3 * (rows * CHANNELS + 1))] * 6
 
 
-def squared(*given, **how):
+def squared(*operands, **options):
     """Return the gradient of dx squared."""
-    x, *_ = given
+    x, *_ = operands
     with tf.GradientTape() as tape:
         tape.watch(x)
-        _, dx, *_ = reproducibly(*given, **how)
+        _, dx, *_ = reproducibly(*operands, **options)
     return [tape.gradient(dx, x, output_gradients=dx)]
 
 
@@ -218,24 +218,24 @@ def test_forward_mode_is_refused(run):
         with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
             return function(x, *others)
 
-    given = data(FLOAT32)
-    x, dy, gamma, _ = given
+    operands = data(FLOAT32)
+    x, dy, gamma, _ = operands
     backward = functools.partial(ours.batch_norm_backward, epsilon=EPSILON, reproducible=True)
-    for function, tensors in ((reproducibly, given), (backward, (x, dy, gamma, gamma, gamma))):
+    for function, tensors in ((reproducibly, operands), (backward, (x, dy, gamma, gamma, gamma))):
         with pytest.raises(ArgumentValueError, match=NO_SUMS):
             run(functools.partial(forward_mode, function), *tensors)
 
 
 def test_xla_is_refused():
-    given = list(map(tf.constant, data(FLOAT32)))
+    operands = list(map(tf.constant, data(FLOAT32)))
     inner = tf.function(lambda *tensors: reproducibly(*tensors))
     for function in (reproducibly, inner):
         compiled = tf.function(lambda *tensors, call=function: call(*tensors), jit_compile=True)
         with pytest.raises(ArgumentValueError, match=NO_SUMS):
-            compiled(*given)
+            compiled(*operands)
 
     def in_each():
-        return batch_norm_synchronised(given[0], epsilon=EPSILON, reproducible=True)
+        return batch_norm_synchronised(operands[0], epsilon=EPSILON, reproducible=True)
 
     with pytest.raises(ArgumentValueError, match=NO_SUMS):
         strategy(2).run(tf.function(in_each, autograph=False, jit_compile=True))

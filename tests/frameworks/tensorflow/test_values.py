@@ -60,12 +60,12 @@ def test_results_are_exact_to_one_rounding(run, rng, dtype, axis, data_format, s
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-@pytest.mark.parametrize("given", [(True, True), (True, False), (False, True), (False, False)])
-def test_the_tape_gets_the_backward_pass(run, rng, dtype, given):
+@pytest.mark.parametrize("operands", [(True, True), (True, False), (False, True), (False, False)])
+def test_the_tape_gets_the_backward_pass(run, rng, dtype, operands):
     data = realistic_data((5, 4, 3, 7), dtype, data_format="NXC", rng=rng)
     parameters = [
         array if there else None
-        for array, there in zip((data.gamma, data.beta), given, strict=True)
+        for array, there in zip((data.gamma, data.beta), operands, strict=True)
     ]
 
     def gradients(x, dy, gamma, beta):
@@ -80,7 +80,7 @@ def test_the_tape_gets_the_backward_pass(run, rng, dtype, given):
     expected = backnorm.batch_norm_backward(
         data.x, data.dy, *arrays(mean, variance), parameters[0], epsilon=EPSILON, data_format="NXC"
     )
-    wanted = [expected.dx, *(g for g, there in zip(expected[1:], given, strict=True) if there)]
+    wanted = [expected.dx, *(g for g, there in zip(expected[1:], operands, strict=True) if there)]
     assert len(results) == len(wanted)
     for result, array in zip(results, wanted, strict=True):
         assert result.dtype == array.dtype

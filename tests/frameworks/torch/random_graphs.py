@@ -462,8 +462,8 @@ class _Composed(nn.Module):
         with torch.no_grad():
             # It counts, moves statistics, and raises.
             norm(x.detach())
-        given = (None, None) if norm.training else (norm.running_mean, norm.running_var)
-        return _composed(x, *given, norm.weight, norm.bias)
+        operands = (None, None) if norm.training else (norm.running_mean, norm.running_var)
+        return _composed(x, *operands, norm.weight, norm.bias)
 
 
 class _Activated(nn.Module):
@@ -532,8 +532,8 @@ class _Function(nn.Module):
             if self.library == "composed":
                 with torch.no_grad():
                     F.batch_norm(x.detach(), *tensors, *settings)
-                given = (None, None) if settings[0] else tensors[:2]
-                y = _composed(x, *given, *tensors[2:])
+                operands = (None, None) if settings[0] else tensors[:2]
+                y = _composed(x, *operands, *tensors[2:])
             elif x.dim() > 3 and x.shape[0] == 1:
                 # As in `_Flat`.
                 y = _unflattened(F.batch_norm(x.flatten(2), *tensors, *settings), x)
@@ -711,10 +711,10 @@ class Network(nn.Module):
         if not step.scope.endswith("checkpoint"):
             with packed(step.scope.removeprefix("packing=")):
                 return self._chain(step.calls, one, other)
-        how: dict[str, Any] = {"use_reentrant": step.scope == "reentrant checkpoint"}
+        call_options: dict[str, Any] = {"use_reentrant": step.scope == "reentrant checkpoint"}
         if step.scope == "forgetful checkpoint":
-            how["preserve_rng_state"] = False
-        return checkpoint(lambda a, b: self._chain(step.calls, a, b), one, other, **how)
+            call_options["preserve_rng_state"] = False
+        return checkpoint(lambda a, b: self._chain(step.calls, a, b), one, other, **call_options)
 
     def _chain(self, calls: tuple[Layer | str, ...], one: Tensor, other: Tensor) -> Tensor:
         for call in calls:

@@ -61,8 +61,8 @@ class Case(NamedTuple):
 
     def layer(self, make):
         wide = torch.float32 if self.dtype.itemsize == 2 else self.dtype
-        how = {"affine": self.affine, "arithmetic": self.arithmetic, "dtype": wide}
-        layer = make(CHANNELS, **how, reproducible=self.reproducible)
+        options = {"affine": self.affine, "arithmetic": self.arithmetic, "dtype": wide}
+        layer = make(CHANNELS, **options, reproducible=self.reproducible)
         if self.relu:
             layer.activation = RELU
         if self.affine:
@@ -151,8 +151,8 @@ def compiled(groups):
 def batched(group):
     """Return gradients of x, weight and bias of three dy at once, and one by one."""
     found = []
-    for how in ({}, {"reproducible": True}):
-        layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=group, **how)
+    for options in ({}, {"reproducible": True}):
+        layer = backnorm.torch.SyncBatchNorm(CHANNELS, process_group=group, **options)
         x = torch.randn(3, CHANNELS, 4, requires_grad=True)
         every = torch.randn(3, *x.shape)
         layer.activation = RELU
@@ -191,9 +191,9 @@ def disagreements(group, names=None):
     """Yield what processes say that call different layers, or with different settings."""
     first = dist.get_rank() == 0
 
-    def layers(count, channels=4, **how):
+    def layers(count, channels=4, **options):
         model = nn.ModuleList(nn.BatchNorm1d(channels) for _ in range(count))
-        return backnorm.torch.convert(model, sync=True, process_group=group, **how)
+        return backnorm.torch.convert(model, sync=True, process_group=group, **options)
 
     def forward(*layers):
         for layer in layers:
@@ -202,8 +202,8 @@ def disagreements(group, names=None):
     def in_order():
         forward(*layers(2)[:: 1 if first else -1])
 
-    def settings(**how):
-        return lambda: forward(*layers(1, **({} if first else how)))
+    def settings(**options):
+        return lambda: forward(*layers(1, **({} if first else options)))
 
     def activation():
         (layer,) = layers(1)
@@ -307,8 +307,8 @@ def trained(kind):
     """Train a network in this process's part of a batch; return what its parameters become."""
     torch._dynamo.reset()
     batches = batches_of(kind, dist.get_rank(), dist.get_world_size())
-    how = {"fuse": "fused" in kind, "reproducible": "reproducible" in kind}
-    model = backnorm.torch.convert(network(), sync=True, **how)
+    options = {"fuse": "fused" in kind, "reproducible": "reproducible" in kind}
+    model = backnorm.torch.convert(network(), sync=True, **options)
     if kind.startswith("one graph"):
         model = torch.compile(model, backend="aot_eager", fullgraph=True)
     no_sync = None

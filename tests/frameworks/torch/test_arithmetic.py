@@ -219,10 +219,11 @@ class TestLayers:
 
     @pytest.mark.parametrize("fuse", [False, True])
     def test_convert_sets_arithmetic_of_every_layer(self, fuse, computed):
-        how = {"dtype": torch.bfloat16}
+        settings = {"dtype": torch.bfloat16}
         model = nn.Sequential(
-            nn.Conv2d(3, 4, 1, **how), nn.BatchNorm2d(4, **how), nn.ReLU(),
-            nn.LazyBatchNorm2d(**how), backnorm.torch.BatchNorm2d(4, **how), nn.SyncBatchNorm(4),
+            nn.Conv2d(3, 4, 1, **settings), nn.BatchNorm2d(4, **settings), nn.ReLU(),
+            nn.LazyBatchNorm2d(**settings), backnorm.torch.BatchNorm2d(4, **settings),
+            nn.SyncBatchNorm(4),
         )  # fmt: skip
         before = repr(model[:3])
         reports = []
@@ -275,12 +276,12 @@ class TestTransforms:
                 x, *statistics, weight, bias, training, eps=EPS, arithmetic=OTHERS[dtype]
             )
 
-        def loss(*given):
-            return (call(*given) * dy).sum()
+        def loss(*call_operands):
+            return (call(*call_operands) * dy).sum()
 
-        given = x, weight, bias
-        jvp(call, given, given)
-        grad(loss, (0, 1, 2))(*given)
+        call_operands = x, weight, bias
+        jvp(call, call_operands, call_operands)
+        grad(loss, (0, 1, 2))(*call_operands)
         vmap(call, (0, None, None))(torch.stack([x, dy]), weight, bias)
         vmap(grad(loss), (0, None, None))(torch.stack([x, dy]), weight, bias)
         assert {arithmetic for _, arithmetic in computed()} == {OTHERS[dtype]}
@@ -302,12 +303,14 @@ class TestOperators:
         mean, variance = mean.float(), variance.float()
         tensors = {"x": x, "dy": dy, "mean": mean, "variance": variance}
         tensors |= {"weight": weight, "bias": bias}
-        given = [tensors.get(each, each) for each in OPERATORS[name]]
+        call_operands = [tensors.get(each, each) for each in OPERATORS[name]]
         operator = getattr(operations, name)
 
         def run(*more):
             first, *_ = (
-                results if isinstance(results := operator(*given, *more), tuple) else [results]
+                results
+                if isinstance(results := operator(*call_operands, *more), tuple)
+                else [results]
             )
             if name != "batch_norm_backward":
                 torch.autograd.grad(first, x, dy)
@@ -317,7 +320,7 @@ class TestOperators:
             assert run() == {own(dtype)}
         assert run(OTHERS[dtype]) == {OTHERS[dtype]}
         # Forward mode and transforms have the same.
-        outcome = torch.library.opcheck(operator, [*given, OTHERS[dtype]])
+        outcome = torch.library.opcheck(operator, [*call_operands, OTHERS[dtype]])
         assert set(outcome.values()) == {"SUCCESS"}
 
 

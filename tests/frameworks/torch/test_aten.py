@@ -78,18 +78,18 @@ def cases(shape, types):
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dialect_against_pytorch_in_float64(shape, types):
-    for given in cases(shape, types):
-        ours = aten.native_batch_norm_backward(*map_arrays(given), output_mask=ALL)
-        exact = NATIVE(*wide(given), output_mask=ALL)
-        own = NATIVE(*given, output_mask=ALL)
+    for operands in cases(shape, types):
+        ours = aten.native_batch_norm_backward(*map_arrays(operands), output_mask=ALL)
+        exact = NATIVE(*wide(operands), output_mask=ALL)
+        own = NATIVE(*operands, output_mask=ALL)
         for actual, expected, theirs in zip(map(tensor, ours), exact, own, strict=True):
             assert actual.dtype is theirs.dtype
             assert actual.shape == theirs.shape
             close(actual, expected, actual.dtype)
 
 
-def map_arrays(given):
-    return [array(v) if isinstance(v, torch.Tensor) else v for v in given]
+def map_arrays(operands):
+    return [array(v) if isinstance(v, torch.Tensor) else v for v in operands]
 
 
 def tensor(values):
@@ -106,19 +106,23 @@ def test_argument_lists_are_pytorchs(name):
     schema = getattr(torch.ops.aten, name).default._schema
     ours = inspect.signature(getattr(aten, name)).parameters.values()
     theirs = [argument.name for argument in schema.arguments]
-    assert [given.name for given in ours if given.kind is not given.KEYWORD_ONLY] == theirs
+    assert [
+        operands.name for operands in ours if operands.kind is not operands.KEYWORD_ONLY
+    ] == theirs
     # Ours alone, and by keyword alone.
-    assert [given.name for given in ours if given.kind is given.KEYWORD_ONLY] == ["arithmetic"]
+    assert [operands.name for operands in ours if operands.kind is operands.KEYWORD_ONLY] == [
+        "arithmetic"
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_two_phases_give_gradient_of_pytorch(dtype):
-    given = arguments((6, 3, 8), dtype)
-    dy, x, weight, _, _, mean, invstd = map_arrays(given[:7])
+    operands = arguments((6, 3, 8), dtype)
+    dy, x, weight, _, _, mean, invstd = map_arrays(operands[:7])
     reduced = aten.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, True, True)
     part = aten.batch_norm_backward_elemt(
         dy, x, mean, invstd, weight, *reduced[:2], np.array([48], np.int32)
     )
-    exact = NATIVE(*wide(given), output_mask=ALL)
+    exact = NATIVE(*wide(operands), output_mask=ALL)
     for actual, expected in zip((part, *reduced[2:]), exact, strict=True):
         close(tensor(actual), expected, dtype)

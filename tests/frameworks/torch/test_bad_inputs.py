@@ -35,19 +35,19 @@ def of_shapes():
     shapes = [(), (1,), (3,), (4, 3), (1, 3), (0, 3), (4, 0), (1, 0), (4, 3, 0), (1, 3, 1)]
     shapes += [(1, 3, 2), (1, 3, 1, 1), (4, 0, 5), (1, 0, 1), (2, 1, 5), (2, 3, 1, 1, 1, 1, 1)]
     for shape, running, affine in itertools.product(shapes, *[(True, False)] * 2):
-        given = {name: torch.rand(shape[1] if len(shape) > 1 else 3) + 0.5 for name in NAMES}
-        given["input"] = torch.randn(shape)
+        operands = {name: torch.rand(shape[1] if len(shape) > 1 else 3) + 0.5 for name in NAMES}
+        operands["input"] = torch.randn(shape)
         absent = [] if running else ["running_mean", "running_var"]
         absent += [] if affine else ["weight", "bias"]
-        yield f"{shape}, without {absent}", given | dict.fromkeys(absent)
+        yield f"{shape}, without {absent}", operands | dict.fromkeys(absent)
 
 
 def of_types():
     sets = [NAMES, *((name,) for name in NAMES), NAMES[1:3], NAMES[3:]]
     for dtype, beside, names in itertools.product(FLOATS + OTHERS, FLOATS, sets):
-        given = good(dtype=beside)
-        changed = {name: given[name].to(dtype) for name in names}
-        yield f"{dtype} {names} beside {beside}", given | changed
+        operands = good(dtype=beside)
+        changed = {name: operands[name].to(dtype) for name in names}
+        yield f"{dtype} {names} beside {beside}", operands | changed
 
 
 def of_settings():
@@ -69,19 +69,19 @@ def of_settings():
 GROUPS = [of_shapes, of_types, of_settings]
 
 
-def outcome(function, given):
+def outcome(function, operands):
     """Return y and running statistics, or the error."""
-    given = {
+    operands = {
         name: value.clone().detach().requires_grad_(value.requires_grad)
         if isinstance(value, torch.Tensor)
         else value
-        for name, value in given.items()
+        for name, value in operands.items()
     }
     try:
-        y = function(**given)
+        y = function(**operands)
     except Exception as error:
         return error
-    return [y, given["running_mean"], given["running_var"]]
+    return [y, operands["running_mean"], operands["running_var"]]
 
 
 def intended(error):
@@ -97,9 +97,9 @@ def intended(error):
     )
 
 
-def kinder(given):
+def kinder(operands):
     """Whether it is documented that we take what PyTorch refuses."""
-    x, *others = (given[name] for name in NAMES)
+    x, *others = (operands[name] for name in NAMES)
     if 0 in x.shape[1:2]:
         return True
     types = {each.dtype for each in others if each is not None}
@@ -113,14 +113,14 @@ def kinder(given):
 @pytest.mark.parametrize("group", GROUPS)
 def test_taken_and_refused_as_by_pytorch(group, training, grad, close):
     for name, case in group():
-        given = (
+        operands = (
             case if group is of_settings and "training" in name else case | {"training": training}
         )
-        x = given["input"]
+        x = operands["input"]
         if grad and isinstance(x, torch.Tensor) and x.is_floating_point():
-            given["input"] = x.requires_grad_()
-        theirs = outcome(functional.batch_norm, given)
-        ours = outcome(backnorm.torch.batch_norm, given)
+            operands["input"] = x.requires_grad_()
+        theirs = outcome(functional.batch_norm, operands)
+        ours = outcome(backnorm.torch.batch_norm, operands)
         if isinstance(ours, Exception):
             assert isinstance(ours, backnorm.ArgumentError), (name, ours)
             if not isinstance(theirs, Exception):
@@ -132,7 +132,7 @@ def test_taken_and_refused_as_by_pytorch(group, training, grad, close):
                 ]
                 assert not missing, (name, theirs, ours)
         elif isinstance(theirs, Exception):
-            assert kinder(given), (name, theirs)
+            assert kinder(operands), (name, theirs)
         else:
             for one, other in zip(compared(ours), compared(theirs), strict=True):
                 assert one.requires_grad == other.requires_grad, name

@@ -149,11 +149,11 @@ def test_running_statistics_of_vmap_inside(mapped, close):
 
     def moved(call):
         torch.manual_seed(1)
-        given = [
+        operands = [
             torch.rand(size if axis is None else (2, *size)).double() + 0.5
             for size, axis in zip(sizes, mapped, strict=True)
         ]
-        return call(*given), given
+        return call(*operands), operands
 
     def mapped_over(x, mean, variance, weight):
         def call(x, mean, variance, weight):

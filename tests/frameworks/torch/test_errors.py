@@ -10,7 +10,7 @@ import backnorm.torch
 
 
 def arguments(**changed):
-    given = {
+    operands = {
         "input": torch.randn(4, 3, 5),
         "running_mean": torch.zeros(3),
         "running_var": torch.ones(3),
@@ -18,7 +18,7 @@ def arguments(**changed):
         "bias": torch.zeros(3),
         "training": True,
     }
-    return given | changed
+    return operands | changed
 
 
 REFUSED = {
@@ -47,14 +47,14 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case, grad):
     changed, name, text = REFUSED[case]
-    given = arguments(**changed)
-    if grad and isinstance(given["bias"], torch.Tensor) and given["bias"].is_floating_point():
-        given["bias"] = given["bias"].clone().requires_grad_()
-    before = given["running_mean"].clone() if given["running_mean"] is not None else None
+    operands = arguments(**changed)
+    if grad and isinstance(operands["bias"], torch.Tensor) and operands["bias"].is_floating_point():
+        operands["bias"] = operands["bias"].clone().requires_grad_()
+    before = operands["running_mean"].clone() if operands["running_mean"] is not None else None
     with pytest.raises(backnorm.ArgumentError, match=text) as raised:
-        backnorm.torch.batch_norm(**given)
+        backnorm.torch.batch_norm(**operands)
     assert raised.value.argument == name
-    assert before is None or torch.equal(given["running_mean"], before)
+    assert before is None or torch.equal(operands["running_mean"], before)
 
 
 def test_other_devices_are_refused_clearly():
@@ -94,11 +94,11 @@ def test_tensor_on_device_without_kernels_raises():
 def test_residual_must_be_like_the_input_and_before_a_relu(residual, activation, training):
     for grad in (False, True):
         for reproducible in (False, True):
-            given = arguments(training=training)
-            given["input"].requires_grad_(grad)
-            before = given["running_mean"].clone()
+            operands = arguments(training=training)
+            operands["input"].requires_grad_(grad)
+            before = operands["running_mean"].clone()
             with pytest.raises(backnorm.ArgumentError, match=r"^residual: "):
                 backnorm.torch.batch_norm(
-                    **given, activation=activation, residual=residual, reproducible=reproducible
+                    **operands, activation=activation, residual=residual, reproducible=reproducible
                 )
-            assert torch.equal(given["running_mean"], before)
+            assert torch.equal(operands["running_mean"], before)

@@ -62,8 +62,8 @@ def test_pytorchs_check_of_operators(case, layouts):
     for dtype, name in (
         (torch.float64, "contiguous"), (torch.float32, "channels_last"), (torch.bfloat16, "sliced"),
     ):  # fmt: skip
-        given = tensors(dtype, name, layouts, grad=case in CALLS)
-        arguments = [given[one] if isinstance(one, str) else one for one in names]
+        inputs = tensors(dtype, name, layouts, grad=case in CALLS)
+        arguments = [inputs[one] if isinstance(one, str) else one for one in names]
         # The compiler's check takes most of the time, and is told no element type.
         of_compiler = ("test_aot_dispatch_dynamic",) if dtype is torch.float64 else ()
         outcome = opcheck(operator, arguments, test_utils=(*OF_OPERATOR, *of_compiler))
@@ -71,9 +71,9 @@ def test_pytorchs_check_of_operators(case, layouts):
 
 
 def test_operators_have_derivatives_of_two_orders(layouts):
-    given = tensors(torch.float64, "channels_last", layouts)
-    leaves = [given[name] for name in ("x", "weight", "bias")]
-    statistics = given["mean"], given["variance"]
+    inputs = tensors(torch.float64, "channels_last", layouts)
+    leaves = [inputs[name] for name in ("x", "weight", "bias")]
+    statistics = inputs["mean"], inputs["variance"]
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(lambda *leaves: operations.batch_norm(*leaves, EPS)[0], leaves)
         assert check(
@@ -82,8 +82,8 @@ def test_operators_have_derivatives_of_two_orders(layouts):
 
 
 def test_vmap_of_operators_matches_loop(layouts, close):
-    given = tensors(torch.float64, "channels_last", layouts, grad=False)
-    x, dy, weight, bias = (given[name] for name in ("x", "dy", "weight", "bias"))
+    inputs = tensors(torch.float64, "channels_last", layouts, grad=False)
+    x, dy, weight, bias = (inputs[name] for name in ("x", "dy", "weight", "bias"))
     xs = torch.stack([x, x * x], 1)
 
     def both(x, dy):

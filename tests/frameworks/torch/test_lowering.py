@@ -89,26 +89,28 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
     if training:
         exact = backnorm.batch_norm_forward(x, weight, bias, epsilon=EPS)
         statistics = [exact.mean, exact.variance]
-    how = {"epsilon": EPS, "arithmetic": arithmetic}
+    options = {"epsilon": EPS, "arithmetic": arithmetic}
     found = judge.check_relu_inference if relu else judge.check_inference
     extra = {} if ceiling is None else {"activation": Activation("relu", ceiling)}
     if not training:
-        assert_passed(found(x, *statistics, weight, bias, y, **extra, **how))
+        assert_passed(found(x, *statistics, weight, bias, y, **extra, **options))
     mask = pack_mask(counting(y, ceiling), x)
     results = x, weight, bias
     if training and relu:
         made = y, *statistics, mask
-        assert_passed(judge.check_relu_forward(*results, made, **extra, **how))
+        assert_passed(judge.check_relu_forward(*results, made, **extra, **options))
     elif training:
-        assert_passed(judge.check_forward(*results, (y, *statistics), **how))
-    given = x, dy, *statistics, weight
+        assert_passed(judge.check_forward(*results, (y, *statistics), **options))
+    arguments = x, dy, *statistics, weight
     if relu:
         verdicts = judge.check_relu_backward(
-            *given, (dx, dgamma, dbeta), mask=mask, residual=False, training=training,
-            **how,
+            *arguments, (dx, dgamma, dbeta), mask=mask, residual=False, training=training,
+            **options,
         )  # fmt: skip
     else:
-        verdicts = judge.check_backward(*given, (dx, dgamma, dbeta), training=training, **how)
+        verdicts = judge.check_backward(
+            *arguments, (dx, dgamma, dbeta), training=training, **options
+        )
     assert_passed(verdicts)
 
 
@@ -124,8 +126,8 @@ def test_formulas_are_within_the_budgets_of_kernels(dtype, training, kind, arith
             name, lambda x: x.contiguous(memory_format=torch.channels_last)
         )
         torch._dynamo.reset()
-        how = {"training": training, "kind": kind, "arithmetic": arithmetic}
-        judged(compiled(None, graphs), dtype, layout, **how)
+        options = {"training": training, "kind": kind, "arithmetic": arithmetic}
+        judged(compiled(None, graphs), dtype, layout, **options)
     called = {str(node.target) for graph in graphs for node in graph.graph.nodes}
     ours = {name for name in called if name.startswith("backnorm.")}
     forward = "forward" if training else "inference"
@@ -137,8 +139,8 @@ def test_formulas_are_within_the_budgets_of_kernels(dtype, training, kind, arith
 @pytest.mark.parametrize("ratio", [1e2, 1e4])
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
 def test_compiled_program_keeps_digits_with_large_mean(arithmetic, ratio):
-    how = {"training": True, "kind": "", "arithmetic": arithmetic, "ratio": ratio}
-    judged(compiled(None, []), torch.float32, torch.clone, **how)
+    options = {"training": True, "kind": "", "arithmetic": arithmetic, "ratio": ratio}
+    judged(compiled(None, []), torch.float32, torch.clone, **options)
 
 
 def test_float64_elements_stay_the_operators():
@@ -167,12 +169,12 @@ def test_code_of_inductor(training, dtype, arithmetic):
         ("relu6", torch.channels_last),
     ):
         torch._dynamo.reset()
-        how = {"training": training, "kind": kind, "arithmetic": arithmetic}
+        options = {"training": training, "kind": kind, "arithmetic": arithmetic}
 
         def layout(x, memory_format=memory_format):
             return x.contiguous(memory_format=memory_format)
 
-        judged(compiled("inductor"), dtype, layout, **how)
+        judged(compiled("inductor"), dtype, layout, **options)
 
 
 @pytest.mark.long

@@ -113,9 +113,11 @@ def compare(library, name, size, capsys, layout="contiguous", backend=None):
         fused = sum(each.fused for each in reports)
         allowed = 16 * growth * (1 + len(converted))
         with capsys.disabled():
-            how = " ".join([layout, *([backend] if backend else []), *(["fuse"] if fuse else [])])
+            options = " ".join(
+                [layout, *([backend] if backend else []), *(["fuse"] if fuse else [])]
+            )
             print(
-                f"\n{library:11} {name:32} {how:18} layers {len(reports):3} "
+                f"\n{library:11} {name:32} {options:18} layers {len(reports):3} "
                 f"converted {len(converted):3} fused {fused:3} difference {found:.1e} "
                 f"of {allowed:.1e} {'equal' if found <= allowed else 'DIFFERENT: ' + where}",
                 end="",

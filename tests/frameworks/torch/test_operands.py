@@ -35,9 +35,9 @@ FUNCTIONS = {"batch_norm": None, "relu": "relu", "add relu": "relu", "silu": "si
 def called(activation):
     """Return how the function is called with tensors by name."""
 
-    def call(given, training):
+    def call(operands, training):
         return backnorm.torch.batch_norm(
-            **given, training=training, eps=EPSILON, activation=activation
+            **operands, training=training, eps=EPSILON, activation=activation
         )
 
     return call
@@ -46,12 +46,12 @@ def called(activation):
 def as_module(cls):
     """Return how a module is called with tensors by name, some of which are its own."""
 
-    def call(given, training):
+    def call(operands, training):
         module = cls(CHANNELS, eps=EPSILON).train(training)
-        for name in given.keys() - {*DATA}:
+        for name in operands.keys() - {*DATA}:
             own = module._parameters if name in module._parameters else module._buffers
-            own[name] = given[name]
-        return module(**{name: given[name] for name in given if name in DATA})
+            own[name] = operands[name]
+        return module(**{name: operands[name] for name in operands if name in DATA})
 
     return call
 
@@ -89,28 +89,28 @@ def good(names, rank=4, dtype=torch.float32):
     return made
 
 
-def with_gradients(given):
+def with_gradients(operands):
     """Let tensors that can have gradients ask for them, and return which do."""
-    for name, tensor in given.items():
+    for name, tensor in operands.items():
         if name not in (*RUNNING, "dy") and isinstance(tensor, Tensor):
             # Not tensors of integers, nor those that were made in inference mode.
             with contextlib.suppress(RuntimeError):
                 tensor.requires_grad_()
     return {
         name: tensor
-        for name, tensor in given.items()
+        for name, tensor in operands.items()
         if name not in (*RUNNING, "dy") and isinstance(tensor, Tensor) and tensor.requires_grad
     }
 
 
-def values(function, given, training, wants_gradients):
+def values(function, operands, training, wants_gradients):
     """Return y, the running statistics after, and the gradients by name."""
-    given = dict(given)
-    leaves = with_gradients(given) if wants_gradients else {}
+    operands = dict(operands)
+    leaves = with_gradients(operands) if wants_gradients else {}
     # The same in all types.
-    dys = [given.pop("dy")] if "dy" in given else []
-    y = plain(function(given, training))
-    found = {"y": y, **{name: given.get(name) for name in RUNNING}}
+    dys = [operands.pop("dy")] if "dy" in operands else []
+    y = plain(function(operands, training))
+    found = {"y": y, **{name: operands.get(name) for name in RUNNING}}
     if leaves:
         (dy,) = dys or [(torch.arange(y.numel()) % 7 - 3).to(y.dtype).view(y.shape)]
         gradients = torch.autograd.grad(y, list(leaves.values()), dy, allow_unused=True)
@@ -118,19 +118,22 @@ def values(function, given, training, wants_gradients):
     return {name: each for name, each in found.items() if each is not None}
 
 
-def expected(given, training, wants_gradients, activation):
+def expected(operands, training, wants_gradients, activation):
     """Return what PyTorch computes of the same elements in float64, or None for an error."""
 
-    def theirs(given, training):
-        residual = given.pop("residual", None)
-        y = functional.batch_norm(**given, training=training, eps=EPSILON)
+    def theirs(operands, training):
+        residual = operands.pop("residual", None)
+        y = functional.batch_norm(**operands, training=training, eps=EPSILON)
         return LAST[activation](y if residual is None else y + residual)
 
     try:
-        given = {name: elements_of(each) for name, each in given.items()}
-        if given.get("residual") is not None and given["residual"].shape != given["input"].shape:
+        operands = {name: elements_of(each) for name, each in operands.items()}
+        if (
+            operands.get("residual") is not None
+            and operands["residual"].shape != operands["input"].shape
+        ):
             return None
-        return values(theirs, given, training, wants_gradients)
+        return values(theirs, operands, training, wants_gradients)
     except (ValueError, RuntimeError, AttributeError, TypeError, IndexError):
         return None
 
@@ -154,13 +157,13 @@ def cases(make_good):
     names = list(make_good())
 
     def changed(name, change):
-        given = make_good()
-        return {**given, name: change(given[name])}
+        operands = make_good()
+        return {**operands, name: change(operands[name])}
 
     def swapped(name, other):
-        given = make_good()
+        operands = make_good()
         # Not the same one twice: running statistics are written to.
-        return {**given, name: given[other].clone()}
+        return {**operands, name: operands[other].clone()}
 
     for name in names:
         for label, change in (SAME | OTHER).items():
@@ -234,8 +237,10 @@ def check(subject, training, wants_gradients, dtype, share=1.0):
             continue
 
         def made(name=name, make=make):
-            given = make()
-            return given if name == "dy" else {k: each for k, each in given.items() if k != "dy"}
+            operands = make()
+            return (
+                operands if name == "dy" else {k: each for k, each in operands.items() if k != "dy"}
+            )
 
         wanted = expected(made(), training, wants_gradients, activation)
         for _ in range(2):
@@ -293,17 +298,17 @@ def operands_of(names):
     return made
 
 
-def results_of(operator, given, options):
+def results_of(operator, operands, options):
     """Return the results of a call, in a list."""
-    found = operator(**given, **options)
+    found = operator(**operands, **options)
     return [found] if isinstance(found, Tensor) else list(found)
 
 
-def first_results(operator, given, options):
+def first_results(operator, operands, options):
     """Return the results of a first call for new tensors like these, or None for an error."""
     forget()
     try:
-        new = {name: None if tensor is None else _new(tensor) for name, tensor in given.items()}
+        new = {name: None if tensor is None else _new(tensor) for name, tensor in operands.items()}
         return results_of(operator, new, options)
     except Exception:
         return None

@@ -95,8 +95,8 @@ def samples_of(name, dtype=DOUBLE):
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_samples_of_the_operator(name, dtype, contiguous, close):
     for sample in samples_of(name, dtype):
-        given = sample if contiguous else sample.noncontiguous()
-        close(run(ours_of(name), given), run(theirs_of(name), given), factor=16)
+        operands = sample if contiguous else sample.noncontiguous()
+        close(run(ours_of(name), operands), run(theirs_of(name), operands), factor=16)
 
 
 def equal(actual, expected, **options):

@@ -95,9 +95,9 @@ def test_16_bit_parameters(rng):
 class Live(TorchDispatchMode):
     """How many bytes tensors have that were made within."""
 
-    def __init__(self, *given):
+    def __init__(self, *operands):
         super().__init__()
-        self.sizes = {tensor.untyped_storage()._cdata: 0 for tensor in given}
+        self.sizes = {tensor.untyped_storage()._cdata: 0 for tensor in operands}
         self.peak = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):

@@ -20,8 +20,8 @@ in_both_modes = pytest.mark.parametrize("training", [False, True], ids=["evaluat
 
 def good():
     """Return good tensors by name."""
-    given = {name: torch.rand(CHANNELS) + 0.5 for name in NAMES}
-    return given | {"input": torch.rand(3, CHANNELS, 4) + 0.5}
+    operands = {name: torch.rand(CHANNELS) + 0.5 for name in NAMES}
+    return operands | {"input": torch.rand(3, CHANNELS, 4) + 0.5}
 
 
 def take(tensor):
@@ -35,15 +35,15 @@ def take(tensor):
 )
 def test_operator_raises_for_tensor_without_memory(name, training):
     for is_taken in (False, True, True):
-        given = good()
+        operands = good()
         if not is_taken:
-            backnorm.torch.batch_norm(**given, training=training)
+            backnorm.torch.batch_norm(**operands, training=training)
             continue
-        take(given[name])
-        before = given["running_mean"].clone() if name != "running_mean" else None
+        take(operands[name])
+        before = operands["running_mean"].clone() if name != "running_mean" else None
         with FlopCounterMode(display=False), refused:
-            backnorm.torch.batch_norm(**given, training=training)
-        assert before is None or torch.equal(given["running_mean"], before)
+            backnorm.torch.batch_norm(**operands, training=training)
+        assert before is None or torch.equal(operands["running_mean"], before)
 
 
 @in_both_modes
@@ -51,10 +51,10 @@ def test_operator_raises_for_tensor_without_memory(name, training):
 @pytest.mark.parametrize("name", ["input", "weight", "y", "dy"])
 def test_backward_raises_for_saved_tensor_without_memory(name, activation, training):
     for is_taken in (False, False, True):
-        given = good()
-        leaves = [given[each].requires_grad_() for each in ("input", "weight", "bias")]
-        y = backnorm.torch.batch_norm(**given, training=training, activation=activation)
-        tensors = given | {"y": y, "dy": torch.rand(y.shape)}
+        operands = good()
+        leaves = [operands[each].requires_grad_() for each in ("input", "weight", "bias")]
+        y = backnorm.torch.batch_norm(**operands, training=training, activation=activation)
+        tensors = operands | {"y": y, "dy": torch.rand(y.shape)}
         # PyTorch's activations read y and dy.
         if not is_taken or (name in ("y", "dy") and not training and activation):
             torch.autograd.grad(y, leaves, tensors["dy"])
@@ -70,9 +70,9 @@ def test_backward_raises_for_saved_tensor_without_memory(name, activation, train
 @pytest.mark.parametrize("name", ["input", "weight", "dy", "ddx", "ddweight", "ddbias"])
 def test_second_order_raises_for_tensor_without_memory(name):
     for is_taken in (False, True):
-        given = good()
-        leaves = [given[each].requires_grad_() for each in ("input", "weight", "bias")]
-        y = backnorm.torch.batch_norm(**given, training=True)
+        operands = good()
+        leaves = [operands[each].requires_grad_() for each in ("input", "weight", "bias")]
+        y = backnorm.torch.batch_norm(**operands, training=True)
         dy = torch.rand(y.shape, requires_grad=True)
         gradients = torch.autograd.grad(y, leaves, dy, create_graph=True)
         cotangents = [torch.rand(gradient.shape) for gradient in gradients]
@@ -80,7 +80,7 @@ def test_second_order_raises_for_tensor_without_memory(name):
         if not is_taken:
             torch.autograd.grad(gradients, [*leaves[:2], dy], cotangents)
             continue
-        take((given | named | {"dy": dy})[name])
+        take((operands | named | {"dy": dy})[name])
         with refused:
             torch.autograd.grad(gradients, [*leaves[:2], dy], cotangents)
 
@@ -89,13 +89,13 @@ def test_saved_tensors_that_are_unpacked_as_others():
     """As by hooks that keep them elsewhere: in other classes, on other devices, without memory."""
     from torch.testing._internal.two_tensor import TwoTensor
 
-    given = good()
-    x = given["input"].requires_grad_()
+    operands = good()
+    x = operands["input"].requires_grad_()
     dy = torch.rand(x.shape) - 0.5
 
     def gradient(change):
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), change):
-            y = backnorm.torch.batch_norm(**given, training=True)
+            y = backnorm.torch.batch_norm(**operands, training=True)
         return torch.autograd.grad(y, x, dy)[0]
 
     wanted = gradient(lambda tensor: tensor)

@@ -147,18 +147,18 @@ def test_dual_tensors_of_any_arguments(training, relu, parameters, close):
             # Statistics are moved in place.
             tensors = [each.clone() for each in (x, mean, variance, weight, bias)]
             with forward_ad.dual_level():
-                given = [
+                operands = [
                     forward_ad.make_dual(each, each * each) if k in choice else each
                     for k, each in enumerate(tensors)
                 ]
                 try:
-                    y, tangent = forward_ad.unpack_dual(function(*given, training))
+                    y, tangent = forward_ad.unpack_dual(function(*operands, training))
                 except RuntimeError as error:
                     outcomes.append(error)
                     continue
                 # A tangent of 0 may be none.
                 tangent = torch.zeros_like(y) if tangent is None else tangent
-                left = [forward_ad.unpack_dual(each).tangent for each in given[1:3]]
+                left = [forward_ad.unpack_dual(each).tangent for each in operands[1:3]]
                 outcomes.append([y, tangent, *tensors[1:3], *left])
         mine, expected = outcomes
         if isinstance(expected, RuntimeError):

@@ -119,14 +119,14 @@ def compare(kind, axes, training, close, differentiate=None, out_dim=0):
 @pytest.mark.parametrize(("training", "present"), [*cases()], ids=str)
 def test_vmap_of_every_choice_of_arguments_gives_results_of_pytorch(kind, training, present, close):
     residual = ("residual",) if kind == "add relu" else ()
-    given = ("x", *residual, *present)
+    inputs = ("x", *residual, *present)
     taken = 0
-    choices = [choice for choice in subsets(given) if choice]
+    choices = [choice for choice in subsets(inputs) if choice]
     for k, choice in enumerate(choices):
         # Every place of the axis comes up, in turns.
         axes = {
             name: k % (4 if name in ("x", "residual") else 2) if name in choice else None
-            for name in given
+            for name in inputs
         }
         for differentiate in (None, "inside", "outside"):
             # What is mapped over nothing, as y is here, PyTorch can put nowhere but first.
@@ -147,7 +147,7 @@ def test_vmap_over_no_instances_gives_empty_results(training):
     def call(x, mean, variance):
         return backnorm.torch.batch_norm(x, mean, variance, training=training)
 
-    for differentiated in (call, grad(lambda *given: call(*given).pow(3).sum())):
+    for differentiated in (call, grad(lambda *inputs: call(*inputs).pow(3).sum())):
         y = vmap(differentiated)(torch.ones(0, 5, 3, 2), *statistics)
         assert y.shape == (0, 5, 3, 2)
 
@@ -175,11 +175,11 @@ def test_ensemble_by_stack_module_state_matches_its_models(mapped, training, rel
             return (call(parameters, buffers, x) * factor).pow(3).sum()
 
         place = 0 if mapped else None
-        given = x if mapped else x[0]
-        y = vmap(call, (0, 0, place))(parameters, buffers, given)
+        inputs = x if mapped else x[0]
+        y = vmap(call, (0, 0, place))(parameters, buffers, inputs)
         gradients = None
         if not training:
             # No transform lets a counter be counted that it did not make: PyTorch's neither.
-            gradients = vmap(grad(loss), (0, 0, place))(parameters, buffers, given)
+            gradients = vmap(grad(loss), (0, 0, place))(parameters, buffers, inputs)
         outcomes.append((y, [buffers[name] for name in sorted(buffers)], gradients))
     close(*outcomes)

@@ -7,9 +7,9 @@ import time
 
 from layer import Layer
 
-how = sys.argv[1]
+options = sys.argv[1]
 layer = Layer()
-if how in ("daemon", "daemon_raises"):
+if options in ("daemon", "daemon_raises"):
 
     def compute() -> None:
         while True:
@@ -18,9 +18,9 @@ if how in ("daemon", "daemon_raises"):
     for _ in range(3):
         threading.Thread(target=compute, daemon=True).start()
     time.sleep(0.05)
-elif how == "atexit":
+elif options == "atexit":
     atexit.register(lambda: print(layer.is_right()))
-elif how == "finaliser":
+elif options == "finaliser":
 
     class Late:
         def __init__(self) -> None:
@@ -32,5 +32,5 @@ elif how == "finaliser":
     kept = Late()
     sys.kept = kept
 layer()
-if how == "daemon_raises":
+if options == "daemon_raises":
     raise SystemExit(0)

@@ -12,13 +12,13 @@ def compiled(x: torch.Tensor) -> torch.Tensor:
 
 
 layer = Layer()
-given = torch.randn(512, 512)
-compiled(given)
+operands = torch.randn(512, 512)
+compiled(operands)
 layer()
 before = thread_ids()
 wrong = 0
 for _ in range(200):
-    compiled(given)
+    compiled(operands)
     wrong += not layer.is_right()
 print(service().reason)
 verdict(team=service().name == "team", wrong=wrong, changed=len(before ^ thread_ids()))
