@@ -78,7 +78,7 @@ def check_activation(
             names.append("backnorm.Activation('relu', ceiling)")
         raise ArgumentValueError(
             "activation",
-            "is not an activation that is computed with the normalisation",
+            "must be a supported activation",
             came=described(value),
             accepted=", ".join(names),
             hint=hint,
@@ -87,7 +87,7 @@ def check_activation(
         return cast("Activation", found)
     if found.name != "relu":
         raise ArgumentValueError(
-            "activation", "has a ceiling, which only a ReLU has", came=repr(found)
+            "activation", "must not have a ceiling unless it is a ReLU", came=repr(found)
         )
     ceiling = check_ceiling(found.ceiling, dtype)
     return RELU if math.isinf(ceiling) else Activation("relu", ceiling)

@@ -64,7 +64,7 @@ class ArgumentError(BacknormError):
         if came is not None:
             details.append(f"got {came if isinstance(came, str) else shown(came, str)}")
         if accepted is not None:
-            details.append(f"accepted: {self.accepted}")
+            details.append(f"expected {self.accepted}")
         if hint is not None:
             details.append(self.hint)
         rest = f"; {'; '.join(details)}" if details else ""

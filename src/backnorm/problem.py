@@ -312,12 +312,12 @@ def residual_alone(operation: Operation) -> ArgumentValueError:
     if operation.startswith(("backward", "apply")) and operation != "apply_forward":
         return ArgumentValueError(
             "residual",
-            "its gradient is that of the ReLU after it, and there is no mask",
+            "must be False without a mask: its gradient is that of the ReLU after it",
             accepted="residual=True with the mask of the forward pass",
         )
     return ArgumentValueError(
         "residual",
-        "is added before a ReLU, and no ReLU follows",
+        "must be absent without a ReLU, before which it is added",
         accepted="a residual with activation='relu'",
     )
 

@@ -81,7 +81,7 @@ class _OfChannels:
         number = check_integer("channels", channels, accepted=accepted)
         if not 0 <= number <= _MOST // FLOAT64.itemsize:
             raise ArgumentValueError(
-                "channels", "is no number of channels", came=number, accepted=accepted
+                "channels", "must be a number of channels", came=number, accepted=accepted
             )
         return cls(np.zeros(number), np.zeros(number), 0)  # type: ignore[call-arg]
 

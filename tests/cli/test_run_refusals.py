@@ -34,7 +34,7 @@ import pytest
         (
             '{"dialect": "ngraph", "op": "BatchNormTraining", '
             '"outputs": {"normalized": "a", "batch_mean": "a"}}',
-            "one name",
+            "different name",
         ),
         ('{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"z": [1]}}', "unknown key"),
         (
@@ -242,4 +242,4 @@ def test_negative_variance_is_rejected(refused, write_json, call, tmp_path, tens
 
 def test_unknown_arithmetic_is_rejected(refused, write_json, npz, call):
     line = refused("run", write_json(call()), "--tensors", npz, "--arithmetic", "single")
-    assert "--arithmetic: unknown; got 'single'; accepted: 'float32' or 'float64'" in line
+    assert "--arithmetic: unknown; got 'single'; expected 'float32' or 'float64'" in line

@@ -258,7 +258,7 @@ def test_grade_of_an_empty_output_is_exact():
 
 def test_grade_of_a_wrong_shape_or_type_raises(rng):
     oracle = Oracle(rows(6, rng))
-    with pytest.raises(ValueError, match=r"^actual: shape"):
+    with pytest.raises(ValueError, match=r"^actual: must have the shape"):
         oracle.grade("dx", np.zeros((2, 2), np.float32))
     with pytest.raises(TypeError, match=r"^actual: has an unsupported element type; got int32"):
         oracle.grade("dx", np.zeros((6, 8), np.int32))

@@ -111,4 +111,4 @@ def test_huge_case_without_memory_for_its_arrays_is_refused_with_the_numbers(sub
 def test_huge_needs_the_tier_full():
     done = CliRunner().invoke(app, ["verify", "backnorm", "--huge"])
     assert done.exit_code == 2
-    assert "--huge: needs the tier full" in done.output
+    assert "--huge: must be used with --tier full" in done.output

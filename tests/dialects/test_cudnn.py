@@ -179,7 +179,7 @@ def test_results_are_blended_into_what_outputs_hold(batch, types, mode, shares, 
         )
         for name, array in wide.items()
     }
-    held = {name: array.astype(float) for name, array in memory.items()}
+    wide_memory = {name: array.astype(float) for name, array in memory.items()}
     out = call(operands, **memory, **dict(zip(BLENDS, shares, strict=True)))
     weights = {"dx": shares[:2], "dBnScale": shares[2:], "dBnBias": shares[2:]}
     digits = {"f64": 1e-13, "f32": 1e-6, "f16": 2e-3, "bf16": 2e-2}
@@ -187,7 +187,7 @@ def test_results_are_blended_into_what_outputs_hold(batch, types, mode, shares, 
         assert actual is memory[name]
         alpha, beta = weights[name]
         near = digits[types[0] if name == "dx" else types[1]]
-        expected = alpha * wide[name] + beta * held[name]
+        expected = alpha * wide[name] + beta * wide_memory[name]
         np.testing.assert_allclose(actual.astype(float), expected, rtol=near, atol=4 * near)
 
 
@@ -285,8 +285,8 @@ def test_no_elements(shape, shares):
     memory = np.full(kept, 3, "f"), np.full(kept, 5, "f")
     out = BatchNormalizationBackward("SPATIAL", *shares, x, x, None, ones, *memory, 0.1, ones, ones)
     assert out[0].shape == shape
-    for actual, held in zip(out[1:], (3, 5), strict=True):
-        np.testing.assert_array_equal(actual, np.full(kept, shares[3] * held, "f"))
+    for actual, previous in zip(out[1:], (3, 5), strict=True):
+        np.testing.assert_array_equal(actual, np.full(kept, shares[3] * previous, "f"))
 
 
 @pytest.mark.parametrize("name", ["dx", "dBnScale", "dBnBias"])

@@ -149,7 +149,7 @@ def test_memory_is_checked_in_repeated_calls(batch, same):
         assert isinstance(raised.value, BacknormError)
     with pytest.raises(TypeError, match="the memory for an output must be a NumPy array; got list"):
         call(*args, 0.1, input_delta=[1.0])
-    with pytest.raises(ValueError, match=r"overlaps input in memory; accepted: .* of delta"):
+    with pytest.raises(ValueError, match=r"overlaps input in memory; expected .* of delta"):
         call(*args, 0.1, input_delta=b["x"])
 
 

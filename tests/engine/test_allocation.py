@@ -315,8 +315,8 @@ def test_no_block_is_given_to_two_arrays():
 
 @linux
 def test_a_forked_child_and_its_parent_use_what_is_kept():
-    held, spare = allocate(LARGE, FLOAT32), allocate(LARGE, FLOAT32)
-    held.fill(0)
+    in_use, spare = allocate(LARGE, FLOAT32), allocate(LARGE, FLOAT32)
+    in_use.fill(0)
     spare.fill(1)
     address = spare.ctypes.data
     del spare
@@ -329,8 +329,8 @@ def test_a_forked_child_and_its_parent_use_what_is_kept():
         try:
             again = allocate(LARGE, FLOAT32)
             again.fill(5)
-            good = again.ctypes.data == address and (held == 0).all()
-            del held
+            good = again.ctypes.data == address and (in_use == 0).all()
+            del in_use
             other = allocate(LARGE, FLOAT32)
             other.fill(6)
             good = bool(good and (again == 5).all() and threading.active_count() == 1)
@@ -341,7 +341,7 @@ def test_a_forked_child_and_its_parent_use_what_is_kept():
     assert again.ctypes.data == address
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (again == 7).all()
-    assert (held == 0).all()
+    assert (in_use == 0).all()
 
 
 @linux

@@ -253,7 +253,7 @@ def test_a_level_that_does_not_exist_is_an_error(wanted, monkeypatch):
         library.level.__wrapped__()
     assert str(caught.value).startswith("BACKNORM_CPU_LEVEL: ")
     assert f"got {wanted!r}" in str(caught.value)
-    assert f"accepted: {', '.join(library.levels())}" in str(caught.value)
+    assert f"expected {', '.join(library.levels())}" in str(caught.value)
 
 
 def test_a_level_that_the_processor_has_not_is_an_error(monkeypatch):
@@ -261,7 +261,7 @@ def test_a_level_that_the_processor_has_not_is_an_error(monkeypatch):
     monkeypatch.setattr(library, "levels", lambda: ("x86-64-v3", "x86-64"))
     with pytest.raises(backnorm.ArgumentValueError, match="this processor has not") as caught:
         library.level.__wrapped__()
-    assert "accepted: x86-64-v3, x86-64" in str(caught.value)
+    assert "expected x86-64-v3, x86-64" in str(caught.value)
 
 
 def test_the_level_is_the_best_or_the_one_that_was_asked_for(monkeypatch):

@@ -30,11 +30,11 @@ def problem(
     axis = 1 if data_format == "NCX" else -1
     statistics = FLOAT32 if is_16_bit(dtype) else dtype
     x, channel = Metadata(shape, dtype), Metadata((shape[axis],), statistics)
-    given = {"epsilon": 1e-5, "data_format": data_format, "arithmetic": arithmetic}
+    options = {"epsilon": 1e-5, "data_format": data_format, "arithmetic": arithmetic}
     made = (
-        problem_of("backward", x, x, None, channel, channel, channel, **given)
+        problem_of("backward", x, x, None, channel, channel, channel, **options)
         if operation == "backward"
-        else problem_of("forward", x, None, channel, channel, None, None, **given)
+        else problem_of("forward", x, None, channel, channel, None, None, **options)
     )
     return dataclasses.replace(made, activation=RELU if relu else None, residual=relu)
 

@@ -210,7 +210,7 @@ def test_a_bad_value_in_the_environment_is_an_error(monkeypatch):
     lines = _with_environment("single", monkeypatch)
     wrong = (
         "ArgumentValueError BACKNORM_ARITHMETIC: environment variable must name what elements are "
-        "computed in; got 'single'; accepted: float32, float64"
+        "computed in; got 'single'; expected float32, float64"
     )
     assert lines == ["float64", wrong, wrong, "float64", "float64"]
 

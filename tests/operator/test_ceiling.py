@@ -58,14 +58,16 @@ def test_y_is_that_without_a_ceiling_cut_off(
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     residual = relu_case("", data, rng, with_residual=with_residual).residual
     options = data.options | {"residual": residual, "arithmetic": arithmetic}
-    given = data.x, data.gamma, data.beta
-    plain = backnorm.batch_norm_forward(*given, **options, activation="relu")
+    operands = data.x, data.gamma, data.beta
+    plain = backnorm.batch_norm_forward(*operands, **options, activation="relu")
     options["activation"] = Activation("relu", 1.5)
-    result = backnorm.batch_norm_forward(*given, **options)
+    result = backnorm.batch_norm_forward(*operands, **options)
     assert 0 < assert_cut_off(result, plain, 1.5, data.x) < data.x.size // 2
     whole = backnorm.reduce_forward(data.x, data_format=data_format, arithmetic=arithmetic)
-    phases = backnorm.apply_forward(data.x, whole, *given[1:], **options)
-    known = backnorm.batch_norm_inference(data.x, data.mean, data.variance, *given[1:], **options)
+    phases = backnorm.apply_forward(data.x, whole, *operands[1:], **options)
+    known = backnorm.batch_norm_inference(
+        data.x, data.mean, data.variance, *operands[1:], **options
+    )
     for y in (phases.y, known):
         assert y.astype(np.float64).max() == 1.5
 
@@ -137,7 +139,7 @@ def test_a_ceiling_that_is_no_number_is_refused(value):
 
 def test_ceiling_of_another_activation_is_refused():
     x, ones = np.ones((2, 3), np.float32), np.ones(3, np.float32)
-    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: has a ceiling"):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: must not have a ceiling"):
         backnorm.batch_norm_inference(
             x, ones, ones, epsilon=1e-5, activation=Activation("silu", 6.0)
         )

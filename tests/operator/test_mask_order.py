@@ -102,14 +102,14 @@ def test_phases_with_x_in_another_order_are_right(reproducible, rng):
         first, moments, data.gamma, data.beta, activation="relu", epsilon=data.epsilon
     ).mask
     sums = backnorm.reduce(data.x, data.dy, data.mean, mask=mask, reproducible=reproducible)
-    given = data.dy, data.mean, data.variance, data.gamma
+    operands = data.dy, data.mean, data.variance, data.gamma
     dx, dresidual = backnorm.apply(
-        data.x, *given, sums, mask=mask, residual=True, epsilon=data.epsilon
+        data.x, *operands, sums, mask=mask, residual=True, epsilon=data.epsilon
     )
     wanted = {"mask": mask, "residual": True, "epsilon": data.epsilon}
-    whole = backnorm.batch_norm_backward(first, *given, reproducible=reproducible, **wanted)
+    whole = backnorm.batch_norm_backward(first, *operands, reproducible=reproducible, **wanted)
     found = dx, *whole[1:3], dresidual
-    assert_passed(check_relu_backward(first, *given, found, **wanted))
+    assert_passed(check_relu_backward(first, *operands, found, **wanted))
 
 
 def test_a_call_that_is_cached_reads_another_mask_in_its_own_order(rng):

@@ -91,10 +91,10 @@ def test_a_mask_of_another_size_is_refused(change, arguments):
 
 
 def test_the_gradient_of_a_residual_needs_a_mask(arguments):
-    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*no mask"):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*without a mask"):
         call("backward", arguments, mask=None, residual=True)
     del arguments["backward"]["mask"]
-    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*no mask"):
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*without a mask"):
         call("backward", arguments, residual=True)
 
 

@@ -195,9 +195,14 @@ def test_a_relu_and_a_residual(dtype, shape):
             x, gamma, beta, **options, activation="relu", residual=residual, reproducible=True,
             data_format=data_format,
         )  # fmt: skip
-        given = x, dy, mean, variance, gamma
+        operands = x, dy, mean, variance, gamma
         found = backnorm.batch_norm_backward(
-            *given, **options, mask=mask, residual=True, reproducible=True, data_format=data_format
+            *operands,
+            **options,
+            mask=mask,
+            residual=True,
+            reproducible=True,
+            data_format=data_format,
         )
         return y, mean, variance, *found
 

@@ -85,7 +85,9 @@ def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
     _refuse_unknown(listed, known, "outputs")
     names = {port: expect_name(listed[port], f"outputs.{port}") for port in known if port in listed}
     if len(set(names.values())) != len(names):
-        raise ArgumentValueError("outputs", "two outputs go by one name", came=[*names.values()])
+        raise ArgumentValueError(
+            "outputs", "must have a different name for each output", came=[*names.values()]
+        )
     return names
 
 

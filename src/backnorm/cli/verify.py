@@ -184,12 +184,17 @@ def verify(
     from backnorm.conformance.verify.run import verify as run_job
 
     if command and dialect is not None:
-        raise ArgumentValueError("--dialect", "a command has none", came=dialect)
+        raise ArgumentValueError("--dialect", "must be absent with --command", came=dialect)
     if huge and (tier != "full" or command):
         came = "a command" if command else f"tier {tier}"
-        raise ArgumentValueError("--huge", "needs the tier full", came=came, accepted="--tier full")
+        raise ArgumentValueError(
+            "--huge",
+            "must be used with --tier full and without --command",
+            came=came,
+            accepted="--tier full",
+        )
     if command and operation != "backward":
-        raise ArgumentValueError("--operation", "a command is a backward pass", came=operation)
+        raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
@@ -272,7 +277,9 @@ def cases_show(
     every = selected(Selection(tier, tuple(DTYPES), seed=seed))
     case = next((each for each in every if each.name == name), None)
     if case is None:
-        raise ArgumentValueError("CASE", "unknown", came=name, accepted="what cases list prints")
+        raise ArgumentValueError(
+            "CASE", "unknown", came=name, accepted="a name that cases list prints"
+        )
     show_about(case, Console())
 
 
@@ -341,7 +348,7 @@ def tolerance(
     named = [option for option, value in tests.items() if value is not None]
     if len(named) > 1:
         raise ArgumentValueError(
-            named[1], "one test at a time", came=" and ".join(named), accepted="one of them"
+            named[1], "must be the only test", came=" and ".join(named), accepted="one of them"
         )
     if named:
         _print_audit(audit, policy, compare, dtype, data, _shape(shape), loss)
@@ -367,7 +374,9 @@ def _print_audit(
     data = data or ("randn" if project is None else project.data)
     if data.endswith(".npz"):
         if loss is not None:
-            raise ArgumentValueError("--loss", "the file has dy", came=loss, accepted="no loss")
+            raise ArgumentValueError(
+                "--loss", "must be absent with a file, which has dy", came=loss, accepted="no loss"
+            )
         runs = [audit_data.read(Path(data), epsilon)]
         dtype = str(runs[0].inputs[0].dtype)
         about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
@@ -457,7 +466,7 @@ def _shape(text: str, least: int = 1) -> tuple[int, ...]:
     sizes = _listed(text)
     if len(sizes) < 2 or not all(size.isdecimal() and int(size) >= least for size in sizes):
         accepted = f"two or more sizes of at least {least}, separated by commas"
-        raise ArgumentValueError("--shape", "is no shape", came=repr(text), accepted=accepted)
+        raise ArgumentValueError("--shape", "must be a shape", came=repr(text), accepted=accepted)
     return tuple(map(int, sizes))
 
 

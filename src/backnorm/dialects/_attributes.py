@@ -80,7 +80,10 @@ def elements(argument: str, collection: Any, accepted: str) -> list[Any]:
         return list(collection)
     except Exception as error:
         raise ArgumentTypeError(
-            argument, "has no elements to read", came=described(collection), accepted=accepted
+            argument,
+            "must be a collection whose elements can be read",
+            came=described(collection),
+            accepted=accepted,
         ) from error
 
 

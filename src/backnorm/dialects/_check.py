@@ -137,7 +137,7 @@ def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
     accepted = "a sequence of three booleans"
     if issubclass(kind, str) or not issubclass(kind, (np.ndarray, Sequence)):
         raise ArgumentTypeError(
-            "output_mask", "says which results are wanted", came=kind.__name__, accepted=accepted
+            "output_mask", "must be a sequence", came=kind.__name__, accepted=accepted
         )
     flags = elements("output_mask", output_mask, accepted)
     if len(flags) != len(outputs):

@@ -127,10 +127,10 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
         )
     if type(groups) not in (tuple, list) or any(type(g) not in (tuple, list) for g in groups):
         raise ArgumentTypeError(
-            "axis_index_groups", "must be groups of places on the mapped axes",
+            "axis_index_groups", "must be groups of indices on the mapped axes",
             came=described(groups), accepted=accepted,
         )  # fmt: skip
-    what = "must have integers, places on the mapped axes"
+    what = "must have integers, indices on the mapped axes"
     return tuple(
         tuple(
             check_integer("axis_index_groups", each, problem=what, accepted=accepted)
@@ -198,7 +198,7 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
     if names:
         raise ArgumentValueError(
             "reproducible",
-            "is not for parts on mapped axes: JAX adds up gradients there, in floating point",
+            "must be False with axis_name: JAX adds up gradients over mapped axes in any order",
             came=f"True with axis_name {', '.join(map(shown, names))}",
             accepted="True without axis_name, or False",
             hint="lay the batch over a mesh, and let jax.jit split the function: no axis_name",
@@ -206,7 +206,7 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
     if mask is not None:
         raise ArgumentValueError(
             "reproducible",
-            "is not for statistics with a mask, which jax.numpy computes",
+            "must be False with a mask: jax.numpy computes masked statistics",
             came="True with a mask",
             accepted="True without mask, or False",
         )
@@ -219,7 +219,7 @@ def check_not_reproducible(shape: Sequence[Any]) -> None:
         return
     raise ArgumentValueError(
         "reproducible",
-        "what is computed here by jax.numpy, not by the kernels of a CPU, has no such sums",
+        "must be False where jax.numpy computes the sums, not kernels on a CPU",
         came=f"True for a shape {tuple(shape)}",
         accepted="True on CPUs, for shapes that are known while tracing, or False",
     )

@@ -55,7 +55,7 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
     if setting == "triton":
         raise ArgumentValueError(
             "BACKNORM_JAX_CUDA",
-            "asks for Triton kernels, and there is an obstacle",
+            "must not be 'triton' where Triton kernels cannot run",
             came=reason,
             accepted="triton where jax-triton and a CUDA device are at hand, or formulas",
             hint="pip install jax-triton",

@@ -51,8 +51,7 @@ def type_for(x: jax.Array, arithmetic: Arithmetic | None) -> Any:
     if jnp.result_type(float) != jnp.float64:
         raise ArgumentValueError(
             "arithmetic",
-            "what is computed here by jax.numpy, not by kernels, has no float64 without "
-            "jax_enable_x64",
+            "must be float32 where jax.numpy computes without jax_enable_x64",
             came="'float64'",
             accepted="'float32' or None",
             hint='jax.config.update("jax_enable_x64", True)',

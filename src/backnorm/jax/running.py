@@ -132,7 +132,10 @@ def _check_momentum(momentum: Any) -> float:
     number = check_number("momentum", momentum, accepted=accepted)
     if not 0 <= number <= 1:
         raise ArgumentValueError(
-            "momentum", "must be a share of the running statistics", came=number, accepted=accepted
+            "momentum",
+            "must be the weight of the running statistics",
+            came=number,
+            accepted=accepted,
         )
     return number
 

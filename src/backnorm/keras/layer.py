@@ -95,8 +95,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if self.reproducible and special and training and self.trainable:
             raise ArgumentValueError(
                 "reproducible",
-                "there are no reproducible sums of a layer with a mask or renorm=True, which Keras "
-                "computes",
+                "must be False with a mask or renorm=True: Keras computes such a layer",
                 came=True,
                 accepted="False there",
             )

@@ -26,7 +26,7 @@ def batch_norm(
     if x.device.type not in ("cpu", "meta"):
         raise ArgumentValueError(
             "inputs",
-            "must be on the CPU, where alone backnorm computes for PyTorch",
+            "must be on the CPU: backnorm.keras computes on no other device for PyTorch",
             came=f"a tensor on {x.device}",
             accepted="a tensor on the CPU",
             hint="set KERAS_TORCH_DEVICE=cpu, or use keras.layers.BatchNormalization",

@@ -50,9 +50,9 @@ def as_tensors(**arguments: Any) -> dict[str, Any]:
         if eager and tf.is_symbolic_tensor(tensor):
             raise ArgumentTypeError(
                 name,
-                "is a tensor of a graph, which has no elements here",
+                "must have elements, unlike a tensor of a graph outside its tf.function",
                 came=type(tensor).__name__,
-                accepted="an eager tensor, or a call within the tf.function that it is of",
+                accepted="an eager tensor, or a call within its tf.function",
             )
     return tensors
 

@@ -110,7 +110,7 @@ def check_statistics(
         if getattr(tensor, "requires_grad", False):
             raise TensorValueError(
                 name,
-                "is a constant to the gradient, and must not require one",
+                "must not require a gradient, since gradients take it as a constant",
                 hint=f"pass {name}.detach()",
             )
     raise AssertionError("unreachable")

@@ -240,7 +240,7 @@ def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
     if not 0.0 <= count[0] < 2.0**63:
         raise ArgumentValueError(
             "sums",
-            "its last number must be that of the elements of a channel",
+            "must end with the number of elements per channel",
             came=count[0],
             accepted="a number, not negative",
         )

@@ -215,7 +215,7 @@ def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
         if tangent is not None:
             raise TensorValueError(
                 name,
-                "is a constant to derivatives, and must have no tangent",
+                "must not have a tangent, since derivatives take it as a constant",
                 hint=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal",
             )
 
@@ -369,7 +369,7 @@ class MoveRunningStatistics(Function):
             if axis is None and batch_axis is not None:
                 raise TensorValueError(
                     name,
-                    "would be moved by every element of vmap, but is one for all of them",
+                    "must be mapped by vmap, since every element of the batch updates it",
                     accepted="a tensor that vmap maps over, or None",
                     hint="torch.func.stack_module_state gives each model its own",
                 )

@@ -156,7 +156,7 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
     shape = (2 * x.shape[1] + 1,) if x.dim() > 1 else message.shape
     if message.dtype is not torch.float64 or message.shape != shape:
         raise TensorTypeError(
-            name, "must have two numbers of every channel of {x}, and the number of elements",
+            name, "must have two numbers per channel of {x}, then the number of elements",
             came=f"{message.dtype}, shape {tuple(message.shape)}",
             accepted="float64, shape (2C + 1,)",
         )  # fmt: skip

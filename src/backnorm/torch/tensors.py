@@ -178,7 +178,7 @@ def by_operators(operators: Callable[..., Result], *arguments: Any, **tensors: A
         reason = str(error).strip().partition("\n")[0]
         raise TensorTypeError(
             name,
-            f"is not a tensor that is accepted here ({type(error).__name__}: {reason})",
+            f"must be a tensor in memory ({type(error).__name__}: {reason})",
             came="of a transform or a trace" if type(tensor) in PLAIN else type(tensor).__name__,
             accepted="a tensor in memory",
         ) from error
@@ -267,7 +267,7 @@ def check_own_memory(tensor: Tensor, name: str) -> None:
     if tensor._is_zerotensor() or (tensor.numel() > 1 and 0 in tensor.stride()):
         raise TensorValueError(
             name,
-            "is moved in place, and its elements have no memory of their own",
+            "must have memory of its own for every element, since it is updated in place",
             accepted="a tensor that can be written to",
             hint=f"pass {name}.clone()",
         )

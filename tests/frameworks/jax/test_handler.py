@@ -256,16 +256,16 @@ def test_in_a_forked_child():
 def test_in_a_child_that_was_forked_while_another_thread_held_the_lock():
     kind = Kind("segments", "float32", "float64", "forward")
     introduce(kind)
-    held, over = threading.Event(), threading.Event()
+    entered, over = threading.Event(), threading.Event()
 
     def hold():
         with table._lock:
-            held.set()
+            entered.set()
             over.wait()
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait()
+    entered.wait()
     child = os.fork()
     if child == 0:
         signal.alarm(10)

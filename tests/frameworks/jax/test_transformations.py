@@ -344,9 +344,9 @@ class TestErrors:
         self.refused(ArgumentValueError, r"^gamma: .*\(4,\).*\(5,\)", x, gamma[1:], beta)
         self.refused(ArgumentValueError, r"^beta: .*\(1, 5\)", x, gamma, beta[None])
         narrow = gamma.astype(jnp.float32)
-        self.refused(ArgumentTypeError, r"^gamma: .*float32; accepted: float64", x, narrow)
+        self.refused(ArgumentTypeError, r"^gamma: .*float32; expected float64", x, narrow)
         mixed = x.astype(jnp.bfloat16), narrow, beta.astype(jnp.bfloat16)
-        self.refused(ArgumentTypeError, r"^beta: .*bfloat16; accepted: float32", *mixed)
+        self.refused(ArgumentTypeError, r"^beta: .*bfloat16; expected float32", *mixed)
 
     def test_arrays_of_the_other_functions(self, inputs):
         x, gamma, beta = inputs

@@ -159,7 +159,7 @@ def test_what_is_refused_is_refused_in_the_words_of_the_core(run, name):
     def call(**options):
         return run(partial(getattr(ours, name), epsilon=1e-3, **options), *operands)
 
-    known = r"^arithmetic: unknown; got 'float16'; accepted: 'float32' or 'float64'"
+    known = r"^arithmetic: unknown; got 'float16'; expected 'float32' or 'float64'"
     with pytest.raises(ArgumentValueError, match=known):
         call(arithmetic="float16")
     with pytest.raises(ArgumentTypeError, match=r"^arithmetic: must be a string"):

@@ -186,7 +186,7 @@ class TestHook:
         ("name", "words"),
         [
             ("outside", "not computed in micro-batches, of 'linear.weight', 'linear.bias'"),
-            ("too many", "up to 8196 gradients to add; accepted: at most 8192"),
+            ("too many", "up to 8196 gradients to add; expected at most 8192"),
             ("state", "state: must be None, a ProcessGroup or Repro.*'a state'"),
             ("sparse", r"parameter of shape \(10, 4\); got torch.sparse_coo"),
         ],
@@ -200,7 +200,7 @@ class TestHook:
             assert len(each["counts"]) == 8
             for (_, most), (found, expected) in each["counts"].items():
                 if most > 8192:
-                    assert "up to 8196 gradients to add; accepted: at most 8192" in found
+                    assert "up to 8196 gradients to add; expected at most 8192" in found
                 else:
                     assert found == expected
 

@@ -80,7 +80,7 @@ def judge(
     """
     output, data = element_type(actual.dtype), element_type(dtype)
     if output is None or data is None:
-        return refused(f"{quantity} has element type {actual.dtype}, which is none of ours")
+        return refused(f"{quantity} has element type {actual.dtype}, which is not supported")
     if actual.shape != exact.shape:
         return refused(f"{quantity} has shape {actual.shape}, not {exact.shape}")
     if actual.size == 0:

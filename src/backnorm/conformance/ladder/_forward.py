@@ -193,7 +193,10 @@ class ForwardLadder:
             raise ArgumentTypeError(name, "has an unsupported element type", came=actual.dtype)
         if actual.shape != exact.shape:
             raise ArgumentValueError(
-                name, "shape", came=str(actual.shape), accepted=str(exact.shape)
+                name,
+                "must have the shape of the exact result",
+                came=str(actual.shape),
+                accepted=str(exact.shape),
             )
         if actual.size == 0 or self.count == 0:
             return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 1.0)

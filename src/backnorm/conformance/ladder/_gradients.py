@@ -218,7 +218,9 @@ def grade(
         raise ArgumentTypeError(which, "has an unsupported element type", came=str(dtype))
     if actual.shape != exact.shape:
         accepted = f"{exact.shape}"
-        raise ArgumentValueError("actual", "shape", came=str(actual.shape), accepted=accepted)
+        raise ArgumentValueError(
+            "actual", "must have the shape of exact", came=str(actual.shape), accepted=accepted
+        )
     if actual.size == 0:
         return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 1.0)
     bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)

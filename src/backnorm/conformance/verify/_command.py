@@ -32,7 +32,10 @@ class OfCommand:
         self._words = shlex.split(command)
         if not all(any(f"{{{name}}}" in w for w in self._words) for name in ("inputs", "outputs")):
             raise ArgumentValueError(
-                "SUBJECT", "is no command", came=command, accepted="words with {inputs}, {outputs}"
+                "SUBJECT",
+                "must be a command",
+                came=command,
+                accepted="words with {inputs}, {outputs}",
             )
         if shutil.which(self._words[0]) is None:
             raise ArgumentValueError("SUBJECT", "no such program", came=self._words[0])

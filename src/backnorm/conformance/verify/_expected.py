@@ -48,7 +48,10 @@ def read_expectations(path: Path) -> list[Expectation]:
         reason, _, until = reason.partition("[until ")
         if not reason.strip():
             raise ArgumentValueError(
-                "--xfail", f"line {number} has no reason", came=line, accepted="pattern  # reason"
+                "--xfail",
+                f"line {number} must have a reason",
+                came=line,
+                accepted="pattern  # reason",
             )
         date = None
         if until:
@@ -56,7 +59,7 @@ def read_expectations(path: Path) -> list[Expectation]:
                 date = datetime.date.fromisoformat(until.rstrip("] "))
             except ValueError as error:
                 raise ArgumentValueError(
-                    "--xfail", f"line {number} has no date", came=until, accepted="YYYY-MM-DD"
+                    "--xfail", f"line {number} must have a date", came=until, accepted="YYYY-MM-DD"
                 ) from error
         found.append(Expectation(pattern, reason.strip(), date))
     return found

@@ -122,7 +122,7 @@ def read(path: Path, epsilon: float) -> Run:
     missing = [name for name in ("x", "dy") if name not in arrays]
     if missing:
         raise ArgumentValueError(
-            "--data", f"has no {' and no '.join(missing)}", came=", ".join(arrays),
+            "--data", f"must have {' and '.join(missing)}", came=", ".join(arrays),
             accepted="x, dy, and gamma, mean, variance",
         )  # fmt: skip
     x = arrays["x"]
@@ -130,7 +130,10 @@ def read(path: Path, epsilon: float) -> Run:
     if dtype is None or x.ndim < 2 or not x.size:
         accepted = "a float array with channels on axis 1"
         raise ArgumentValueError(
-            "--data", "x is none", came=f"{x.dtype} {x.shape}", accepted=accepted
+            "--data",
+            "must have a float array x with channels on axis 1",
+            came=f"{x.dtype} {x.shape}",
+            accepted=accepted,
         )
     mean, variance = _statistics(x)
     of_channels = {"mean": mean, "variance": variance, "gamma": np.ones(x.shape[1])}
@@ -138,7 +141,9 @@ def read(path: Path, epsilon: float) -> Run:
     for name, shape in {"dy": x.shape, **dict.fromkeys(of_channels, x.shape[1:2])}.items():
         if known[name].shape != shape:
             came = str(known[name].shape)
-            raise ArgumentValueError("--data", f"{name}'s shape", came=came, accepted=str(shape))
+            raise ArgumentValueError(
+                "--data", f"must have {name} of the right shape", came=came, accepted=str(shape)
+            )
     inputs = tuple(known[name] for name in ("x", "dy", "mean", "variance", "gamma"))
     return _run(inputs, dtype, epsilon)
 

@@ -197,7 +197,7 @@ def judge(cases: Path, results: Path) -> Results:
     manifest = json.loads((cases / "manifest.json").read_text())
     if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
         raise ArgumentValueError(
-            "CASES", "is no manifest of this version", came=manifest.get("format_version"),
+            "CASES", "must have a manifest of this version", came=manifest.get("format_version"),
             accepted=_VERSION,
         )  # fmt: skip
     names = {entry["name"] for entry in manifest["cases"]}

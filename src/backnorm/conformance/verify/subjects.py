@@ -151,7 +151,9 @@ class OfDialect:
         schema = registry.operator(dialect, op or fitting[0]).schema
         if schema.operation != operation:
             accepted = ", ".join(fitting)
-            raise ArgumentValueError("op", f"is no {operation} pass", came=op, accepted=accepted)
+            raise ArgumentValueError(
+                "op", f"must be a {operation} pass", came=op, accepted=accepted
+            )
         return cls(function, schema)
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
@@ -299,7 +301,7 @@ def subject_of(
     if place.endswith((".so", ".dylib")):
         if operation != "backward":
             raise ArgumentValueError(
-                "--operation", "functions in C are backward passes", came=operation
+                "--operation", "must be backward for a function in C", came=operation
             )
         return OfLibrary(str(Path(place).resolve()), attribute)
     found = function_of(name, "SUBJECT")
@@ -334,7 +336,7 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ArgumentTypeError(argument, "names no function", came=repr(name))
+        raise ArgumentTypeError(argument, "must name a function", came=repr(name))
     function: Callable[..., Any] = found
     return function
 

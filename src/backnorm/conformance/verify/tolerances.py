@@ -46,7 +46,7 @@ def from_text(text: str) -> Test:
         numbers = {k: float(v) for k, v in (part.split("=") for part in text.split(","))}
     except ValueError as error:
         raise ArgumentValueError(
-            "--audit", "is no tolerance", came=repr(text), accepted=accepted
+            "--audit", "must be a tolerance", came=repr(text), accepted=accepted
         ) from error
     match sorted(numbers):
         case ["atol", "rtol"] | ["atol"] | ["rtol"]:
