@@ -163,7 +163,7 @@ def test_every_large_line_passes_in_the_memory_of_the_page(folder, line):
 def test_call_has_no_overrides(refused, write_json, call, option):
     line = refused("run", write_json(call()), "--random", 0, option, "0:2x3")
     assert f"error: {option}: changes a oneDNN graph; got " in line
-    assert "a call; accepted: a file with the key 'graph'" in line
+    assert "a call; expected a file with the key 'graph'" in line
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_call_has_no_overrides(refused, write_json, call, option):
     [
         ("--in-shapes", "7:2x3", "--in-shapes: not the id of an input of the graph; got 7"),
         ("--in-shapes", "0:2x3*1x1", "--in-shapes 0: two elements would share a place"),
-        ("--dt", "s8", "--dt: unsupported data type; got s8; accepted: f32, bf16, f16"),
+        ("--dt", "s8", "--dt: unsupported data type; got s8; expected f32, bf16, f16"),
         ("--op-attrs", "0:alpha:1", "--op-attrs 0: BatchNormInference has no such attribute"),
     ],
 )

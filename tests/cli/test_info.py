@@ -110,7 +110,7 @@ def test_a_function_shows_its_rules(cli, dialect, op):
 def test_a_function_that_there_is_not_is_bad_usage(cli):
     result = cli("info", "cann", "BNInfer")
     assert result.exit_code == 2
-    assert "op: unknown function of cann; got 'BNInfer'; accepted: BNTr" in result.stderr
+    assert "op: unknown function of cann; got 'BNInfer'; expected BNTr" in result.stderr
 
 
 @pytest.mark.parametrize(("dialect", "op"), OPERATORS)

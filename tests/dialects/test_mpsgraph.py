@@ -182,7 +182,7 @@ ONES = np.ones((1, 3, 1, 1), "f")
          {"incomingGradientTensor": np.ones((4, 3), "f")}),
         ("incomingGradientTensor: must have the element type", TypeError,
          {"incomingGradientTensor": np.ones((4, 3, 5, 2))}),
-        ("sourceTensor: unsupported element type; got float64; accepted: f32, f16, bf16",
+        ("sourceTensor: unsupported element type; got float64; expected f32, f16, bf16",
          TypeError, {"sourceTensor": np.ones((4, 3, 5, 2))}),
         ("meanTensor: must have the rank of sourceTensor", ValueError,
          {"meanTensor": np.ones(3, "f")}),

@@ -237,7 +237,7 @@ def test_signature_is_that_of_the_yaml():
         ("epsilon: must be finite and not negative", ValueError, {"epsilon": -0.5}),
         ("epsilon: is a required attribute", TypeError, {"epsilon": REQUIRED}),
         ("momentum: must be finite", ValueError, {"momentum": np.inf}),
-        ("data_format: unknown value; got 'NCDHW'; accepted: 'NCHW' or 'NHWC'", ValueError,
+        ("data_format: unknown value; got 'NCDHW'; expected 'NCHW' or 'NHWC'", ValueError,
          {"data_format": "NCDHW"}),
         *((f"{name}: must be a boolean", TypeError, {name: 1}) for name in FLAGS),
     ],
