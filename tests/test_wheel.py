@@ -122,7 +122,7 @@ def test_a_file_that_is_no_part_of_it_is_found(name, wheel_check):
     assert wheel_check.strangers(["backnorm/__init__.py", name]) == [name]
 
 
-def test_what_must_not_come_with_it_is_in_no_dependency(wheel_check):
+def test_excluded_packages_are_in_no_dependency(wheel_check):
     unwanted = wheel_check.unwanted()
     assert unwanted >= {"torch", "jax", "tensorflow-cpu", "numba", "pytest", "scikit-learn"}
     assert not unwanted & {"numpy", "ml-dtypes", "array-api-compat", "typer", "rich", "safetensors"}

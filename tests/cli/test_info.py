@@ -129,5 +129,5 @@ def test_every_revision_is_shown(cli):
 
 
 @pytest.mark.parametrize("arguments", [("caffe",), ("ngraph", "Relu"), ("", "")])
-def test_what_is_unknown(refused, arguments):
+def test_info_rejects_unknown_names(refused, arguments):
     assert "unknown" in refused("info", *arguments)

@@ -120,7 +120,7 @@ def test_one_step_beside_the_right_value_fails(dtype):
     assert "dx[3]" in verdict.detail
 
 
-def test_what_cancels_is_allowed_its_share_of_the_terms():
+def test_budget_of_a_cancelling_element_grows_with_its_terms():
     value = Exact.of([2.0**-30])
     actual = np.array([2.0**-30 + 2.0**-42], np.float32)
     assert judge("dx", actual, value, np.array([1.0]), FLOAT32).passed

@@ -143,7 +143,7 @@ def test_the_saved_inverse_deviation_is_rounded_once(batch):
     np.testing.assert_array_equal(forward(b)[4], inverse.astype("f"))
 
 
-def test_what_the_forward_saves_is_what_the_gradient_takes(b):
+def test_gradient_takes_the_statistics_that_the_forward_saves(b):
     _, _, _, saved_mean, saved_inv_std = forward(b)
     dx, *_ = grad(b, saved_mean=saved_mean, saved_inv_std=saved_inv_std)
     exact = reference.backward(

@@ -93,7 +93,7 @@ def test_is_rounded_once(dialect, weight, x, old):
 
 
 @pytest.mark.parametrize("dialect", [of_tensorflow, of_onnxruntime])
-def test_what_has_no_weight_is_not_looked_at(dialect, x, old):
+def test_statistics_without_weight_are_not_read(dialect, x, old):
     nothing = np.full(CHANNELS, np.nan, "f")
     for got in dialect(x, nothing, nothing, 1.0):
         assert np.isfinite(got).all()
@@ -120,7 +120,7 @@ def test_arrays_that_lie_in_any_way(dialect, change, x, old):
             np.testing.assert_array_equal(got, want, strict=True)
 
 
-def test_of_16_bits_is_rounded_once(x, old):
+def test_running_statistics_of_16_bits_are_rounded_once(x, old):
     small = x.astype(BFLOAT16)
     operands = [each.astype(BFLOAT16) for each in old]
     found = graph(small, *operands, 0.25)

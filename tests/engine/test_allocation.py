@@ -121,7 +121,7 @@ def test_memory_in_use_is_not_given_away():
 
 
 @linux
-def test_what_is_kept_is_bounded():
+def test_kept_memory_is_bounded():
     page, most, largest = allocation._PAGE, allocation._SMALL, allocation._LARGEST
     small = [page + i % 5 * page for i in range(15)]
     large = [largest - i * page for i in range(5)]
@@ -139,7 +139,7 @@ def test_what_is_kept_is_bounded():
 
 
 @linux
-def test_what_was_not_used_for_a_moment_is_dropped_by_the_next_allocation(monkeypatch):
+def test_unused_memory_is_dropped_by_the_next_allocation(monkeypatch):
     sizes = [4 << 20, 6 << 20, 64 << 20, 6 << 20]
     arrays = [allocate((size,), BYTE) for size in sizes]
     first, newest = arrays[1].ctypes.data, arrays[3].ctypes.data

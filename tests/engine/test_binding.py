@@ -92,7 +92,7 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
     assert len(set(keys)) == len(set(found)) + any(lacking) + 3 * len(options)
 
 
-def test_what_is_no_array_has_no_key():
+def test_operand_that_is_no_array_has_no_key():
     keys = []
     call = caller(SIGNATURES["inference"], NUMPY)(
         {}, lambda key, *_: keys.append(key), lambda: 1, chosen
@@ -155,7 +155,7 @@ class ExpiredError(Exception):
     """What a program's own signal handler raises."""
 
 
-def test_what_a_signal_handler_raises_while_a_key_is_made_is_not_lost(monkeypatch):
+def test_exception_of_a_signal_handler_while_a_key_is_made_is_not_lost(monkeypatch):
     def get_num_threads():
         # As Python runs a handler between two steps of a function.
         raise ExpiredError

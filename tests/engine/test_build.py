@@ -180,7 +180,7 @@ def test_this_processor_has_one_of_each_library():
         assert level == having[0]
 
 
-def test_what_is_missing_is_built_and_nothing_else(tmp_path):
+def test_only_missing_libraries_are_built(tmp_path):
     wanted = [(_LEVEL, FLOOR), ("x86-64" if _X86 else levels.HOST, PROBE)]
     assert make.missing(wanted, tmp_path) == wanted
     built = list(make.build_all(wanted[1:], tmp_path, jobs=1))
@@ -297,7 +297,7 @@ def test_a_library_is_named_by_all_that_it_is_made_of(family, copied_sources):
 
 
 @pytest.mark.parametrize("path", ["stage.py", "launch.py", "threads.py", "library.py", "xla.py"])
-def test_what_runs_in_python_changes_no_library(path, copied_sources):
+def test_code_that_runs_in_python_changes_no_library(path, copied_sources):
     (copied_sources / path).write_text("# changed\n")
     for name in LIBRARIES:
         assert _anew(name) == sources.digest(name)

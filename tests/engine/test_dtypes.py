@@ -18,7 +18,7 @@ def test_float64_is_rounded_once(dtype, near_middles):
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16], ids=str)
-def test_what_is_too_large_becomes_infinite_without_a_warning(dtype):
+def test_overflow_becomes_infinite_without_a_warning(dtype):
     wide = np.array([1e300, -1e300, np.inf, np.nan, 1e-300, -0.0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

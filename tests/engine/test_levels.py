@@ -68,7 +68,7 @@ def test_registers_of_avx512_without_those_of_avx():
     assert _levels(saved=_SSE | _AVX512) == ("x86-64",)
 
 
-def test_what_the_system_saves_is_not_asked_where_that_is_an_illegal_instruction():
+def test_xgetbv_is_not_executed_where_it_is_an_illegal_instruction():
     def xgetbv():
         raise AssertionError("an illegal instruction")
 

@@ -140,7 +140,7 @@ def test_a_damaged_library_is_an_error_and_no_signal(damage, copied):
 @pytest.mark.parametrize(
     "obstacle", ["folder", "pipe", "link to nothing", "link to itself", "device"]
 )
-def test_what_is_no_file_is_an_error_and_nothing_to_wait_for(obstacle, copied):
+def test_library_that_is_no_file_is_an_error_at_once(obstacle, copied):
     copied.path.unlink()
     make = {
         "folder": copied.path.mkdir,

@@ -79,7 +79,7 @@ machines = st.builds(
     st.booleans(),
     st.booleans(),
 )
-def test_what_a_call_takes_is_bounded(
+def test_memory_of_a_call_is_bounded(
     extents, machine, dtype, operation, arithmetic, grouped, training
 ):
     operation, reproducible = operation

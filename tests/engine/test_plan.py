@@ -61,7 +61,9 @@ def test_every_element_is_in_exactly_one_chunk(extents):
 
 
 @given(extents, st.integers(1, 128), st.sampled_from([1 << 18, 1 << 20]), st.integers(20, 28))
-def test_what_the_bits_depend_on_does_not_depend_on_the_machine(extents, threads, private, shared):
+def test_geometry_that_decides_bits_does_not_depend_on_the_machine(
+    extents, threads, private, shared
+):
     other = Machine(threads, private, 1 << shared, "another")
     problem = _problem(extents)
     one = plan(problem, extents, _MACHINE).geometry
@@ -141,7 +143,7 @@ def test_one_thread_too_finds_in_the_cache_what_it_summed_last(extents):
     assert 2 * 4 * geometry.share * width <= machine.cache_per_core
 
 
-def test_what_a_thread_summed_alone_it_writes():
+def test_thread_writes_the_channels_that_it_summed_alone():
     large = dataclasses.replace(_MACHINE, cache_per_core=2 << 20)
 
     def by_tile(rows, columns, machine=large, **changes):

@@ -98,7 +98,7 @@ class TestFloat32Arithmetic:
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
 @pytest.mark.parametrize("shape", [(8, 16, 8, 8), (256, 64, 56, 56), (32, 512, 7, 7)], ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_what_bits_depend_on_is_the_same_on_every_device(shape, data_format, gpu):
+def test_plan_parts_that_decide_bits_are_equal_on_every_device(shape, data_format, gpu):
     made = problem(shape, data_format)
     assert planned(made, gpu).tiling == planned(made).tiling
     assert planned(made, gpu).schedule == planned(made).schedule

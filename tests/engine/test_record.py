@@ -58,7 +58,9 @@ def test_common_fields_lie_where_every_kernel_looks(geometry):
 
 @each_geometry
 @pytest.mark.parametrize("participants", [1, 2])
-def test_what_a_call_fills_in_is_where_the_kernel_looks(geometry, participants, monkeypatch):
+def test_fields_that_a_call_fills_are_those_that_the_kernel_reads(
+    geometry, participants, monkeypatch
+):
     seen = []
 
     def run(address, header):
@@ -121,7 +123,7 @@ def test_kernels_name_the_fields_of_their_geometry_and_no_others(geometry):
     assert own <= heads
 
 
-def test_what_kernels_have_in_common_names_common_fields():
+def test_common_kernels_name_common_fields():
     read = set()
     both = {field.name for field in fields("segments")} & {
         field.name for field in fields("columns")

@@ -360,7 +360,7 @@ def test_halves_of_singles():
     np.testing.assert_array_equal(target, np.arange(16.0))
 
 
-def test_what_is_not_zero_or_normal_is_not_sound():
+def test_lanes_that_are_not_zero_or_normal_are_not_sound():
     least, most = np.finfo(np.float32).tiny, np.finfo(np.float32).max
     above = np.nextafter(np.float32(least), np.float32(1))
     good = np.array([0.0, -0.0, 2.0, -2.0, above, -above, most, -most] * 2, np.float32)
@@ -385,7 +385,7 @@ def test_the_least_normal_number_is_kept_though_it_may_be_doubted():
 
 @example(0x7F800001)
 @given(st.integers(0, 2**32 - 1))
-def test_of_every_pattern_no_lane_is_sound_that_should_not_be(pattern):
+def test_no_pattern_makes_an_unsound_lane_sound(pattern):
     values = np.full(16, pattern, np.uint32).view(np.float32)
     # Of a signalling NaN NumPy says that it quiets it.
     with np.errstate(invalid="ignore"):

@@ -121,7 +121,7 @@ def test_other_layouts_have_no_stride(backward, layout_type):
         (("graph", 0, "attrs", "epsilon", "value"), [1], "graph[0].attrs.epsilon.value", "f32"),
     ],
 )
-def test_what_is_malformed_is_named(backward, path, value, where, says):
+def test_malformed_graph_is_rejected_by_name(backward, path, value, where, says):
     put(backward, path, value)
     with pytest.raises(ArgumentError) as caught:
         parse_graph(backward)

@@ -31,7 +31,7 @@ def test_json_is_read():
         (b'{"a":' * 10**6, "nested too deeply"),
     ],
 )
-def test_what_is_refused(data, says):
+def test_parse_json_rejects_bad_documents(data, says):
     with pytest.raises(ArgumentValueError, match=says) as caught:
         parse_json(data, "here")
     assert caught.value.argument == "here"

@@ -37,5 +37,5 @@ def test_broken_ones_do_not(broken, dtype):
 
 
 @pytest.mark.parametrize("broken", [b for b in BROKEN if b.needs_ceiling], ids=lambda b: b.__name__)
-def test_what_is_wrong_with_a_ceiling_is_right_without(broken):
+def test_mutant_of_the_ceiling_is_right_without_one(broken):
     assert list(failures(broken())) == []

@@ -75,7 +75,7 @@ def test_statistics_of_two_types_are_refused(dtype, rng):
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
-def test_what_is_missing_is_named(name, rng):
+def test_missing_operand_is_named(name, rng):
     with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: "):
         call(rng, **{name: None})
 
@@ -99,7 +99,7 @@ def test_training_must_be_a_boolean(training, rng):
         call(rng, training=training)
 
 
-def test_what_can_be_read_as_an_array_is_accepted(rng):
+def test_operand_that_converts_to_an_array_is_accepted(rng):
     data = realistic_data((2, 3, 2), np.dtype(np.float64), rng=rng)
     lists = [array.tolist() for array in data.backward_inputs]
     plain = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
@@ -107,7 +107,7 @@ def test_what_can_be_read_as_an_array_is_accepted(rng):
     np.testing.assert_array_equal(gradients.dx, plain.dx)
 
 
-def test_what_cannot_be_read_as_an_array_is_refused(rng):
+def test_operand_that_does_not_convert_to_an_array_is_refused(rng):
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^mean: "):
         call(rng, mean=[[1.0], [1.0, 2.0]])
 

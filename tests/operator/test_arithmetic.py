@@ -79,7 +79,7 @@ def test_an_unknown_word_is_refused(name):
 
 
 @pytest.mark.parametrize("name", [1, np.float32, FLOAT32, b"float32", ["float32"], True])
-def test_what_is_no_word_is_refused(name):
+def test_arithmetic_rejects_other_types_than_words(name):
     for call in (lambda: _asked(arithmetic=name), backnorm.arithmetic(name).__enter__):
         with pytest.raises(ArgumentTypeError, match=r"^arithmetic: must be a string"):
             call()

@@ -71,7 +71,7 @@ def test_second_gradients_are_those_of_the_same_array_turned(axes, order, traini
 
 
 @pytest.mark.parametrize("axes", [(4,), (-1,), (1, 0), (1, 1), (1.0,), (True,), ("1",), (None,)])
-def test_what_are_no_axes_is_refused(axes, rng):
+def test_data_format_rejects_non_axes(axes, rng):
     x = rng.normal(size=SHAPE)
     for _ in range(2):
         with pytest.raises(backnorm.ArgumentValueError, match=r"^data_format: "):

@@ -111,7 +111,7 @@ def test_an_overflow_of_float32_arithmetic_is_not_taken_for_the_ceiling(dtype):
 
 @BY_TYPE
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 40)])
-def test_what_is_not_finite(dtype, shape, rng):
+def test_ceiling_of_nonfinite_elements(dtype, shape, rng):
     residual = np.zeros(shape, dtype)
     residual[0, :, :4] = np.inf, -np.inf, np.nan, 6.0
     x = rng.standard_normal(shape).astype(dtype)

@@ -127,7 +127,7 @@ def test_a_wrong_type_is_refused(data, dtype):
     refused(data, np.empty((4, 4, 6), dtype), TypeError, "out.*element type")
 
 
-def test_what_is_no_array_is_refused(data):
+def test_out_rejects_other_types_than_arrays(data):
     refused(data, [1.0], TypeError, "out.*array")
 
 

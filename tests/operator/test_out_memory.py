@@ -132,7 +132,7 @@ def test_an_array_that_lies_gets_the_result_where_it_is(name, warm, data):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_only_says_that_it_is_an_array_is_refused(name, data):
+def test_out_rejects_arrays_by_declared_class_alone(name, data):
     class Pretender:
         __class__ = np.ndarray
         shape, dtype = SHAPE, np.dtype(np.float32)

@@ -165,7 +165,7 @@ def test_empty_tensors(dtype, shape, with_residual):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("name", ["x", "gamma", "beta", "residual"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_follows_ieee_rules(dtype, name, value, rng):
+def test_nonfinite_elements_follow_ieee_rules(dtype, name, value, rng):
     data = realistic_data((4, 5, 9), dtype, rng=rng)
     arrays = {
         "x": data.x,

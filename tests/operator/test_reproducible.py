@@ -250,7 +250,7 @@ SPECIAL = [float("nan"), float("inf"), float("-inf"), 3e38, -1e-45, 0.0]
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("values", list(itertools.combinations(SPECIAL, 2)), ids=str)
-def test_what_is_not_finite_spreads_as_in_any_sum(values, data_format):
+def test_nonfinite_terms_spread_as_in_any_sum(values, data_format):
     x, dy, gamma, beta = data((30, 9, 20), np.float32)
     for k, value in enumerate(values):
         x[3 + 20 * k, 2, 5] = dy[4, 5 + k, 7] = value

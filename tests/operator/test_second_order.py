@@ -157,7 +157,7 @@ def test_empty_tensors_give_zeros(dtype, shape, training):
 @pytest.mark.parametrize("name", ["x", "dy", "ddx", *CHANNEL_ARRAYS])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("training", [True, False])
-def test_what_is_not_finite_stays_in_its_channel(dtype, name, value, training, rng):
+def test_nonfinite_elements_stay_in_their_channel(dtype, name, value, training, rng):
     arguments = layer(rng, dtype) | {"training": training}
     arguments[name][(1, 2, 3) if arguments[name].ndim == 3 else 2] = value
     gradients = double_backward(arguments)

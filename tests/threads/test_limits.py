@@ -29,7 +29,7 @@ def test_less_than_one_is_refused(setting, n):
 
 @pytest.mark.parametrize("n", [1.0, "2", True, None])
 @pytest.mark.parametrize("setting", [backnorm.set_num_threads, backnorm.num_threads])
-def test_what_is_not_an_integer_is_refused(setting, n):
+def test_limit_rejects_other_types_than_integers(setting, n):
     with pytest.raises(backnorm.ArgumentTypeError, match="n: must be an integer"), setting(n):
         pass
 

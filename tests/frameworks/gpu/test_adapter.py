@@ -291,14 +291,18 @@ CHOICES = [
 
 @pytest.mark.parametrize(("dtype", "requested", "expected"), CHOICES, ids=str)
 class TestArithmetic:
-    def test_of_a_call_and_its_backward_pass(self, dtype, requested, expected, computed):
+    def test_call_and_its_backward_pass_use_the_arithmetic(
+        self, dtype, requested, expected, computed
+    ):
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
         y = backnorm.torch.batch_norm(x, None, None, training=True, arithmetic=requested)
         torch.autograd.grad(y, x, torch.randn(y.shape).to(dtype))
         assert computed == [(operation, expected) for operation in TRAINED]
 
     @pytest.mark.covering(0)
-    def test_of_a_block_that_has_ended(self, dtype, requested, expected, computed):
+    def test_backward_pass_keeps_the_arithmetic_of_an_ended_block(
+        self, dtype, requested, expected, computed
+    ):
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()
         with nullcontext() if requested is None else backnorm.arithmetic(requested):
             y = backnorm.torch.batch_norm(x, None, None, training=True, activation="relu")
@@ -306,7 +310,7 @@ class TestArithmetic:
         assert computed == [(operation, expected) for operation in TRAINED]
 
     @pytest.mark.covering(0)
-    def test_of_layers(self, dtype, requested, expected, computed):
+    def test_layers_use_their_arithmetic(self, dtype, requested, expected, computed):
         layer = nn.Sequential(nn.BatchNorm1d(3, dtype=dtype))
         layer = backnorm.torch.convert(layer, arithmetic=requested)
         x = torch.randn(5, 3, 4).to(dtype).requires_grad_()

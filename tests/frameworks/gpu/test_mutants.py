@@ -257,7 +257,7 @@ def worst(data):
 
 
 # The judge allows for the magnitude of the mean itself.
-def test_what_float32_does_not_hold_of_the_mean(monkeypatch):
+def test_part_of_the_mean_beyond_float32_is_used(monkeypatch):
     rng = np.random.default_rng(4)
     data = realistic_data((6, 5, 3, 4), FLOAT32, data_format="NCX", rng=rng, ratio=1e4)
     assert worst(data) <= 2.0**-20

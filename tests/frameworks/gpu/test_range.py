@@ -82,7 +82,7 @@ def test_squares_are_in_what_mean_and_variance_are_computed_in(gpu):
 
 
 @pytest.mark.parametrize("data_format", SHAPES)
-def test_what_is_less_than_the_range_is_off_by_little(data_format, gpu):
+def test_values_below_the_range_have_small_errors(data_format, gpu):
     data = data_of(FLOAT32, data_format, dy=2.0**-130)
     settings = {**data.options, "training": True}
     found = arrays.backward(*data.backward_inputs, **settings, **IN_FLOAT32)

@@ -139,7 +139,7 @@ def test_the_second_order_has_its_own(arithmetic, data):
 
 @ARITHMETICS
 @TYPES
-def test_what_is_compiled_keeps_what_it_was_traced_with(dtype, arithmetic, data):
+def test_compiled_function_keeps_the_arithmetic_of_its_trace(dtype, arithmetic, data):
     operands = data(dtype)
     settings = {"epsilon": operands.epsilon, "axis": 1}
 
@@ -211,7 +211,7 @@ def test_statistics_of_a_mask_in_float64_are_rounded_once(dtype, data, rng):
 
 
 @ARITHMETICS
-def test_of_a_layer_as_a_function(arithmetic, data):
+def test_layer_as_a_function_uses_its_arithmetic(arithmetic, data):
     operands = data(FLOAT32)
     state = backnorm.jax.RunningStatistics(
         jnp.asarray(operands.mean), jnp.asarray(operands.variance)
@@ -315,7 +315,7 @@ ASKING = {
 
 
 @pytest.mark.parametrize("call", ASKING.values(), ids=ASKING)
-def test_what_is_refused_is_refused_in_the_words_of_the_core(call, data):
+def test_bad_arithmetic_is_refused_in_the_words_of_the_core(call, data):
     x = jnp.asarray(data(np.dtype(np.float64)).x)
     known = r"^arithmetic: unknown; got 'float16'; expected 'float32' or 'float64'"
     with pytest.raises(ArgumentValueError, match=known):

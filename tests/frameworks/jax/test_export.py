@@ -170,7 +170,7 @@ def test_nothing_in_it_depends_on_the_process(folders):
             assert path.read_bytes() == (folders["4 again"] / path.name).read_bytes(), path.name
 
 
-def test_of_another_version():
+def test_export_of_another_version_is_refused():
     allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
     function = jax.jit(lambda x: backnorm.jax.batch_norm(x, epsilon=EPSILON)[0])
     x = jnp.ones((4, 3), jnp.float32)

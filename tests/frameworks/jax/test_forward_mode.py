@@ -83,7 +83,7 @@ OF_LOSSES = {
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("transform", OF_RESULTS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_of_results(name, transform, arguments):
+def test_forward_mode_of_results(name, transform, arguments):
     ours, theirs, ranks = PAIRS[name]
     inputs, tangents = arguments(ranks), arguments(ranks)
     mine, other = (OF_RESULTS[transform](each, tangents) for each in (ours, theirs))
@@ -113,7 +113,7 @@ OFTEN = {
         ),
     ],
 )
-def test_of_losses(name, transform, arguments, scalar):
+def test_forward_mode_of_losses(name, transform, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]
     inputs, tangents = arguments(ranks), arguments(ranks)
     mine, other = (OF_LOSSES[transform](scalar(each), tangents) for each in (ours, theirs))
@@ -293,7 +293,7 @@ class TestDevices:
 
         agree(*(jax.jit(within(k))(inputs, tangents, w) for k in (0, 1)))
 
-    def test_of_a_shard_map(self, arrays):
+    def test_forward_mode_of_a_shard_map(self, arrays):
         inputs, tangents, w = arrays
         mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
         specs = (P("d"), P(), P())

@@ -72,7 +72,7 @@ def test_running_statistics_keep_their_type(normal):
     assert {each.dtype for each in jax.tree.leaves(changed)} == {jnp.dtype(jnp.float32)}
 
 
-def test_what_is_masked_counts_for_nothing(normal):
+def test_masked_elements_do_not_count(normal):
     x, mask = normal(*SHAPE), jnp.arange(4).reshape(4, 1, 1, 1) < 2
     layer = BatchNorm(use_running_average=False, **X64)
     variables = layer.init(jax.random.key(0), x)
@@ -171,7 +171,7 @@ def test_within_what_linen_transforms(name, normal):
     agree(*found, 1e-9)
 
 
-def test_what_is_refused(normal):
+def test_layer_rejects_bad_settings(normal):
     x = normal(6, 5, 4)
     for options, call, error, message in (
         ({"axis": 3}, {}, ArgumentValueError, "^axis: .*3"),

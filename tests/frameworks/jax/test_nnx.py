@@ -283,7 +283,7 @@ class TestModels:
         agree(*found, 1e-4)
 
 
-def test_what_is_refused(normal):
+def test_layer_rejects_bad_settings(normal):
     x = normal(6, 5, 4)
     with pytest.raises(ArgumentValueError, match=r"^use_running_average: "):
         BatchNorm(4, use_running_average=None, rngs=nnx.Rngs(0))(x)

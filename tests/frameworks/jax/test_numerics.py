@@ -64,7 +64,7 @@ def test_a_variance_near_the_smallest_number(epsilon, by_formulas, rng):
         assert_passed(check_backward(*inputs, backward(*inputs, **options), **options))
 
 
-def test_what_is_refused_is_told_without_a_rounding():
+def test_variance_plus_epsilon_is_judged_without_rounding():
     numbers = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, -1e-3, np.nan, np.inf, -np.inf, -1e-40]
     variance = np.array(numbers, np.float32)
     with np.errstate(over="ignore"):

@@ -148,7 +148,7 @@ def test_where_no_kernel_has_it(settings, operands):
 
 
 @pytest.mark.long
-def test_of_mapped_and_of_sharded_batches(normal, operands):
+def test_relu_of_mapped_and_of_sharded_batches(normal, operands):
     x, gamma, beta, residual = operands((8, 3, 4, 5), -1, True)
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
     weights = normal(8, 3, 4, 5), normal(5)
@@ -235,7 +235,7 @@ def test_layers(frozen, axis, normal):
     agree(z, jax.nn.relu(y + residual), 1e-6)
 
 
-def test_what_is_refused(operands):
+def test_batch_norm_rejects_bad_activations_and_residuals(operands):
     x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     arguments = {"epsilon": EPSILON, "residual": residual}
     with pytest.raises(ArgumentValueError, match="a residual with activation='relu'"):

@@ -319,7 +319,7 @@ class TestRefusals:
             batch_norm(x, mask=x > 0, **HOW)
 
     @pytest.mark.parametrize("wrong", ["yes", 2, None, np.float32(1)])
-    def test_what_is_no_flag(self, wrong):
+    def test_reproducible_rejects_other_types_than_bool(self, wrong):
         x, dy, gamma, _ = data(np.float32)
         with pytest.raises(ArgumentTypeError, match=r"^reproducible: "):
             batch_norm(x, epsilon=1e-5, reproducible=wrong)

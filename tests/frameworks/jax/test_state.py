@@ -167,7 +167,7 @@ def test_parts_of_different_sizes(mapped, kept, inputs, normal):
     agree(loss(function, True)(x, gamma, beta), alone(x, gamma, beta), 1e-10)
 
 
-def test_what_is_masked_is_not_looked_at(inputs):
+def test_masked_elements_are_not_read(inputs):
     x, gamma, beta = inputs
     mask = jnp.arange(6).reshape(6, 1, 1) < 4
     y, *statistics = batch_norm(x, gamma, beta, **HOW, mask=mask)

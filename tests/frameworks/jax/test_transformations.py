@@ -136,7 +136,7 @@ class TestVmap:
         for mine, other in ((ours, theirs), (jax.grad(pair[0]), jax.grad(pair[1]))):
             agree(*(jax.jit(jax.vmap(each, axes))(*operands) for each in (mine, other)))
 
-    def test_of_vmap(self, inputs, pair, normal):
+    def test_jvp_of_vmap(self, inputs, pair, normal):
         x = normal(2, 3, *SHAPE)
         gamma, beta = normal(3, SHAPE[AXIS]), normal(2, SHAPE[AXIS])
 
@@ -176,7 +176,7 @@ class TestVmap:
         ]
         agree(*found)
 
-    def test_of_the_backward_pass_with_one_x(self, inputs, normal):
+    def test_vmap_of_the_backward_pass_with_one_x(self, inputs, normal):
         x, gamma, _ = inputs
         dy, mean, variance = normal(3, *SHAPE), normal(5), normal(5) ** 2 + 1.0
 

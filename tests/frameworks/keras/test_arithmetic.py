@@ -122,7 +122,7 @@ def test_a_model_that_was_trained_is_traced_again(rng):
 @pytest.mark.parametrize(
     "call", [Ours, lambda arithmetic: ours.convert(model(), arithmetic=arithmetic)]
 )
-def test_what_is_refused_is_refused_in_the_words_of_the_core(call):
+def test_bad_arithmetic_is_refused_in_the_words_of_the_core(call):
     known = r"^arithmetic: unknown; got 'float16'; expected 'float32' or 'float64'"
     with pytest.raises(ArgumentValueError, match=known):
         call(arithmetic="float16")

@@ -70,7 +70,7 @@ def run(file, suite, test, ours, monkeypatch):
 
 
 @pytest.mark.parametrize(("file", "suite", "test"), list(cases()))
-def test_of_keras(file, suite, test, monkeypatch):
+def test_case_of_keras_passes(file, suite, test, monkeypatch):
     run(file, suite, test, BatchNormalization, monkeypatch)
 
 

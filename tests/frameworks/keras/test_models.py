@@ -250,7 +250,7 @@ def test_to_convert_and_to_revert_twice_is_as_once():
     assert kinds(revert(revert(model))) == dict.fromkeys(MODELS[functional], Theirs)
 
 
-def test_what_is_no_layer_is_refused():
+def test_convert_rejects_other_types_than_layers():
     for function in (convert, revert):
         with pytest.raises(ArgumentTypeError, match=r"model: must be a model .*got list"):
             function([Theirs()])

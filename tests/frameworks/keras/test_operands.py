@@ -96,7 +96,7 @@ def test_options_of_every_kind(option):
 
 
 @pytest.mark.parametrize("function", [convert, revert])
-def test_what_is_no_model_is_refused(function):
+def test_convert_rejects_other_types_than_models(function):
     for kind in values():
         with pytest.raises(backnorm.ArgumentTypeError, match=r"^model: "):
             function(kind.value)

@@ -122,14 +122,14 @@ def test_a_model_is_converted_with_it_and_reverted(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["yes", 1])
-def test_what_is_no_flag_is_refused(value):
+def test_reproducible_rejects_other_types_than_bool(value):
     for call in (Ours, lambda reproducible: ours.convert(model(), reproducible=reproducible)):
         with pytest.raises(ArgumentTypeError, match=r"^reproducible: must be a boolean"):
             call(reproducible=value)
 
 
 @pytest.mark.parametrize("special", ["mask", "renorm"])
-def test_what_keras_computes_is_refused_in_training(rng, special):
+def test_reproducible_layer_that_keras_computes_is_refused_in_training(rng, special):
     layer = Ours(reproducible=True, renorm=special == "renorm")
     x = rng.normal(size=(6, 7, 5)).astype("f")
     operands = {"mask": np.arange(42).reshape(6, 7) % 3 > 0} if special == "mask" else {}

@@ -131,7 +131,7 @@ def test_a_layer_that_is_not_synchronized_has_statistics_of_its_part(two):
 
 
 @pytest.mark.parametrize("mutant", cases.MUTANTS)
-def test_what_is_local_or_not_weighted_is_found(mutant, two):
+def test_local_or_unweighted_statistics_are_found(mutant, two):
     found = two[f"mutant {mutant}"]
     if mutant == "local moments":
         # Each replica has others.

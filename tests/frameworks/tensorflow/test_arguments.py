@@ -129,7 +129,7 @@ def test_a_variance_that_is_not_positive_is_refused():
         traced(-ONES)
 
 
-def test_what_a_trace_does_not_know_is_checked_when_it_runs():
+def test_values_unknown_to_a_trace_are_checked_when_it_runs():
     signature = [tf.TensorSpec([None, None, None], tf.float64), tf.TensorSpec(None, tf.float64)]
     traced = tf.function(
         lambda x, gamma: ours.batch_norm(x, gamma, epsilon=0.1).y, input_signature=signature

@@ -151,7 +151,7 @@ def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_inference", "batch_norm_backward"])
-def test_what_is_refused_is_refused_in_the_words_of_the_core(run, name):
+def test_bad_arithmetic_is_refused_in_the_words_of_the_core(run, name):
     counts = {"batch_norm": (1, 0), "batch_norm_inference": (1, 2), "batch_norm_backward": (2, 2)}
     large, small = counts[name]
     operands = [np.arange(12.0).reshape(4, 3)] * large + [np.arange(1.0, 4.0)] * small

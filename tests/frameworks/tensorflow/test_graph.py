@@ -56,7 +56,7 @@ def test_one_trace_serves_all_batch_sizes(rng):
     assert len(traces) == 1
 
 
-def test_results_nobody_needs_are_not_computed(monkeypatch):
+def test_unused_results_are_not_computed(monkeypatch):
     called = []
     original = calls.backward
     monkeypatch.setattr(
@@ -229,7 +229,7 @@ def test_an_unknown_rank(rng, axis):
         ((4, 5), -1, r"gamma: must hold one value per channel of x"),
     ],
 )
-def test_of_an_unknown_rank_errors_come_when_the_function_runs(shape, axis, message):
+def test_errors_of_an_unknown_rank_come_when_the_function_runs(shape, axis, message):
     unknown = tf.TensorSpec(None, tf.float32)
 
     @tf.function(input_signature=[unknown, tf.TensorSpec([3])])

@@ -88,7 +88,7 @@ def test_the_order_of_samples_and_the_layout_change_no_bit(run, dtype):
         differ(run(step, x[order], dy[order], *parameters)[2:], plain)
 
 
-def test_what_is_not_finite_is_so_in_any_order(run):
+def test_nonfinite_sums_are_so_in_any_order(run):
     x, dy, *parameters = data(FLOAT32)
     x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[1, 0, 0, 3] = np.nan, np.inf, -np.inf, np.nan
     same(run(reproducibly, x, dy, *parameters), canonical(x, dy, *parameters))
@@ -173,7 +173,7 @@ def test_replicas_need_no_graph():
     same(joined(found), canonical(*operands))
 
 
-def test_what_is_not_finite_in_one_replica_is_so_in_all():
+def test_nonfinite_sums_of_one_replica_are_so_in_all():
     operands = data(FLOAT32)
     x, dy, *_ = operands
     x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[11, 0, 0, 2] = np.nan, np.inf, np.inf, -np.inf
@@ -187,7 +187,7 @@ def test_no_replica_has_elements():
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [(FLOAT64, 10), (BFLOAT16, 8)], ids=str)
-def test_what_replicas_tell_each_other(dtype, rows, monkeypatch):
+def test_replicas_exchange_bins_both_ways(dtype, rows, monkeypatch):
     messages = internals.messages_of_replicas(monkeypatch)
     in_replicas((4, 0, 8), data(dtype), traced=False, reproducible=True)
     # By each of three, forth and back.
@@ -242,7 +242,7 @@ def test_xla_is_refused():
 
 
 @pytest.mark.parametrize("normalise", [ours.batch_norm, batch_norm_synchronised])
-def test_what_is_no_flag_is_refused(run, normalise):
+def test_reproducible_rejects_other_types_than_bool(run, normalise):
     for value in ("yes", 1, None):
         with pytest.raises(ArgumentTypeError, match=r"^reproducible: must be a boolean"):
             run(functools.partial(normalise, epsilon=EPSILON, reproducible=value), np.ones((3, 2)))
