@@ -395,7 +395,7 @@ def _check_channels(
     if own is None or own not in allowed:
         raise ArgumentTypeError(
             operand.name,
-            f"unsupported element type beside {{x}} of type {dtype}",
+            f"unsupported element type for {{x}} of type {dtype}",
             came=array.dtype,
             accepted=" or ".join(str(t) for t in allowed),
         )

@@ -91,7 +91,7 @@ def _changed(chosen: Plan, values: dict[str, Any]) -> Plan:
     if isinstance(geometry, Segments):
         group = chosen.extents.outer * geometry.group * chosen.extents.inner
         geometry = dataclasses.replace(geometry, batch=max(1, geometry.share // max(1, group)))
-    return dataclasses.replace(chosen, geometry=geometry, **of_plan, reasons=("asked for",))
+    return dataclasses.replace(chosen, geometry=geometry, **of_plan, reasons=("requested",))
 
 
 def _identity(decided: Plan) -> tuple[Any, ...]:

@@ -259,7 +259,7 @@ def test_a_level_that_does_not_exist_is_an_error(wanted, monkeypatch):
 def test_a_level_that_the_processor_has_not_is_an_error(monkeypatch):
     monkeypatch.setenv("BACKNORM_CPU_LEVEL", "x86-64-v4")
     monkeypatch.setattr(library, "levels", lambda: ("x86-64-v3", "x86-64"))
-    with pytest.raises(backnorm.ArgumentValueError, match="this processor has not") as caught:
+    with pytest.raises(backnorm.ArgumentValueError, match="this processor does not have") as caught:
         library.level.__wrapped__()
     assert "expected x86-64-v3, x86-64" in str(caught.value)
 

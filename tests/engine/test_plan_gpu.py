@@ -58,7 +58,7 @@ class TestFloat32Arithmetic:
         for gpu in KNOWN.values():
             plan = planned(problem((8, 4, 9), arithmetic="float32"), gpu)
             assert plan.arithmetic == "float32"
-            assert plan.reasons[0] == "float32: asked for"
+            assert plan.reasons[0] == "float32: requested"
             assert "  arithmetic float32\n" in str(plan)
 
     @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)

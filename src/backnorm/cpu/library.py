@@ -50,7 +50,7 @@ def level() -> str:
     if wanted is None:
         return levels()[0]
     if wanted not in levels():
-        known = "this processor has not" if wanted in LEVELS else "does not exist"
+        known = "this processor does not have" if wanted in LEVELS else "does not exist"
         raise ArgumentValueError(
             "BACKNORM_CPU_LEVEL",
             f"environment variable names a level that {known}",

@@ -299,7 +299,7 @@ def _check_channel_types(
         if own is None or own not in accepted:
             raise ArgumentTypeError(
                 tensor.name,
-                f"element types do not match: beside {schema.words['x']} of type {rule.data}",
+                f"element types do not match: {schema.words['x']} has type {rule.data}",
                 came=dtype,
                 accepted=" or ".join(rule.channel),
             )

@@ -100,7 +100,7 @@ def _reduce(format: object) -> OperatorSchema:
 
 
 def _tensor(format: object) -> Any:
-    """Return the function that makes the rule of a per-channel tensor beside data of a format."""
+    """Return the function that makes the rule of a per-channel tensor for data of a format."""
     # A subclass of strings can define any comparison.
     word = str.__str__(format) if issubclass(type(format), str) else ""
     return kept if word in _SPLIT else channel
@@ -208,7 +208,7 @@ def BNTrainingReduceGrad(
     Notes
     -----
     CANN computes ``(grads + a*x + b) * scale*s`` with `batch_mean` in `b`, in float32, which loses
-    digits where the mean is large beside the deviation. Here, the mean is subtracted from `x`.
+    digits where the mean is many deviations from 0. Here, the mean is subtracted from `x`.
     """
     inputs = grads, x, diff_scale, diff_offset, scale, batch_mean, batch_variance
     call = _check(bind(_reduce(format), inputs, (epsilon, format), arithmetic))

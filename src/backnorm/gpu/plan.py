@@ -184,7 +184,7 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
     elif knobs.schedule == "complete" and not _holds_channels(problem, extents):
         raise ValueError("no program can hold a channel: its elements are in several units")
     else:
-        reason = "asked for"
+        reason = "requested"
     reasons = (*reasons, f"{knobs.schedule}: {reason}")
     tiling = _tiling(problem, extents, knobs)
     return GpuPlan(problem, extents, tiling, knobs.schedule, arithmetic, moments, reasons)
@@ -200,7 +200,7 @@ def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tu
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
         return wide, wide, (reason,)
-    why = "elements of 16 bits need no more" if is_16_bit(problem.dtype) else "asked for"
+    why = "elements of 16 bits need no more" if is_16_bit(problem.dtype) else "requested"
     if problem.operation not in _OF_MOMENTS:
         return "float32", wide, (f"float32: {why}",)
     return "float32", wide, (f"float32: {why}", f"mean and variance in {reason}")

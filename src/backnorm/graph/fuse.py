@@ -1,4 +1,4 @@
-"""Let a ReLU beside a batch normalisation run in its pass.
+"""Let a ReLU next to a batch normalisation run in its pass.
 
 Two pairs of steps are the same mathematics as one fused kernel, with the same bits: a normalisation
 whose `dst` a ReLU alone reads, and a ReLUBackward whose `diff_src` is the `diff_dst` of a

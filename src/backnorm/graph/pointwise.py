@@ -1,4 +1,4 @@
-"""The operators beside batch normalisation in oneDNN's graphs: ReLU, its gradient, quantisation.
+"""The other operators of oneDNN's graphs: ReLU, its gradient, quantisation.
 
 Each element of a result depends on the elements at its place alone.
 

@@ -120,7 +120,7 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
     """Return the groups of indices on mapped axes, or None, or raise."""
     if groups is None:
         return None
-    accepted = "a list of lists of integers beside an axis_name, or None"
+    accepted = "a list of lists of integers with an axis_name, or None"
     if not names:
         raise ArgumentValueError(
             "axis_index_groups", "needs an axis_name", came=shown(groups), accepted=accepted

@@ -243,7 +243,7 @@ def _check_channels(
     if tensor.dtype not in allowed:
         raise TensorTypeError(
             name,
-            f"unsupported element type beside an input of {input.dtype}",
+            f"unsupported element type for an input of {input.dtype}",
             came=tensor.dtype,
             accepted=" or ".join(str(dtype) for dtype in dict.fromkeys(allowed)),
         )

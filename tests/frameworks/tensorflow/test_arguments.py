@@ -67,7 +67,7 @@ CASES = [  # (error, message, call)
     (ArgumentValueError, "^beta: must hold", lambda: ours.batch_norm(X, ONES, X, epsilon=0.1)),
     (
         ArgumentTypeError,
-        "^gamma: unsupported element type beside x of type float64; got float32",
+        "^gamma: unsupported element type for x of type float64; got float32",
         lambda: ours.batch_norm(X, tf.ones(4), epsilon=0.1),
     ),
     (ArgumentValueError, "^epsilon: must be finite", lambda: ours.batch_norm(X, epsilon=-1.0)),

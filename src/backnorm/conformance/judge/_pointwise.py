@@ -1,4 +1,4 @@
-"""Verdicts on the operators beside batch normalisation in oneDNN's graphs.
+"""Verdicts on the operators of oneDNN's graphs other than batch normalisation.
 
 The expected values are computed in float64, in other ways than the operators compute them. The
 allowed errors are:
