@@ -72,6 +72,19 @@ _MOST_SHARED = 32 << 20
 _SMALL, _FAR = 64 << 10, 48_000_000
 _PEERS = ("torch", "tensorflow", "jax", "onednn")
 
+# The tables of machines: heading, kind of elements, column of the cells.
+_QUANTITIES = (
+    ("float32, over the best peer", "float32", "ratio"),
+    ('float32 in `arithmetic="float32"`, over the best peer', "float32", "in_float32"),
+    ("float32, over PyTorch", "float32", "torch"),
+    ("16 bits, over the best peer", "16 bits", "ratio"),
+    ("float32, over the floor", "float32", "far"),
+    ("16 bits, over the floor", "16 bits", "far"),
+)
+
+# Of the cells in which a peer is faster: what counts as much slower, and how many are shown.
+_FAR_SLOWER, _SHOWN = 1.25, 3
+
 # The share of another's time that a float32 cell should take at most: operation, whose time, share.
 _LIMITS = (
     ("backward", "in_float32", 0.9),
@@ -85,13 +98,10 @@ _LIMITS = (
 
 # Columns of the tables of models: heading, the variant, its quantity, the variant it is beside.
 _COLUMNS = (
-    ("ours", "backnorm", "ratio", "torch"),
     ("fused", "backnorm-fused", "ratio", "torch"),
-    ("ours compiled", "backnorm-compiled", "ratio", "torch-compiled"),
+    ("compiled", "backnorm-compiled", "ratio", "torch-compiled"),
     ("normalisation", "backnorm-fused", "normalization", "torch"),
     ("memory", "backnorm-fused", "memory", "torch"),
-    ("error", "backnorm-fused", "error", "torch"),
-    ("error compiled", "backnorm-compiled", "error", "torch-compiled"),
 )
 _VARIANTS = {
     "ours": "backnorm",
@@ -100,18 +110,12 @@ _VARIANTS = {
     "fused, float32": "backnorm-fused-float32",
 }
 _LEGEND = (
-    "Training steps in float32, or in bfloat16 under autocast where the batch says so. Each ratio "
-    "is the time of backnorm divided by that of the same step with PyTorch's layers.\n\n"
-    "- **layers**: how many layers `convert` replaced.\n"
-    "- **share**: part of PyTorch's eager step that its normalisations, activations and additions "
-    "take. No layer can save more.\n"
-    "- **ours**, **fused**: `convert(model)`, and with `fuse=True`; both eager.\n"
-    "- **ours compiled**: `convert(model)` under `torch.compile`, divided by PyTorch's compiled "
-    "step.\n"
-    "- **normalisation**: time in the operators counted in *share*, fused model over PyTorch's.\n"
-    "- **memory**: what a fused step adds to the resident memory, over PyTorch's.\n"
-    "- **error**: distance of all gradients from a float64 run, relative to PyTorch's. Values far "
-    "from 1 come from a few elements that change sign at a ReLU.\n"
+    "Ratios are to the same step with PyTorch's layers; `convert(model, fuse=True)`, and "
+    "`convert(model)` under `torch.compile`.\n\n"
+    "- **share**: part of PyTorch's eager step in normalisations, activations and additions. No "
+    "layer can save more.\n"
+    "- **normalisation**: time of what *share* counts.\n"
+    "- **memory**: what a step adds to the resident memory.\n"
 )
 
 
@@ -345,18 +349,19 @@ def _machine(where: Mapping[str, Any]) -> str:
 
 
 def _versions_table(result: Result) -> str:
-    frame = result.frame
+    """Return the steps of this version, and the means of the one before."""
+    frame, means = result.frame, {}
     table = pd.DataFrame({"model": frame.model, "layout": frame.layout})
-    means = ["geometric mean", ""]
+    last = ["geometric mean", ""]
     for allocator in ("default", "keeping"):
         table[f"PyTorch, {allocator}"] = frame[f"{allocator}.torch.step"].map(_whole_milliseconds)
-        means.append("")
-        for version in ("before", "this"):
-            found = frame[f"{allocator}.{version}.ratio"]
-            table[f"{version}, {allocator}"] = found.map(ratio_text)
-            means.append(f"**{_mean(found)}**")
-    table.loc[len(table)] = means
-    return f"{_where(result)}.\n\n{markdown(table)}"
+        found = frame[f"{allocator}.this.ratio"]
+        table[allocator] = found.map(ratio_text)
+        last += ["", f"**{_mean(found)}**"]
+        means[allocator] = _mean(frame[f"{allocator}.before.ratio"])
+    table.loc[len(table)] = last
+    before = ", ".join(f"{mean} {allocator}" for allocator, mean in means.items())
+    return f"{_where(result)}.\n\n{markdown(table)}\nMeans of the version before: {before}.\n"
 
 
 def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:
@@ -373,16 +378,27 @@ def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:
 
 
 def _slower(result: Result, frame: pd.DataFrame) -> str:
-    """Return the cells in which a peer is faster, by operation, type and layout."""
-    lost = frame[frame.ratio > 1].sort_values("ratio", ascending=False, kind="stable")
-    parts = [f"{_where(result)}. A peer is faster in {len(lost)} of {frame.ratio.count()} cells.\n"]
-    for (op, dtype), cells in lost.groupby(_KIND, observed=True):
-        parts.append(f"## {op}, {dtype}\n")
-        for layout, found in cells.groupby("layout"):
-            best = beside_best(found)
-            texts = found["shape"].map(shape_text) + " " + found.ratio.map(ratio_text)
-            parts.append(f"**{layout}**: {', '.join(texts + ' ' + best.peer)}.\n")
-    return "\n".join(parts)
+    """Return how many cells a peer is faster in, and the worst, by operation, type and layout."""
+    compared = frame[frame.ratio.notna()]
+    lines = []
+    for (op, dtype, layout), cells in compared.groupby([*_KIND, "layout"], observed=True):
+        lost = cells[cells.ratio > 1].sort_values("ratio", ascending=False, kind="stable")
+        if lost.empty:
+            continue
+        best = beside_best(lost)
+        texts = lost.ratio.map(ratio_text) + " " + lost["shape"].map(shape_text)
+        lines.append(
+            {
+                "cells": f"{op}, {dtype}, {layout}",
+                "slower": f"{len(lost)} of {len(cells)}",
+                "by a quarter": str((lost.ratio > _FAR_SLOWER).sum()),
+                "the worst": ", ".join((texts + " " + best.peer).head(_SHOWN)),
+            }
+        )
+    return (
+        f"{_where(result)}. A peer is faster in {(compared.ratio > 1).sum()} of {len(compared)} "
+        f"cells.\n\n{markdown(pd.DataFrame(lines))}"
+    )
 
 
 def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
@@ -430,10 +446,13 @@ def _by_shape(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame]) -> str:
-    """Return the means of each machine by layout, and how many cells are above the limits."""
-    parts, limits = [], {}
+    """Return the machines, and the means of each by layout, and what is above the limits."""
+    where: list[dict[str, str]] = []
+    tables: dict[str, dict[str, pd.Series]] = {}
+    limits = {}
     for name, result in results.items():
-        heading, where = _where_text(result.environment), result.environment
+        environment = result.environment
+        machine = _short(environment)
         kinds = frames[name]["dtype"].map(
             {"float32": "float32", "bfloat16": "16 bits", "float16": "16 bits"}
         )
@@ -443,15 +462,27 @@ def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame])
         frame = frame.assign(
             far=frame.to_floor.where(far), far_in_float32=frame.floor_in_float32.where(far)
         )
-        limits[heading] = [_exceeded(frame, *limit) for limit in _LIMITS]
-        sizes = map(bytes_text, (where["cache_per_core"], where["cache_shared"]))
-        parts += [
-            f"### {heading}\n",
-            f"{' a core, '.join(sizes)} shared; calls in a row; {_versions(result)}. "
-            f"All {len(frames[name])} cells: [bench/{name}](../bench/{name}).\n",
-            *(markdown(_by_layout(frame, kind)) for kind in ("float32", "16 bits")
-              if (frame.kind == kind).any()),
-        ]  # fmt: skip
+        limits[machine] = [_exceeded(frame, *limit) for limit in _LIMITS]
+        where.append(
+            {
+                "machine": machine,
+                "threads, date": f"{environment['threads']}, {environment['date'][:10]}",
+                "cache of a core": bytes_text(environment["cache_per_core"]),
+                "shared": bytes_text(environment["cache_shared"]),
+                "cells": f"[{len(frames[name])}](../bench/{name})",
+            }
+        )
+        for heading, kind, quantity in _QUANTITIES:
+            of_kind = frame[frame.kind == kind]
+            if of_kind[quantity].notna().any():
+                text = _mean if quantity == "far" else _beside
+                by_layout = of_kind.groupby(["op", "layout"], observed=True)[quantity].agg(text)
+                tables.setdefault(heading, {})[machine] = by_layout
+    parts = [markdown(pd.DataFrame(where))]
+    for heading, columns in tables.items():
+        table = pd.DataFrame(columns).fillna(DASH)
+        table.insert(0, "", [", ".join(map(str, at)) for at in table.index])
+        parts += [f"### {heading}\n", markdown(table.reset_index(drop=True))]
     arithmetic = {"in_float32": ' with `arithmetic="float32"`'}
     names = [
         f"{op}{arithmetic.get(name, '')}, "
@@ -459,43 +490,18 @@ def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame])
         f"{LABELS.get(name, 'the best peer')}"
         for op, name, most in _LIMITS
     ]
-    return "\n".join(
-        [
-            *parts,
-            "### Cells above the limits\n",
-            "Behind a count stands in how many of those cells the limit is less than the floor's "
-            "time.\n",
-            markdown(pd.DataFrame({"float32 cells": names, **limits})),
-        ]
-    )
+    parts += ["### Cells above the limits\n", markdown(pd.DataFrame({"float32": names, **limits}))]
+    return "\n".join(parts)
 
 
-def _by_layout(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Return means by operation and layout, in brackets the cells above 1."""
-    frame = frame[frame.kind == kind]
-    lines = []
-    for op, of_op in frame.groupby("op", observed=True):
-        for layout, found in of_op.groupby("layout"):
-            line = {kind: f"{op}, {layout}"}
-            best = f"{_mean(found.ratio)} ({_above(found.ratio)})"
-            peers = {LABELS[peer]: _beside(found[peer]) for peer in _PEERS}
-            if kind == "float32":
-                line["default, best peer"] = best
-                line['`arithmetic="float32"`, best peer'] = _beside(found.in_float32)
-                floors = f"{_mean(found.far)}, {_mean(found.far_in_float32)}"
-                line |= {**peers, "floor, default and float32": floors}
-            else:
-                line |= {"best peer": best, **peers, "floor": _mean(found.far)}
-            lines.append(line)
-    return pd.DataFrame(lines)
+def _short(environment: Mapping[str, Any]) -> str:
+    """Return the name of a machine in the head of a column."""
+    return _machine(environment).replace("emeraldrapids", "Emerald Rapids")
 
 
 def _exceeded(frame: pd.DataFrame, op: str, name: str, most: float) -> str:
-    frame = frame[(frame.kind == "float32") & (frame.op == op)]
-    found = frame[name]
-    to_floor = frame.floor_in_float32 if name == "in_float32" else frame.to_floor
-    below = ((found > most) & (most * to_floor < found)).sum()
-    return _above(found, most) + (f"; {below} below the floor" if below else "")
+    found = frame[(frame.kind == "float32") & (frame.op == op)][name].dropna()
+    return f"{(found > most).mean() * 100:.0f} %" if len(found) else DASH
 
 
 def _beside(found: pd.Series) -> str:
@@ -507,20 +513,13 @@ def _mean(found: pd.Series) -> str:
     return ratio_text(geometric_mean(found))
 
 
-def _above(found: pd.Series, most: float = 1.0) -> str:
-    return f"{(found > most).sum()} of {found.count()}" if found.count() else DASH
-
-
 def _models_table(result: Result) -> str:
     frame = result.frame
     shapes = frame["shape"].map(_images)
+    shapes = shapes.where(frame.precision == "float32", shapes + ", " + frame.precision)
     texts = {
-        "model": frame.model,
-        "batch": shapes.where(frame.precision == "float32", shapes + ", " + frame.precision),
+        "model, batch": frame.model + ", " + shapes,
         "layout": frame.layout,
-        "layers": frame.layers.astype(str),
-        "PyTorch": column(frame, "torch.step").map(_whole_milliseconds),
-        "PyTorch compiled": column(frame, "torch-compiled.step").map(_whole_milliseconds),
         "share": (column(frame, "torch.normalization") / column(frame, "torch.step")).map(
             ratio_text
         ),
@@ -529,35 +528,37 @@ def _models_table(result: Result) -> str:
     for heading, variant, quantity, beside in _COLUMNS:
         found = column(frame, f"{variant}.{quantity}") / column(frame, f"{beside}.{quantity}")
         texts[heading] = found.map(ratio_text)
-        mean = f"**{_mean(found)}**" if found.notna().any() else DASH
-        # Chance decides errors, so there is no mean of them.
-        means.append("" if quantity == "error" else mean)
+        means.append(f"**{_mean(found)}**" if found.notna().any() else DASH)
     table = pd.DataFrame(texts)
     table.loc[len(table)] = means
-    measured = ~table.isin([DASH, ""]).all()
-    return f"{_where(result)}:\n\n{markdown(table.loc[:, measured])}"
+    return f"{_where(result)}:\n\n{markdown(table)}"
 
 
 def _runs(results: Mapping[str, Result]) -> str:
-    """Return a line for each case, and a column for each machine and number of threads."""
-    columns: dict[str, dict[str, str]] = {}
+    """Return the steps of each model over all machines, batches and element types."""
+    frames = []
     for result in results.values():
-        frame, where = result.frame, result.environment
-        batch = frame["shape"].map(_images)
-        batch = batch.where(frame.precision == "float32", batch + " " + frame.precision)
-        cases = frame.model + " " + batch + " " + frame.layout
-        found = {
-            "": column(frame, "backnorm-fused.ratio"),
-            ", compiled": column(frame, "backnorm-compiled.ratio")
-            / column(frame, "torch-compiled.ratio"),
-        }
-        run = f"{_machine(where)}, {where['threads']}"
-        for kind, ratio in found.items():
-            texts = dict(zip(cases, ratio.map(ratio_text), strict=True))
-            known = {case: text for case, text in texts.items() if text != DASH}
-            columns[run + kind] = known | columns.get(run + kind, {})
-    table = pd.DataFrame({name: each for name, each in columns.items() if each}).sort_index()
-    return markdown(table.fillna("").rename_axis("case").reset_index())
+        frame = result.frame
+        ours = column(frame, "backnorm-compiled.ratio")
+        compiled = ours / column(frame, "torch-compiled.ratio")
+        frames.append(
+            frame[["model", "layout"]].assign(
+                fused=column(frame, "backnorm-fused.ratio"), compiled=compiled
+            )
+        )
+    lines = [
+        {"model": model, "layout": layout}
+        | {name: _range(found[name].dropna()) for name in ("fused", "compiled")}
+        for (model, layout), found in pd.concat(frames).groupby(["model", "layout"])
+    ]
+    return markdown(pd.DataFrame(lines))
+
+
+def _range(ratio: pd.Series) -> str:
+    if ratio.empty:
+        return DASH
+    ends = DASH.join(map(ratio_text, (ratio.min(), ratio.max())))
+    return f"{_mean(ratio)} ({ends}; {len(ratio)})"
 
 
 def _frameworks(results: Iterable[Result]) -> str:
@@ -583,9 +584,8 @@ def _frameworks(results: Iterable[Result]) -> str:
     named = ", ".join(f"{name} {text}" for name, text in versions.items())
     cpu, _, day = _where_text(where).rsplit(", ", 2)
     return (
-        f"{cpu}, {day}; {named}. Training steps in float32, channels last, in turns. A ratio is "
-        "the step with backnorm's layers over that with the framework's own. In brackets: the 20th "
-        "and 80th percentile of a step's times over their median.\n\n"
+        f"{cpu}, {day}; {named}. Training steps in float32, channels last, over those with the "
+        "framework's own layers. In brackets: 20th and 80th percentile over the median.\n\n"
         f"{markdown(pd.DataFrame(lines, columns=headings))}"
     )
 
