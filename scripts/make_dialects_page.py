@@ -7,7 +7,9 @@ Usage: python scripts/make_dialects_page.py [--check]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
@@ -22,63 +24,79 @@ INTRODUCTION = """\
 
 A dialect is the batch normalisation of one specification, with the specification's names and rules.
 `scripts/make_dialects_page.py` generates this page from the rules that validate each call
-(`.schema`).
+(`.schema`). If a line is absent, this holds:
 
-"Canonical" is the name in backnorm's own operator, e.g. `dx` in `batch_norm_backward`. All
-operators use the statistics of the call, take and return the biased variance unless a rule says
-otherwise, and return the bits of the canonical operator. An inverse standard deviation is used
-without conversion.
-
-Every call also takes the keyword `arithmetic`, an extension of backnorm: the compute type of
-elements, `"float32"` or `"float64"` (`backnorm.arithmetic`).
+- Canonical is the name in backnorm's own operator; `inverse_deviation` is 1 / sqrt(variance +
+  epsilon), used without conversion.
+- x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
+- "f16 with f32": data of f16, per-channel tensors of f32. These have one type in a call.
+- Inputs and outputs are required. An absent gamma is 1, an absent beta 0.
+- epsilon is added to the variance. Numbers are finite.
+- Statistics are those of the call, a mean and a biased variance.
+- Results have the bits of the canonical operator.
+- Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
+  `"float32"` or `"float64"`.
 """
 
 CANONICAL = """\
 ## The canonical operator
 
-The operands and results of every operation (`backnorm/signature.py`). An array of the kind *data*
-has the shape and the element type of x. A *channel* array has one value per channel, in x's type,
-or also in float32 if x has 16 bits. A *mask* has one bit per element.
+Operands in brackets may be absent (`backnorm/signature.py`). x, dy, y, dx, residuals and ddx have
+the shape and the element type of x. A mask has one bit per element. Others have one value per
+channel, in x's type, or also in float32 if x has 16 bits.
 """
 
 FUNCTIONS = """\
 ## Functions that compute a part of the gradient
 
-Where a specification has an operator for the gradients of the parameters and another for that of
-x, they are functions here. `backnorm info` shows them; graphs, `backnorm run` and `backnorm verify`
-only call operators with the whole gradient. An input whose canonical name is that of a result is
-what another function returned.
+`backnorm info` shows them; graphs, `backnorm run` and `backnorm verify` only call operators with
+the whole gradient. An input whose canonical name is that of a result is what another function
+returned.
 """
 
-_CONDITIONS = {None: "always", "relu": "with a ReLU", "residual": "with `residual`"}
+_CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}
+
+# What the canonical name says already.
+_KNOWN = {
+    "x": {"input", "input of the forward"},
+    "dy": {"gradient of the output", "gradient of y", "gradient of Y"},
+    "y": {"normalised output"},
+    "gamma": {"scale", "scale; absent: 1", "scale; None: 1", "Scale.", "Scale. None: 1."},
+    "beta": {"offset", "offset; absent: 0"},
+    "mean": {"batch mean", "mean of the batch", "mean to normalise with"},
+    "variance": {"biased", "biased batch variance", "biased variance to normalise with",
+                 "variance to normalise with"},
+    "inverse_deviation": {"1 / sqrt(batch variance + epsilon)"},
+}  # fmt: skip
+_GRADIENTS = ("dx", "dgamma", "dbeta")
 
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([INTRODUCTION, CANONICAL, *_operations(), *_sections()]).rstrip() + "\n"
+    return "\n".join([INTRODUCTION, CANONICAL, _operations(), *_sections()]).rstrip() + "\n"
 
 
-def _operations() -> Iterator[str]:
-    """Yield the canonical operations, as their signatures have them."""
+def _operations() -> str:
+    """Return the canonical operations, as their signatures have them."""
+    rows = []
     for signature in filter(lambda each: each.public, SIGNATURES.values()):
-        operands = [
-            (f"`{o.name}`", o.kind, "yes" if o.required else "no") for o in signature.operands
-        ]
-        results = [(f"`{r.name}`", r.kind, _CONDITIONS[r.option]) for r in signature.results]
+        operands = (f"`{o.name}`" if o.required else f"[`{o.name}`]" for o in signature.operands)
+        results = (f"`{r.name}`{_CONDITIONS[r.option]}" for r in signature.results)
         options = ", ".join(f"`{name}`" for name in signature.options)
         place = f"; `out` may be `{signature.overwrites}`" if signature.overwrites else ""
-        yield f"### {signature.operation}\n\nOptions: {options}{place}.\n"
-        yield _table(("Operand", "Kind", "Required"), operands)
-        if results:
-            yield _table(("Result", "Kind", "When"), results)
+        rows.append((signature.operation, ", ".join(operands), ", ".join(results), options + place))
+    return _table(("Operation", "Operands", "Results", "Options"), rows)
 
 
 def _sections() -> Iterator[str]:
     for dialect in DIALECTS:
         yield f"## `backnorm.dialects.{dialect}`\n"
-        for op in operators(dialect).values():
-            for schema in op.schemas.values():
-                yield _operator(schema)
+        schemas = [schema for op in operators(dialect).values() for schema in op.schemas.values()]
+        for _, family in groupby(schemas, _family):
+            first, *others = family
+            yield _operator(first)
+            for schema in others:
+                yield _variant(schema, first)
     yield FUNCTIONS
     for dialect in PARTS:
         yield f"### `backnorm.dialects.{dialect}`: parts of the gradient\n"
@@ -86,70 +104,156 @@ def _sections() -> Iterator[str]:
             yield "#" + _operator(schema)
 
 
-def _operator(schema: OperatorSchema) -> str:
+def _family(schema: OperatorSchema) -> str:
+    """Return the name that versions and revisions of an operator share."""
+    return re.sub(r"V\d$", "", schema.op)
+
+
+def _title(schema: OperatorSchema) -> str:
     revision = f" (revision {schema.revision})" if schema.revision else ""
+    return f"{schema.op}{revision}"
+
+
+def _operator(schema: OperatorSchema) -> str:
     parts = [
-        f"### {schema.op}{revision}\n",
+        f"### {_title(schema)}\n",
         f"{schema.summary} Follows {schema.source}.\n",
-        _table(
-            ("Input", "Type", "Shape", "Required", "Canonical", ""),
-            map(_tensor, schema.inputs),
-        ),
-        _table(
-            ("Output", "Type", "Shape", "Required", "Canonical", ""),
-            map(_tensor, schema.outputs),
-        ),
-        *_attributes(schema),
-        _table(
-            ("Element type of the data", "Element types of per-channel tensors"),
-            ((rule.data, ", ".join(rule.channel)) for rule in schema.type_rules),
-        ),
-        "\n".join(f"- {rule}" for rule in _rules(schema)) + "\n",
+        _table(("Input", "Canonical", ""), _tensors(schema.inputs)),
+        _table(("Output", "Canonical", ""), _tensors(schema.outputs)),
+        *_attributes(schema.attributes),
+        _list(text for text in _rules(schema).values() if text),
     ]
     return "\n".join(parts)
 
 
-def _tensor(tensor: TensorSpec) -> Sequence[str]:
-    no_name = tensor.role in ("empty", "ignored") or tensor.role.startswith("memory_")
-    canonical = "" if no_name else tensor.role
-    return (
-        f"`{tensor.name}`",
-        tensor.type,
-        tensor.shape,
-        "yes" if tensor.required else "optional",
-        canonical,
-        tensor.summary,
+def _variant(schema: OperatorSchema, first: OperatorSchema) -> str:
+    """Return in what a version or a revision of an operator differs from the first."""
+    parts = [
+        f"### {_title(schema)}\n",
+        f"As {_title(first)}, except for what follows. Follows {schema.source}.\n",
+    ]
+    absent = [f"the attribute {name}" for name in _absent(schema.attributes, first.attributes)]
+    for head, mine, other in (
+        ("Input", schema.inputs, first.inputs),
+        ("Output", schema.outputs, first.outputs),
+    ):
+        known = set(map(_facts, other))
+        found = [tensor for tensor in mine if _facts(tensor) not in known]
+        absent += [f"the {head.lower()} {name}" for name in _absent(mine, other)]
+        if found:
+            parts.append(_table((head, "Canonical", ""), _tensors(found)))
+    parts += _attributes(
+        a for a in schema.attributes if _attribute(a) not in set(map(_attribute, first.attributes))
     )
+    rules, before = _rules(schema), _rules(first)
+    lines = [text or _DEFAULTS[key] for key, text in rules.items() if text != before.get(key)]
+    lines += [f"Not so: {text}" for key, text in before.items() if text and key not in rules]
+    if absent:
+        lines.append(f"Without {', '.join(absent)}.")
+    return "\n".join([*parts, _list(lines)])
 
 
-def _attributes(schema: OperatorSchema) -> Iterator[str]:
-    if schema.attributes:
-        head = ("Attribute", "Type", "Default", "Accepted", "")
-        yield _table(head, map(_attribute, schema.attributes))
+def _absent(
+    mine: Iterable[TensorSpec | AttributeSpec], first: Iterable[TensorSpec | AttributeSpec]
+) -> list[str]:
+    """Return the names that a variant does not have."""
+    names = {spec.name for spec in mine}
+    return [f"`{spec.name}`" for spec in first if spec.name not in names]
+
+
+def _facts(tensor: TensorSpec) -> Sequence[object]:
+    return tensor.name, tensor.role, tensor.required, tensor.shape, tensor.summary
+
+
+def _tensors(tensors: Iterable[TensorSpec]) -> Iterator[Sequence[str]]:
+    """Yield a row for each tensor, or for neighbours that one sentence describes."""
+    for note, group in groupby(tensors, _note):
+        neighbours = list(group)
+        for row in [neighbours] if note else [[each] for each in neighbours]:
+            names = (f"`{t.name}`" + ("" if t.required else " (optional)") for t in row)
+            yield ", ".join(names), ", ".join(filter(None, map(_canonical, row))), note
+
+
+def _canonical(tensor: TensorSpec) -> str:
+    no_name = tensor.role in ("empty", "ignored") or tensor.role.startswith("memory_")
+    return "" if no_name else tensor.role
+
+
+def _note(tensor: TensorSpec) -> str:
+    """Return what the canonical name does not say."""
+    known = tensor.role in _GRADIENTS and tensor.summary.startswith("gradient of ")
+    summary = "" if known or tensor.summary in _KNOWN.get(tensor.role, ()) else tensor.summary
+    usual = tensor.kind in ("data", "channel", "kept") or tensor.role == "empty"
+    return "; ".join(filter(None, ("" if usual else f"shape: {tensor.shape}", summary)))
+
+
+def _attributes(attributes: Iterable[AttributeSpec]) -> Iterator[str]:
+    rows = [_attribute(each) for each in attributes]
+    if rows:
+        yield _table(("Attribute", "Default", "Accepted", ""), rows)
 
 
 def _attribute(attribute: AttributeSpec) -> Sequence[str]:
     default = "required" if attribute.required else f"`{attribute.default!r}`"
-    accepted = ", ".join(f"`{choice}`" for choice in attribute.choices)
-    if attribute.type in ("f32", "f64"):
-        accepted = "finite" if attribute.range == "any" else f"finite, {attribute.range}"
-    return f"`{attribute.name}`", attribute.type, default, accepted, attribute.summary
+    accepted = ", ".join(f"`{choice}`" for choice in attribute.choices) or attribute.type
+    if attribute.type in ("f32", "f64") and attribute.range != "any":
+        accepted = f"{attribute.type}, {attribute.range}"
+    summary = attribute.summary
+    if summary.lower().rstrip(".") == "added to the variance":
+        summary = ""
+    return f"`{attribute.name}`", default, accepted, summary
 
 
-def _rules(schema: OperatorSchema) -> Iterator[str]:
-    yield f"Call: `{schema.call}`."
-    yield f"Rank of the data: {schema.rank_text}."
-    if "mean" in {tensor.role for tensor in (*schema.inputs, *schema.outputs)}:
-        yield f"The statistic beside the mean: the {schema.encoding}."
-    if schema.min_channels:
-        yield f"Channels: at least {schema.min_channels}."
-    if not schema.one_channel_type:
-        yield "Per-channel tensors may differ in element type."
-    for names in schema.inputs_together:
-        yield f"{_and(names)}: all given or none."
-    for names in schema.outputs_together:
-        yield f"{_and(names)}: all requested or none."
-    yield from schema.notes
+# Rules that a variant has, and its first does not: what the introduction says.
+_DEFAULTS = {
+    "rank": "Rank of the data: 2 or more.",
+    "channel types": "Per-channel tensors have one type.",
+}
+
+
+def _rules(schema: OperatorSchema) -> Mapping[str, str]:
+    """Return the rules by what they are about; empty where the introduction has them."""
+    channels = [t for t in (*schema.inputs, *schema.outputs) if t.kind in ("channel", "kept")]
+    by_type = {t.type: [each.name for each in channels if each.type == t.type] for t in channels}
+    groups = "; ".join(", ".join(f"`{name}`" for name in names) for names in by_type.values())
+    own = f": {groups}" if len(by_type) > 1 else ""
+    rules = {
+        "call": f"Call: `{schema.call}`.",
+        "types": f"Types: {_types(schema)}.",
+        "channel types": ""
+        if schema.one_channel_type
+        else f"Per-channel tensors may differ in element type{own}.",
+        "rank": "" if schema.rank_text == "2 or more" else f"Rank of the data: {schema.rank_text}.",
+        "encoding": ""
+        if schema.encoding == "variance"
+        else f"The statistic beside the mean: the {schema.encoding}.",
+        "channels": f"Channels: at least {schema.min_channels}." if schema.min_channels else "",
+        "shape": "Per-channel tensors have the rank of x, and size 1 where it is reduced."
+        if any(t.kind == "kept" for t in channels)
+        else "",
+    }
+    for together, text in (
+        (schema.inputs_together, "all or none"),
+        (schema.outputs_together, "all requested or none"),
+    ):
+        rules |= {_and(names): f"{_and(names)}: {text}." for names in together}
+    return rules | {note: note for note in schema.notes}
+
+
+def _types(schema: OperatorSchema) -> str:
+    """Return the element types of the data, and of per-channel tensors beside each."""
+    rules = schema.type_rules
+    if all(rule.channel == (rule.data,) for rule in rules):
+        return f"{', '.join(rule.data for rule in rules)}; one in a call"
+    together = groupby(sorted(rules, key=lambda rule: rule.channel), lambda rule: rule.channel)
+    return "; ".join(
+        f"{', '.join(rule.data for rule in group)} with {' or '.join(channel)}"
+        for channel, group in together
+    )
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
 def _and(names: Iterable[str]) -> str:
