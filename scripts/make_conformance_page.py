@@ -10,6 +10,7 @@ Usage: python scripts/make_conformance_page.py [--measure | --check]
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ OVERVIEW = ROOT / "docs" / "error.svg"
 _DRAWN = {"backnorm": ("backnorm", "#0072b2"), "torch": ("PyTorch", "#e69f00"),
           "tensorflow": ("TensorFlow (Eigen)", "#cc79a7"),
           "numpy": ("NumPy, textbook formula", "#555555")}  # fmt: skip
+DASH = "\N{EN DASH}"
 _ELEMENTS = 32 * 28 * 28
 
 
@@ -77,16 +79,28 @@ def _rungs(subjects: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(status: str) -> str:
-    return status if status in (*RUNGS, "refused", "not_run") else f"**{status.upper()}**"
+    if status == "refused":
+        return DASH
+    return status if status in (*RUNGS, "not_run") else f"**{status.upper()}**"
 
 
 def _findings(subjects: Iterable[dict[str, Any]]) -> str:
     rows = (
-        (s["label"], f["says"], f"{f['cases']} of {s['cases']}", f"`{f['reproduce']}`")
+        (s["label"], _short(f["says"]), f"`{_arguments(f['reproduce'])}`")
         for s in subjects
         for f in s["findings"]
     )
-    return _table(("Implementation", "Finding", "Cases", "Command"), rows)
+    return _table(("Implementation", "Finding", "`backnorm verify ... --show`"), rows)
+
+
+def _arguments(command: str) -> str:
+    return command.removeprefix("backnorm verify ").removesuffix(" --show")
+
+
+def _short(finding: str) -> str:
+    """Return a finding without what the heading, or the table of rungs, has."""
+    finding = re.sub(r" \((?:b?float\d+ \w+(?:, )?)+\)$", "", finding)
+    return finding.replace(" what serial sums may lose", "")
 
 
 def _second_order(result: dict[str, dict[str, list[float]]]) -> str:
@@ -104,14 +118,15 @@ def _tests(result: dict[str, Any]) -> str:
             alarms = ", ".join(str(n) for n in t["false_alarms"].values())
             loss = "" if t["loss"] == "none" else f", loss {t['loss']}"
             yield (t["label"], f"`{t['tolerance']}`", t["data"] + loss, str(t["caught"]),
-                   str(t["invisible"]), f"{alarms} of {t['runs']}", t["source"])  # fmt: skip
+                   str(t["invisible"]), alarms, t["source"])  # fmt: skip
 
     battery = result["battery"]
+    (runs,) = {t["runs"] for t in result["tests"]}
     alarms = ", ".join(str(n) for n in battery["false_alarms"].values())
     own = ("**`backnorm verify`**", "the ladder", f"its {battery['runs']} cases",
            str(battery["caught"]), "0", f"{alarms} of {battery['runs']}", "")  # fmt: skip
     head = ("Test", "Tolerance in float32", "Data", "Caught of 29", "Cannot show",
-            "Right ones rejected (serial, pairwise, float64)", "Source")  # fmt: skip
+            f"Right ones rejected of {runs} (serial, pairwise, float64)", "Source")  # fmt: skip
     return _table(head, [own, *rows()])
 
 
