@@ -249,14 +249,11 @@ def _numbers(
 def _operator(result: Result, frame: pd.DataFrame, kinds: Iterable[_Kind]) -> str:
     chosen = _compared(frame)
     means = frame[frame.suite != SWEEP].groupby(_KIND, observed=True).ratio.agg(geometric_mean)
-    texts = (
-        f"{op} {', '.join(f'{ratio_text(each)} in {dtype}' for (_, dtype), each in found.items())}"
-        for op, found in means.groupby(level="op", observed=True)
-    )
+    others = means.map(ratio_text).unstack().rename_axis("").reset_index().astype(object)
     return (
         f"{_where(result)}.\n\n{markdown(_kinds_table(kinds))}\n"
         f"A peer is faster in {(chosen.ratio > 1).sum()} of {len(chosen)} cells. "
-        f"Means of all operations and types: {'; '.join(texts)}.\n\n"
+        f"Means of all operations and types:\n\n{markdown(others)}\n"
         f"{_plot(f'{BENCH.name}/operator.png')}"
     )
 
@@ -326,7 +323,7 @@ def _steps(results: Iterable[Result]) -> str:
                 "fused": column(cases, "backnorm-fused.ratio").dropna(),
                 "compiled": (ours / column(cases, "torch-compiled.ratio")).dropna(),
             }
-            found = {name: _summary(ratio) for name, ratio in steps.items() if len(ratio) > 1}
+            found = {name: _range(ratio) for name, ratio in steps.items() if len(ratio) > 1}
             key = (_machine(where), where["threads"], f"{batch}, {precision}")
             lines[key] = lines.get(key, {}) | found
     table = [
@@ -335,11 +332,6 @@ def _steps(results: Iterable[Result]) -> str:
         if found
     ]
     return markdown(pd.DataFrame(table).fillna(DASH))
-
-
-def _summary(ratio: pd.Series) -> str:
-    least, most = ratio_text(ratio.min()), ratio_text(ratio.max())
-    return f"**{_mean(ratio)}** ({least} to {most}, {len(ratio)} cases)"
 
 
 def _machine(where: Mapping[str, Any]) -> str:
