@@ -56,7 +56,7 @@ returned.
 
 _CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}
 
-# What the canonical name says already.
+# Summaries that only repeat the canonical name.
 _KNOWN = {
     "x": {"input", "input of the forward"},
     "dy": {"gradient of the output", "gradient of y", "gradient of Y"},

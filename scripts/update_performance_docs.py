@@ -82,7 +82,7 @@ _QUANTITIES = (
     ("16 bits, over the floor", "16 bits", "far"),
 )
 
-# Of the cells in which a peer is faster: what counts as much slower, and how many are shown.
+# The ratio from which a cell counts as much slower, and how many slower cells are shown.
 _FAR_SLOWER, _SHOWN = 1.25, 3
 
 # The share of another's time that a float32 cell should take at most: operation, whose time, share.
