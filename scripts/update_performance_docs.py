@@ -248,12 +248,9 @@ def _numbers(
 
 def _operator(result: Result, frame: pd.DataFrame, kinds: Iterable[_Kind]) -> str:
     chosen = _compared(frame)
-    means = frame[frame.suite != SWEEP].groupby(_KIND, observed=True).ratio.agg(geometric_mean)
-    others = means.map(ratio_text).unstack().rename_axis("").reset_index().astype(object)
     return (
         f"{_where(result)}.\n\n{markdown(_kinds_table(kinds))}\n"
-        f"A peer is faster in {(chosen.ratio > 1).sum()} of {len(chosen)} cells. "
-        f"Means of all operations and types:\n\n{markdown(others)}\n"
+        f"A peer is faster in {(chosen.ratio > 1).sum()} of {len(chosen)} cells.\n\n"
         f"{_plot(f'{BENCH.name}/operator.png')}"
     )
 
@@ -394,13 +391,10 @@ def _slower(result: Result, frame: pd.DataFrame) -> str:
 
 
 def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
-    """Return a line for every operation and type; the sweep counts in no mean but its own."""
+    """Return a line for every operation and type; the sweep counts in no mean."""
     workload = frame[frame.suite != SWEEP].groupby(_KIND, observed=True)
     every = frame.groupby(_KIND, observed=True)
     beyond = frame[large].groupby(_KIND, observed=True)
-    compared = frame[frame.ratio.notna()]
-    suites = compared.groupby([*_KIND, "suite"], observed=True).ratio.agg(geometric_mean)
-    suites = suites.unstack()[list(compared.suite.unique())]
     table = pd.DataFrame(
         {
             "cells": workload.ratio.count().astype(str),
@@ -409,7 +403,6 @@ def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
             "in float32 arithmetic": workload.in_float32.agg(geometric_mean).map(ratio_text),
             "share of the floor": (1 / every.to_floor.agg(geometric_mean)).map(_percent),
             "beyond the cache": (1 / beyond.to_floor.agg(geometric_mean)).map(_percent),
-            **{suite: suites[suite].map(ratio_text) for suite in suites},
         },
     )
     table.insert(0, "", [f"{op}, {dtype}" for op, dtype in table.index])
