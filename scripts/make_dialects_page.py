@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorSpec
@@ -26,7 +27,7 @@ A dialect is the batch normalisation of one specification, with the specificatio
 `scripts/make_dialects_page.py` generates this page from the rules that validate each call
 (`.schema`). If a line is absent, this holds:
 
-- Canonical is the name in backnorm's own operator; `inverse_deviation` is 1 / sqrt(variance +
+- Canonical is another name in backnorm's own operator; `inverse_deviation` is 1 / sqrt(variance +
   epsilon), used without conversion.
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
 - "f16 with f32": data of f16, per-channel tensors of f32. These have one type in a call.
@@ -92,16 +93,47 @@ def _sections() -> Iterator[str]:
     for dialect in DIALECTS:
         yield f"## `backnorm.dialects.{dialect}`\n"
         schemas = [schema for op in operators(dialect).values() for schema in op.schemas.values()]
-        for _, family in groupby(schemas, _family):
-            first, *others = family
-            yield _operator(first)
+        families = [list(family) for _, family in groupby(schemas, _family)]
+        common = _common([first for first, *_ in families])
+        yield from common.text()
+        for first, *others in families:
+            yield _operator(first, common)
             for schema in others:
                 yield _variant(schema, first)
     yield FUNCTIONS
     for dialect in PARTS:
         yield f"### `backnorm.dialects.{dialect}`: parts of the gradient\n"
-        for schema in parts(dialect).values():
-            yield "#" + _operator(schema)
+        functions = list(parts(dialect).values())
+        common = _common(functions)
+        yield from common.text()
+        for schema in functions:
+            yield "#" + _operator(schema, common)
+
+
+class _Common(NamedTuple):
+    """Attributes and rules that all operators of a dialect have."""
+
+    attributes: Sequence[AttributeSpec] = ()
+    rules: Sequence[str] = ()
+
+    def text(self) -> Iterator[str]:
+        if self.attributes or self.rules:
+            yield "All operators, unless they say otherwise:\n"
+            yield from _attributes(self.attributes)
+            if self.rules:
+                yield _list(self.rules)
+
+
+def _common(schemas: Sequence[OperatorSchema]) -> _Common:
+    first, *others = schemas
+    if not others:
+        return _Common()
+    rows = [set(map(_attribute, each.attributes)) for each in others]
+    texts = [set(_rules(each).values()) for each in others]
+    return _Common(
+        [a for a in first.attributes if all(_attribute(a) in known for known in rows)],
+        [r for r in _rules(first).values() if r and all(r in known for known in texts)],
+    )
 
 
 def _family(schema: OperatorSchema) -> str:
@@ -114,14 +146,14 @@ def _title(schema: OperatorSchema) -> str:
     return f"{schema.op}{revision}"
 
 
-def _operator(schema: OperatorSchema) -> str:
+def _operator(schema: OperatorSchema, common: _Common) -> str:
     parts = [
         f"### {_title(schema)}\n",
         f"{schema.summary} Follows {schema.source}.\n",
         _table(("Input", "Canonical", ""), _tensors(schema.inputs)),
         _table(("Output", "Canonical", ""), _tensors(schema.outputs)),
-        *_attributes(schema.attributes),
-        _list(text for text in _rules(schema).values() if text),
+        *_attributes(a for a in schema.attributes if a not in common.attributes),
+        _list(text for text in _rules(schema).values() if text and text not in common.rules),
     ]
     return "\n".join(parts)
 
@@ -171,7 +203,9 @@ def _tensors(tensors: Iterable[TensorSpec]) -> Iterator[Sequence[str]]:
         neighbours = list(group)
         for row in [neighbours] if note else [[each] for each in neighbours]:
             names = (f"`{t.name}`" + ("" if t.required else " (optional)") for t in row)
-            yield ", ".join(names), ", ".join(filter(None, map(_canonical, row))), note
+            roles = list(filter(None, map(_canonical, row)))
+            same = roles == [tensor.name for tensor in row]
+            yield ", ".join(names), "" if same else ", ".join(roles), note
 
 
 def _canonical(tensor: TensorSpec) -> str:
