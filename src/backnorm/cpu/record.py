@@ -79,7 +79,7 @@ _PROBLEM = (
         scratch="byte where the scratch memory begins: the table of channels, then partial sums",
         own="byte where the memory of participants begins, one after the other",
         own_bytes="size of the memory of a participant, whole cache lines",
-        limit="nanoseconds after which nobody begins another item; 0: no limit",
+        limit="nanoseconds after which no thread begins another item; 0: no limit",
     ),
     *_described(
         "float",

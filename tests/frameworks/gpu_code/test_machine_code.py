@@ -39,7 +39,7 @@ COMPUTED = [
 
 
 def large_problems():
-    """Yield every combination; the sweep has those that are least apart from the others."""
+    """Yield every combination; those that differ least from the others have longer tiers."""
     for operation, layout, (dtype, arithmetic), relu in itertools.product(
         ["forward", "backward"], LARGE, COMPUTED, [False, True]
     ):
@@ -48,7 +48,8 @@ def large_problems():
         name = f"{operation}-{layout}-{dtype}-{'relu' if relu else 'plain'}"
         if arithmetic is not None:
             name += f"-in-{arithmetic}"
-        marks = [pytest.mark.sweep] if rare else []
+        slow = dtype == "float64" or arithmetic is not None
+        marks = [pytest.mark.sweep] if rare else [pytest.mark.long] if slow else []
         yield pytest.param(operation, layout, dtype, arithmetic, relu, id=name, marks=marks)
 
 
@@ -81,7 +82,7 @@ def test_large_problems(operation, layout, dtype, arithmetic, relu, tmp_path):
     [
         ("float32", None),
         ("bfloat16", None),
-        ("float32", "float32"),
+        pytest.param("float32", "float32", marks=pytest.mark.long),
         pytest.param("bfloat16", "float64", marks=pytest.mark.long),
     ],
 )

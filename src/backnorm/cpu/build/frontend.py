@@ -101,14 +101,14 @@ def _wrappers(compiled: dict[str, Any], globals_: str) -> str:
         constant = len(integers) == 3
         if constant:
             integers = integers[1:]
-        given = ", ".join(f"i64 %a{k}" for k in range(len(integers)))
+        parameters = ", ".join(f"i64 %a{k}" for k in range(len(integers)))
         types_ = ", ".join(["ptr", "ptr", *["ptr"] * constant, *["i64"] * len(integers)])
-        passed = ", ".join(["ptr %result", "ptr %error", *["ptr null"] * constant, *[given]])
+        passed = ", ".join(["ptr %result", "ptr %error", *["ptr null"] * constant, *[parameters]])
         name = f'"{overload.fndesc.llvm_func_name}"'
         lines.append(
             f"""
 declare i32 @{name}({types_})
-define i64 @{symbol}({given}) {{
+define i64 @{symbol}({parameters}) {{
   %result = alloca i64
   %error = alloca ptr
   store i64 0, ptr %result

@@ -204,10 +204,10 @@ def _put(x, bins, at, terms, count):
         _put_slowly(bins, at, digits, terms, count)
         return
     units = _units(x, load(bins.values, at))
-    held = _load_digits(x, bins, at)
+    patterns = _load_digits(x, bins, at)
     for row in range(count):
-        held = _take_apart(held, load(terms, row * LANES), units)
-    _store_digits(held, units, count, bins, at)
+        patterns = _take_apart(patterns, load(terms, row * LANES), units)
+    _store_digits(patterns, units, count, bins, at)
 
 
 @by_type
@@ -251,22 +251,22 @@ def _load_digits(x, bins, at):
 
 
 @by_type
-def _take_apart(held, term, units):
+def _take_apart(patterns, term, units):
     """Add each bin's part of a term to its digit, together with the bits of its unit."""
 
-    def three(held, term, units):
+    def three(patterns, term, units):
         first = term + units[0]
         term = term - without(first, units[0], units[3])
         second = term + units[1]
         term = term - without(second, units[1], units[3])
         third = term + units[2]
         return (
-            patterns_added(held[0], first),
-            patterns_added(held[1], second),
-            patterns_added(held[2], third),
+            patterns_added(patterns[0], first),
+            patterns_added(patterns[1], second),
+            patterns_added(patterns[2], third),
         )
 
-    def four(held, term, units):
+    def four(patterns, term, units):
         first = term + units[0]
         term = term - without(first, units[0], units[4])
         second = term + units[1]
@@ -275,20 +275,20 @@ def _take_apart(held, term, units):
         term = term - without(third, units[2], units[4])
         fourth = term + units[3]
         return (
-            patterns_added(held[0], first),
-            patterns_added(held[1], second),
-            patterns_added(held[2], third),
-            patterns_added(held[3], fourth),
+            patterns_added(patterns[0], first),
+            patterns_added(patterns[1], second),
+            patterns_added(patterns[2], third),
+            patterns_added(patterns[3], fourth),
         )
 
-    return three if len(held) == 3 else four
+    return three if len(patterns) == 3 else four
 
 
 @inlined
-def _store_digits(held, units, count, bins, at):
+def _store_digits(patterns, units, count, bins, at):
     """Write digits, after subtracting the bits of the units, which were added `count` times."""
-    for k in range(len(held)):
-        store(bins.values, at + (k + 1) * bins.pitch, patterns_less(held[k], units[k], count))
+    for k in range(len(patterns)):
+        store(bins.values, at + (k + 1) * bins.pitch, patterns_less(patterns[k], units[k], count))
 
 
 @by_type
@@ -385,14 +385,14 @@ def _centred(dy, value, mean):
 
 
 @by_type
-def _take_error_apart(x, held, factors, units):
+def _take_error_apart(x, patterns, factors, units):
     """Split the rounding error of a product as well, if elements are float64."""
 
-    def error(x, held, factors, units):
+    def error(x, patterns, factors, units):
         slope, centred, product = factors
-        return _take_apart(held, multiply_add(slope, centred, negated(product)), units)
+        return _take_apart(patterns, multiply_add(slope, centred, negated(product)), units)
 
-    return error if x.dtype == types.float64 else lambda x, held, factors, units: held
+    return error if x.dtype == types.float64 else lambda x, patterns, factors, units: patterns
 
 
 @inlined

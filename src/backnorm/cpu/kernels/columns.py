@@ -371,19 +371,19 @@ def _add_strip_by_rows(operands, part, pivot, running):
     if rows == 4:
         first = width // SINGLES * SINGLES
         # A float32 row in the memory of a float64 row.
-        held = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
-        third = Pairs(offset(held.values, 2 * held.far), held.far)
-        _begin_pair(operands, start, first, pivot, held)
-        _end_pair(operands, start + stride, first, pivot, held)
+        pair = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
+        third = Pairs(offset(pair.values, 2 * pair.far), pair.far)
+        _begin_pair(operands, start, first, pivot, pair)
+        _end_pair(operands, start + stride, first, pivot, pair)
         _begin_pair(operands, start + 2 * stride, first, pivot, third)
         for k in range(0, first, SINGLES):
             i = start + 3 * stride + k
             totals = _resume_four(operands.x, running, k)
             before = (
-                load_singles(held.values, k),
-                load_singles(held.values, k + held.far),
+                load_singles(pair.values, k),
+                load_singles(pair.values, k + pair.far),
                 load_singles(third.values, k),
-                load_singles(third.values, k + held.far),
+                load_singles(third.values, k + pair.far),
             )
             totals = end_strip(operands, i, load_singles(pivot, k), before, totals)
             _suspend_four(totals, running, k)
@@ -391,19 +391,19 @@ def _add_strip_by_rows(operands, part, pivot, running):
 
 
 @inlined
-def _begin_pair(operands, start, width, pivot, held):
-    """Write dy of a row, and its products, to the two rows of `held`."""
+def _begin_pair(operands, start, width, pivot, pair):
+    """Write dy of a row, and its products, to the two rows of `pair`."""
     for k in range(0, width, SINGLES):
         gradient = load_singles(operands.dy, start + k)
         centred = load_singles(operands.x, start + k) - load_singles(pivot, k)
-        store(held.values, k, gradient)
-        store(held.values, k + held.far, gradient * centred)
+        store(pair.values, k, gradient)
+        store(pair.values, k + pair.far, gradient * centred)
 
 
 @inlined
-def _end_pair(operands, start, width, pivot, held):
-    """Add dy of a row, and its products, to the two rows of `held`."""
-    values, far = held
+def _end_pair(operands, start, width, pivot, pair):
+    """Add dy of a row, and its products, to the two rows of `pair`."""
+    values, far = pair
     for k in range(0, width, SINGLES):
         gradient = load_singles(operands.dy, start + k)
         centred = load_singles(operands.x, start + k) - load_singles(pivot, k)

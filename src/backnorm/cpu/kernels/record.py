@@ -92,7 +92,7 @@ def _head_as(geometry: str) -> Any:
     return head_at
 
 
-#: The heads of records of a geometry. Those of the floor have the fields that all geometries have.
+#: The heads of records of a geometry. The floor's records have the fields that all geometries have.
 segments_head, columns_head, floor_head = map(_head_as, GEOMETRIES)
 common_head = floor_head
 

@@ -241,11 +241,11 @@ def invalid(frame):
     if not _record_fits(frame):
         return _ATTRIBUTES
     for k in range(buffers_of(frame)):
-        given = k < _arguments(frame)
-        kind = args + _ARGS.types if given else rets + _RETS.types
-        kind = load_int32(load_word(kind) + 4 * (k if given else k - _arguments(frame)))
+        is_argument = k < _arguments(frame)
+        kind = args + _ARGS.types if is_argument else rets + _RETS.types
+        kind = load_int32(load_word(kind) + 4 * (k if is_argument else k - _arguments(frame)))
         if kind != _IS_BUFFER or not _matches(_buffer(frame, k), _entry(frame, k)):
-            return _ARGUMENT if given else _RESULT
+            return _ARGUMENT if is_argument else _RESULT
     return 0
 
 
