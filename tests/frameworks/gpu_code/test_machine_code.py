@@ -38,6 +38,18 @@ COMPUTED = [
 ]
 
 
+TYPES = ["float32", "bfloat16"]
+
+
+def pairs(firsts, seconds):
+    """Return all pairs of two lists of two; make test has those in which both change."""
+    return [
+        pytest.param(first, second, marks=[] if i == k else [pytest.mark.long])
+        for i, first in enumerate(firsts)
+        for k, second in enumerate(seconds)
+    ]
+
+
 def large_problems():
     """Yield every combination; those that differ least from the others have longer tiers."""
     for operation, layout, (dtype, arithmetic), relu in itertools.product(
@@ -98,8 +110,7 @@ def test_one_kernel_where_that_is_enough(operation, layout, dtype, arithmetic, t
     assert "atom" not in code.ptx
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(("operation", "dtype"), pairs(["forward", "backward"], TYPES))
 def test_pairs_are_not_contracted(operation, dtype, tmp_path):
     problem = problem_of(operation, *LARGE["NCX"], dtype, arithmetic="float64")
     for code in compiled(problem, "l40s", tmp_path):
@@ -109,16 +120,16 @@ def test_pairs_are_not_contracted(operation, dtype, tmp_path):
         assert len(re.findall(r"fma\.rn\.f32", code.ptx)) <= products
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("operation", "dtype"), pairs(["forward", "backward"], ["float32", "float16"])
+)
 def test_columns_in_pairs_spill_no_registers(operation, dtype, tmp_path):
     for code in compiled(problem_of(operation, *LARGE["NXC"], dtype, relu=True), "l40s", tmp_path):
         assert code.spilled <= 8, code.name
 
 
 # A contraction takes the rounding error away that a compensated sum is to find.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+@pytest.mark.parametrize(("layout", "dtype"), pairs(["NCX", "NXC"], TYPES))
 def test_sums_in_float32_are_not_contracted(layout, dtype, tmp_path):
     problem = problem_of("backward", *LARGE[layout], dtype, arithmetic="float32")
     for device in ("h200", "l40s"):
@@ -128,8 +139,7 @@ def test_sums_in_float32_are_not_contracted(layout, dtype, tmp_path):
         assert re.search(r"fma\.rn\.f32", codes["backward_apply"])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+@pytest.mark.parametrize(("layout", "dtype"), pairs(["NCX", "NXC"], TYPES))
 def test_loops_in_float32_do_without_float64(layout, dtype, tmp_path):
     found = {}
     for arithmetic in ("float32", "float64"):
