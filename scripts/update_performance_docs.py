@@ -98,8 +98,6 @@ _LIMITS = (
 
 # Columns of the tables of models: heading, the variant, its quantity, the variant it is beside.
 _COLUMNS = (
-    ("fused", "backnorm-fused", "ratio", "torch"),
-    ("compiled", "backnorm-compiled", "ratio", "torch-compiled"),
     ("normalisation", "backnorm-fused", "normalization", "torch"),
     ("memory", "backnorm-fused", "memory", "torch"),
 )
@@ -110,18 +108,19 @@ _VARIANTS = {
     "fused, float32": "backnorm-fused-float32",
 }
 _LEGEND = (
-    "Ratios are to the same step with PyTorch's layers; `convert(model, fuse=True)`, and "
-    "`convert(model)` under `torch.compile`.\n\n"
     "- **share**: part of PyTorch's eager step in normalisations, activations and additions. No "
     "layer can save more.\n"
-    "- **normalisation**: time of what *share* counts.\n"
-    "- **memory**: what a step adds to the resident memory.\n"
+    "- **normalisation**: time of what *share* counts, fused over PyTorch's.\n"
+    "- **memory**: what a fused step adds to the resident memory, over PyTorch's.\n"
+    "- **fused**, **compiled**: `convert(model, fuse=True)` over PyTorch's layers, and "
+    "`convert(model)` where both are compiled, of all processors, threads, batches and element "
+    "types: geometric mean (least to most; cases).\n"
 )
 
 
 _MODELS_PLOT = (
-    "![Training step with backnorm over that with PyTorch's layers: a row for each case of the "
-    "table above, a mark for each variant. backnorm is faster left of the line.]"
+    "![Training step with backnorm over that with PyTorch's layers on an AMD Zen 5: a row for each "
+    "case of the table above, a mark for each variant. backnorm is faster left of the line.]"
     f"(../{BENCH.name}/models.png)\n"
 )
 
@@ -149,8 +148,7 @@ def pages(root: Path) -> dict[Path, str]:
         },
         f"{MEASURED}/training-steps.md": {
             "versions": _versions_table(results[VERSIONS]),
-            "models": "\n".join([_LEGEND, _models_table(results[MODELS]), _MODELS_PLOT]),
-            "runs": _runs(runs),
+            "models": "\n".join([_LEGEND, _models_table(results[MODELS], runs), _MODELS_PLOT]),
             "frameworks": _frameworks(others),
         },
         f"{MEASURED}/operator.md": {"bench": _cell_by_cell(result, frame)},
@@ -498,28 +496,26 @@ def _mean(found: pd.Series) -> str:
     return ratio_text(geometric_mean(found))
 
 
-def _models_table(result: Result) -> str:
-    frame = result.frame
-    shapes = frame["shape"].map(_images)
-    shapes = shapes.where(frame.precision == "float32", shapes + ", " + frame.precision)
-    texts = {
-        "model, batch": frame.model + ", " + shapes,
-        "layout": frame.layout,
-        "share": (column(frame, "torch.normalization") / column(frame, "torch.step")).map(
-            ratio_text
-        ),
-    }
-    means = ["geometric mean", *[""] * (len(texts) - 1)]
+def _models_table(result: Result, runs: Mapping[str, Result]) -> str:
+    """Return a line for each model and layout: of one machine, and the steps of all."""
+    frame, steps = result.frame, _runs(runs)
+    table = pd.DataFrame(
+        {
+            "model": frame.model,
+            "layout": frame.layout,
+            "share": (column(frame, "torch.normalization") / column(frame, "torch.step")).map(
+                ratio_text
+            ),
+        }
+    )
     for heading, variant, quantity, beside in _COLUMNS:
         found = column(frame, f"{variant}.{quantity}") / column(frame, f"{beside}.{quantity}")
-        texts[heading] = found.map(ratio_text)
-        means.append(f"**{_mean(found)}**" if found.notna().any() else DASH)
-    table = pd.DataFrame(texts)
-    table.loc[len(table)] = means
+        table[heading] = found.map(ratio_text)
+    table = table.merge(steps, on=["model", "layout"], validate="one_to_one")
     return f"{_where(result)}:\n\n{markdown(table)}"
 
 
-def _runs(results: Mapping[str, Result]) -> str:
+def _runs(results: Mapping[str, Result]) -> pd.DataFrame:
     """Return the steps of each model over all machines, batches and element types."""
     frames = []
     for result in results.values():
@@ -536,7 +532,7 @@ def _runs(results: Mapping[str, Result]) -> str:
         | {name: _range(found[name].dropna()) for name in ("fused", "compiled")}
         for (model, layout), found in pd.concat(frames).groupby(["model", "layout"])
     ]
-    return markdown(pd.DataFrame(lines))
+    return pd.DataFrame(lines)
 
 
 def _range(ratio: pd.Series) -> str:
