@@ -59,7 +59,7 @@ def offences(path: Path) -> Iterator[str]:
             yield f"{path}:{line}: {text[found.start(found.lastindex or 0) :][:70]!r}"
     for line, name in names(tree):
         if _NAME.match(name):
-            yield f"{path}:{line}: the name {name!r}"
+            yield f"{path}:{line}: the name {name!r} is no noun of its content, such as `expected`"
 
 
 if __name__ == "__main__":

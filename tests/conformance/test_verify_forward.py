@@ -147,7 +147,7 @@ def test_verify_forward_by_running_statistics_is_named():
     ("dialect", "op", "message"),
     [
         ("cudnn", None, "dialect: has no forward pass in training"),
-        ("tensorflow", "FusedBatchNormGradV3", "op: is no forward pass"),
+        ("tensorflow", "FusedBatchNormGradV3", "op: must be a forward pass"),
     ],
 )
 def test_dialect_without_a_forward_pass_is_bad_usage(dialect, op, message):

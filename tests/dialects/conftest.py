@@ -63,7 +63,8 @@ def required() -> Callable[..., dict[str, object]]:
 
     def make(schema: OperatorSchema, epsilon: float) -> dict[str, object]:
         values = {"epsilon": epsilon, "channel_axis": 1, "training": True}
-        return {schema.words["epsilon"]: epsilon} | {
+        epsilons = {schema.words[role]: epsilon for role in ("epsilon",) if role in schema.words}
+        return epsilons | {
             a.name: values.get(a.role, a.usual) for a in schema.attributes if a.required
         }
 

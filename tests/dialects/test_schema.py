@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from backnorm.dialects.registry import DIALECTS, PARTS, operator, operators, parts
-from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, REQUIRED
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, REQUIRED, AttributeSpec, data, type_rules
 
 OPERATORS = [(dialect, op) for dialect in DIALECTS for op in operators(dialect)]
 SCHEMAS = [
@@ -30,6 +32,21 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 def ids(schema):
     return f"{schema.dialect}-{schema.op}-{schema.revision}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"inputs": (data("dout", "dout", "T"),)}, "the role of dout: got 'dout'; expected 'x' or"),
+        ({"inputs": (data("x", "x", "T"),)}, "the roles of the inputs: got ['x']; expected 'dy'"),
+        ({"attributes": (AttributeSpec("eps", "f32", role="eps"),)}, "the role of eps: got 'eps'"),
+        ({"type_rules": type_rules(float="f32")}, "type_rules: got ['float']; expected 'f64' or"),
+    ],
+)
+def test_table_with_an_unknown_word_is_an_error(changes, words):
+    schema = operator("ngraph", "BatchNormTrainingBackprop").schema
+    with pytest.raises(ValueError, match=re.escape(f"ngraph.{schema.op}: {words}")):
+        replace(schema, **changes)
 
 
 def test_the_operators_of_every_specification():

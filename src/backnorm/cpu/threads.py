@@ -65,6 +65,7 @@ def runner() -> Callable[[int, int], int]:
     # The library is not linked to these functions: their versions and places differ between C
     # libraries.
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
+    # `_run` of kernels/team.py, compiled.
     run = loaded.bn_run
     # ctypes converts a number of more than 32 bits to a pointer in 0.1 us less than to an int64.
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64

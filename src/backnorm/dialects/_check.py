@@ -200,7 +200,7 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
             words["data_format"],
             f"must name as many axes as {name} has",
             came=f"{data_format.name!r} with {name} of rank {x.ndim}",
-            accepted=" or ".join(map(repr, fitting)),
+            accepted=" or ".join(map(repr, fitting)) or f"{name} of rank {data_format.rank}",
         )
     for tensor in schema.inputs:
         if tensor.kind != "data" or tensor.name == name or tensor.name not in arrays:

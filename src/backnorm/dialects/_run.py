@@ -202,7 +202,7 @@ def _running(
         return None
     if weight == 1.0:
         return lambda _: (np.zeros(channels, dtype), np.zeros(channels, dtype))
-    roles = [tensor.role for tensor in call.schema.inputs]
+    roles: list[str] = [tensor.role for tensor in call.schema.inputs]
     places = [roles.index(f"running_{role}") for role in _STATISTICS]
     return lambda inputs: tuple([inputs[place].astype(dtype) for place in places])
 

@@ -30,6 +30,7 @@ from backnorm.dialects.schema import (
     AttributeSpec,
     OperatorSchema,
     Required,
+    TensorRole,
     TensorSpec,
     channel,
     data,
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 
-def _unread(name: str, role: str) -> TensorSpec:
+def _unread(name: str, role: TensorRole) -> TensorSpec:
     """Return the rule of an unused statistic; PyTorch's forward may return it empty."""
     return TensorSpec(name, role, "U", "opaque", required=False)
 

@@ -9,16 +9,16 @@ read it. Parameters, defaults and documentation belong to the operator's class;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from backnorm.signature import Operation
+from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
     "ELEMENT_TYPE_NAMES",
@@ -49,6 +49,31 @@ ELEMENT_TYPE_NAMES: dict[str, np.dtype] = {
 }
 
 TensorKind = Literal["data", "channel", "kept", "vector", "opaque"]
+TensorRole = Literal[
+    "x",
+    "dy",
+    "mean",
+    "variance",
+    "inverse_deviation",
+    "gamma",
+    "beta",
+    "y",
+    "dx",
+    "dgamma",
+    "dbeta",
+    "running_mean",
+    "running_variance",
+    "sum_dy",
+    "sum_dy_xmu",
+    "memory_dx",
+    "memory_dgamma",
+    "memory_dbeta",
+    "empty",
+    "ignored",
+]
+AttributeRole = Literal[
+    "epsilon", "data_format", "training", "frozen", "channel_axis", "reduced_axes"
+]
 AttributeType = Literal["f32", "f64", "i64", "string", "bool", "axes"]
 Range = Literal["positive", "not negative", "any"]
 Style = Literal["positional", "keywords", "configured"]
@@ -92,7 +117,7 @@ class TensorSpec:
     """
 
     name: str
-    role: str
+    role: TensorRole
     type: str
     kind: TensorKind
     required: bool = True
@@ -144,7 +169,7 @@ class AttributeSpec:
 
     name: str
     type: AttributeType
-    role: str | None = None
+    role: AttributeRole | None = None
     choices: tuple[str, ...] = ()
     range: Range = "any"
     extension: bool = False
@@ -281,6 +306,30 @@ class OperatorSchema:
     choice: Choice = "all"
     takes_memory: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse a table with a wrong word, which would make kernels read missing operands."""
+        for specs, roles in (
+            ((*self.inputs, *self.outputs), get_args(TensorRole)),
+            (self.attributes, (*get_args(AttributeRole), None)),
+        ):
+            for spec in specs:
+                if spec.role not in roles:
+                    self._refuse(f"the role of {spec.name}", spec.role, roles)
+        names = {tensor.role for tensor in self.inputs}
+        names |= {"variance"} if "inverse_deviation" in names else set()
+        # Operators that compute a part of a gradient may do without statistics.
+        if self.operation in ("backward", "forward", "inference"):
+            for operand in SIGNATURES[self.operation].operands:
+                if operand.required and operand.name not in names:
+                    self._refuse("the roles of the inputs", sorted(names), [operand.name])
+        types = {name for rule in self.type_rules for name in (rule.data, *rule.channel)}
+        if unknown := types - set(ELEMENT_TYPE_NAMES):
+            self._refuse("type_rules", sorted(unknown), list(ELEMENT_TYPE_NAMES))
+
+    def _refuse(self, name: str, came: object, accepted: Collection[object]) -> NoReturn:
+        expected = " or ".join(map(repr, accepted))
+        raise ValueError(f"{self.dialect}.{self.op}: {name}: got {came!r}; expected {expected}")
+
     @property
     def call(self) -> str:
         """The signature of a call, as text."""
@@ -304,7 +353,7 @@ class OperatorSchema:
     @cached_property
     def words(self) -> Mapping[str, str]:
         """The dialect's name for each canonical name."""
-        named = {tensor.role: tensor.name for tensor in self.inputs}
+        named: dict[str, str] = {tensor.role: tensor.name for tensor in self.inputs}
         named |= {a.role: a.name for a in self.attributes if a.role is not None}
         return MappingProxyType(named | {"out": self.outputs[0].name})
 
