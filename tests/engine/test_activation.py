@@ -233,5 +233,5 @@ def test_apply_forward_of_own_moments_is_the_forward_pass(name, data_format, rng
 @pytest.mark.parametrize("activation", ["relu", Activation("relu", 6.0), None, 3, "gelu"])
 def test_activation_backward_of_another_activation_is_refused(activation):
     x, channel = np.ones((2, 3, 4)), np.ones(3)
-    with pytest.raises(ArgumentValueError, match=r"^activation: is .*'silu'.*'hardswish'"):
+    with pytest.raises(ArgumentValueError, match=r"^activation: must be .*'silu'.*'hardswish'"):
         BACKWARD(x, x, channel, channel, None, None, 1e-5, "NCX", activation, None)

@@ -329,7 +329,7 @@ def _outcome(
     elif isinstance(layer, modules.FrozenLayer):
         reason = "its statistics are constants"
     elif fuse is True:
-        reason = obstacles.get(layer, "it is not in a torch.nn.Sequential; a pair can be named")
+        reason = obstacles.get(layer, "it is not in a torch.nn.Sequential")
     else:
         reason = "no pair names it"
     return False, reason if fuse else "", arithmetic
