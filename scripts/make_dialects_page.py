@@ -30,7 +30,8 @@ A dialect is the batch normalisation of one specification, with the specificatio
 - Canonical is another name in backnorm's own operator; `inverse_deviation` is 1 / sqrt(variance +
   epsilon), used without conversion.
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
-- "f16 with f32": data of f16, per-channel tensors of f32. These have one type in a call.
+- "f16 with f32": data of f16, per-channel tensors of f32. All per-channel tensors
+  of a call have one type.
 - Inputs and outputs are required. An absent gamma is 1, an absent beta 0.
 - epsilon is added to the variance. Numbers are finite.
 - Statistics are those of the call, a mean and a biased variance.
@@ -50,9 +51,9 @@ channel, in x's type, or also in float32 if x has 16 bits.
 FUNCTIONS = """\
 ## Functions that compute a part of the gradient
 
-`backnorm info` shows them; graphs, `backnorm run` and `backnorm verify` only call operators with
-the whole gradient. An input whose canonical name is that of a result is what another function
-returned.
+`backnorm info` lists these functions. Graphs, `backnorm run` and `backnorm verify` do not call
+them; they call only operators that return all gradients. An input with the canonical name of a
+result is what another function returned.
 """
 
 _CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}
@@ -267,8 +268,8 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
         else "",
     }
     for together, text in (
-        (schema.inputs_together, "all or none"),
-        (schema.outputs_together, "all requested or none"),
+        (schema.inputs_together, "given together or not at all"),
+        (schema.outputs_together, "requested together or not at all"),
     ):
         rules |= {_and(names): f"{_and(names)}: {text}." for names in together}
     return rules | {note: note for note in schema.notes}
@@ -278,7 +279,10 @@ def _types(schema: OperatorSchema) -> str:
     """Return the element types of the data, and of per-channel tensors beside each."""
     rules = schema.type_rules
     if all(rule.channel == (rule.data,) for rule in rules):
-        return f"{', '.join(rule.data for rule in rules)}; one in a call"
+        *others, last = (rule.data for rule in rules)
+        return (
+            f"{', '.join(others)} or {last}, the same for all tensors of a call" if others else last
+        )
     together = groupby(sorted(rules, key=lambda rule: rule.channel), lambda rule: rule.channel)
     return "; ".join(
         f"{', '.join(rule.data for rule in group)} with {' or '.join(channel)}"

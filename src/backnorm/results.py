@@ -25,7 +25,10 @@ class Gradients(NamedTuple):
 
 
 class SecondGradients(NamedTuple):
-    """Gradients of the backward pass with respect to x and dy, of x's shape, and gamma, (C,)."""
+    """Gradients of the backward pass with respect to x, dy and gamma.
+
+    The first two have x's shape, the third (C,).
+    """
 
     x: np.ndarray
     dy: np.ndarray

@@ -158,7 +158,8 @@ _COEFFICIENTS = Result("coefficients", "coefficients", "exchanged")
 _COUNTED = Result("count", "count", "")
 # One array of two rows: sum_dy and sum_dy_xmu, or mean and variance.
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
-# The sums or moments that a caller provides, and the number of elements per channel they are over.
+# `_SUMS` are the sums or moments that a caller provides. `_COUNT` is the number of elements per
+# channel that they are sums of.
 _SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
 
 _GIVEN = (_MEAN, _VARIANCE, _GAMMA, _BETA)

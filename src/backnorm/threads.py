@@ -18,8 +18,8 @@ _most: int | None = None
 #: The limit of the current ``with`` block.
 _allowed: ContextVar[int | None] = ContextVar("backnorm_num_threads", default=None)
 
-# The default limits with PyTorch and without it, and the time until which they are valid: the
-# processors that the process may use can change.
+# `_beside` is the default limit with PyTorch, `_alone` the one without it. They are valid until the
+# time `_until`, because the processors that the process may use can change.
 _beside, _alone, _until = 1, 1, 0.0
 
 

@@ -192,7 +192,7 @@ def _rules(schema: Facts) -> Iterator[tuple[str, object]]:
     if schema["min_channels"]:
         yield "channels", f"at least {schema['min_channels']}"
     for group in (*schema["inputs_together"], *schema["outputs_together"]):
-        yield "together", f"all or none of {' and '.join(group)}"
+        yield "together", f"{' and '.join(group)}, or none of them"
     for note in schema["notes"]:
         yield "note", note
 

@@ -25,7 +25,7 @@ from backnorm.graph.program import Step
 
 Result = TypeVar("Result")
 
-# The oracle's results, and what judging them takes, are some hundred bytes an element; they are
+# The oracle's results, and what judging them takes, are a few hundred bytes an element; they are
 # held for channels of about this many elements at a time.
 _JUDGED_TOGETHER = 2**22
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-# The arithmetics of the kernels of each element type; names omit the first one.
+# For each element type, the arithmetics that kernels exist for, the usual one first. The name of a
+# kernel mentions its arithmetic only if it is not the usual one.
 _ARITHMETICS = {
     "float64": ("float64",),
     "float32": ("float64", "float32"),

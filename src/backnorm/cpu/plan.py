@@ -26,11 +26,13 @@ AT_ONCE = ("inference", "activation_backward")
 # a float64 sum to 2^-45 of the sum of magnitudes.
 _CHUNK = 2048
 
-# Blocks of a channel, and partial sums of all channels together: at most 512 KiB.
+# A channel has at most `_MOST_BLOCKS` blocks. All channels together have at most `_MOST_PARTIALS`
+# partial sums, which are 512 KiB.
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
-# Long segments: blocks of all channels together, and the chunks of a block.
+# With long segments all channels together have about `_ENOUGH_BLOCKS` blocks, and a block has
+# between `_LEAST_CHUNKS` and `_MOST_CHUNKS` chunks.
 _ENOUGH_BLOCKS = 1024
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 

@@ -22,7 +22,7 @@ the array to the beginning of the next.
 
 from __future__ import annotations
 
-#: Float64 elements of a vector, and float32 elements.
+#: A vector has `LANES` float64 or `SINGLES` float32 elements.
 LANES, SINGLES = 8, 16
 
 #: Float64 elements of the running sums of a channel in `segments`: two vectors for dy and two for

@@ -12,7 +12,8 @@ from __future__ import annotations
 #: after the system refused a thread.
 PARALLEL, THREAD_NUMBER, CREATE, RETRY = 0, 1, 2, 5
 
-#: The first cell of the slots, their number, and the cells of each: whole cache lines.
+#: The slots begin at the cell `TABLE`. There are `SLOTS` of them, of `SLOT_CELLS` cells each, which
+#: are whole cache lines.
 TABLE, SLOTS, SLOT_CELLS = 8, 256, 40
 
 CELLS = TABLE + SLOTS * SLOT_CELLS

@@ -1,7 +1,7 @@
 """The structures of XLA's foreign function interface, ``xla/ffi/api/c_api.h``, as offsets.
 
-Names are those of the header without the prefix XLA_FFI. The package depends on the header only by
-`STRUCTURES`; tests compare them with the header of jaxlib.
+Names are those of the header without the prefix XLA_FFI. `STRUCTURES` is all that the package
+knows of the header; a test compares it with the header that jaxlib ships.
 """
 
 from __future__ import annotations

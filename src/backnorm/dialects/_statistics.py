@@ -27,9 +27,9 @@ def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
     """Return, in float64, the v with ``1 / sqrt(v) == inverse``, to within 2^-52.
 
     For an inverse standard deviation, v is variance + epsilon. It stays in float64, because
-    rounding it to float32 would change the last bit of results. An infinite inverse (variance +
-    epsilon = 0) becomes 1e-300, whose inverse root overflows float32: infinities must propagate,
-    and a v of 0 would be an error in the canonical operator.
+    rounding it to float32 would change the last bit of results. For an infinite inverse (variance +
+    epsilon = 0), v is 1e-300 instead of 0, which the canonical operator rejects. 1 / sqrt(1e-300)
+    overflows float32, so the infinity propagates.
 
     Negative values are invalid and give NaN; callers reject them first.
     """

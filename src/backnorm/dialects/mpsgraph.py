@@ -91,7 +91,7 @@ def normalizationBetaGradient(
     *,
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
-    """Return the gradient of the offset: sum incomingGradientTensor.
+    """Return the gradient of the offset: the sum of incomingGradientTensor.
 
     Parameters
     ----------

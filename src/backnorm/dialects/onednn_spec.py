@@ -59,7 +59,8 @@ Revision = Literal["latest", "2020-21", "early"]
 
 _REVISION = AttributeSpec("revision", "string", choices=REVISIONS, extension=True)
 _IS_TRAINING = AttributeSpec("is_training", "bool", role="training", default=True)
-# The type symbols of data and parameters, and the types that they stand for.
+# For each revision: the type symbol of the data, that of the parameters, and the types that they
+# stand for.
 _TYPES = {
     "latest": ("T1", "T2", TYPE_RULES),
     "2020-21": ("T", "f32", type_rules(f32="f32", bf16="f32", f16="f32")),

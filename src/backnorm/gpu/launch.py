@@ -33,9 +33,9 @@ Make = Callable[..., Any]
 #: The compiler must not fuse products and sums, which would omit a rounding: see `arithmetic`.
 OPTIONS = {"enable_fp_fusion": False}
 
-# Partial results that a program adds up at a time, and the channels whose partial results share the
-# 32 bytes of a memory access. With few channels, a program has fewer of them, because more programs
-# are worth more.
+# A program adds up `_PARTS` partial results at a time. The partial results of `_TOGETHER` channels
+# share the 32 bytes of a memory access. With fewer than `_TOGETHER * _FEW_CHANNELS` channels, a
+# program has fewer of them, because more programs are worth more.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128

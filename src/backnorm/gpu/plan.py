@@ -26,8 +26,8 @@ Schedule = Literal["complete", "two passes"]
 # Operations that compute mean and variance.
 _OF_MOMENTS = ("forward", "reduce_forward")
 
-# Threads of a warp, bytes that a thread reads at once, and the length in bytes from which runs of
-# memory are read at full speed.
+# A warp has `_WARP` threads, and a thread reads `_VECTOR` bytes at once. Runs of memory of `_RUN`
+# bytes or more are read at full speed.
 _WARP = 32
 _VECTOR = 16
 _RUN = 64

@@ -12,7 +12,7 @@ from backnorm.graph.pointwise import FLOATS, POINTWISE, Types
 #: The dialect of a graph's batch normalisations.
 DIALECT = "onednn_graph"
 
-#: Names of oneDNN's graph-v0.9, and those of 3.0 and later.
+#: Maps the names in oneDNN's graph-v0.9 to those in oneDNN 3.0 and later.
 OLDER_NAMES: Mapping[str, str] = {
     "BatchNormTrainingBackprop": "BatchNormTrainingBackward",
     "ReLUBackprop": "ReLUBackward",

@@ -93,7 +93,10 @@ def _by_operations(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor |
 
 
 def _before_activation(dy: Tensor, z: Tensor, activation: Activation) -> Tensor:
-    """Return the gradient of z, the input of an activation, as a function of both."""
+    """Return the gradient with respect to z, the activation's input.
+
+    It is a differentiable function of dy and z if gradients are enabled.
+    """
     if not torch.is_grad_enabled():
         return derivative(dy, z, activation)
     # PyTorch's operators for derivatives of activations cannot be differentiated themselves.

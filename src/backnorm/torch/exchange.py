@@ -1,4 +1,4 @@
-"""Exchange of statistics between the processes of a group: 2C + 1 float64 numbers each way.
+"""Exchange of statistics between the processes of a group: 2C + 1 float64 numbers in each pass.
 
 *Forward*: the processes exchange mean, variance and number of their own elements. The formula for
 parallel variances (Chan, Golub and LeVeque, 1979) combines them. It loses no digits for any

@@ -85,7 +85,7 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
 
 
 def fuse_pair(layer: Module, act: Module) -> None:
-    """Let a layer compute the activation, so that the activation's module returns its input."""
+    """Let a layer compute the activation, and make the activation's module return its input."""
     if isinstance(act, FusedActivation):
         act.restore()
     layer.activation = activation_of(act)

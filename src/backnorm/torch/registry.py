@@ -35,7 +35,7 @@ from backnorm.torch.tensors import in_memory, statistics_type
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
-#: The operations' names of tensors, and the operators' names.
+#: Maps the names that operations give to tensors to the names that PyTorch's operators give them.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
 #: data: like x. statistics: a mean or variance, computed from x alone. parameter: like the weight,

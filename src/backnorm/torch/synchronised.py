@@ -152,7 +152,7 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
     check_tensor("x", x)
     check_device(name, message, "x", x)
     check_memory(message, name)
-    # The kernel checks the rest of x.
+    # The kernel checks x's other properties.
     shape = (2 * x.shape[1] + 1,) if x.dim() > 1 else message.shape
     if message.dtype is not torch.float64 or message.shape != shape:
         raise TensorTypeError(

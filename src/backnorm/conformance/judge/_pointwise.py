@@ -67,7 +67,8 @@ def check_quantize(
     quotient = src.astype(np.float64) / scales
     exact = quotient + zps
     limits = np.iinfo(dtype)
-    # Beyond the range no error is allowed, however large the value is.
+    # Cap the magnitudes, so that the allowance stays below one step. A value beyond the range,
+    # however large, must become exactly the limit.
     most = float(max(abs(limits.min), limits.max) + 1)
     magnitude = np.minimum(np.abs(quotient), 2 * most) + np.minimum(np.abs(exact), most)
     exact = np.clip(exact, limits.min, limits.max)

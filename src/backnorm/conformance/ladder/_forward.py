@@ -236,7 +236,8 @@ class ForwardLadder:
                 slack = [self._slack(name, rung, each, output, below) for each in kinds]
             least = np.where(finite, np.fmin.reduce(slack), 0.0)
             if not np.isfinite(least).all():
-                # The argument says nothing about so many additions, or so large an error of s.
+                # The error analysis (docs/tolerance.md) gives no bound for so many additions, or
+                # for so large an error of s: leave out this rung.
                 continue
             allowed = np.maximum(allowed, half + least + (2.0**-1074 if output == FLOAT64 else 0.0))
             found[rung] = allowed

@@ -252,7 +252,7 @@ def allowances(
     for rung in rungs(data):
         limits = [bound(rung, quantity, output, data, count, kind="guaranteed")]
         if math.isinf(limits[0].terms):
-            # The argument says nothing about so many additions.
+            # The error analysis gives no bound for so many additions: leave out this rung.
             continue
         if kind == "expected":
             limits.append(bound(rung, quantity, output, data, count))

@@ -27,8 +27,9 @@ class Additions(NamedTuple):
     """The rounding errors of a summation method.
 
     If the terms are in random order, the sum of the squared rounding errors is `sums` times the
-    square of the sum plus `root` times the sum of the squared terms. In any order it is at most
-    `terms` times T squared. `height` is the number of additions that a term goes through.
+    square of the sum plus `root` times the sum of the squared terms. In any order, the sum of the
+    squared rounding errors is at most `terms` times T**2, where T is the sum of the terms'
+    magnitudes. `height` is the number of additions that a term goes through.
     """
 
     height: float

@@ -47,7 +47,8 @@ _LN2 = math.log(2.0)
 # ln 2 minus its nearest float64.
 _LN2_REST = 2.3190468138462996e-17
 
-# Below this z, e^z and SiLU are 0. In float32, e^z is not subnormal above the limit.
+# Below `_LEAST_DOUBLE` in float64, and below `_LEAST_SINGLE` in float32, e^z and SiLU are 0. In
+# float32, e^z is not subnormal above the limit.
 _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
 

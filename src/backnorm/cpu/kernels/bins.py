@@ -66,8 +66,8 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, TERMS
 
-# The lowest top bin, with three and with four digits. Rounding by an addition must still be able to
-# produce the unit of the last bin.
+# `_LEAST` is the lowest top bin of a sum with three digits, `_LEAST_OF_FOUR` that of a sum with
+# four. Rounding by an addition must still be able to produce the unit of the last bin.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
 # The top bin of a sum that has terms that are not finite.
@@ -76,17 +76,20 @@ _SPECIAL = 1 << 20
 # Magnitudes from this number on count as infinite, because there are no bins for them.
 _HUGE = 2.0**991
 
-# Adding and subtracting 1.5 * 2^52 * u rounds a term to a multiple of u. This number, for the unit
-# u of the top bin, as a multiple of the limit; and its ratio from one bin to the next lower one.
+# Adding and subtracting 1.5 * 2^52 * u rounds a term to a multiple of u, the unit of a bin.
+# `_TO_TOP` is that number for the top bin, divided by the limit. `_DOWN` is the factor from one
+# bin's number to the next lower bin's.
 _TO_TOP = 1.5 * 2.0**21
 _DOWN = 2.0**-32
 
-# The position of the exponent in the bits of a float64, and the exponent field of 2^0.
+# In the bits of a float64, `_EXPONENT` is the position of the exponent field, and `_BIAS` is the
+# content of this field for 2^0.
 _EXPONENT, _BIAS = 52, 1023
 
 _SIZE = TERMS * LANES
 
-# Rows, and vectors of a segment, whose terms are put into bins before those of the next columns.
+# The terms of `_STRIP` rows, or of `_VISIT` vectors of a segment, are put into bins before those of
+# the next columns.
 _STRIP, _VISIT = 16, 64
 
 
@@ -340,7 +343,10 @@ def _put_with_care(operands, part, m, bins, at, terms):
 
 @inlined
 def _begin(x, bins, at):
-    """Load both sums of eight columns: limits, units, digits, and the largest term of each."""
+    """Load both sums of eight columns.
+
+    Return, for each sum, its limits, units and digits, and a largest term that starts at 0.
+    """
     place = _second(x, bins, at)
     limits = load(bins.values, at), load(bins.values, place)
     units = _units(x, limits[0]), _units(x, limits[1])

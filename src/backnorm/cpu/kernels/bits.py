@@ -32,8 +32,8 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.icmp_signed(">", left, right), left, right)
 
 
-#: The sums of lanes modulo 2^64, and the larger of two lanes. For bit patterns of magnitudes,
-#: infinity is larger than all numbers, and NaN is larger than infinity.
+#: `patterns_added` returns the sums of lanes modulo 2^64, and `larger` the larger of two lanes. For
+#: bit patterns of magnitudes, infinity is larger than all numbers, and NaN is larger than infinity.
 patterns_added = _combining(lambda builder, left, right: builder.add(left, right))
 larger = _combining(_larger)
 

@@ -73,8 +73,8 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
-# Successive additions before a sum is stored as a pair. The error budget allows up to 128. The bits
-# of results depend on this number.
+# The number of successive additions before a sum is stored as a pair. The error budget allows up to
+# 128. The bits of results depend on this number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
@@ -340,7 +340,7 @@ def _add_block_again(operands, part, pivot, run, pairs):
 
 @inlined
 def _add_block(add, operands, part, depth, pivot, running, pairs):
-    """Add the rows of a part to the pairs of its columns, `depth` rows at a time by `add`."""
+    """Add the rows of a part to the pairs of its columns; `add` adds `depth` rows at a time."""
     start, stride, rows, width = part
     for first in range(0, rows, _RUN):
         clear(running.values, 4 * running.far)

@@ -92,7 +92,10 @@ class ReLU(Epilogue, Addresses):
 
 
 class Activation(Epilogue, Addresses):
-    """The address of the gradient of the activation's value, or 0, and the activation's number."""
+    """The activation's number, and an address of gradients.
+
+    The gradients are those with respect to the activation's value. Without any, the address is 0.
+    """
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "number")
@@ -297,8 +300,8 @@ def _in_line(typingctx, out):
 def same_line(out):
     """Return whether streaming the output also writes whole lines of the second output or mask.
 
-    A second output must begin at the same offset in a cache line as the first, and vectors that
-    write bits must begin at whole bytes of the mask.
+    It does if the second output begins at the same offset in a cache line as the first, or, for a
+    mask, if the vectors that are streamed begin at whole bytes of it.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

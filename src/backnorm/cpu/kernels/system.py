@@ -20,7 +20,8 @@ _VOID = ir.VoidType()
 #: Words of an affinity mask for 1024 processors.
 MASK_CELLS = 16
 
-#: The number of spins (50 to 100 µs) after which a wait yields the processor, and then sleeps.
+#: A wait yields the processor after `YIELD_AFTER` spins (50 to 100 µs), and sleeps after
+#: `SLEEP_AFTER`.
 YIELD_AFTER, SLEEP_AFTER = 2000, 2020
 
 # Microseconds that a wait sleeps at a time.

@@ -109,8 +109,8 @@ def _release(block, participants):
 def _task(argument):
     """Take part in a call: the body of a task on XLA's thread pool."""
     block = load_word(argument)
-    # XLA may run a task immediately in the calling thread. The caller, which fills the table, must
-    # not wait for itself as a helper.
+    # XLA may run a task immediately in the calling thread. A helper waits until the caller has
+    # filled the table. If the caller ran this task, it would wait for itself.
     if thread_id() != load_word(block + 8 * _CALLER):
         record = load_word(block + 8 * _RECORD)
         call_kernel(load_word(record + _FUNCTION), record, load_word(argument + 8))

@@ -84,11 +84,11 @@ class ReproducibleGradients:
     ------
     ArgumentTypeError, ArgumentValueError
         If an argument is not as above, or a module has batches along another axis
-        (``batch_first=False``) or sparse gradients. In a call: if the batch is not a multiple of
-        `micro_batch`, or if a module takes or returns a value other than a tensor that may differ
-        between samples: an array, a dataclass or another object, a list with an element for each
-        sample, the number of samples, or any number that is returned. In the hook: if a gradient
-        was not computed in micro-batches.
+        (``batch_first=False``) or sparse gradients. In a call: if the batch size is not a multiple
+        of `micro_batch`; or if a module takes or returns something that may differ between samples
+        and is not a tensor. That is an array, a dataclass or another object, a list with an
+        element for each sample, the number of samples, or any returned number. In the hook: if a
+        gradient was not computed in micro-batches.
 
     Notes
     -----
