@@ -120,7 +120,31 @@ def test_judge_missing_and_unsupported_results_are_counted(tmp_path):
     results = judge(tmp_path / "cases", tmp_path / "results")
     by_case = {v.case: (v.status, v.text) for v in results.verdicts}
     assert by_case[names[0]] == ("refused", "no frozen statistics")
-    assert by_case[names[1]][0] == "not_run"
+    assert by_case[names[1]] == ("not_written", "no result")
+    [finding] = findings(results)
+    assert finding.says.startswith(f"no result in {len(names) - 1} cases: {names[1]}, {names[2]}")
+    assert finding.reproduce == ""
+
+
+def test_judge_output_that_is_missing_is_a_finding(tmp_path):
+    selection = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
+    export(tmp_path, selection)
+    (tmp_path / "diagnostic-float32-float32-NCX" / "dgamma.bin").unlink()
+    done = CliRunner().invoke(app, ["judge", str(tmp_path), str(tmp_path)])
+    assert done.exit_code == 1
+    assert "no dgamma (missing or None) in 1 case" in " ".join(done.output.split())
+    assert "backnorm verify" not in done.output
+
+
+@pytest.mark.parametrize("name", ["nowhere", "results.npz", "results"])
+def test_judge_path_without_a_result_is_bad_usage(name, tmp_path):
+    export(tmp_path / "cases", Selection(dtypes=("float32",), only=("realistic-*",)))
+    np.savez(tmp_path / "results.npz", **{"realistic/dx": np.zeros(1)})
+    (tmp_path / "results").mkdir()
+    done = CliRunner().invoke(app, ["judge", str(tmp_path / "cases"), str(tmp_path / name)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("backnorm: error: RESULTS: ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
@@ -177,6 +201,24 @@ int backward(const void *x_, const void *dy_, const void *mean_, const void *var
   return 0;
 }
 """
+
+
+def test_verify_c_function_that_writes_outside_is_a_finding(tmp_path):
+    from backnorm.conformance.verify.run import Job, verify
+
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    (tmp_path / "mine.c").write_text(
+        "int backward(void *x, void *dy, void *m, void *v, void *g, float *dx, float *dgamma) {\n"
+        "  dgamma[-1] = 1;\n  return 0;\n}\n"
+    )
+    library = tmp_path / "libmine.so"
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", str(tmp_path / "mine.c"), "-o", str(library)], check=True
+    )
+    selection = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
+    [finding] = findings(verify(Job(f"{library}:backward", selection)))
+    assert (finding.id, finding.says.endswith("wrote outside of dgamma")) == ("wrote_outside", True)
 
 
 def test_verify_c_function_is_judged_and_refusals_are_counted(tmp_path):

@@ -78,7 +78,11 @@ def test_verify_wrong_command_is_named_with_the_command_that_repeats_it(tmp_path
     [
         ("exits", "crash", "status 1: no device"),
         ("aborts", "crash", "SIGABRT"),
-        ("leaves", "not_written", "does not write an output"),
+        (
+            "leaves",
+            "not_written",
+            "no dbeta (missing or None) in 1 case: diagnostic-float32-float32-NCX",
+        ),
         ("short", "wrong", "dbeta is uint8 of shape (4,), not float32 of shape (24,)"),
         pytest.param("hangs", "hang", "does not return", marks=pytest.mark.long),
     ],

@@ -30,6 +30,8 @@ WRONG_FILE = HERE / "wrong_subjects.py"
 QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_beyond"]
 SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
 
+ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
+
 
 def found_in(subject, selection=SMALL, **options):
     results = verify(Job(subject, selection, **options))
@@ -124,7 +126,10 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
     from jsonschema import Draft202012Validator
 
     subject = tmp_path / "dx_alone.py"
-    subject.write_text("def backward(x, dy, mean, variance, gamma, *, epsilon):\n return dy / 0\n")
+    subject.write_text(
+        "def backward(x, dy, mean, variance, gamma, *, training, epsilon):\n"
+        "  return dy / 0 if training else dy[None, 1 // training]\n"
+    )
     done = CliRunner().invoke(
         app,
         ["verify", f"{subject}:backward", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
@@ -137,7 +142,7 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
     second, _ = decoder.raw_decode(done.stdout[end:].lstrip())
     for read in (first, second):
         assert [error.message for error in validator.iter_errors(read)] == []
-    assert {"nonfinite", "not_run", "refused"} <= first["counts"].keys()
+    assert {"error", "not_written"} <= first["counts"].keys()
     assert second["findings"]
     assert not validator.is_valid(second | {"tier": "none"})
 
@@ -167,6 +172,73 @@ def test_verify_nothing_judged_fails(tmp_path):
     )
     assert done.exit_code == 1
     assert "unsupported" in done.output
+
+
+def finding_ids(folder, body):
+    subject = folder / "mine.py"
+    subject.write_text(
+        "from backnorm import batch_norm_backward\n"
+        "def backward(*a, **k):\n"
+        "    dx, dgamma, dbeta = batch_norm_backward(*a, **k)\n"
+        f"    {body}\n"
+    )
+    _, found = found_in(f"{subject}:backward", ONE)
+    return {finding.id for finding in found}, [finding.says for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs"),
+    [
+        ("return dx, None, None", ("dgamma", "dbeta")),
+        ("return (dx,)", ("dgamma", "dbeta")),
+        ("return None", ("dx", "dgamma", "dbeta")),
+        ("return {'dx': dx, 'dgamma': dgamma}", ("dbeta",)),
+    ],
+)
+def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
+    ids, says = finding_ids(tmp_path, body)
+    assert ids == {"not_written"}
+    for output in outputs:
+        shape = "(6, 24, 5, 7)" if output == "dx" else "(24,)"
+        assert (
+            f"no {output} (missing or None) in 1 case: diagnostic-float32-float32-NCX; "
+            f"expected an array of shape {shape}, float32"
+        ) in says
+    assert len(says) == len(outputs)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return {}['dx']", "KeyError: 'dx'"),
+        ("dx.nothing", "AttributeError: "),
+        ("raise RecursionError", "RecursionError"),
+        ("import no_such_module", "ModuleNotFoundError: "),
+        ("return dx, dgamma, dbeta, dx", "returned 4 outputs; expected dx, dgamma, dbeta"),
+        ("return dx, 'text', dbeta", "returned str; expected an array of numbers"),
+    ],
+)
+def test_verify_exception_that_is_no_refusal_is_a_finding(body, text, tmp_path):
+    ids, [says] = finding_ids(tmp_path, body)
+    assert ids == {"error"}
+    assert text in says
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise NotImplementedError('no bfloat16')",
+        "raise type('UnimplementedError', (Exception,), {})",
+    ],
+)
+def test_verify_refusal_is_no_finding_and_nothing_judged(body, tmp_path):
+    assert finding_ids(tmp_path, body) == (set(), [])
+
+
+def test_finding_is_repeated_with_the_options_of_the_run():
+    results, _ = found_in(f"{WRONG_FILE}:DgammaWithGamma", ONE, timeout=9.0, any_order=True)
+    [finding] = [f for f in findings(results, "float32") if f.id == "dgamma-gamma"]
+    assert "--at-least float32 --timeout 9 --any-order --only" in finding.reproduce
 
 
 def test_verify_interrupted_prints_what_was_judged(tmp_path):

@@ -32,12 +32,16 @@ from backnorm.conformance.verify._huge import (
 from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.operations import operation_of
-from backnorm.conformance.verify.subjects import RefusedError, subject_of
+from backnorm.conformance.verify.subjects import described, is_refusal, subject_of
 
 # The subject is not called again on larger inputs, because that would take minutes.
 _REPEATED = 1 << 22
 # Memory that a subject of a huge case leaves to the system.
 _RESERVED = 1 << 30
+
+
+class WroteOutsideError(Exception):
+    """A subject wrote to memory beside an output."""
 
 
 class Runner:
@@ -73,20 +77,21 @@ class Runner:
                 outputs, again, faults = self._of_huge(case), None, list[str]()
             else:
                 outputs, again, faults = self._outputs(_inputs(case), case)
-        except RefusedError as refused:
-            self.say(event="refused", case=case.name, text=str(refused))
-            return
         except CommandError as error:
             self.say(event="crash", case=case.name, text=str(error))
             return
+        except WroteOutsideError as error:
+            self.say(event="wrote_outside", case=case.name, text=str(error))
+            return
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            self.say(event="refused", case=case.name, text=text)
+            kind = "refused" if is_refusal(error) else "error"
+            self.say(event=kind, case=case.name, text=described(error))
             return
         self.say(
             event="end",
             case=case.name,
             outputs=self._saved(case.name, outputs),
+            names=list(outputs),
             again=None if again is None else self._saved(f"{case.name}-again", again),
             faults=faults,
             seconds=time.perf_counter() - started,
@@ -163,7 +168,7 @@ class Runner:
         found = self.subject(arrays, case, {name: g.array for name, g in memory.items()})
         outside = [name for name, g in memory.items() if not g.holds_canaries()]
         if outside:
-            raise RuntimeError(f"wrote outside of {outside[0]}")
+            raise WroteOutsideError(f"wrote outside of {outside[0]}")
         return {name: array.copy() for name, array in found.items()}
 
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.export import export_inputs, reader
 from backnorm.conformance.verify.run import ended
@@ -53,7 +54,7 @@ class OfCommand:
             outputs, text = reader(folders["outputs"])(case)
         if text:
             raise RefusedError(text)
-        return dict(outputs)
+        return {name: outputs.get(name) for name in GRADIENTS}
 
     @staticmethod
     def _with_folders(word: str, folders: dict[str, Path]) -> str:

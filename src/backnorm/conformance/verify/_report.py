@@ -45,18 +45,26 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
         )
         if finding.evidence:
             console.print(f"  {_evidence(finding)}", highlight=False)
-        console.print(f"  {finding.reproduce}", highlight=False, soft_wrap=True)
+        if finding.reproduce:
+            console.print(f"  {finding.reproduce}", highlight=False, soft_wrap=True)
     console.print()
     console.print(_summary(results, found), highlight=False)
-    refused = sorted({v.text for v in results.verdicts if v.status == "refused"})
-    for text in refused[:5]:
-        number = len({v.case for v in results.verdicts if v.text == text})
-        console.print(f"  refused in {number} cases: {text}", highlight=False)
+    for line in _refusals(results):
+        console.print(f"  {line}", highlight=False, markup=False)
     nothing = list(dict.fromkeys(v.case for v in results.verdicts if v.status == "proves_nothing"))
     for case in nothing[:5]:
         console.print(f"  {case} proves nothing: every wrong formula passes", highlight=False)
     if results.interrupted:
         console.print("interrupted: the cases that are missing were not judged")
+
+
+def _refusals(results: Results) -> list[str]:
+    """Return a line for each of the first reasons of refusals."""
+    refused = [v for v in results.verdicts if v.status == "refused"]
+    return [
+        f"refused in {len({v.case for v in refused if v.text == text})} cases: {text}"
+        for text in sorted({v.text for v in refused})[:5]
+    ]
 
 
 def _table(results: Results) -> Table:
@@ -227,7 +235,9 @@ def as_markdown(results: Results, found: Sequence[Finding]) -> str:
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")
     lines += [
-        f"- {each.says} ({each.cases} of {each.of} cases): `{each.reproduce}`" for each in found
+        f"- {each.says} ({each.cases} of {each.of} cases)"
+        + f": `{each.reproduce}`" * bool(each.reproduce)
+        for each in found
     ]
-    lines += ["", _summary(results, found)]
+    lines += ["", _summary(results, found), "", *(f"- {line}" for line in _refusals(results))]
     return "\n".join(lines) + "\n"

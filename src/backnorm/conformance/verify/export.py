@@ -24,7 +24,7 @@ from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, GradientLadder
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.proof import catches
-from backnorm.conformance.verify.run import Job, Results, Verdict, graded
+from backnorm.conformance.verify.run import Job, Results, Status, Verdict, absent, graded
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
 
@@ -34,6 +34,7 @@ __all__ = ["FORMATS", "export", "judge"]
 FORMATS = ("raw", "npy", "npz", "safetensors")
 
 _VERSION = 1
+_NO_RESULT = "no result"
 
 
 def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
@@ -192,7 +193,8 @@ def judge(cases: Path, results: Path) -> Results:
     Raises
     ------
     ArgumentError
-        If the manifest cannot be read, or another version of the package made it.
+        If the manifest cannot be read, or another version of the package made it; if there are no
+        results.
     """
     manifest = json.loads((cases / "manifest.json").read_text())
     if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
@@ -204,11 +206,18 @@ def judge(cases: Path, results: Path) -> Results:
     dtypes = {entry["inputs"]["x"]["dtype"] for entry in manifest["cases"]}
     made_by = manifest["made_by"]
     selection = Selection(made_by["tier"], tuple(sorted(dtypes)), seed=made_by["seed"])
-    found = Results(Job(str(results), selection))
+    if not results.exists():
+        raise ArgumentValueError("RESULTS", "no such file or folder", came=str(results))
+    found = Results(Job(str(results), selection, files=True))
     read = reader(results)
     for case in selected(selection):
         if case.name in names:
             found.verdicts += _judged(case, read, found)
+    if all(verdict.text == _NO_RESULT for verdict in found.verdicts):
+        raise ArgumentValueError(
+            "RESULTS", "has no result of any case", came=str(results),
+            accepted=f"CASE/OUTPUT, such as {manifest['cases'][0]['name']}/dx",
+        )  # fmt: skip
     return found
 
 
@@ -216,14 +225,15 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
     known = str(case.data.x.dtype), case.data.data_format
     outputs, text = read(case)
     if not outputs:
-        status = "refused" if text else "not_run"
+        status: Status = "refused" if text else "not_written"
         for output in GRADIENTS:
-            yield Verdict(case.name, output, *known, status, text or "there is no result")  # type: ignore[arg-type]
+            yield Verdict(case.name, output, *known, status, text or _NO_RESULT)
         return
     if case.name.startswith("diagnostic"):
         found.outputs[case.name] = outputs
-    for name, (status, words, grade) in graded(case, outputs).items():
-        yield Verdict(case.name, name, *known, status, words, grade)
+    grades = graded(case, outputs)
+    for name in GRADIENTS:
+        yield Verdict(case.name, name, *known, *grades.get(name) or absent(case, name, GRADIENTS))
 
 
 def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Rung
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import Results, Verdict
+from backnorm.conformance.verify.run import Job, Results, Verdict
 
 __all__ = ["Finding", "counts", "findings"]
 
@@ -19,11 +19,17 @@ _FAULTS = {
     "changed_input": "the subject writes to an input",
     "not_repeatable": "the same inputs give other bits in another call",
     "stale": "the results of an earlier call are returned for changed values in the same memory",
-    "not_written": "the subject does not write an output",
+    "wrote_outside": "the subject writes outside of an array",
+    "error": "the subject raises an exception that is no refusal",
     "hang": "the subject does not return",
     "crash": "the subject ends its process",
     "out_of_memory": "the subject takes more memory than allowed",
 }
+
+# The faults whose text is not that of the status.
+_EVENTS = "wrote_outside", "error", "hang", "crash", "out_of_memory"
+# A finding names so many cases.
+_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,13 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     found = [
         *_of_formula(results, diagnosed),
         *_of_numbers(results, diagnosed),
+        *_missing(results),
         *_faults(results),
         *_below(results, at_least),
     ]
-    return [_with_command(finding, results) for finding in found]
+    if results.job.files:
+        return found
+    return [_with_command(finding, results, at_least) for finding in found]
 
 
 def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
@@ -172,6 +181,21 @@ def _of_numbers(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
         )  # fmt: skip
 
 
+def _missing(results: Results) -> Iterator[Finding]:
+    """Yield the outputs that are missing, with the names of their cases."""
+    missing = [v for v in results.verdicts if v.status == "not_written"]
+    for what in dict.fromkeys(v.text.partition(";")[0] for v in missing):
+        verdicts = [v for v in missing if v.text.partition(";")[0] == what]
+        cases = list(dict.fromkeys(v.case for v in verdicts))
+        names = ", ".join([*cases[:_NAMED], *["..."] * (len(cases) > _NAMED)])
+        says = f"{what} in {len(cases)} case{'s' * (len(cases) != 1)}: {names}"
+        yield Finding(
+            "not_written", says + verdicts[0].text.removeprefix(what),
+            tuple(o for o in results.operation.results if any(v.output == o for v in verdicts)),
+            len(cases), _judged(results), cases[0],
+        )  # fmt: skip
+
+
 def _faults(results: Results) -> Iterator[Finding]:
     for status, says in _FAULTS.items():
         verdicts = [v for v in results.verdicts if v.status == status]
@@ -180,7 +204,7 @@ def _faults(results: Results) -> Iterator[Finding]:
             outputs = tuple(
                 o for o in results.operation.results if any(v.output == o for v in verdicts)
             )
-            text = f"{says}: {first.text}" if status in ("hang", "crash", "out_of_memory") else says
+            text = f"{says}: {first.text}" if status in _EVENTS else says
             if status == "not_repeatable" and len({v.text for v in verdicts}) == 1:
                 text += first.text.removeprefix(status)
             number = len({v.case for v in verdicts})
@@ -207,7 +231,7 @@ def _judged(results: Results) -> int:
     return len({v.case for v in results.verdicts if v.is_judged})
 
 
-def _with_command(finding: Finding, results: Results) -> Finding:
+def _with_command(finding: Finding, results: Results, at_least: Rung) -> Finding:
     job = results.job
     parts = ["backnorm", "verify", *["--command"] * job.command, shlex.quote(job.subject)]
     if job.selection.operation != "backward":
@@ -227,5 +251,12 @@ def _with_command(finding: Finding, results: Results) -> Finding:
         parts += ["--dtypes", dtype]
     if job.selection.seed:
         parts += ["--seed", str(job.selection.seed)]
+    if at_least != "serial":
+        parts += ["--at-least", at_least]
+    if job.timeout != Job(job.subject).timeout:
+        parts += ["--timeout", f"{job.timeout:g}"]
+    if job.memory:
+        parts += ["--memory", str(job.memory)]
+    parts += ["--any-order"] * job.any_order
     parts += ["--only", shlex.quote(finding.first), "--show"]
     return replace(finding, reproduce=" ".join(parts))

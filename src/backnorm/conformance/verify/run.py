@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ __all__ = [
     "Results",
     "Status",
     "Verdict",
+    "absent",
     "graded",
     "verify",
 ]
@@ -44,6 +45,8 @@ Status = (
         "changed_input",
         "not_repeatable",
         "stale",
+        "wrote_outside",
+        "error",
         "crash",
         "hang",
         "out_of_memory",
@@ -55,7 +58,8 @@ Status = (
 #: The statuses of an output, best first.
 STATUSES: tuple[Status, ...] = (
     *RUNGS, "proves_nothing", "refused", "not_run", "wrong", "nonfinite", "not_written",
-    "changed_input", "not_repeatable", "stale", "out_of_memory", "hang", "crash",
+    "changed_input", "not_repeatable", "stale", "wrote_outside", "error", "out_of_memory",
+    "hang", "crash",
 )  # fmt: skip
 
 #: The statuses of outputs that do not exist, or that every wrong formula gives as well.
@@ -91,6 +95,8 @@ class Job:
     any_order : bool
         Whether another call may give other bits if the outputs of both are right, as those of
         atomic additions are; the worse one is the verdict.
+    files : bool
+        Whether the subject is files of results, which cannot be run again.
     """
 
     subject: str
@@ -101,6 +107,7 @@ class Job:
     memory: int = 0
     command: bool = False
     any_order: bool = False
+    files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +240,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
                     is_ready = True
                 case "begin":
                     at = event["case"]
-                case "end" | "refused" | "crash":
+                case "end" | "refused" | "wrote_outside" | "error" | "crash":
                     at = None
                     yield event
                 case "finished":
@@ -328,16 +335,29 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
     verdicts = []
     for output in operation_of(case).results:
         if output not in outputs:
-            # A function may return dx alone; a command that writes less has no way to say so.
-            missing: Status = "not_written" if results.job.command else "not_run"
-            text = "the subject does not return it"
-            verdicts.append(Verdict(known[0], output, *known[1:], missing, text))
+            missing = absent(case, output, event["names"])
+            verdicts.append(Verdict(known[0], output, *known[1:], *missing))
             continue
         status, text, found = graded_outputs[output]
         if faults:
             status, text = faults[0].split()[0].rstrip(":"), faults[0]
         verdicts.append(Verdict(known[0], output, *known[1:], status, text, found))
     return verdicts
+
+
+def absent(case: Case, output: str, names: Collection[str]) -> tuple[Status, str]:
+    """Return the status and text of an output that a subject with outputs of these names left out.
+
+    A function may return None for the gradients of parameters in a case without gamma.
+    """
+    if output not in names:
+        return "not_run", "the operator has no such output"
+    if case.inputs["gamma"] is None and output in ("dgamma", "dbeta"):
+        return "not_run", "the case has no gamma"
+    shape = (case.data.x if output in ("dx", "y") else case.data.mean).shape
+    accepted = " or ".join(map(str, operation_of(case).types(case, output)))
+    text = f"no {output} (missing or None); expected an array of shape {shape}, {accepted}"
+    return "not_written", text
 
 
 def _loaded(saved: Mapping[str, Any]) -> dict[str, np.ndarray]:

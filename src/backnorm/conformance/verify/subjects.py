@@ -32,10 +32,14 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Inputs", "RefusedError", "Subject", "function_of", "subject_of"]
+__all__ = ["Inputs", "Subject", "described", "function_of", "is_refusal", "subject_of"]
 
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
+
+# The exceptions by which a subject refuses a case, and words in the names of frameworks' own.
+_REFUSALS = RefusedError, TypeError, ValueError, RuntimeError
+_REFUSAL_NAMES = "Unimplemented", "NotImplemented", "InvalidArgument", "InvalidGraph", "Unsupported"
 
 
 class Subject(Protocol):
@@ -71,8 +75,11 @@ class Function:
             found = next((n for n in ("eps", "Epsilon") if n in (self._names or ())), None)
             if found is not None:
                 taken[found] = options["epsilon"]
-        results = operation_of(case).results
-        return _by_name(results, self._function(*inputs.values(), **taken))
+        names = operation_of(case).results
+        results = self._function(*inputs.values(), **taken)
+        if isinstance(results, tuple | list) and len(results) > len(names):
+            raise AssertionError(f"returned {len(results)} outputs; expected {', '.join(names)}")
+        return _by_name(names, results)
 
 
 def _parameters(function: Callable[..., Any]) -> set[str] | None:
@@ -128,7 +135,7 @@ class OfDialect:
             if tensor.kind == "kept" and array is not None and array.shape == _kept_shape(case):
                 found[tensor.role] = array.reshape(-1)
         # A result in other words, as an inverse deviation for the variance, is not judged.
-        return {name: found.get(name) for name in OPERATIONS[schema.operation].results}
+        return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
 
     def _is_extension(self, name: str) -> bool:
         return any(spec.name == name and spec.extension for spec in self._schema.attributes)
@@ -359,6 +366,19 @@ def _module(place: str, argument: str) -> ModuleType:
     return module
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether an exception says that a subject does not support a case; others are mistakes."""
+    named = any(word in type(error).__name__ for word in _REFUSAL_NAMES)
+    return (named or isinstance(error, _REFUSALS)) and not isinstance(error, RecursionError)
+
+
+def described(error: Exception) -> str:
+    """Return the first line of an exception, after its type unless it is RefusedError."""
+    own = isinstance(error, RefusedError)
+    text = str(error) if own else f"{type(error).__name__}: {error}"
+    return text.strip().partition("\n")[0][:300]
+
+
 def _by_name(names: Any, results: Any) -> Outputs:
     """Return arrays by name, from a tuple or mapping of objects that NumPy can read."""
     if isinstance(results, Mapping):
@@ -366,7 +386,6 @@ def _by_name(names: Any, results: Any) -> Outputs:
     else:
         if not isinstance(results, tuple | list):
             results = (results,)
-        # A function may return only dx.
         values = dict(zip(names, results, strict=False))
     return {name: _array(values.get(name)) for name in names}
 
@@ -382,4 +401,7 @@ def _array(value: Any) -> np.ndarray | None:
             found: np.ndarray = bits.view(BFLOAT16)
             return found
         return np.asarray(value.numpy())
-    return np.asarray(value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufcV":
+        raise AssertionError(f"returned {type(value).__name__}; expected an array of numbers")
+    return array
