@@ -35,10 +35,17 @@ def pytest_collection_modifyitems(
     if subject is None:
         return
     from backnorm.conformance.judge import GRADIENTS
-    from backnorm.conformance.verify.cases import Selection, selected
+    from backnorm.conformance.ladder import RUNGS
+    from backnorm.conformance.verify.cases import DTYPES, Selection, check_names, selected
     from backnorm.conformance.verify.run import Job
+    from backnorm.errors import BacknormError
 
     dtypes = tuple(config.getoption("--backnorm-dtypes").split(","))
+    try:
+        check_names("--backnorm-dtypes", dtypes, DTYPES)
+        check_names("--backnorm-at-least", [config.getoption("--backnorm-at-least")], RUNGS)
+    except BacknormError as error:
+        raise pytest.UsageError(str(error)) from None
     selection = Selection(config.getoption("--backnorm-tier"), dtypes)
     job = Job(subject, selection, config.getoption("--backnorm-dialect"))
     shared = _Run(job, config)
@@ -54,6 +61,7 @@ class _Run:
     def __init__(self, job: Any, config: pytest.Config) -> None:
         self._job, self._config = job, config
         self._verdicts: dict[tuple[str, str], Any] | None = None
+        self.is_judged = False
 
     def verdict(self, key: tuple[str, str]) -> Any:
         """Return the verdict on an output of a case."""
@@ -61,9 +69,14 @@ class _Run:
             from backnorm.conformance.verify._report import as_json
             from backnorm.conformance.verify.findings import findings
             from backnorm.conformance.verify.run import verify
+            from backnorm.errors import BacknormError
 
-            results = verify(self._job)
+            try:
+                results = verify(self._job)
+            except BacknormError as error:
+                pytest.exit(f"--backnorm: {error}", pytest.ExitCode.USAGE_ERROR)
             self._verdicts = {(v.case, v.output): v for v in results.verdicts}
+            self.is_judged = any(v.is_judged for v in results.verdicts)
             report = self._config.getoption("--backnorm-report")
             if report is not None:
                 Path(report).write_text(as_json(results, findings(results)))
@@ -84,6 +97,8 @@ class _Item(pytest.Item):
         verdict = self._run.verdict(self._key)
         if verdict is None:
             pytest.skip("not run")
+        if not self._run.is_judged:
+            raise AssertionError(f"nothing is judged: {verdict.text}")
         if not verdict.is_judged:
             pytest.skip(verdict.text)
         at_least = self.config.getoption("--backnorm-at-least")

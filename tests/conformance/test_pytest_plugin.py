@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import backnorm
 from backnorm.conformance import pytest as bn
 
@@ -17,6 +20,71 @@ SOURCES = str(Path(backnorm.__file__).parents[1])
 @bn.cases(dtypes=["float32"], only=["diagnostic-*", "realistic-*"])
 def test_cases_of_this_package_pass(case):
     case.check(backnorm.batch_norm_backward)
+
+
+[ONE] = (
+    each.values[0]
+    for each in bn.cases(dtypes=["float32"], only=["diagnostic-float32-float32-NCX"]).args[1]
+)
+
+
+def changed(change):
+    def backward(*inputs, **options):
+        return change(*backnorm.batch_norm_backward(*inputs, **options))
+
+    return backward
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda dx, dgamma, dbeta: None, "no dx (missing or None); expected an array of shape (6"),
+        (lambda dx, dgamma, dbeta: (dx, None, dbeta), "no dgamma (missing or None); expected"),
+        (lambda dx, dgamma, dbeta: (dx, dgamma, dbeta, dx), "returned 4 outputs; expected dx, dg"),
+        (lambda dx, dgamma, dbeta: (dx[:2], dgamma, dbeta), "dx is float32 of shape (2, 24, 5, 7)"),
+        (lambda dx, dgamma, dbeta: (dx, dgamma, dbeta.astype("f8")), "dbeta is float64 of shape"),
+        (lambda dx, dgamma, dbeta: (dx, dgamma, "text"), "returned str; expected an array"),
+    ],
+)
+def test_check_outputs_that_are_no_gradients_fail(change, text):
+    with pytest.raises(AssertionError) as raised:
+        ONE.check(changed(change))
+    assert text in str(raised.value)
+
+
+def test_check_refusal_is_skipped_and_another_exception_is_raised():
+    def refuses(*inputs, **options):
+        raise NotImplementedError("no float32")
+
+    with pytest.raises(pytest.skip.Exception, match="NotImplementedError: no float32"):
+        ONE.check(refuses)
+    with pytest.raises(KeyError):
+        ONE.check(lambda *inputs, **options: {}["dx"])
+
+
+def test_check_input_that_is_written_fails():
+    def writes(x, dy, *inputs, **options):
+        outputs = backnorm.batch_norm_backward(x, dy, *inputs, **options)
+        dy[...] = np.float32(0)
+        return outputs
+
+    with pytest.raises(AssertionError, match="the subject writes to dy"):
+        ONE.check(writes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtypes": ["float33"]}, "dtypes: unknown; got 'float33'; expected float32, bfloat16, "),
+        ({"layouts": ["NCHW"]}, "layouts: unknown; got 'NCHW'; expected NCX, NXC"),
+        ({"at_least": "perfect"}, "at_least: unknown; got 'perfect'; expected exact, float64"),
+        ({"tier": "huge"}, "tier: unknown; got 'huge'; expected smoke, full"),
+        ({"only": ["nothing"]}, "only: no case is selected"),
+    ],
+)
+def test_cases_of_unknown_names_are_an_error(options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        bn.cases(**options)
 
 
 def run_pytest(folder, *arguments):
@@ -59,3 +127,43 @@ def test_plugin_with_a_subject_has_a_test_for_each_output(tmp_path):
     assert done.returncode == 1
     assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["findings"][0]["id"] == "dbeta-s"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["nosuch:f"], "no such module"),
+        ([f"{WRONG_FILE}:zeros", "--backnorm-dtypes", "float33"], "--backnorm-dtypes: unknown"),
+        ([f"{WRONG_FILE}:zeros", "--backnorm-at-least", "best"], "--backnorm-at-least: unknown"),
+    ],
+)
+def test_plugin_bad_option_is_one_usage_error(options, message, tmp_path):
+    done = run_pytest(tmp_path, "--backnorm", *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert (done.stdout + done.stderr).count(message) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "counts"),
+    [
+        ("return dx, None, dbeta", "dgamma is not_written: no dgamma", "1 failed, 2 passed"),
+        ("return {}['dx']", "dx is error: KeyError: 'dx'", "3 failed"),
+        ("raise TypeError('float32')", "nothing is judged: TypeError: float32", "3 failed"),
+    ],
+)
+def test_plugin_subject_without_results_fails(body, text, counts, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from backnorm import batch_norm_backward\n"
+        "def backward(*a, **k):\n"
+        "    if a[0].shape != (6, 24, 5, 7):\n"
+        "        raise TypeError('float32')\n"
+        "    dx, dgamma, dbeta = batch_norm_backward(*a, **k)\n"
+        f"    {body}\n"
+    )
+    done = run_pytest(
+        tmp_path, "--backnorm", f"{tmp_path}/mine.py:backward", "--backnorm-dtypes", "float32",
+        "-k", "diagnostic-float32-float32-NCX",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert text in done.stdout, done.stdout
+    assert counts in done.stdout, done.stdout

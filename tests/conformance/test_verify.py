@@ -159,6 +159,39 @@ def test_verify_xfail_takes_a_finding_away(tmp_path):
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize("line", ["*/dbeta # known until 2027-03-01", "*/dbeta # until: 2027"])
+def test_verify_xfail_date_without_brackets_is_bad_usage(line, tmp_path):
+    (tmp_path / "expected.txt").write_text(line)
+    done = CliRunner().invoke(app, ["verify", "no:f", "--xfail", str(tmp_path / "expected.txt")])
+    assert done.exit_code == 2
+    assert "--xfail: line 1 must have its date in brackets" in done.stderr
+    assert "expected pattern # reason [until YYYY-MM-DD]" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["not JSON", "[]", "{}", '{"verdicts": [1]}'])
+def test_verify_baseline_that_is_no_report_is_bad_usage_before_the_run(text, tmp_path):
+    (tmp_path / "baseline.json").write_text(text)
+    options = ["--baseline", str(tmp_path / "baseline.json")]
+    done = CliRunner().invoke(app, ["verify", "no_such_module:f", *options])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("backnorm: error: --baseline: must be a report of --json")
+    assert done.stderr.count("\n") == 1
+
+
+def test_verify_report_that_cannot_be_written_is_bad_usage_before_the_run(tmp_path):
+    path = tmp_path / "nowhere" / "report.json"
+    done = CliRunner().invoke(app, ["verify", "no_such_module:f", "--json", str(path)])
+    assert done.exit_code == 2
+    assert done.stderr == f"backnorm: error: {path}: No such file or directory\n"
+
+
+def test_verify_bad_usage_leaves_no_report(tmp_path):
+    path = tmp_path / "report.json"
+    done = CliRunner().invoke(app, ["verify", "no_such_module:f", "--json", str(path)])
+    assert done.exit_code == 2
+    assert not path.exists()
+
+
 def test_verify_unknown_subject_is_bad_usage():
     done = CliRunner().invoke(app, ["verify", "no_such_module:function"])
     assert done.exit_code == 2
@@ -168,10 +201,15 @@ def test_verify_nothing_judged_fails(tmp_path):
     refuses = tmp_path / "refuses.py"
     refuses.write_text("def backward(*a, **k):\n    raise ValueError('unsupported')\n")
     done = CliRunner().invoke(
-        app, ["verify", f"{refuses}:backward", "--only", "diagnostic-float32*"]
-    )
+        app,
+        ["verify", f"{refuses}:backward", "--only", "diagnostic-float32*",
+         "--markdown", str(tmp_path / "report.md"), "--junit", str(tmp_path / "junit.xml")],
+    )  # fmt: skip
     assert done.exit_code == 1
-    assert "unsupported" in done.output
+    reason = "refused in 2 cases: ValueError: unsupported"
+    assert reason in done.output
+    assert f"- {reason}" in (tmp_path / "report.md").read_text()
+    assert 'skipped message="ValueError: unsupported"' in (tmp_path / "junit.xml").read_text()
 
 
 def finding_ids(folder, body):

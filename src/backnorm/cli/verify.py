@@ -63,6 +63,22 @@ class _Reports:
     xfail: Path | None
     baseline: Path | None
 
+    def check(self) -> None:
+        """Raise an error now that :meth:`write` would raise after the run."""
+        from backnorm.conformance.verify import _expected as expected
+
+        if self.xfail is not None:
+            expected.read_expectations(self.xfail)
+        if self.baseline is not None:
+            expected.read_baseline(self.baseline)
+        for path in (self.json, self.junit, self.markdown, self.html):
+            if path is None or path == Path("-") or (path.exists() and not path.is_file()):
+                continue
+            is_new = not path.exists()
+            path.open("a").close()
+            if is_new:
+                path.unlink()
+
     def console(self) -> Console:
         """Return the console of the tables."""
         return Console(stderr=self.json == Path("-"), record=self.html is not None)
@@ -196,6 +212,7 @@ def verify(
     if command and operation != "backward":
         raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
+    reports.check()
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
     shapes = tuple(_shape(each, least=0) for each in shape or ())
@@ -240,6 +257,7 @@ def judge(
     from backnorm.conformance.verify.export import judge as judge_files
 
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
+    reports.check()
     raise typer.Exit(int(reports.write(judge_files(cases, results), reports.console())))
 
 
@@ -442,22 +460,19 @@ def _selection(
     skip: list[str] | None,
     seed: int,
 ) -> Any:
-    from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection
+    from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, check_names
 
-    for option, text, known in (("--dtypes", dtypes, DTYPES), ("--layouts", layouts, LAYOUTS)):
-        for word in _listed(text):
-            if word not in known:
-                raise ArgumentValueError(option, "unknown", came=word, accepted=", ".join(known))
+    check_names("--dtypes", _listed(dtypes), DTYPES)
+    check_names("--layouts", _listed(layouts), LAYOUTS)
     return Selection(
         tier, _listed(dtypes), _listed(layouts), tuple(only or ()), tuple(skip or ()), seed
     )
 
 
 def _element_type(name: str) -> Any:
-    from backnorm.conformance.verify.cases import DTYPES
+    from backnorm.conformance.verify.cases import DTYPES, check_names
 
-    if name not in DTYPES:
-        raise ArgumentValueError("--dtype", "unknown", came=repr(name), accepted=", ".join(DTYPES))
+    check_names("--dtype", [name], DTYPES)
     return DTYPES[name]
 
 

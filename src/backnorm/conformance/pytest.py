@@ -18,11 +18,20 @@ from typing import Any
 import pytest
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.diagnosis import diagnose
-from backnorm.conformance.ladder import Rung, is_at_least
-from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import graded
-from backnorm.conformance.verify.subjects import Function, OfDialect, RefusedError, Subject
+from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
+from backnorm.conformance.verify.cases import (
+    DTYPES,
+    LAYOUTS,
+    TIERS,
+    Selection,
+    check_names,
+    selected,
+)
+from backnorm.conformance.verify.operations import operation_of
+from backnorm.conformance.verify.run import absent, graded
+from backnorm.conformance.verify.subjects import Function, OfDialect, Subject, described, is_refusal
+from backnorm.errors import ArgumentValueError
 
 __all__ = ["CheckedCase", "cases"]
 
@@ -47,40 +56,54 @@ class CheckedCase:
         ----------
         function : callable
             A function as in :class:`backnorm.conformance.verify.subjects.Function`, or with
-            `dialect` an implementation of the dialect's operator. Its inputs are read-only. A case
-            that it does not support is skipped.
+            `dialect` an implementation of the dialect's operator. A case that it refuses is
+            skipped, see :func:`backnorm.conformance.verify.subjects.is_refusal`.
 
         Raises
         ------
         AssertionError
-            If an output is worse than the rung. The message names the mistake if it is known.
+            If an output is worse than the rung, missing, or of another type or shape, or if an
+            input is changed. The message names the mistake if it is known.
         """
         subject: Subject = Function(function)
         if dialect is not None:
             subject = OfDialect.of(function, dialect, op)
+        # Writing to a read-only array would raise ValueError, as a refusal does.
+        inputs = {n: None if a is None else a.copy() for n, a in self.case.inputs.items()}
+        before = {n: None if a is None else a.tobytes() for n, a in inputs.items()}
         try:
-            found = subject(self.case.inputs, self.case)
-        except RefusedError as refused:
-            pytest.skip(str(refused))
+            found = subject(inputs, self.case)
+        except Exception as error:
+            if is_refusal(error):
+                pytest.skip(described(error))
+            raise
         outputs = {n: a for n, a in found.items() if a is not None}
-        lines = []
-        for output, (status, text, grade) in graded(self.case, outputs).items():
+        missing = [absent(self.case, n, found) for n in GRADIENTS if n not in outputs]
+        lines = [text for status, text in missing if status == "not_written"]
+        lines += [
+            f"the subject writes to {name}"
+            for name, array in inputs.items()
+            if array is not None and array.tobytes() != before[name]
+        ]
+        grades = graded(self.case, outputs)
+        for output, (status, text, grade) in grades.items():
             if is_at_least(status, self.at_least):
                 continue
+            if grade is None:
+                lines.append(text)
+                continue
             line = f"{output} is {status}, not {self.at_least} or better"
-            if grade is not None:
-                line += (
-                    f": {output}{list(grade.where)} = {grade.got!r}, exact {grade.exact!r}, "
-                    f"{grade.worst_ulp:.4g} ulp at worst, condition {grade.condition:.3g}"
-                )
+            line += (
+                f": {output}{list(grade.where)} = {grade.got!r}, exact {grade.exact!r}, "
+                f"{grade.worst_ulp:.4g} ulp at worst, condition {grade.condition:.3g}"
+            )
             lines.append(f"{line} {text}".strip())
         if lines:
-            arrays = outputs.get("dx"), outputs.get("dgamma"), outputs.get("dbeta")
-            diagnosis = diagnose(
-                self.case.data, arrays, training=self.case.training, scaled=self.case.scaled
-            )
-            if diagnosis.kind != "right":
-                lines.insert(0, diagnosis.says)
+            arrays = {n: outputs[n] for n, (_, _, grade) in grades.items() if grade is not None}
+            if arrays:
+                diagnosis = operation_of(self.case).diagnosis(self.case, arrays)
+                if diagnosis.kind != "right":
+                    lines.insert(0, diagnosis.says)
             raise AssertionError("\n".join([f"{self.case.name}:", *lines]))
 
 
@@ -102,9 +125,20 @@ def cases(
         As in the options of ``backnorm verify``.
     at_least : Rung
         The worst rung that passes.
+
+    Raises
+    ------
+    ArgumentValueError
+        If a name is unknown, or no case is selected.
     """
+    check_names("tier", [tier], TIERS)
+    check_names("dtypes", dtypes, DTYPES)
+    check_names("layouts", layouts, LAYOUTS)
+    check_names("at_least", [at_least], RUNGS)
     selection = Selection(tier, tuple(dtypes), tuple(layouts), tuple(only), tuple(skip), seed)
     found = [
         pytest.param(CheckedCase(case, at_least), id=case.name) for case in selected(selection)
     ]
+    if not found:
+        raise ArgumentValueError("only", "no case is selected", came=tuple(only))
     return pytest.mark.parametrize("case", found)

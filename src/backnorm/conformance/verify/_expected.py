@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def read_expectations(path: Path) -> list[Expectation]:
     Raises
     ------
     ArgumentValueError
-        For a line without a reason, and for an invalid date.
+        For a line without a reason, and for a date that is invalid or not in brackets.
     """
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -54,6 +55,13 @@ def read_expectations(path: Path) -> list[Expectation]:
                 accepted="pattern  # reason",
             )
         date = None
+        if re.search(r"\buntil\s*:?\s*\d", reason, re.IGNORECASE):
+            raise ArgumentValueError(
+                "--xfail",
+                f"line {number} must have its date in brackets",
+                came=line,
+                accepted="pattern  # reason  [until YYYY-MM-DD]",
+            )
         if until:
             try:
                 date = datetime.date.fromisoformat(until.rstrip("] "))
@@ -84,9 +92,19 @@ def without_expected(results: Results, expectations: list[Expectation]) -> tuple
 
 
 def read_baseline(path: Path) -> dict[tuple[str, str], str]:
-    """Return the statuses of an earlier report by case and output."""
-    report = json.loads(path.read_text())
-    return {(each["case"], each["output"]): each["status"] for each in report["verdicts"]}
+    """Return the statuses of an earlier report by case and output.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the file is no such report.
+    """
+    try:
+        report = json.loads(path.read_text())
+        return {(each["case"], each["output"]): each["status"] for each in report["verdicts"]}
+    except (ValueError, LookupError, TypeError) as error:
+        message = "must be a report of --json"
+        raise ArgumentValueError("--baseline", message, came=str(path)) from error
 
 
 def is_new(verdict: Verdict, baseline: dict[tuple[str, str], str]) -> bool:

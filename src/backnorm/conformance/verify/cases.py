@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +16,9 @@ from backnorm.conformance.forward_battery import forward_cases, of_backward
 from backnorm.conformance.forward_diagnosis import forward_diagnostic_data
 from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
+from backnorm.errors import ArgumentValueError
 
-__all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "selected"]
+__all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "check_names", "selected"]
 
 #: The element types by their names on the command line.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16, "float64": FLOAT64}
@@ -75,6 +76,14 @@ class Selection:
         """Whether the patterns select a case."""
         matched = not self.only or _matches(name, self.only)
         return matched and not _matches(name, self.skip)
+
+
+def check_names(argument: str, names: Sequence[str], known: Collection[str]) -> None:
+    """Raise an error that lists the known names if a name is not one of them."""
+    for name in names:
+        if name not in known:
+            accepted = ", ".join(known)
+            raise ArgumentValueError(argument, "unknown", came=repr(name), accepted=accepted)
 
 
 def selected(selection: Selection) -> Iterator[Case]:
