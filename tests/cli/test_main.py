@@ -121,6 +121,28 @@ def test_streams_do_not_change_the_status(shell, environment, status, says):
     assert done.stderr.endswith(says)
 
 
+ZEROS = Path(__file__).parents[1] / "conformance" / "wrong_subjects.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("tolerance",), 0),
+        (("cases", "list", "--dtypes", "float32"), 0),
+        (("verify", f"{ZEROS}:zeros", "--only", "diagnostic-float32-float32-NCX"), 1),
+    ],
+)
+def test_closed_stdout_leaves_the_status_of_the_work(arguments, status):
+    done = run(*arguments, shell='set -o pipefail; "$@" | true')
+    assert (done.returncode, done.stderr.strip()) == (status, "")
+
+
+def test_full_disk_behind_a_list_is_an_error():
+    done = run("cases", "list", "--dtypes", "float32", shell='"$@" >/dev/full')
+    message = "backnorm: error: standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
 SLOW = """
 import time
 from backnorm.cli import app, run

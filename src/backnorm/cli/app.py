@@ -46,9 +46,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 def main() -> None:
     """Run the command and exit; the console script."""
-    # Characters that the terminal's encoding lacks are printed as their codes.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
+        # Characters that the terminal's encoding lacks are printed as their codes.
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(text.Output(sys.stdout.fileno(), "wb", closefd=False)),
+            encoding=sys.stdout.encoding,
+            errors="backslashreplace",
+            line_buffering=True,
+        )
     app()
 
 

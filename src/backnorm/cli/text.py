@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+
+class Output(io.FileIO):
+    """Standard output, whose reader may close it (``| head -1``): it drops what cannot be written.
+
+    Another error, as of a full disk, is raised once, and not again when Python flushes at its exit.
+    """
+
+    _is_lost = False
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes; return their number."""
+        if not self._is_lost:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self._is_lost = True
+                if not isinstance(error, BrokenPipeError):
+                    raise OSError(error.errno, error.strerror, "standard output") from None
+        return memoryview(data).nbytes
 
 
 def counted(number: int, noun: str) -> str:
@@ -29,22 +50,8 @@ def warn(message: object) -> None:
 
 
 def print_line(line: str) -> None:
-    """Print a line on stdout and flush it.
-
-    It is not an error if the reader has closed the pipe (``| head -1``).
-
-    Raises
-    ------
-    OSError
-        If stdout cannot be written, for example because a disk is full.
-    """
-    try:
-        print(line, flush=True)
-    except OSError as error:
-        # Python flushes stdout again when it exits, which must not fail a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise OSError(error.errno, error.strerror, "standard output") from None
+    """Print a line on stdout and flush it."""
+    print(line, flush=True)
 
 
 def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
