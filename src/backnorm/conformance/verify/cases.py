@@ -18,7 +18,7 @@ from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "check_names", "selected"]
+__all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "selected"]
 
 #: The element types by their names on the command line.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16, "float64": FLOAT64}

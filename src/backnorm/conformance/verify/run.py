@@ -31,7 +31,6 @@ __all__ = [
     "Results",
     "Status",
     "Verdict",
-    "absent",
     "graded",
     "verify",
 ]

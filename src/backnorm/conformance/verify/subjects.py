@@ -32,7 +32,7 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Inputs", "Subject", "described", "function_of", "is_refusal", "subject_of"]
+__all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
@@ -46,7 +46,7 @@ class Subject(Protocol):
     """A function of the inputs of a case (x, dy, mean, variance, gamma) and of its options."""
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        """Return dx, dgamma and dbeta; raise :class:`RefusedError` for an unsupported case."""
+        """Return dx, dgamma and dbeta; raise NotImplementedError for an unsupported case."""
 
 
 class Function:
