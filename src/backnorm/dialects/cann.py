@@ -9,7 +9,7 @@ so it is an argument here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from backnorm.dialects.schema import (
     AttributeSpec,
     FormatSpec,
     OperatorSchema,
+    TensorSpec,
     channel,
     data,
     kept,
@@ -79,8 +80,7 @@ _rules = partial(
 _DATA = data("grads", "dy", "T"), data("x", "x", "T")
 
 
-def _update(format: object) -> OperatorSchema:
-    tensor = _tensor(format)
+def _update(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
     return _rules(
         op="BNTrainingUpdateGrad",
         operation="reduce",
@@ -89,8 +89,8 @@ def _update(format: object) -> OperatorSchema:
     )
 
 
-def _reduce(format: object) -> OperatorSchema:
-    tensor, between = _tensor(format), {**_GRADIENTS, "scale": "gamma", **_STATISTICS}
+def _reduce(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
+    between = {**_GRADIENTS, "scale": "gamma", **_STATISTICS}
     return _rules(
         op="BNTrainingReduceGrad",
         operation="apply",
@@ -99,11 +99,14 @@ def _reduce(format: object) -> OperatorSchema:
     )
 
 
-def _tensor(format: object) -> Any:
-    """Return the function that makes the rule of a per-channel tensor for data of a format."""
+# The rules by whether the channels are split over two axes.
+_UPDATE = {False: _update(channel), True: _update(kept)}
+_REDUCE = {False: _reduce(channel), True: _reduce(kept)}
+
+
+def _is_split(format: object) -> bool:
     # A subclass of strings can define any comparison.
-    word = str.__str__(format) if issubclass(type(format), str) else ""
-    return kept if word in _SPLIT else channel
+    return issubclass(type(format), str) and str.__str__(format) in _SPLIT
 
 
 def _check(call: Call) -> Call:
@@ -163,7 +166,7 @@ def BNTrainingUpdateGrad(
         positive; the error has the argument's name here.
     """
     inputs = grads, x, batch_mean, batch_variance
-    call = _check(bind(_update(format), inputs, (epsilon, format), arithmetic))
+    call = _check(bind(_UPDATE[_is_split(format)], inputs, (epsilon, format), arithmetic))
     return parameter_gradients(call)
 
 
@@ -211,11 +214,11 @@ def BNTrainingReduceGrad(
     digits where the mean is many deviations from 0. Here, the mean is subtracted from `x`.
     """
     inputs = grads, x, diff_scale, diff_offset, scale, batch_mean, batch_variance
-    call = _check(bind(_reduce(format), inputs, (epsilon, format), arithmetic))
+    call = _check(bind(_REDUCE[_is_split(format)], inputs, (epsilon, format), arithmetic))
     return input_gradient(call)
 
 
 PARTS = {
-    "BNTrainingUpdateGrad": described(_update("ND"), BNTrainingUpdateGrad),
-    "BNTrainingReduceGrad": described(_reduce("ND"), BNTrainingReduceGrad),
+    "BNTrainingUpdateGrad": described(_UPDATE[False], BNTrainingUpdateGrad),
+    "BNTrainingReduceGrad": described(_REDUCE[False], BNTrainingReduceGrad),
 }
