@@ -168,6 +168,19 @@ def test_verify_xfail_date_without_brackets_is_bad_usage(line, tmp_path):
     assert "expected pattern # reason [until YYYY-MM-DD]" in done.stderr
 
 
+def test_verify_baseline_that_the_report_overwrites_is_read_before(tmp_path):
+    (tmp_path / "kernel.py").write_text(
+        "def f(x, dy, *rest, **options):\n    return dy, None, None"
+    )
+    report = str(tmp_path / "report.json")
+    case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX", "--json", report]
+    assert CliRunner().invoke(app, ["verify", "backnorm", *case]).exit_code == 0
+    subject = f"{tmp_path / 'kernel.py'}:f"
+    done = CliRunner().invoke(app, ["verify", subject, *case, "--baseline", report])
+    assert done.exit_code == 1
+    assert "3 outputs are worse" in done.stdout.replace("\n", " ")
+
+
 @pytest.mark.parametrize("text", ["not JSON", "[]", "{}", '{"verdicts": [1]}'])
 def test_verify_baseline_that_is_no_report_is_bad_usage_before_the_run(text, tmp_path):
     (tmp_path / "baseline.json").write_text(text)

@@ -90,6 +90,8 @@ class _Reports:
         from backnorm.conformance.verify.findings import counts, findings
 
         judged = counts(results)["judged"]
+        # The reports may be written over the baseline.
+        before = None if self.baseline is None else expected.read_baseline(self.baseline)
         if self.xfail is not None:
             known = expected.read_expectations(self.xfail)
             results, failed, passed = expected.without_expected(results, known)
@@ -107,8 +109,7 @@ class _Reports:
             self.markdown.write_text(report.as_markdown(results, found))
         if self.html is not None:
             console.save_html(str(self.html))
-        if self.baseline is not None:
-            before = expected.read_baseline(self.baseline)
+        if before is not None:
             new = [v for v in results.verdicts if expected.is_new(v, before)]
             console.print(f"{len(new)} outputs are worse than in {self.baseline}")
             return bool(new) or not judged
@@ -142,7 +143,7 @@ def verify(
         bool,
         typer.Option(
             "--command",
-            help="SUBJECT is a shell command; {inputs} is a folder that cases export writes, and "
+            help="SUBJECT is a command; {inputs} is a folder that cases export writes, and "
             "{outputs} a folder that judge reads.",
         ),
     ] = False,
@@ -193,8 +194,8 @@ def verify(
 ) -> None:
     """Judge implementations of the backward pass, or of the forward pass in training.
 
-    Each case runs in its own process, on read-only inputs between unreadable pages. Exit status: 0
-    no finding, 1 a finding or nothing judged, 2 bad usage.
+    Each implementation runs in its own process, on read-only inputs between unreadable pages. Exit
+    status: 0 no finding, 1 a finding or nothing judged, 2 bad usage.
     """
     from backnorm.conformance.verify.run import Job
     from backnorm.conformance.verify.run import verify as run_job
