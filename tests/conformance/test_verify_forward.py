@@ -83,7 +83,7 @@ def test_one_pass_is_right_where_the_mean_is_near_0():
 
 
 @pytest.mark.parametrize(
-    "name", ["backnorm", "numpy", pytest.param("torch", marks=[pytest.mark.long, pytest.mark.peer])]
+    "name", ["backnorm", "numpy", pytest.param("torch", marks=pytest.mark.peer)]
 )
 def test_verify_forward_of_a_package_has_no_finding(name):
     if name == "torch":

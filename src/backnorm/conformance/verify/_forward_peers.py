@@ -12,7 +12,7 @@ import backnorm
 from backnorm.conformance.verify._peers import torch_tensor
 from backnorm.dtypes import element_type, is_16_bit
 
-Results = tuple[Any, Any, Any]
+Results = tuple[Any, ...]
 
 
 def textbook(
@@ -63,7 +63,7 @@ def torch(
     y, mean, _ = framework.ops.aten.native_batch_norm(
         tensor, weight, bias, None, None, True, 0.0, epsilon
     )
-    return (y.movedim(1, -1) if data_format == "NXC" else y), mean, None
+    return (y.movedim(1, -1) if data_format == "NXC" else y), mean
 
 
 def own(
@@ -82,3 +82,6 @@ def own(
 FORWARD_PEERS: Mapping[str, Callable[..., Results]] = MappingProxyType(
     {"numpy": textbook, "torch": torch, "backnorm": own}
 )
+
+#: The results that a function of `FORWARD_PEERS` does not return.
+FORWARD_OMITTED = MappingProxyType({"torch": ("variance",)})

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
@@ -23,7 +23,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify import _peers as peers
-from backnorm.conformance.verify._forward_peers import FORWARD_PEERS
+from backnorm.conformance.verify._forward_peers import FORWARD_OMITTED, FORWARD_PEERS
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.dialects import registry
@@ -55,12 +55,13 @@ class Function:
     The function returns dx, dgamma and dbeta; that of a forward pass is
     ``f(x, gamma, beta, *, epsilon, data_format)`` and returns y, mean and variance. An option
     without a parameter is not passed; cases that need it (`data_format` other than NCX, `training`
-    False) are not supported.
+    False) are not supported. The function does not return the results named in `omitted`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
         self._function = function
         self._names = _parameters(function)
+        self._omitted = omitted
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         options = case.options
@@ -75,7 +76,7 @@ class Function:
             found = next((n for n in ("eps", "Epsilon") if n in (self._names or ())), None)
             if found is not None:
                 taken[found] = options["epsilon"]
-        names = operation_of(case).results
+        names = [n for n in operation_of(case).results if n not in self._omitted]
         results = self._function(*inputs.values(), **taken)
         if isinstance(results, tuple | list) and len(results) > len(names):
             raise AssertionError(f"returned {len(results)} outputs; expected {', '.join(names)}")
@@ -304,7 +305,8 @@ def subject_of(
             raise ArgumentValueError(
                 "SUBJECT", f"needs {package}, which is not installed", came=name
             )
-        return Function(known[name])
+        omitted = () if operation == "backward" else FORWARD_OMITTED.get(name, ())
+        return Function(known[name], omitted)
     if place.endswith((".so", ".dylib")):
         if operation != "backward":
             raise ArgumentValueError(
