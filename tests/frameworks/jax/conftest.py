@@ -82,9 +82,11 @@ OPTIMISED = {"test_arithmetic", "test_numerics", "test_reproducible", "test_seco
 @pytest.fixture(scope="module", autouse=True)
 def few_optimisations(request):
     """Spare XLA the passes of LLVM, a third of the run, where results have a tolerance."""
-    jax.config.update("jax_disable_most_optimizations", request.path.stem not in OPTIMISED)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    wanted = request.path.stem not in OPTIMISED
+    if jax.config.jax_disable_most_optimizations != wanted:
+        jax.config.update("jax_disable_most_optimizations", wanted)
+        # JAX's caches do not distinguish programs by this option, which changes bits.
+        jax.clear_caches()
 
 
 @pytest.fixture
