@@ -244,8 +244,12 @@ def _differences(schema: OperatorSchema, first: OperatorSchema, common: _Common)
     lines += [f"Not so: {text}" for key, text in before.items() if text and key not in rules]
     if absent:
         lines.append(f"Without {', '.join(absent)}.")
+    # An attribute with another default or other choices keeps its description.
+    told_of = {(a.name, a.summary) for a in first.attributes}
     attributes = [
-        a for a in schema.attributes if _attribute(a) not in map(_attribute, first.attributes)
+        replace(a, summary="") if (a.name, a.summary) in told_of else a
+        for a in schema.attributes
+        if _attribute(a) not in map(_attribute, first.attributes)
     ]
     parts = [*tables, *_attributes(attributes)]
     return "\n".join([*parts, _list(lines)] if lines else parts)
