@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, cast
 
 from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
-from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorSpec
+from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorRole, TensorSpec
 from backnorm.signature import SIGNATURES
 from generated import write_or_check
 
@@ -23,18 +25,17 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 INTRODUCTION = """\
 # The dialects
 
-A dialect is the batch normalisation of one specification, with the specification's names and rules.
+A dialect is the batch normalisation of one specification, with its names and rules.
 `scripts/make_dialects_page.py` generates this page from the rules that validate each call
-(`.schema`). If a line is absent, this holds:
+(`.schema`). Where neither an operator nor its dialect says otherwise:
 
-- Canonical is another name in backnorm's own operator; `inverse_deviation` is 1 / sqrt(variance +
-  epsilon), used without conversion.
+- [Brackets] mark what is optional. An absent gamma is 1, an absent beta 0.
+- "Canonical", or a name in parentheses, is the name in backnorm's own operator, if that differs.
+  `inverse_deviation` is 1 / sqrt(variance + epsilon), used without conversion.
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
-- "f16 with f32": data of f16, per-channel tensors of f32. All per-channel tensors
-  of a call have one type.
-- Inputs and outputs are required. An absent gamma is 1, an absent beta 0.
+- "f16 with f32": data of f16, per-channel tensors of f32. Per-channel tensors have one type.
+- A variance is biased. Running statistics are the old ones as inputs, the new ones as outputs.
 - epsilon is added to the variance. Numbers are finite.
-- Statistics are those of the call, a mean and a biased variance.
 - Results have the bits of the canonical operator.
 - Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
   `"float32"` or `"float64"`.
@@ -43,34 +44,36 @@ A dialect is the batch normalisation of one specification, with the specificatio
 CANONICAL = """\
 ## The canonical operator
 
-Operands in brackets may be absent (`backnorm/signature.py`). x, dy, y, dx, residuals and ddx have
-the shape and the element type of x. A mask has one bit per element. Others have one value per
-channel, in x's type, or also in float32 if x has 16 bits.
+x, dy, y, dx, residuals and ddx have the shape and the element type of x. A mask has one bit per
+element. Others have one value per channel, in x's type, or also in float32 if x has 16 bits.
 """
 
 FUNCTIONS = """\
 ## Functions that compute a part of the gradient
 
 `backnorm info` lists these functions. Graphs, `backnorm run` and `backnorm verify` do not call
-them; they call only operators that return all gradients. An input with the canonical name of a
-result is what another function returned.
+them. An input with the canonical name of a result is what another function returned.
 """
 
 _CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}
 
 # Summaries that only repeat the canonical name.
 _KNOWN = {
-    "x": {"input", "input of the forward"},
-    "dy": {"gradient of the output", "gradient of y", "gradient of Y"},
-    "y": {"normalised output"},
-    "gamma": {"scale", "scale; absent: 1", "scale; None: 1", "Scale.", "Scale. None: 1."},
-    "beta": {"offset", "offset; absent: 0"},
-    "mean": {"batch mean", "mean of the batch", "mean to normalise with"},
-    "variance": {"biased", "biased batch variance", "biased variance to normalise with",
-                 "variance to normalise with"},
-    "inverse_deviation": {"1 / sqrt(batch variance + epsilon)"},
+    "x": ("input of the forward", "input data", "input"),
+    "dy": ("gradient of the output", "gradient of y", "gradient of Y"),
+    "y": ("normalised output",),
+    "gamma": ("scale", "absent: 1", "None: 1"),
+    "beta": ("offset", "absent: 0"),
+    "mean": ("batch mean", "mean of the batch", "mean to normalise with"),
+    "variance": ("biased", "biased batch variance", "biased variance to normalise with",
+                 "variance to normalise with"),
+    "inverse_deviation": ("1 / sqrt(batch variance + epsilon)", "1 / sqrt(batch variance + eps)"),
+    "running_mean": ("old running mean", "new running mean", "running mean"),
+    "running_variance": ("old running variance", "new running variance", "running variance"),
 }  # fmt: skip
 _GRADIENTS = ("dx", "dgamma", "dbeta")
+# The roles of attributes that say whether the statistics are constants.
+_FLAGS = ("training", "frozen")
 
 
 def page() -> str:
@@ -95,46 +98,88 @@ def _sections() -> Iterator[str]:
         yield f"## `backnorm.dialects.{dialect}`\n"
         schemas = [schema for op in operators(dialect).values() for schema in op.schemas.values()]
         families = [list(family) for _, family in groupby(schemas, _family)]
-        common = _common([first for first, *_ in families])
+        common = _common([first for first, *_ in families], schemas)
         yield from common.text()
-        for first, *others in families:
-            yield _operator(first, common)
-            for schema in others:
-                yield _variant(schema, first)
+        for family in families:
+            yield _operator(family[0], common)
+            for place, schema in enumerate(family[1:], 1):
+                # The version or revision that it differs from least.
+                pairs = [(each, _differences(schema, each, common)) for each in family[:place]]
+                if pairs[0][1]:
+                    yield _variant(schema, *min(pairs, key=lambda pair: len(pair[1].split())))
     yield FUNCTIONS
     for dialect in PARTS:
         yield f"### `backnorm.dialects.{dialect}`: parts of the gradient\n"
-        functions = list(parts(dialect).values())
+        functions = _resolved(parts(dialect))
         common = _common(functions)
         yield from common.text()
         for schema in functions:
             yield "#" + _operator(schema, common)
 
 
+def _resolved(functions: Mapping[str, OperatorSchema]) -> list[OperatorSchema]:
+    """Return functions whose attributes have a summary, instead of the function that has it."""
+
+    def resolved(attribute: AttributeSpec) -> AttributeSpec:
+        found = re.match(r"As `(\w+)`", attribute.summary)
+        if not found:
+            return attribute
+        return resolved(next(a for a in functions[found[1]].attributes if a.name == attribute.name))
+
+    return [
+        replace(each, attributes=tuple(map(resolved, each.attributes)))
+        for each in functions.values()
+    ]
+
+
 class _Common(NamedTuple):
-    """Attributes and rules that all operators of a dialect have."""
+    """Attributes, rules and source of all operators of a dialect; rules by revision."""
 
     attributes: Sequence[AttributeSpec] = ()
     rules: Sequence[str] = ()
+    source: str = ""
+    revisions: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     def text(self) -> Iterator[str]:
-        if self.attributes or self.rules:
-            yield "All operators, unless they say otherwise:\n"
+        if self.source or self.attributes or self.rules:
+            source = f"Source: {self.source}. " if self.source else ""
+            yield f"{source}All operators:\n"
             yield from _attributes(self.attributes)
-            if self.rules:
-                yield _list(self.rules)
+            lines = [f"Revision {name}. {' '.join(own)}" for name, own in self.revisions.items()]
+            yield _list([*self.rules, *lines])
 
 
-def _common(schemas: Sequence[OperatorSchema]) -> _Common:
+def _common(schemas: Sequence[OperatorSchema], revised: Sequence[OperatorSchema] = ()) -> _Common:
     first, *others = schemas
     if not others:
         return _Common()
     rows = [set(map(_attribute, each.attributes)) for each in others]
-    texts = [set(_rules(each).values()) for each in others]
+    by_revision = {
+        name: [each for each in revised if each.revision == name]
+        for name in dict.fromkeys(each.revision for each in revised)
+        if name and name != first.revision
+    }
+    usual = _rules_of_all(schemas)
     return _Common(
         [a for a in first.attributes if all(_attribute(a) in known for known in rows)],
-        [r for r in _rules(first).values() if r and all(r in known for known in texts)],
+        usual,
+        _source(first) if all(_source(each) == _source(first) for each in others) else "",
+        {
+            name: [rule for rule in _rules_of_all(group) if rule not in usual]
+            for name, group in by_revision.items()
+        },
     )
+
+
+def _rules_of_all(schemas: Sequence[OperatorSchema]) -> list[str]:
+    first, *others = (_rules(each).values() for each in schemas)
+    return [rule for rule in first if rule and all(rule in rules for rules in others)]
+
+
+def _source(schema: OperatorSchema) -> str:
+    """Return the source, with a word for the operator's name and one for the revision."""
+    source = schema.source.replace(schema.op, "*operator*")
+    return source.replace(schema.revision, "*revision*") if schema.revision else source
 
 
 def _family(schema: OperatorSchema) -> str:
@@ -148,42 +193,71 @@ def _title(schema: OperatorSchema) -> str:
 
 
 def _operator(schema: OperatorSchema, common: _Common) -> str:
+    source = "" if _source(schema) == common.source else f" Source: {schema.source}."
+    rules = [text for text in _rules(schema).values() if text and text not in common.rules]
+    tables, lines = _operands((schema.inputs, schema.outputs), schema)
     parts = [
         f"### {_title(schema)}\n",
-        f"{schema.summary} Follows {schema.source}.\n",
-        _table(("Input", "Canonical", ""), _tensors(schema.inputs)),
-        _table(("Output", "Canonical", ""), _tensors(schema.outputs)),
-        *_attributes(a for a in schema.attributes if a not in common.attributes),
-        _list(text for text in _rules(schema).values() if text and text not in common.rules),
+        f"{schema.summary.replace(' of batch normalisation', '')}{source}\n",
+        *tables,
+        *_attributes(
+            a for a in schema.attributes if _attribute(a) not in map(_attribute, common.attributes)
+        ),
+        _list([*lines, *rules]),
     ]
     return "\n".join(parts)
 
 
-def _variant(schema: OperatorSchema, first: OperatorSchema) -> str:
-    """Return in what a version or a revision of an operator differs from the first."""
-    parts = [
-        f"### {_title(schema)}\n",
-        f"As {_title(first)}, except for what follows. Follows {schema.source}.\n",
-    ]
-    absent = [f"the attribute {name}" for name in _absent(schema.attributes, first.attributes)]
-    for head, mine, other in (
-        ("Input", schema.inputs, first.inputs),
-        ("Output", schema.outputs, first.outputs),
-    ):
-        known = set(map(_facts, other))
-        found = [tensor for tensor in mine if _facts(tensor) not in known]
-        absent += [f"the {head.lower()} {name}" for name in _absent(mine, other)]
-        if found:
-            parts.append(_table((head, "Canonical", ""), _tensors(found)))
-    parts += _attributes(
-        a for a in schema.attributes if _attribute(a) not in set(map(_attribute, first.attributes))
+def _variant(schema: OperatorSchema, first: OperatorSchema, differences: str) -> str:
+    """Return the section of a version or a revision that resembles another."""
+    other = f"revision {first.revision}" if first.revision else first.op
+    return f"### {_title(schema)}\n\nAs {other}" + (
+        f", except:\n\n{differences}" if differences else ".\n"
     )
+
+
+def _differences(schema: OperatorSchema, first: OperatorSchema, common: _Common) -> str:
+    """Return in what a version or a revision differs from another, or nothing.
+
+    Rules of all operators of a revision are on the page already.
+    """
+    known = set(map(_facts, (*first.inputs, *first.outputs)))
+    found = [
+        [tensor for tensor in tensors if _facts(tensor) not in known]
+        for tensors in (schema.inputs, schema.outputs)
+    ]
+    absent = [
+        *(f"the attribute `{name}`" for name in _absent(schema.attributes, first.attributes)),
+        *(f"the input `{name}`" for name in _absent(schema.inputs, first.inputs)),
+        *(f"the output `{name}`" for name in _absent(schema.outputs, first.outputs)),
+    ]
+    tables, lines = _operands(found, schema, "Other ")
     rules, before = _rules(schema), _rules(first)
-    lines = [text or _DEFAULTS[key] for key, text in rules.items() if text != before.get(key)]
+    if _names(schema) == [name for name in _names(first) if name in _names(schema)]:
+        del rules["call"], before["call"]
+    told = common.revisions.get(schema.revision or "", ())
+    lines += [
+        text or _DEFAULTS[key]
+        for key, text in rules.items()
+        if text != before.get(key) and text not in told
+    ]
     lines += [f"Not so: {text}" for key, text in before.items() if text and key not in rules]
     if absent:
         lines.append(f"Without {', '.join(absent)}.")
-    return "\n".join([*parts, _list(lines)])
+    # An attribute with another default or other choices keeps its description.
+    told_of = {(a.name, a.summary) for a in first.attributes}
+    attributes = [
+        replace(a, summary="") if (a.name, a.summary) in told_of else a
+        for a in schema.attributes
+        if _attribute(a) not in map(_attribute, first.attributes)
+    ]
+    parts = [*tables, *_attributes(attributes)]
+    return "\n".join([*parts, _list(lines)] if lines else parts)
+
+
+def _names(schema: OperatorSchema) -> Sequence[str]:
+    """Return the names of a call, in order."""
+    return re.findall(r"\w+", schema.call.partition("(")[2])
 
 
 def _absent(
@@ -191,35 +265,99 @@ def _absent(
 ) -> list[str]:
     """Return the names that a variant does not have."""
     names = {spec.name for spec in mine}
-    return [f"`{spec.name}`" for spec in first if spec.name not in names]
+    return [spec.name for spec in first if spec.name not in names]
 
 
 def _facts(tensor: TensorSpec) -> Sequence[object]:
     return tensor.name, tensor.role, tensor.required, tensor.shape, tensor.summary
 
 
-def _tensors(tensors: Iterable[TensorSpec]) -> Iterator[Sequence[str]]:
-    """Yield a row for each tensor, or for neighbours that one sentence describes."""
-    for note, group in groupby(tensors, _note):
+def _operands(
+    operands: Sequence[Sequence[TensorSpec]], schema: OperatorSchema, kind: str = ""
+) -> tuple[list[str], list[str]]:
+    """Return the tables of inputs and outputs; lines for those that need no third column."""
+    tables: list[str] = []
+    lines: list[str] = []
+    for head, tensors in zip(("Input", "Output"), operands, strict=True):
+        head = f"{kind}{head.lower()}" if kind else head
+        rows = list(_tensors(tensors, schema))
+        if any(note for *_, note in rows):
+            cells = [(", ".join(names), canonical, note) for names, canonical, note in rows]
+            tables.append(_table((head, "Canonical", ""), cells))
+        elif rows:
+            texts = (f"{name} ({role})" if role else name for (name,), role, _ in rows)
+            lines.append(f"{head}s: {', '.join(texts)}.")
+    return tables, lines
+
+
+def _tensors(
+    tensors: Iterable[TensorSpec], schema: OperatorSchema
+) -> Iterator[tuple[Sequence[str], str, str]]:
+    """Yield names, canonical names and note of each tensor, or of neighbours with one note."""
+    for note, group in groupby(tensors, lambda tensor: _note(tensor, schema)):
         neighbours = list(group)
         for row in [neighbours] if note else [[each] for each in neighbours]:
-            names = (f"`{t.name}`" + ("" if t.required else " (optional)") for t in row)
-            roles = list(filter(None, map(_canonical, row)))
+            names = [f"`{t.name}`" if t.required else f"[`{t.name}`]" for t in row]
+            roles = [role for tensor in row if (role := _canonical(tensor, schema))]
             same = roles == [tensor.name for tensor in row]
-            yield ", ".join(names), "" if same else ", ".join(roles), note
+            yield names, "" if same else ", ".join(roles), note
 
 
-def _canonical(tensor: TensorSpec) -> str:
+def _canonical(tensor: TensorSpec, schema: OperatorSchema) -> str:
+    """Return the canonical name; both, where an attribute decides which."""
+    if f"{tensor.name}_is" in schema.order:
+        return f"{tensor.role} or inverse_deviation, as `{tensor.name}_is` says"
+    training, frozen = _role(tensor), _role(_if_frozen(tensor, schema))
+    if training == frozen:
+        return training
+    texts = (training, "in training"), (frozen, "with constant statistics")
+    return ", ".join(f"{role} {when}" for role, when in texts if role)
+
+
+def _if_frozen(tensor: TensorSpec, schema: OperatorSchema) -> TensorSpec:
+    """Return the specification of an operand in a call whose statistics are constants."""
+    if tensor not in schema.inputs:
+        return tensor
+    if schema.operation == "forward" and {"is_training", "training_mode"} & set(schema.order):
+        # Inference normalises with the running statistics.
+        role = tensor.role.removeprefix("running_")
+        return replace(tensor, role=cast("TensorRole", role))
+    flags = {a.name: a.role == "frozen" for a in schema.attributes if a.role in _FLAGS}
+    if not flags:
+        return tensor
+    other = operators(schema.dialect)[schema.op].schema_for(flags | {"revision": schema.revision})
+    return next((each for each in other.inputs if each.name == tensor.name), tensor)
+
+
+def _role(tensor: TensorSpec) -> str:
     no_name = tensor.role in ("empty", "ignored") or tensor.role.startswith("memory_")
-    return "" if no_name else tensor.role
+    return "" if no_name or tensor.kind == "opaque" else tensor.role
 
 
-def _note(tensor: TensorSpec) -> str:
+def _note(tensor: TensorSpec, schema: OperatorSchema) -> str:
     """Return what the canonical name does not say."""
-    known = tensor.role in _GRADIENTS and tensor.summary.startswith("gradient of ")
-    summary = "" if known or tensor.summary in _KNOWN.get(tensor.role, ()) else tensor.summary
-    usual = tensor.kind in ("data", "channel", "kept") or tensor.role == "empty"
+    is_gradient = tensor.role in _GRADIENTS and tensor.summary.startswith("gradient of ")
+    summary = "" if is_gradient else _news(tensor)
+    if _canonical(tensor, schema).endswith(summary):
+        summary = ""
+    kinds = {tensor.kind, _if_frozen(tensor, schema).kind}
+    usual = kinds & {"data", "channel", "kept"} or tensor.role == "empty"
     return "; ".join(filter(None, ("" if usual else f"shape: {tensor.shape}", summary)))
+
+
+def _news(tensor: TensorSpec) -> str:
+    """Return a summary without its beginning, if that repeats the canonical name."""
+    summary = tensor.summary
+    for known in _KNOWN.get(tensor.role, ()):
+        begin, rest = summary[: len(known)], summary[len(known) :].rstrip(".")
+        if (
+            begin.lower() == known.lower()
+            and (not rest or rest[0] in ";,.")
+            and not rest.startswith(", and")
+        ):
+            is_statistic = tensor.role in ("mean", "variance") and rest
+            summary = summary if is_statistic else rest.lstrip(";,. ")
+    return summary
 
 
 def _attributes(attributes: Iterable[AttributeSpec]) -> Iterator[str]:
@@ -253,18 +391,17 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
     groups = "; ".join(", ".join(f"`{name}`" for name in names) for names in by_type.values())
     own = f": {groups}" if len(by_type) > 1 else ""
     rules = {
-        "call": f"Call: `{schema.call}`.",
+        "call": "Call: with keywords alone."
+        if schema.style == "keywords"
+        else f"Call: `{schema.call}`.",
         "types": f"Types: {_types(schema)}.",
         "channel types": ""
         if schema.one_channel_type
         else f"Per-channel tensors may differ in element type{own}.",
         "rank": "" if schema.rank_text == "2 or more" else f"Rank of the data: {schema.rank_text}.",
-        "encoding": ""
-        if schema.encoding == "variance"
-        else f"The statistic beside the mean: the {schema.encoding}.",
         "channels": f"Channels: at least {schema.min_channels}." if schema.min_channels else "",
         "shape": "Per-channel tensors have the rank of x, and size 1 where it is reduced."
-        if any(t.kind == "kept" for t in channels)
+        if any(t.kind == "kept" for t in channels) and not _tells_shape(schema)
         else "",
     }
     for together, text in (
@@ -275,14 +412,16 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
     return rules | {note: note for note in schema.notes}
 
 
+def _tells_shape(schema: OperatorSchema) -> bool:
+    return any(note.startswith("Per-channel tensors have the rank of x") for note in schema.notes)
+
+
 def _types(schema: OperatorSchema) -> str:
     """Return the element types of the data, and of per-channel tensors beside each."""
     rules = schema.type_rules
     if all(rule.channel == (rule.data,) for rule in rules):
         *others, last = (rule.data for rule in rules)
-        return (
-            f"{', '.join(others)} or {last}, the same for all tensors of a call" if others else last
-        )
+        return f"{', '.join(others)} or {last}, one for all tensors" if others else last
     together = groupby(sorted(rules, key=lambda rule: rule.channel), lambda rule: rule.channel)
     return "; ".join(
         f"{', '.join(rule.data for rule in group)} with {' or '.join(channel)}"
