@@ -11,7 +11,7 @@ The functions work under `jax.jit`, `jax.grad` and `jax.jvp` (to any order), `ja
 from backnorm.errors import not_installed
 
 try:
-    import jax  # noqa: F401 (an error that says what to install)
+    import jax  # noqa: F401 (to raise an error that says what to install)
 except ModuleNotFoundError as error:
     raise not_installed(error, "jax", __name__) from error
 

@@ -1,4 +1,4 @@
-"""Activations by JAX functions, applied to y."""
+"""Activations, computed by JAX functions."""
 
 from __future__ import annotations
 

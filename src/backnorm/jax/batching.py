@@ -3,8 +3,8 @@
 A primitive has the parameter `batched`. If it is set, every operand and every result has a batch
 axis. The axis has size 1 if all problems of the batch share the operand (the convention of
 `jax.ffi.ffi_call` with ``vmap_method="expand_dims"``). Nested `jax.vmap`s are merged into one batch
-axis. A function of a batch takes operands that always have the axis: `with_batch_axes` adds it to
-unbatched operands.
+axis. A function of a batch takes operands that always have the batch axis; `with_batch_axes` adds
+this axis to unbatched operands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[in
         Maps the abstract values of the operands, and the parameters, to the abstract values of the
         results.
     like : sequence of int
-        The operands that a batch never shares, because a result has their shape.
+        The operands that the problems of a batch never share, because a result has their shape.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True

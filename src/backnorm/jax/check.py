@@ -22,7 +22,8 @@ Groups = tuple[tuple[int, ...], ...]
 def read(name: str, value: Any) -> Any:
     """Return `value`, an array of JAX or NumPy, or raise.
 
-    A subclass of NumPy's array becomes a plain array, because JAX would call its methods.
+    A subclass of NumPy's array becomes a plain array, because JAX would call the subclass's
+    methods.
     """
     kind = type(value)
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
@@ -82,7 +83,7 @@ def check_epsilon(epsilon: Any) -> float:
             "must be a real number, known when the function is traced",
             came=f"a value of type {type(epsilon).__name__}",
             accepted="a finite float >= 0",
-            hint="pass a Python float, by static_argnames through jax.jit",
+            hint="pass a Python float, and name it in static_argnames of jax.jit",
         )
     return problem.check_epsilon(epsilon)
 
@@ -108,7 +109,7 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
         if not _is_name(name):
             raise ArgumentTypeError(
                 "axis_name",
-                "must be the name of a mapped axis, or several",
+                "must be the name of a mapped axis, or a tuple of names",
                 came=described(name),
                 accepted="a string, a tuple of strings, or None",
             )
@@ -143,8 +144,8 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless a mapped axis with this name is in scope.
 
-    The check comes before compilation, in which JAX stores the name and compares it with the names
-    of other calls.
+    The check is made before compilation, because JAX then stores the name and compares it with the
+    names of other calls.
     """
     try:
         jax.lax.psum(1, name)
@@ -198,10 +199,10 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
     if names:
         raise ArgumentValueError(
             "reproducible",
-            "must be False with axis_name: JAX adds up gradients over mapped axes in any order",
+            "must be False with axis_name: JAX adds gradients over mapped axes in no fixed order",
             came=f"True with axis_name {', '.join(map(shown, names))}",
             accepted="True without axis_name, or False",
-            hint="lay the batch over a mesh, and let jax.jit split the function: no axis_name",
+            hint="shard the batch over a mesh, and let jax.jit split the function",
         )
     if mask is not None:
         raise ArgumentValueError(
@@ -214,12 +215,12 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
 
 
 def check_not_reproducible(shape: Sequence[Any]) -> None:
-    """Raise because `jax.numpy`, which would compute the sums, has no reproducible sums."""
+    """Raise unless x is empty: `jax.numpy` would compute the sums, which are not reproducible."""
     if 0 in shape:
         return
     raise ArgumentValueError(
         "reproducible",
-        "must be False where jax.numpy computes the sums, not kernels on a CPU",
+        "must be False if jax.numpy computes the sums instead of kernels on a CPU",
         came=f"True for a shape {tuple(shape)}",
         accepted="True on CPUs, for shapes that are known while tracing, or False",
     )

@@ -1,7 +1,7 @@
 """The computations on a CUDA device: Triton kernels, launched by jax-triton.
 
 When a primitive is lowered for a CUDA device, `by_kernels` decides whether kernels compute it; if
-so, `computed` is traced. The problems of a batch become one problem that has the channels of all.
+so, `computed` is traced. The problems of a batch become one problem, which has the channels of all.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
     if setting == "triton":
         raise ArgumentValueError(
             "BACKNORM_JAX_CUDA",
-            "must not be 'triton' where Triton kernels cannot run",
+            "must not be 'triton' if Triton kernels cannot run",
             came=reason,
-            accepted="triton where jax-triton and a CUDA device are at hand, or formulas",
+            accepted="'formulas', or 'triton' with jax-triton and a CUDA device",
             hint="pip install jax-triton",
         )
     return False
@@ -93,7 +93,7 @@ def _is_split(context: Any) -> bool:
     """Whether the compiler may split the arrays of a function over devices."""
     mesh = getattr(context, "mesh", None)
     if mesh is None:
-        # Under `jax.pmap` a context has neither attribute.
+        # Under `jax.pmap` a context has neither `mesh` nor `num_devices`.
         return getattr(context, "num_devices", 1) > 1
     manual = context.manual_axes
     return any(size > 1 for name, size in mesh.shape.items() if name not in manual)
@@ -104,7 +104,7 @@ def computed(
 ) -> Sequence[jax.Array]:
     """Return the results of an operation on a batch (`batching`).
 
-    `like` has, for each result, an operand with the same shape and type.
+    `like` has, for each result, the index of an operand with the same shape and type.
     """
     batch, names = batch_size(operands), OPERANDS[operation]
     single = problem_of(operation, operands, options)

@@ -2,9 +2,9 @@
 
 The derivative of the forward pass is the backward pass, in both modes, because the Jacobian of y in
 x is symmetric. The derivative of the backward pass is a formula in which mean and variance are
-arguments like x. If they are functions of x, the chain rule through the forward pass adds their
-terms, and the sum is the closed form of the second order. From the third order on, JAX
-differentiates that formula.
+arguments like x. If mean and variance are functions of x, the chain rule through the forward pass
+adds their terms, and the sum is the closed form of the second order. From the third order on, JAX
+differentiates the formula.
 
 No derivative that is defined here contains a collective. JAX itself differentiates the collectives
 that compute the statistics of several devices.
@@ -69,7 +69,7 @@ def _forward_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -> 
     dy, dmean, dvariance = cotangents
     dy = _zeros_like(x) if dy is None else dy
     dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options=options)
-    # Usually no gradient flows through the statistics; running averages have none.
+    # Usually the statistics have no cotangents, because running averages are not differentiated.
     if not (dmean is None and dvariance is None):
         more = _through_statistics(x, mean, dmean, dvariance, options)
         dx = (dx.astype(more.dtype) + more).astype(x.dtype)
@@ -118,8 +118,8 @@ def _backward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> A
     x, dy, mean, variance, gamma = residuals
     if all(each is None for k, each in enumerate(tangents) if k != 1):
         return backward(x, tangents[1], mean, variance, gamma, options=options)
-    # Forward mode is the transpose of reverse mode, so that one formula serves both. Rounding is
-    # applied to the results, because it is not a linear function.
+    # Forward mode is the transpose of reverse mode, so that one formula serves both. The results
+    # are rounded afterwards, because rounding is not linear.
     wide = jnp.result_type(float)
     results = dy, gamma, gamma
     pull_back = jax.linear_transpose(
@@ -174,7 +174,7 @@ def _normalize_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -
 def _by_statistics(
     variance: jax.Array, gamma: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the derivative of y by mean, and that by variance divided by (x - mean)*s."""
+    """Return the derivatives of y by mean, and by variance, the latter divided by (x - mean)*s."""
     s = inverse_std(variance, epsilon)
     return -gamma * s, -0.5 * gamma * s * s
 

@@ -1,11 +1,10 @@
-"""Derivatives of primitives by a rule, in forward and in reverse mode.
+"""Derivatives of primitives, in forward and in reverse mode, from a rule for each primitive.
 
-A derivative is a linear map. `push` maps tangents of the operands to tangents of the results;
-its transpose, `pull`, maps cotangents of the results to cotangents of the operands. In JAX the
-map is one primitive: forward mode runs it, and reverse mode transposes it and saves only the
-residuals of the rule. (A `jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse
-mode saves the intermediate values of its formulas.) Higher derivatives are those of `push` and
-`pull`.
+A derivative is a linear map. `push` maps tangents of the operands to tangents of the results; its
+transpose, `pull`, maps cotangents of the results to cotangents of the operands. In JAX the map is
+one primitive: forward mode runs it, and reverse mode transposes it and saves only the residuals of
+the rule. (A `jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse mode saves the
+intermediate values of its formulas.) Higher derivatives are derivatives of `push` and `pull`.
 """
 
 from __future__ import annotations
@@ -101,7 +100,8 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
         if any(moved[:count]):
             function = partial(pushed, present=present, **parameters)
             return _differentiated(function, operands, tangents, moved)
-        # The map is linear in its tangents, so its derivative is the same map of their tangents.
+        # The map is linear in the tangents, so its derivative is the same map, applied to their
+        # tangents.
         remaining = iter(moved[count:])
         nonzero = tuple(is_present and next(remaining) for is_present in present)
         results = primitive.bind(*operands, present=present, **parameters)
@@ -152,7 +152,7 @@ def _differentiated(
     tangents: Sequence[Any],
     moved: Sequence[bool],
 ) -> tuple[Any, Any]:
-    """Return the results of a function and their tangents; `moved` are the operands' tangents."""
+    """Return a function's results and their tangents; `moved` says which operands have tangents."""
 
     def of_moved(*arrays: Any) -> Any:
         remaining = iter(arrays)

@@ -36,7 +36,7 @@ from backnorm.signature import SIGNATURES, Operation
 #: The name of the handler, which is part of compiled functions.
 TARGET = "backnorm_kernel"
 
-# Devices exchange sums between these phases, which changes the plan.
+# The first words of operations between which devices exchange sums, which changes the plan.
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
@@ -51,9 +51,9 @@ _OLDEST, _NEWEST = (0, 1), (0, 4)
 
 @functools.cache
 def version() -> tuple[int, ...] | None:
-    """Return the version of this jaxlib's interface, or None if its header has none.
+    """Return the version of this jaxlib's foreign function interface, or None if it is unknown.
 
-    Only the header has the version. If XLA does not support the version of a registered handler,
+    Only a header file has the version. If XLA does not support the version of a registered handler,
     JAX cannot create its devices.
     """
     try:
@@ -73,7 +73,7 @@ def reason_against() -> str | None:
         return None
     known = " to ".join(".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
     came = "none" if found is None else ".".join(map(str, found))
-    return f"the foreign function interface of this jaxlib has version {came}, known are {known}"
+    return f"the foreign function interface of this jaxlib has version {came}, expected {known}"
 
 
 def is_usable() -> bool:
@@ -105,7 +105,7 @@ def call(
     options : Options
     activation : Activation, optional
     parts : int
-        The number of parts, each of the size of x, whose elements are in the operand `sums`.
+        The number of parts, each of the size of x, that the operand `sums` adds up.
     """
     register()
     problem = problem_of(operation, operands, options, activation)
@@ -115,7 +115,7 @@ def call(
     arrays = dict(zip(names, operands, strict=True))
     if "variance" in arrays:
         # A kernel reports a variance + epsilon that is not positive as an error, but compiled code
-        # does not check values: the channel becomes NaN.
+        # does not check values, so such channels become NaN.
         variance = arrays["variance"]
         arrays["variance"] = jnp.where(is_refused(variance, options.epsilon), jnp.nan, variance)
     signature, batch = SIGNATURES[operation], batch_size(operands)
@@ -125,7 +125,7 @@ def call(
     types = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     written = [r.field for r in signature.results if r.field and r.option is None]
     if problem.writes_mask:
-        # The mask is not returned: it is set where y is positive.
+        # The mask is not returned, because it follows from y: it is set where y is positive.
         types.append(jax.ShapeDtypeStruct((batch, mask_size(problem.size)), np.uint8))
         written.append("mask")
     described += [_described(t, field, batch) for t, field in zip(types, written, strict=True)]
@@ -162,7 +162,7 @@ def register() -> None:
         return
     found = version()
     assert found is not None
-    # Before the lock is taken, because the handler may have to be built.
+    # Outside of the lock, because the handler may have to be built.
     handler = xla.handler(*found)
     with _lock:
         if not _registered:

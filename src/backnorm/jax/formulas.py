@@ -1,8 +1,8 @@
 """Batch normalisation as `jax.numpy` code, for devices without kernels and for derivatives.
 
 Arrays keep the caller's axes. Per-channel arrays are (C,), float64 for a float64 x and float32
-otherwise. Elements are computed and summed up in that type, or in float64 if `options.arithmetic`
-says so. All functions are differentiable, to any order.
+otherwise. Elements are computed and summed up in that type, or in float64 if that is
+`options.arithmetic`. All functions are differentiable, to any order.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def working_type(dtype: Any) -> Any:
 def promoted(one: Any, other: Any) -> Any:
     """Return the type that JAX's standard promotion gives to two types.
 
-    The setting ``jax_numpy_dtype_promotion="strict"`` has no effect here, because the layers
-    document mixed types.
+    The setting ``jax_numpy_dtype_promotion="strict"`` has no effect here, because the layers accept
+    mixed types.
     """
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(one, other)
@@ -106,7 +106,7 @@ class _Masked(_Namespace):
 
 
 def statistics(x: jax.Array, options: Options) -> tuple[jax.Array, jax.Array]:
-    """Return the mean and the biased variance of every channel, in the type computed in."""
+    """Return the mean and the biased variance of every channel, in the compute dtype."""
     x = x.astype(type_for(x, options.arithmetic))
     return formulas.statistics(_Namespace(x, options.axis), x)
 
@@ -176,10 +176,10 @@ def wide_second_order(
 ) -> tuple[jax.Array, ...]:
     """Return the results of `second_order` before they are rounded; linear in the cotangents.
 
-    `backnorm.second_order.formulas` has the formulas. They are computed in float64; without
-    `jax_enable_x64` in float32, for which `conformance.judge.check_double_backward` has the error
-    budget. If x is of that type, a compiled function needs no memory beyond the results. On a CPU,
-    an x of another type, and dy and ddx, are converted before they are summed up.
+    `backnorm.second_order.formulas` has the formulas. The compute dtype is float64, or, without
+    `jax_enable_x64`, float32, for which `conformance.judge.check_double_backward` has the error
+    budget. If x is of the compute dtype, a compiled function needs no memory beyond the results. On
+    a CPU, arrays of another type are converted before they are summed up.
     """
     x, dy, mean, variance, gamma = operands
     ddx, ddgamma, ddbeta = cotangents
@@ -211,7 +211,7 @@ def rounded_like(values: Any, arrays: Any) -> tuple[jax.Array, ...]:
 def statistics_pushed(
     x: jax.Array, mean: jax.Array, dx: jax.Array, axis: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the tangents of the statistics of x, whose tangent is dx, in the type of the mean."""
+    """Return the tangents of x's statistics, given dx, the tangent of x, in the mean's type."""
     xp, wide = _Namespace(x, axis), dx.astype(mean.dtype)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
     return xp.sum(wide) / xp.count, 2 * (xp.sum(wide * centred) / xp.count)
@@ -223,7 +223,8 @@ def through_statistics(
     """Return dmean/M + 2*(x - mean)*dvariance/M, the cotangent of x, in the type of the mean."""
     xp = _Namespace(x, axis)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
-    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, its term is 0.
+    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, the term of the
+    # variance is 0.
     of_variance = xp.spread(2 * dvariance / xp.count, x)
     of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
     return xp.spread(dmean / xp.count, x) + centred * of_variance

@@ -13,7 +13,7 @@ import numpy as np
 def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     """Return where variance + epsilon is not positive, without flushing subnormal numbers to 0."""
     sign, magnitude = _bits(variance)
-    # The smallest number of this type that is at least epsilon.
+    # The smallest number of the variance's type that is at least epsilon.
     with np.errstate(over="ignore"):
         bound = np.asarray(epsilon, variance.dtype)
     if float(bound) < epsilon:
@@ -29,8 +29,8 @@ def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
 def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.Array:
     """Return 1/sqrt(variance + epsilon) in `dtype`, at most the largest number of that type.
 
-    On a CPU, XLA flushes subnormal numbers to 0. So they are read from their bits, which are
-    multiples of the smallest subnormal number.
+    On a CPU, XLA flushes subnormal numbers to 0. So subnormal variances are read as integers from
+    their bits, in units of the smallest subnormal number.
     """
     wide = variance.astype(dtype or variance.dtype)
     limits = jnp.finfo(variance.dtype)
@@ -38,13 +38,13 @@ def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.A
         return jax.lax.rsqrt(wide + epsilon)
     _, magnitude = _bits(variance)
     is_small = magnitude < _bits(jnp.asarray(limits.tiny))[1]
-    # Python code here must not compute with subnormal numbers: XLA may call it with flush-to-zero
-    # enabled.
+    # Python code must not compute with subnormal numbers here, because XLA may enable
+    # flush-to-zero.
     exponent = limits.minexp - limits.nmant
     unit = math.ldexp(epsilon, -exponent)
     of_small = 2.0 ** (-exponent / 2) * jax.lax.rsqrt(magnitude.astype(wide.dtype) + unit)
     if epsilon > 0:
-        # The upper limit matters only if epsilon is smaller than every number of this type.
+        # The upper limit matters only if epsilon is below all positive numbers of this type.
         of_small = jnp.minimum(of_small, min(epsilon**-0.5, float(jnp.finfo(wide.dtype).max)))
     return jnp.where(is_small, of_small, jax.lax.rsqrt(jnp.where(is_small, 1, wide) + epsilon))
 

@@ -1,8 +1,8 @@
 """Launches of Triton kernels as calls of XLA, by jax-triton.
 
 A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
-arrays. `Memory` connects the two: the launch receives an instance, and a kernel that writes to it
-stores the array that XLA's call returned.
+arrays. `Memory` connects the two: the launch receives an instance, and a `Call` that writes to the
+instance stores the array that XLA returned in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-# The first version that works with Triton 3.9; 0.3.0 uses names that Triton 3.9 does not have.
+# The first version of jax-triton that works with Triton 3.9; 0.3.0 uses names that Triton 3.9 does
+# not have.
 _OLDEST = (0, 3, 1)
 
 _compiling = threading.RLock()
@@ -48,7 +49,7 @@ class Call:
     Parameters
     ----------
     capability : int
-        Compute capability of the devices, as in 90.
+        Compute capability of the devices, such as 90.
     function, programs, sizes, constants, warps
         As in `launch.Kernel`.
     """
@@ -83,7 +84,7 @@ class Call:
         numbers: tuple[float, ...] = (),
     ) -> None:
         """Store the results of the kernel in the outputs."""
-        # Memory without a value, and memory that occurs twice, are placeholders of unused
+        # Memory without a value, and memory that occurs twice, are placeholders for unused
         # arguments.
         unused = inputs[0].value
         arrays = [unused if memory.value is None else memory.value for memory in inputs]
@@ -101,9 +102,12 @@ class Call:
             **self._options,
         )
         for memory, is_again, array in zip(outputs, again, results, strict=True):
-            # JAX without 64 bits narrows types in some functions; sums would lose digits here.
+            # Without 64-bit types, JAX narrows types in some functions; sums would then lose
+            # digits.
             if array.dtype != memory.kind.dtype:
-                raise TypeError(f"jax_triton.triton_call made {array.dtype} of {memory.kind.dtype}")
+                raise TypeError(
+                    f"jax_triton.triton_call returned {array.dtype} instead of {memory.kind.dtype}"
+                )
             if not is_again:
                 memory.value = array
 
@@ -132,7 +136,7 @@ def compiling() -> Iterator[None]:
     For Hopper and newer devices, Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX
     assembles the PTX with the `ptxas` of its CUDA, which may be version 12 and then raises
     "Unsupported .version 9.4". Triton has another `ptxas` for older devices, for which it writes
-    PTX 8.8, the version of CUDA 12.9.
+    PTX 8.8, the version of CUDA 12.9; that one is used here.
     """
     from triton import knobs
 

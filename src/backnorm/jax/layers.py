@@ -44,7 +44,7 @@ def normalised(
 ) -> tuple[jax.Array, Sequence[jax.Array]]:
     """Return y in type `out`, and if not `frozen` the batch's mean and variance.
 
-    Mean and variance have one value per feature in row-major order. `layer` is flax's,
+    Mean and variance have one value per feature in row-major order. `layer` is a flax layer,
     `statistics` are the running mean and variance, `parameters` scale and bias, `groups` the
     arguments of `batch_norm` about mapped axes.
     """
@@ -92,7 +92,7 @@ def _channels(x: jax.Array, *arrays: Any) -> list[Any]:
 def _at_one_axis(
     x: jax.Array, axes: tuple[int, ...]
 ) -> tuple[jax.Array, int, Callable[[jax.Array], jax.Array]]:
-    """Return x with its features on one axis, that axis, and the inverse of this function."""
+    """Return x with its features on one axis, this axis, and a function that undoes the change."""
     if len(axes) == 1:
         return x, axes[0], lambda y: y
     first, count, rank = axes[0], len(axes), x.ndim

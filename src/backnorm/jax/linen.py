@@ -24,15 +24,15 @@ class BatchNorm(linen.BatchNorm):
 
     The layer has the fields of flax's layer and two more. Its parameters (``scale``, ``bias``) and
     ``batch_stats`` (``mean``, ``var``) are the same, so a model's variables fit either layer. The
-    statistics are computed from x before it is rounded to `dtype`; `use_fast_variance` has no
-    effect on their accuracy. Running statistics keep their type.
+    statistics are computed before x is rounded to `dtype`; `use_fast_variance` has no effect on
+    their accuracy. Running statistics keep their type.
 
     Attributes
     ----------
     arithmetic : {"float32", "float64"}, optional
-        As in `backnorm.jax.batch_norm`; flax's layer does not have this field.
+        As in `backnorm.jax.batch_norm`.
     reproducible : bool
-        As in `backnorm.jax.batch_norm`, in training; flax's layer does not have this field.
+        As in `backnorm.jax.batch_norm`, in training.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class BatchNorm(linen.BatchNorm):
 
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         groups = {}
-        # The mapped axis need not exist when the variables are initialised.
+        # The mapped axis may not exist yet when the variables are initialised.
         if self.axis_name is not None and not self.is_initializing():
             groups = {"axis_name": self.axis_name, "axis_index_groups": self.axis_index_groups}
         statistics, parameters = (mean.value, variance.value), (scale, bias)

@@ -22,7 +22,7 @@ class BatchNorm(nnx.BatchNorm):
 
     The layer has the arguments of flax's layer and two more. Its parameters (``scale``, ``bias``)
     and statistics (``mean``, ``var``) are the same, so a model's state fits either layer.
-    `use_fast_variance` has no effect on the accuracy of the statistics. They keep their type.
+    `use_fast_variance` has no effect on the accuracy of the statistics, which keep their type.
 
     Parameters
     ----------

@@ -42,8 +42,8 @@ def batch_norm(
     """Normalise a batch with its own statistics.
 
     mean and variance are those of each channel of x; the variance is the biased one (divided by the
-    number of elements). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. The activation is
-    applied to y. Before a ReLU the residual is added to y.
+    number of elements). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta. The residual, if
+    there is one, is added to y; then the activation is applied.
 
     y, mean and variance are differentiable in x, gamma and beta, in reverse and in forward mode
     (`jax.grad`, `jax.jvp`, `jax.linearize`, `jax.hessian`), to any order. Under `jax.vmap` every
@@ -54,7 +54,7 @@ def batch_norm(
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. The type is x's, or float32 for a 16-bit x.
+        Scale and offset, 1 and 0 if absent; of x's type, for a 16-bit x also float32.
     epsilon : float
         Added to the variance; finite, not negative, and known when the function is traced.
     axis : int
@@ -72,8 +72,8 @@ def batch_norm(
         elements in each part.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
-        where y is 0 or the ceiling. Kernels for CPUs compute "relu" in the same pass; all others
-        are `jax.nn`'s, applied to y.
+        where y is 0 or the ceiling. Kernels for CPUs compute "relu" in the same pass; `jax.nn`
+        computes all other activations.
     residual : array, optional
         Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional
@@ -195,8 +195,7 @@ def batch_norm_backward(
     dy : array
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
-        The statistics of the forward pass; the variance is the biased one. The type is x's,
-        or float32 for a 16-bit x.
+        Mean and biased variance of the forward pass, of x's type; for a 16-bit x also float32.
     gamma : array, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
@@ -267,7 +266,7 @@ def _batch_norm(
 def _statistics(
     x: jax.Array, mask: Any, options: Options, groups: tuple[Any, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return mean and variance, NaN for a channel of which the mask selects no element."""
+    """Return mean and variance, NaN for a channel in which the mask selects no element."""
     count = None
     if mask is None:
         mean, variance = derivatives.statistics(x, options)

@@ -1,8 +1,9 @@
 """Combine the statistics and sums of the parts of a batch that is split over devices.
 
-`PARTS` has the functions by which one device computes its part of a primitive. A kernel sums up
-the part, the devices exchange the sums, and another kernel takes the sums of all parts. Sums are
-float64, or the integers of reproducible sums, even if JAX has no 64-bit types (`jax_enable_x64`).
+`PARTS` has the functions by which one device computes its part of a primitive. A kernel sums up the
+part, the devices exchange the sums, and another kernel computes the results from the sums of all
+parts. Sums are float64, or int64 if they are reproducible, even if 64-bit types are not enabled
+(`jax_enable_x64`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from backnorm.jax.problems import Options
 from backnorm.jax.varying import alike
 from backnorm.signature import Operation
 
-#: Arguments of `jax.lax.psum`: the mapped axes that the parts are on, and their groups.
+#: Arguments of `jax.lax.psum`: the mapped axes that the batch is split over, and their groups.
 Groups = dict[str, Any]
 
 
@@ -89,7 +90,7 @@ def _finished(
     options: Options,
     groups: Groups,
 ) -> Arrays:
-    """Return the results for a part; `like` has, for each, an operand with its shape and type."""
+    """Return a part's results, with the shapes and types of the operands at the indices `like`."""
     parts, results = len(groups["axis_index_groups"][0]), [operands[k] for k in like]
     return tuple(ffi.call(operation, operands, results, options, parts=parts))
 

@@ -1,8 +1,8 @@
 """The computations as primitives of JAX.
 
 Each platform has its own lowering. Kernels run on CPUs, and on CUDA devices if they can be
-launched; formulas run everywhere else. The primitive that returns only the statistics consists of
-formulas on all platforms.
+launched; formulas run everywhere else. The primitive that returns only the statistics uses formulas
+on all platforms.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _forward_relu() -> Any:
     """Return the primitive of y = max(0, batch_norm(x) + residual), and mean and variance.
 
     The operands are those of `FORWARD`, and optionally a residual. XLA does not fuse its own loops
-    with a custom call, so a separate ReLU would be one more pass over all elements. Instead of the
-    mask that the kernel writes, the derivative saves y, which the next operation saves anyway.
+    with a custom call, so a separate ReLU would be one more pass over all elements. The derivative
+    saves y, which the next operation saves anyway, instead of the mask that the kernel writes.
     """
     like = (0, 1, 1)
 

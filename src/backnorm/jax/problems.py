@@ -1,4 +1,4 @@
-"""The options of a call, the problem that kernels solve, and the warning if none can run."""
+"""The options of a call, the problem that kernels solve, and the warning that they cannot run."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Options(NamedTuple):
     axis : int
         The channel axis of one problem (without batch axes of `jax.vmap`), not negative.
     arithmetic : {"float32", "float64"} or None
-        The requested compute dtype. None: the default of kernels and of formulas.
+        The requested compute dtype. None: the default of the kernels or of the formulas.
     reproducible : bool
         Whether sums have the same bits however the batch is split.
     training : bool
-        Whether the statistics are functions of x; only the backward pass uses it.
+        Whether the statistics are functions of x; used only in the backward pass.
     """
 
     epsilon: float
@@ -65,7 +65,7 @@ def problem_of(
 ) -> Problem:
     """Return one problem of a batch, as (outer, channels, inner).
 
-    `operands` have a batch axis (`batching`), and may include a residual after those of OPERANDS.
+    `operands` are those of OPERANDS, with a batch axis (`batching`), and optionally a residual.
     """
     names, x = OPERANDS[operation], operands[0]
     shape, axis, dtype = x.shape[1:], options.axis, np.dtype(x.dtype)

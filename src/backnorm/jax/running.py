@@ -35,7 +35,7 @@ class RunningStatistics(NamedTuple):
         accepted = "an integer, 0 or more"
         channels = check_integer("channels", channels, accepted=accepted)
         if channels < 0:
-            raise ArgumentValueError("channels", "is negative", came=channels, accepted=accepted)
+            raise ArgumentValueError("channels", "must be >= 0", came=channels, accepted=accepted)
         return cls(jnp.zeros(channels, dtype), jnp.ones(channels, dtype))
 
 
@@ -70,10 +70,10 @@ def batch_norm_with_state(
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     state : RunningStatistics
-        Statistics of any of these types, which do not change; `RunningStatistics.start` makes the
-        first.
+        Statistics of any type that x may have; the results have the same types.
+        `RunningStatistics.start` makes a new state.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. Also of any of these types. They are converted to
+        Scale and offset, 1 and 0 if absent; of any type that x may have. They are converted to
         float64 if x is float64, and to float32 otherwise.
     training : bool
         Whether to normalise with the statistics of the batch.
@@ -121,7 +121,7 @@ def batch_norm_with_state(
 
 
 def moved(running: Any, batch: jax.Array, momentum: Any) -> jax.Array:
-    """Return the running average after a batch, in its own type."""
+    """Return the running average after a batch, in the type of `running`."""
     work = promoted(running.dtype, batch.dtype)
     before, now = running.astype(work), ((1 - momentum) * batch).astype(work)
     return (momentum * before + now).astype(running.dtype)
@@ -141,7 +141,7 @@ def _check_momentum(momentum: Any) -> float:
 
 
 def _widened(name: str, array: Any, work: Any) -> Any:
-    """Return a per-channel array in type `work`; other than floating-point arrays are unchanged."""
+    """Return a per-channel array in type `work`; unchanged if its type is not floating-point."""
     if array is None and name in ("gamma", "beta"):
         return None
     array = check.read(name, array)

@@ -3,12 +3,12 @@
 A data array may be split along any of its axes; per-channel arrays are split like the channels. If
 a batch is split, every device sums up its part, and the devices exchange the sums (`parts`). If
 only channels, or the batch axis of `jax.vmap`, are split, each device runs the kernel without an
-exchange. XLA calls the code here when it compiles a function and the placement of the arrays is
+exchange. XLA calls this code while it compiles a function, when the placement of the arrays is
 known. The partitioner must be Shardy; with GSPMD, arrays are gathered.
 
-The *holders* of an array of rank r are an array of rank r + 1. Its first r sizes are the numbers of
-parts along the axes of the array. Along its last axis are the devices that have the same part.
-Devices are numbered as in the compiled function.
+The *holders* of an array of rank r are an array of device numbers, of rank r + 1. Its first r sizes
+are the numbers of parts along the axes of the array. Along its last axis are the devices that have
+the same part. Devices are numbered as in the compiled function.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from backnorm.jax.parts import PARTS
 from backnorm.jax.problems import OPERANDS, Options
 from backnorm.signature import SIGNATURES, Operation
 
-# The only mesh axis in the code of one device; groups of devices are given by their numbers.
+# The only mesh axis in the code of one device; groups of devices are groups of their numbers.
 _DEVICES = "backnorm_devices"
 # Names of axes in sharding rules: the batch axis, a batch axis of size 1 (shared), the axis of
 # channels, and other axes.
@@ -40,7 +40,7 @@ _Kernel = Callable[..., Sequence[Any]]
 
 
 def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ...]) -> Any:
-    """Return a lowering rule of a primitive that the compiler can split over devices.
+    """Return the lowering rule of a primitive, by which the compiler can split it over devices.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
     rule = mlir.lower_fun(split, multiple_results=True)
 
     def lowered(context: Any, *operands: Any, **parameters: Any) -> Any:
-        # JAX requires devices here, of which only the number matters. A primitive would have to
-        # declare that functions depend on the devices, and then the arrays of one function could
-        # not be on two meshes.
+        # JAX requires devices here, but only their number matters. Otherwise the primitive would
+        # have to declare that functions depend on devices, and one function could not have arrays
+        # on two meshes.
         module = context.module_context
         axis_context = dataclasses.replace(module.axis_context, device_assignment=devices)
         context = context.replace(module_context=module.replace(axis_context=axis_context))
@@ -119,7 +119,7 @@ class _Split:
             for k, x in enumerate(operands):
                 if x.shape[0] != batch:
                     self._operand_axes[k] = (f"{_SHARED}{k}", *self._operand_axes[k][1:])
-        # The axes of the array that is split, which include those of all other arrays.
+        # The axes of data arrays, which include the axes of all other arrays.
         self._all = self._result_axes[0]
         rule = " -> ".join(
             ", ".join(map(" ".join, side)) for side in (self._operand_axes, self._result_axes)
@@ -170,7 +170,7 @@ class _Split:
                 continue
             holders = _holders_of(array.sharding, len(names))
             if names != self._all:
-                # The batch shares the array.
+                # All problems of the batch share the array.
                 holders = _reduced(holders, range(1, len(names)))[None]
             holders = _evenly_cut(holders, shape)
             if best is None or _parts_of(holders) > _parts_of(best):
@@ -199,7 +199,7 @@ def _holders_of(sharding: Any, rank: int) -> np.ndarray:
 
 
 def _sharding_of(holders: np.ndarray, like: Any) -> Any:
-    """Return the sharding of an array with these holders, of the class of another sharding."""
+    """Return the sharding of an array with these holders, in the class of the sharding `like`."""
     from jaxlib.xla_client import HloSharding, OpSharding
 
     devices = tuple(like._device_assignment)
@@ -218,7 +218,7 @@ def _parts_of(holders: np.ndarray) -> int:
 
 
 def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return the holders of an array that is not split along axes with unequal parts.
+    """Return the holders without splits along axes whose parts would be unequal.
 
     XLA pads the last part of such an axis with arbitrary elements.
     """
@@ -228,14 +228,14 @@ def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Return the holders of an array that has only some axes of another, in a given order."""
+    """Return the holders of an array that has only these axes of another array, in this order."""
     rest = [axis for axis in range(holders.ndim) if axis not in axes]
     moved = holders.transpose(*axes, *rest)
     return moved.reshape((*moved.shape[: len(axes)], -1))
 
 
 def _groups_of(holders: np.ndarray, axes: Sequence[int]) -> list[list[int]]:
-    """Return the groups of devices that together have all parts along some axes, each part once."""
+    """Return groups of devices; each group has every part along these axes once."""
     others = [axis for axis in range(holders.ndim) if axis not in axes]
     count = math.prod(holders.shape[axis] for axis in axes)
     groups: list[list[int]] = holders.transpose(*others, *axes).reshape(-1, count).tolist()

@@ -25,7 +25,7 @@ def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _varying(array: jax.Array) -> frozenset[Any]:
     kind: Any = jax.typeof(array)
-    # `vma` before JAX 0.9, part of `mat` since then.
+    # The axes are `vma` before JAX 0.9, and part of `mat` since then.
     return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
 
 

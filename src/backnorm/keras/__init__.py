@@ -1,13 +1,13 @@
 """Batch normalisation in Keras 3, computed by backnorm, for all backends of Keras.
 
 `BatchNormalization` is `keras.layers.BatchNormalization` with another computation of the training
-step. `convert` replaces the layers of a model by backnorm's; `revert` undoes that.
+step. `convert` replaces the layers of a model by backnorm's; `revert` undoes the conversion.
 """
 
 from backnorm.errors import not_installed
 
 try:
-    import keras  # noqa: F401 (an error that says what to install)
+    import keras  # noqa: F401 (to raise an error that says what to install)
 except ModuleNotFoundError as error:
     raise not_installed(error, "keras", __name__) from error
 

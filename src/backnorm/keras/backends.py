@@ -26,8 +26,8 @@ def _function() -> Callable[..., tuple[Any, Any, Any]]:
 
         return of_torch
     raise BacknormError(
-        f"backnorm.keras: there is no layer for Keras's backend {_BACKEND!r}; there is one for "
-        "'tensorflow', 'torch' and 'jax' (KERAS_BACKEND chooses, before Keras is imported)"
+        f"backnorm.keras does not support Keras's backend {_BACKEND!r}; set KERAS_BACKEND to "
+        "'tensorflow', 'torch' or 'jax' before Keras is imported"
     )
 
 

@@ -17,25 +17,26 @@ _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` with the training step computed by backnorm.
 
-    The arguments (plus two more), weights, configuration, moving statistics and results are those
-    of Keras's layer, and the weights of either layer fit the other. backnorm computes the forward
-    and the backward pass of a training step (``training=True``, and the layer trainable), each in
-    one pass over the input. Results are rounded once unless `arithmetic` is "float32". A float16 or
-    bfloat16 input is not copied to float32.
+    Arguments (besides two more), weights, configuration, moving statistics and results are those of
+    Keras's layer. Weights can be loaded from either layer into the other. backnorm computes the
+    forward and the backward pass of a training step (``training=True``, and the layer trainable),
+    each in one pass over the input. Results are rounded once unless `arithmetic` is "float32". A
+    float16 or bfloat16 input is not copied to float32.
 
-    Keras's layer, from which this layer is derived, computes everything else:
+    The base class, Keras's layer, computes everything else:
 
     - inference, and a layer with ``trainable=False``, by the framework's own elementwise operators,
       which every compiler and file format supports;
     - layers with a `mask` or ``renorm=True``, and batches without elements.
 
-    With ``synchronized=True`` (TensorFlow) statistics and gradients are those of the batch of all
-    replicas of a `tf.distribute.Strategy`, as one device would compute them, for every division of
-    the batch. Such a layer is differentiable once.
+    With ``synchronized=True`` (TensorFlow) statistics and gradients are those that one device would
+    compute for the batch of all replicas of a `tf.distribute.Strategy`, for every division of the
+    batch. Such a layer is differentiable once.
 
     The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the
-    training step runs eagerly and in a `tf.function`. If XLA compiles it (``jit_compile=True``),
-    formulas replace the kernels, with the same accuracy (`backnorm.tensorflow.batch_norm`).
+    training step runs eagerly and in a `tf.function`. If XLA compiles the step
+    (``jit_compile=True``), formulas replace the kernels, with the same accuracy
+    (`backnorm.tensorflow.batch_norm`).
 
     Parameters
     ----------
@@ -43,26 +44,26 @@ class BatchNormalization(keras.layers.BatchNormalization):
         The arguments of `keras.layers.BatchNormalization`.
     arithmetic : {"float32", "float64"}, optional
         The type in which a training step computes elements and adds up short runs of sums. None:
-        the setting of `backnorm.arithmetic` when the step is run or traced. If it is given, it is
-        part of the configuration.
+        the setting of `backnorm.arithmetic` when the step is run or traced. The configuration
+        contains `arithmetic` unless it is None.
     reproducible : bool
         Whether outputs, statistics and gradients of a training step have the same bits for every
         order of the samples and, in a synchronized layer, for any number of replicas and every
-        division of the batch. Sums are then added up as integers, which takes longer. In a
+        division of the batch. Sums are then computed with integers, which takes longer. In a
         synchronized layer, the gradients of gamma and beta are those of the whole batch in the
-        first replica and zero in the others, so that the sum that an optimizer makes is rounded
-        once. Such a layer is differentiable once. If it is True, it is part of the configuration.
+        first replica and zero in the others, so that an optimizer's sum is rounded once. A
+        reproducible layer is differentiable once. The configuration contains `reproducible` if it
+        is True.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For another arithmetic, and if `reproducible` is not a boolean. In a call, if `arithmetic`
-        is float32 and inputs are float64. In a training step of a reproducible layer, if there are
-        no reproducible sums: with a mask, with ``renorm=True``, and with TensorFlow if XLA compiles
-        the step.
+        If `arithmetic` is unknown, or `reproducible` is not a boolean. In a call, if `arithmetic`
+        is float32 and inputs are float64. In a training step of a reproducible layer: with a mask,
+        with ``renorm=True``, and with TensorFlow if XLA compiles the step.
     """
 
-    # `convert` does not call `__init__`.
+    # Attributes of the class, because `convert` does not call `__init__`.
     arithmetic: Arithmetic | None = None
     reproducible: bool = False
 
@@ -80,7 +81,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             self.reproducible = True
 
     def get_config(self) -> dict[str, Any]:
-        """Return Keras's configuration of the layer; `arithmetic` and `reproducible` if set."""
+        """Return Keras's configuration, with `arithmetic` and `reproducible` if they are set."""
         config: dict[str, Any] = super().get_config()
         if self.arithmetic is not None:
             config["arithmetic"] = self.arithmetic
@@ -95,20 +96,20 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if self.reproducible and special and training and self.trainable:
             raise ArgumentValueError(
                 "reproducible",
-                "must be False with a mask or renorm=True: Keras computes such a layer",
+                "must be False with a mask or renorm=True: Keras computes these, not backnorm",
                 came=True,
-                accepted="False there",
+                accepted="False",
             )
         # Keras's layer raises its own error if the input does not consist of real numbers.
         special = special or not dtype.startswith(_NUMBERS)
-        # A replica without elements takes part in the exchange. If no replica has elements, the
+        # A replica without elements must exchange statistics, too. If no replica has elements, the
         # statistics are 0, as in Keras's layer.
         shape = () if self.synchronized else tuple(inputs.shape)
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         wide = "float64" if dtype == "float64" else "float32"
-        # Keras computes in the wide type. The kernels read 16-bit inputs themselves, so the cast is
-        # for results of another type than the input.
+        # Keras casts 16-bit inputs to the wide type. The kernels read them directly, so inputs are
+        # cast only if results have another type.
         if dtype != self.compute_dtype:
             inputs = keras.ops.cast(inputs, wide)
         gamma = keras.ops.cast(self.gamma, wide) if self.scale else None
@@ -128,7 +129,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
-    """Return 1, or NaN for an empty batch, whose size is not known while tracing.
+    """Return 1, or NaN if the batch is empty, which is not known while tracing.
 
     Multiplied by this number, statistics and the gradient of gamma are those of Keras's layer.
     """

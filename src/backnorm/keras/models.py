@@ -1,4 +1,4 @@
-"""Replace the batch-normalisation layers of a model by backnorm's, and undo that."""
+"""Replace the batch-normalisation layers of a model by backnorm's, and restore Keras's."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def convert(
     Parameters
     ----------
     model : keras.Layer
-        A model of any kind (functional, sequential, subclassed), or a layer, built or not, with
-        layers in attributes, lists and dictionaries, models within models, and layers that others
-        wrap (`keras.layers.TimeDistributed`) or share.
+        A model of any kind (functional, sequential, subclassed), or a layer, built or not. Its
+        layers may be in attributes, lists, dictionaries, inner models and wrappers
+        (`keras.layers.TimeDistributed`), and may be shared.
     arithmetic : {"float32", "float64"}, optional
-        The arithmetic of all layers of `backnorm.keras` in the model, including those that it
-        already had (`BatchNormalization.arithmetic`). None: layers keep their arithmetic.
+        The arithmetic of all layers of `backnorm.keras` in the model, including layers that were
+        converted before (`BatchNormalization.arithmetic`). None: layers keep their arithmetic.
     reproducible : bool, optional
         Whether a training step of all these layers has the same bits for every order and division
         of the batch (`BatchNormalization.reproducible`). None: layers keep their setting.
@@ -52,7 +52,7 @@ def convert(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If `model` is not a Keras layer, for another arithmetic, and if `reproducible` is not a
+        If `model` is not a Keras layer, `arithmetic` is unknown, or `reproducible` is not a
         boolean.
 
     Warns
@@ -62,8 +62,8 @@ def convert(
 
     Notes
     -----
-    Keras traces the steps of `fit`, `evaluate` and `predict` again, for `model` and models in it. A
-    `tf.function` or `jax.jit` of your own, and a model that contains `model`, keep their traces, so
+    Keras traces the steps of `fit`, `evaluate` and `predict` again, for `model` and models in it.
+    Your own `tf.function` or `jax.jit`, and a model that contains `model`, keep their traces, so
     convert before they first run.
     """
     if arithmetic is not None:
@@ -81,7 +81,7 @@ def convert(
         warnings.warn(
             "nothing was converted: the model has no layer of keras.layers.BatchNormalization"
             + (f", only of classes derived from it: {', '.join(derived)}" if derived else "")
-            + ("" if model.built else " (it is not built: layers that it makes then come later)"),
+            + ("" if model.built else " (it is not built: layers made by build() are missing)"),
             ConversionWarning,
             stacklevel=2,
         )
@@ -91,8 +91,8 @@ def convert(
 def revert(model: Any) -> Any:
     """Undo `convert`: Keras computes the batch normalisation of a model again, in place.
 
-    The model can then be saved and loaded where backnorm is not installed. Parameters, results and
-    errors are those of `convert`.
+    The model can then be saved and loaded where backnorm is not installed. `model`, the result and
+    the errors are as in `convert`.
     """
     for layer in _ours(_layers(model)):
         # Keras's layer does not have these attributes.
@@ -120,7 +120,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _exchange(model: Any, old: type, new: type) -> list[Any]:
-    """Change the class of the layers of class `old` to `new`; return all layers."""
+    """Change the class of layers from `old` to `new`, and discard traces; return all layers."""
     layers = _layers(model)
     for layer in layers:
         if type(layer) is old:

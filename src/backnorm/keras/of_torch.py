@@ -1,4 +1,4 @@
-"""The training forward on PyTorch tensors for Keras: any channel axis, statistics returned."""
+"""The training forward on PyTorch tensors for Keras: for any channel axis, with statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch_norm(
     if x.device.type not in ("cpu", "meta"):
         raise ArgumentValueError(
             "inputs",
-            "must be on the CPU: backnorm.keras computes on no other device for PyTorch",
+            "must be on the CPU, the only PyTorch device that backnorm.keras supports",
             came=f"a tensor on {x.device}",
             accepted="a tensor on the CPU",
             hint="set KERAS_TORCH_DEVICE=cpu, or use keras.layers.BatchNormalization",

@@ -2,8 +2,9 @@
 
 The functions `batch_norm`, `batch_norm_inference` and `batch_norm_backward` take and return
 tensors, eagerly and in a `tf.function`, and have gradients. `BatchNormalization` is Keras's layer,
-computed by these functions. `convert` replaces the layers of a model by it; `revert` undoes that.
-These three names are those of `backnorm.keras`, which is imported when one of them is first used.
+computed by these functions. `convert` replaces the layers of a model by `BatchNormalization`;
+`revert` undoes the conversion. These names come from `backnorm.keras`, which is imported when one
+of them is first used.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from backnorm.errors import not_installed
 
 try:
-    import tensorflow  # noqa: F401 (an error that says what to install)
+    import tensorflow  # noqa: F401 (to raise an error that says what to install)
 except ModuleNotFoundError as error:
     raise not_installed(error, "tensorflow", __name__) from error
 

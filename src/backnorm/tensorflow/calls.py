@@ -21,7 +21,7 @@ from backnorm.dtypes import FLOAT64
 from backnorm.executable import operation
 from backnorm.second_order import arrays
 
-#: The operands of a call, None for an absent one, or its results.
+#: The operands of a call (None for an absent operand), or its results.
 Arrays = Sequence[Any]
 
 
@@ -34,8 +34,8 @@ class Options(NamedTuple):
     axis : int
         Not negative if x's rank is known.
     arithmetic : {"float32", "float64"} or None
-        The compute dtype that was set when the call was made or traced; its gradients use the same
-        one. None: the default of the element type.
+        The compute dtype that was set when the call was made or traced, also for its gradients.
+        None: the default of the element type.
     training : bool
     reproducible : bool
         Whether sums have the same bits for every division, order and layout of the batch.
@@ -50,7 +50,7 @@ class Options(NamedTuple):
     def of_kernels(self, dtype: np.dtype) -> tuple[tuple[int], Arithmetic, bool]:
         """Return the kernels' options: channel axes, compute dtype, whether sums are reproducible.
 
-        The compute dtype does not depend on the current setting.
+        The compute dtype does not depend on the current `backnorm.arithmetic`.
         """
         return (self.axis,), self.arithmetic or own_arithmetic(dtype), self.reproducible
 
@@ -127,8 +127,8 @@ def apply_moments(operands: Arrays, options: Options) -> Arrays:
     """Return y of a part, and mean and variance of the whole batch, each rounded once.
 
     The operands are x, gamma, beta, and the float64 mean and variance of the whole batch. With
-    reproducible sums, mean and variance are replaced by an array with a row for each part of the
-    batch: its bins, and its number of elements per channel.
+    reproducible sums, an array replaces mean and variance. It has a row for each part of the batch:
+    the part's bins, and its number of elements per channel.
     """
     x, gamma, beta, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -149,8 +149,8 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
     """Return dx of a part.
 
     The operands are those of `backward`, followed by the sums of the whole batch and its number of
-    elements per channel. With reproducible sums, these are replaced by an array as in
-    `apply_moments`, and dgamma and dbeta of the whole batch, each rounded once, are also returned.
+    elements per channel. With reproducible sums, an array as in `apply_moments` replaces the sums
+    and the number, and dgamma and dbeta of the whole batch, each rounded once, are also returned.
     """
     x, dy, mean, variance, gamma, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -177,5 +177,5 @@ def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:
     whole = functools.reduce(functools.partial(binned.added, xp=np), bins)
     count = int(parts[:, -1].sum())
     binned.check_count("x", count)
-    # The sums of an empty batch are zero, so any divisor but 0 will do.
+    # The sums of an empty batch are zero, so their divisor may be any number except 0.
     return {"sums": whole.view(FLOAT64), "count": max(count, 1)}

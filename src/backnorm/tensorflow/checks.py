@@ -1,8 +1,8 @@
 """Checks of the arguments of the TensorFlow functions, by the rules of `problem.py`.
 
-In an eager call, the operator on NumPy arrays checks its operands. While a function is traced there
-are no arrays yet, so the known sizes are checked here. The traceback of an error then has the line
-of the wrong call; otherwise the runtime would raise an error in a training step.
+In an eager call, the operation on NumPy arrays checks its operands. While a function is traced
+there are no arrays yet, so the known sizes are checked here. The traceback of an error then has the
+line of the wrong call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Metadata
 from backnorm.scalars import as_array, check_integer
 
-# Arguments of the shape (N, ..., C); the others have one value per channel.
+# Arguments of the shape (N, ..., C); other arguments have one value per channel.
 _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
 _AXIS = "must be an integer, the position of the channels"
@@ -50,7 +50,7 @@ def as_tensors(**arguments: Any) -> dict[str, Any]:
         if eager and tf.is_symbolic_tensor(tensor):
             raise ArgumentTypeError(
                 name,
-                "must have elements, unlike a tensor of a graph outside its tf.function",
+                "must be an eager tensor; a tf.function's tensors have no elements outside it",
                 came=type(tensor).__name__,
                 accepted="an eager tensor, or a call within its tf.function",
             )
@@ -92,8 +92,8 @@ def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
     """Return the metadata of the tensors of a traced call, with the channels last.
 
-    The tensors complete each other's sizes; a size that is unknown in all of them is 1. If no rank
-    is known, it is 2.
+    A size that is unknown in one tensor is taken from another, or is 1 if all tensors lack it. If
+    no rank is known, the rank is 2.
     """
     shapes = [tensors[name].shape for name in _LARGE if name in tensors]
     shape = next((own for own in shapes if own.rank is not None), tf.TensorShape([None] * 2))
@@ -162,7 +162,7 @@ def _read(name: str, value: Any) -> np.ndarray:
     array = as_array(name, value)
     kind = element_type(array.dtype)
     if kind is not None:
-        # A constant in a graph ignores the byte order.
+        # TensorFlow ignores the byte order of a constant in a graph.
         return array if array.dtype.isnative else array.astype(kind)
     if issubclass(type(value), np.ndarray):
         raise _unsupported(name, array.dtype)

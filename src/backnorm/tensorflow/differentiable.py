@@ -2,8 +2,9 @@
 
 The gradient of the forward pass is the backward pass. The gradient of the backward pass is
 `backnorm.batch_norm_double_backward`, which has no gradient. With reproducible sums, the backward
-pass has no gradient. Where Python cannot be called (`modes.py`), formulas run, which TensorFlow
-differentiates. A function named `_of_...` is the gradient of an operator (`nodes.py`).
+pass has no gradient. Where Python cannot be called (`modes.py`), formulas replace the kernels;
+TensorFlow differentiates them. A function named `_of_...` is the gradient of an operator
+(`nodes.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
 def _of_forward(operands: Any, statistics: Any, cotangents: Any, options: Options) -> Any:
     x, gamma, _ = operands
     mean, variance = statistics
-    # The statistics are behind stop_gradient: their cotangents are zero.
+    # Mean and variance pass `stop_gradient`, so their cotangents are zero.
     dy, _, _ = cotangents
     return backward(x, dy, mean, variance, gamma, options)
 
@@ -68,10 +69,10 @@ def backward(
     """Return dx, dgamma and dbeta, which have gradients with respect to x, dy and gamma.
 
     With frozen statistics, they also have gradients with respect to mean and variance. In training,
-    mean and variance are functions of x, and the gradient of x includes their gradients.
+    mean and variance are functions of x, and the gradient of x includes the gradients through them.
     """
     if options.training:
-        # In a loop, TensorFlow would use zeros for a missing gradient.
+        # Otherwise TensorFlow would, in a loop, use zeros for the missing gradients.
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)
@@ -102,9 +103,9 @@ def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Optio
 
 def _of_double_backward(operands: Any, _: Any, cotangents: Any, options: Options) -> Any:
     raise BacknormError(
-        "backnorm.tensorflow.batch_norm: there are no gradients of the third order, nor, "
-        "by a tf.autodiff.ForwardAccumulator around a tf.function, of the second (put it "
-        "within the function); else compose the normalisation of tf.reduce_mean and "
+        "backnorm.tensorflow.batch_norm has no gradients of the third order, and none of the "
+        "second by a tf.autodiff.ForwardAccumulator around a tf.function (put the accumulator "
+        "into the function); for these, compose the normalisation of tf.reduce_mean and "
         "arithmetic"
     )
 

@@ -1,9 +1,9 @@
-"""Batch normalisation in plain TensorFlow operators, for where Python cannot be called.
+"""Batch normalisation in plain TensorFlow operators, which run where Python cannot be called.
 
-Elements are computed in float64, so that results of other types are rounded once, or in float32 if
+Elements are computed in float64, so that results of other types are rounded once; or in float32, if
 that is requested. Sums are float64, except that short rows of float32 elements are summed in
-float32. TensorFlow differentiates the functions, to any order and in forward mode, and XLA compiles
-them.
+float32. TensorFlow differentiates these functions, to any order and in forward mode, and XLA
+compiles them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class _Namespace:
         self._shape = [-1 if k == axis else 1 for k in range(rank)]
         self._axes = [k for k in range(rank) if k != axis]
         size = x.shape[self._axes[-1]]
-        # With all sums in float64, XLA took as long for float32 elements as for float64 elements.
-        # With rows of 40 and of 80 elements summed in float32 it took 0.2 to 0.4 of that time (one
-        # thread of an Intel Xeon).
+        # With rows of 40 and of 80 elements summed in float32, XLA took 0.2 to 0.4 of its time with
+        # all sums in float64 (one thread of an Intel Xeon).
         is_short = rank > 2 and size is not None and size <= _LONGEST_RUN
         self._run = self._axes[-1] if is_short else None
         sizes = tf.gather(tf.shape(x), self._axes)
@@ -52,7 +51,7 @@ class _Namespace:
         return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
 
     def spread(self, channels: Any, elements: Any) -> Any:
-        # The gradient sums over the axes that are broadcast here, in the same way as `sum`.
+        # The axes are broadcast so that the gradient sums over them in the same way as `sum`.
         if elements.dtype == channels.dtype:
             return channels
         shape, run = tf.shape(elements), self._run
@@ -64,8 +63,8 @@ class _Namespace:
     def scaled(self, elements: Any, s: Any, gamma: Any) -> Any:
         elements = elements * self.spread(s, elements)
         # The factors are multiplied one after the other. If x - mean is multiplied by the product
-        # of two per-channel factors, TensorFlow 2.21 computes a wrong second order in nested eager
-        # forward mode.
+        # of two per-channel factors, TensorFlow 2.21 computes wrong second-order derivatives in
+        # nested eager forward mode.
         return elements if gamma is None else elements * self.spread(gamma, elements)
 
     def rounded(self, channels: Any, elements: Any) -> Any:
@@ -84,7 +83,8 @@ def forward(
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and variance.
 
-    `exchange` returns the mean and variance of a whole batch, (C,), given those of its part x.
+    If x is a part of a batch, `exchange` returns the mean and variance of the whole batch, (C,),
+    from those of x.
     """
     _check(options)
     # x is converted once. With two conversions, the gradient would be rounded to x's type on each
@@ -95,7 +95,7 @@ def forward(
     if exchange is not None:
         own = [tf.reshape(each, [-1]) for each in (mean, variance)]
         mean, variance = map(xp.channels, exchange(*own, x)[:2])
-    # The mean may need two numbers of the elements' type.
+    # One number of the elements' type may be too short for the mean, so two are subtracted.
     high = xp.rounded(mean, wide)
     centred = wide - xp.spread(high, wide)
     if wide.dtype != _CHANNELS:
@@ -124,7 +124,7 @@ def backward(
     xp = _Namespace(wide, options)
     mean, variance = map(xp.channels, (mean, variance))
     if options.training:
-        # The values are those of the arguments; their derivatives are those of functions of x.
+        # Mean and variance have the values of the arguments, and the derivatives of functions of x.
         own = formulas.statistics(xp, wide)
         pairs = zip((mean, variance), own, strict=True)
         mean, variance = (of_x + tf.stop_gradient(each - of_x) for each, of_x in pairs)
@@ -144,14 +144,14 @@ def _normalized(
 
 
 def _check(options: Options) -> None:
-    """Raise if sums must be reproducible, because only kernels have such sums."""
+    """Raise if sums must be reproducible, because only kernels compute such sums."""
     if options.reproducible:
         raise ArgumentValueError(
             "reproducible",
-            "there are no reproducible sums in forward mode (tf.autodiff.ForwardAccumulator), nor "
-            "where XLA compiles the function",
+            "must be False in forward mode (tf.autodiff.ForwardAccumulator), and if XLA compiles "
+            "the function",
             came=True,
-            accepted="False there",
+            accepted="False",
             hint="use a tf.GradientTape, and jit_compile=False",
         )
 
@@ -172,6 +172,6 @@ def _rank(x: Any) -> int:
             "x",
             "must have a known rank for XLA and in forward mode",
             accepted="a tensor of known rank",
-            hint="say what it is, e.g. x = tf.ensure_shape(x, [None, None, None, 64])",
+            hint="set the shape, e.g. x = tf.ensure_shape(x, [None, None, None, 64])",
         )
     return rank

@@ -2,8 +2,8 @@
 
 With TensorFlow 2.21 on a CPU: ``numpy.asarray(tensor)`` is a view for every type
 (``tensor.numpy()`` is a copy), ``tf.constant(array)`` and ``tf.convert_to_tensor(array)`` copy, and
-``tf.experimental.dlpack.from_dlpack`` does not. But operators of TensorFlow end the process
-("Check failed: IsAligned()") if a tensor does not begin at a multiple of 64 bytes, which
+``tf.experimental.dlpack.from_dlpack`` does not copy. But operators of TensorFlow end the process
+("Check failed: IsAligned()") if the address of a tensor is not a multiple of 64 bytes, which
 ``from_dlpack`` does not check. So results are allocated at such addresses, and an array at another
 address is copied.
 """
@@ -20,7 +20,7 @@ from backnorm.dtypes import BFLOAT16
 
 
 def as_tensor(array: np.ndarray) -> Any:
-    """Return an array as an eager tensor, which shares the array's memory if that is aligned.
+    """Return an array as an eager tensor, which shares the array's memory if the array is aligned.
 
     The array must not be written to afterwards.
     """

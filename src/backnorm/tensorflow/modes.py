@@ -1,7 +1,7 @@
-"""The modes of TensorFlow in which a call cannot call Python.
+"""The modes of TensorFlow in which a function cannot call Python.
 
 The modes are read from undocumented modules of TensorFlow. If a version of TensorFlow does not have
-these modules, its own errors are raised; that of XLA names the node.
+these modules, TensorFlow raises its own errors; XLA's error names the node.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ except ImportError:
 
 
 def wants_formulas(*tensors: Any) -> bool:
-    """Whether XLA compiles a call with these tensors, or one of them has a tangent.
+    """Whether XLA compiles a call with these tensors, or one of the tensors has a tangent.
 
-    XLA cannot call Python. While a graph is traced, forward mode
-    (`tf.autodiff.ForwardAccumulator`) treats a function that calls Python as a constant. For an
-    eager function, it transposes the gradient, which omits the next order.
+    XLA cannot call Python. While a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
+    treats a function that calls Python as a constant. For an eager function, forward mode
+    transposes the gradient, and so loses derivatives of the next order.
     """
     return has_tangent(*tensors) or is_for_xla()
 

@@ -8,8 +8,8 @@ nodes one by one lose that operator's gradient: `tf.vectorized_map`, `GradientTa
 - The node itself names its gradient. TensorFlow uses this name when it differentiates a graph,
   including loops and functions.
 - The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs, that
-  operator names the identity as its gradient instead. Only a tape that records a copy while it is
-  made ignores the names, and raises the error.
+  operator names the identity as its gradient instead. Only a tape that records a copy while the
+  copy is made ignores the names, and raises the error.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Node(NamedTuple):
     call : callable
         A function of `backnorm.tensorflow.calls`.
     like : sequence of tensors
-        The first results have the shapes and types of these tensors.
+        Tensors with the shapes and types of the first results.
     per_channel : sequence of tf.DType
         The types of the other results, of shape (*rows, C).
     gradient : callable, optional
         ``gradient(operands, statistics, cotangents, options)`` returns the gradient of each operand
         (any value for an operand that is None). `statistics` are the per-channel results,
-        `cotangents` are those of all results. It is called with the tensors of the node and with
-        those of its copies, so it must be a function of a module and use only its arguments.
-        Without it, differentiating a copy of the node is an error.
+        `cotangents` are those of all results. The function is called with the tensors of the node
+        or of a copy, so it must be a module-level function that uses only its arguments. None:
+        differentiating a copy of the node is an error.
     rows : tuple of int
     """
 
@@ -74,24 +74,25 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
 
         def of_operands(*cotangents: Any) -> Any:
             assert node.gradient is not None
-            # A cotangent may be tf.IndexedSlices, as of tf.gather.
+            # A cotangent may be tf.IndexedSlices, for example from tf.gather.
             dense = list(map(tf.convert_to_tensor, cotangents))
             return pick(node.gradient(tensors, statistics, dense, options), presence)
 
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
-    # The results of the operator, so that a gradient that depends on them is differentiable.
+    # The results of `tf.custom_gradient`, so that a gradient that depends on them is
+    # differentiable.
     statistics += results[len(node.like) :]
     return results
 
 
 def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
-    """Return the results of a call: computed immediately, or, while tracing, those of a node.
+    """Return the results of a call: computed immediately, or, while tracing, the results of a node.
 
     The first tensor is x; tensors may be None. The node calls Python. It is stateless: TensorFlow
-    may merge equal nodes, and omits those whose results are not used. The caller gives the results
-    their gradient by `tf.custom_gradient`.
+    may merge equal nodes, and omits nodes whose results are not used. The caller adds the gradient
+    by `tf.custom_gradient`.
     """
     presence = tuple(tensor is not None for tensor in tensors)
     present = pick(tensors, presence)
@@ -130,12 +131,12 @@ def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
 def _registered(
     name: str, gradient: _Gradient, options: Options, presence: tuple[bool, ...], elements: int
 ) -> str:
-    """Register the gradient of such nodes with TensorFlow and return its name.
+    """Register the gradient of nodes with these properties, and return its name.
 
     Parameters
     ----------
     elements : int
-        The number of the first results, which are not per channel.
+        The number of results that are not per channel.
     """
 
     def of_inputs(node: Any, *cotangents: Any) -> Any:
@@ -150,7 +151,7 @@ def _registered(
 
 
 def _guarded(results: Sequence[Any], is_differentiable: bool) -> list[Any]:
-    """Return the results of a node, for which a tape that misses the gradient raises an error."""
+    """Return the results of a node; a tape that does not find the node's gradient then raises."""
     override = {"PreventGradient": _PASSED_ON} if is_differentiable else {}
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         return [tf.raw_ops.PreventGradient(input=result, message=_LOST) for result in results]
@@ -191,8 +192,8 @@ def place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
 def here(tensors: Sequence[Any]) -> list[Any]:
     """Return the tensors as tensors of the graph that is being traced.
 
-    A gradient function stores tensors, and may be called while another graph is traced. That graph
-    can use tensors of the graph around it, but not of graphs further out.
+    A gradient function stores tensors, and may be called while another graph is traced. A graph can
+    use tensors of the graph directly around it, but not of graphs further out.
     """
     if tf.executing_eagerly():
         return list(tensors)

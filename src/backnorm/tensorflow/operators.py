@@ -38,7 +38,7 @@ class Gradients(NamedTuple):
 
 
 def _as_written(function: _Function) -> _Function:
-    """Keep AutoGraph from rewriting a function, which builds its part of a graph itself."""
+    """Keep AutoGraph from rewriting a function that builds its part of a graph itself."""
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def batch_norm(
     x : tensor, rank 2 or more
         float64, float32, float16 or bfloat16.
     gamma, beta : tensor or variable, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. The type is x's, or float32 for a 16-bit x.
+        Scale and offset, 1 and 0 if absent; of x's type, for a 16-bit x also float32.
     epsilon : float
         Added to the variance; finite and not negative.
     axis : int
@@ -86,15 +86,15 @@ def batch_norm(
         gradient. None: the setting of `backnorm.arithmetic` when the function is called or traced.
     reproducible : bool
         Whether y, statistics and gradients have the same bits in every layout and for every order
-        of the elements of a channel. Sums are then added up as integers, which takes longer, and y
-        is differentiable once.
+        of the elements of a channel. Sums are then computed with integers, which takes longer, and
+        y is differentiable once.
 
     Returns
     -------
     Normalized
         y of x's shape and type; mean and variance, (C,), of gamma's type (without gamma and beta:
-        x's type, or float32 for a 16-bit x). Gradients flow only through y, where mean and variance
-        are functions of x. The returned mean and variance have passed `tf.stop_gradient`, as in
+        x's type, or float32 for a 16-bit x). Only y has gradients, for which mean and variance are
+        functions of x. The returned mean and variance have passed `tf.stop_gradient`, as in
         `tf.compat.v1.nn.fused_batch_norm`.
 
     Raises
@@ -103,15 +103,15 @@ def batch_norm(
         For a wrong type, shape, axis or epsilon. With `reproducible`, also if XLA compiles the
         function, and in forward mode.
     BacknormError
-        For a gradient of the third order, or of the second if it is reproducible. For a tensor of
-        another function, TensorFlow raises its own error (TypeError).
+        For a gradient of the third order, or of the second with `reproducible`. For a tensor of
+        another `tf.function`, TensorFlow raises its own error (TypeError).
 
     Notes
     -----
-    An eager call works on the tensors' own memory and copies no large tensor. In a `tf.function` it
-    is a `tf.numpy_function` with the same computation. That operator holds Python's lock between
+    An eager call works on the tensors' own memory and copies no large tensor. In a `tf.function`
+    the call is a `tf.numpy_function` with the same computation, which holds Python's lock between
     kernels, and cannot be saved in a SavedModel. If XLA compiles the function, and in forward mode,
-    formulas of TensorFlow's operators run. Their elements are computed in float64 unless float32 is
+    formulas in TensorFlow's operators run, and compute elements in float64 unless float32 is
     requested.
     """
     arguments = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
@@ -131,14 +131,14 @@ def batch_norm_synchronised(
 ) -> Normalized:
     """Normalise this replica's part of a batch with the statistics of all replicas' parts.
 
-    Use it in a function that a `tf.distribute.Strategy` runs. All replicas must call it, and go
-    backward through it, in the same order. Without a strategy, with one replica, and outside of
-    `run`, x is the whole batch, and the function is the same as `batch_norm`.
+    Call it in a function that a `tf.distribute.Strategy` runs. All replicas must make such calls,
+    and compute their backward passes, in the same order. Without a strategy, with one replica, and
+    outside of `run`, the function is the same as `batch_norm`.
 
     Parameters
     ----------
     x, gamma, beta, epsilon, axis, arithmetic
-        As in `batch_norm`; parts may differ in size, and be empty.
+        As in `batch_norm`; parts may differ in size, and may be empty.
     reproducible : bool
         Whether y, statistics and gradients have the same bits for any number of replicas, and for
         every division, order and layout of the batch.
@@ -147,17 +147,17 @@ def batch_norm_synchronised(
     -------
     Normalized
         As in `batch_norm`. mean and variance are those of the whole batch, with the same bits in
-        all replicas, and 0 if it is empty. The gradient of x is that of the sum of all replicas'
-        losses. The gradients of gamma and beta are those of this part, which optimizers add up.
-        With `reproducible`, the first replica has the gradients of the whole batch and the others
-        have zeros, so that the sum is rounded once.
+        all replicas, and 0 if the batch is empty. The gradient of x is that of the sum of all
+        replicas' losses. The gradients of gamma and beta are those of this part, which optimizers
+        add up. With `reproducible`, the first replica has the gradients of the whole batch and the
+        others have zeros, so that the sum is rounded once.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         As `batch_norm`.
     BacknormError
-        In forward mode, and for a gradient of the second order, unless XLA compiles formulas.
+        In forward mode. For a gradient of the second order, unless XLA compiles the function.
     RuntimeError
         From TensorFlow, if replicas cannot synchronise: in control flow, and in a `tf.function` in
         the function that the strategy runs.
@@ -237,7 +237,6 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    `tf.GradientTape` calls this function for the gradient of `batch_norm`.
 
     Parameters
     ----------
@@ -246,8 +245,7 @@ def batch_norm_backward(
     dy : tensor
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : tensor or variable, shape (C,)
-        The statistics of the forward pass; the variance is the biased one. The type is x's,
-        or float32 for a 16-bit x.
+        Mean and biased variance of the forward pass, of x's type; for a 16-bit x also float32.
     gamma : tensor or variable, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
@@ -255,12 +253,13 @@ def batch_norm_backward(
     axis : int
         The axis of the channels.
     training : bool
-        True: the statistics are functions of x. The gradient of x includes theirs, and they have
-        none of their own. False: they are constants, and have gradients like any other argument.
+        True: mean and variance are functions of x. The gradient of x includes the gradients through
+        them, and they have no gradients. False: they do not depend on x, and have gradients like
+        any other argument.
     arithmetic : {"float32", "float64"}, optional
         As in `batch_norm`.
     reproducible : bool
-        Whether the gradients are reproducible, as in `batch_norm`; they then are not
+        Whether the gradients are reproducible, as in `batch_norm`; such gradients are not
         differentiable.
 
     Returns
@@ -304,9 +303,9 @@ def _checked(
     training: bool,
     reproducible: Any = False,
 ) -> tuple[Options, Problem | None]:
-    """Return the checked options, and the problem of a traced call, whose tensors have no values.
+    """Return the checked options, and the problem of the call if it is traced.
 
-    In an eager call, the operator on NumPy arrays makes the problem.
+    In an eager call, the operation on NumPy arrays makes the problem.
     """
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)

@@ -3,21 +3,21 @@
 Replicas exchange float64 or int64 numbers by `all_reduce`.
 
 *Forward*: the replicas exchange mean, variance and number of their own elements, 2C + 1 numbers.
-Each replica writes them to its own row of a matrix of zeros. The sum of all matrices has all rows,
-which takes one message and no rounding. The rows are combined by the formula for parallel variances
-(Chan, Golub and LeVeque, 1979). It loses no digits for any means; sums of squares would
-cancel. The rows are in the order of the replicas, so all replicas get the same bits.
+Each replica writes its numbers to its own row of a matrix of zeros. The sum of all matrices has the
+rows of all replicas; it takes one message, and does not round. The rows are combined by the formula
+for parallel variances (Chan, Golub and LeVeque, 1979). It does not lose digits, however large the
+means are; sums of squares would cancel. The rows are in the order of the replicas, so all replicas
+get the same bits.
 
-*Backward*: the replicas make one sum of 2C numbers; the number of elements is known from the
-forward pass.
+*Backward*: the replicas add up 2C numbers; the number of elements is known from the forward pass.
 
 *Reproducible sums* are integers, with the bins that they count in (`binned`), and the number of
 elements: 8C + 1 numbers, or 10C + 1 for float64 elements. In both passes they are exchanged in
 rows, one for each replica, and each replica adds up all rows. (`all_reduce` has no maximum, by
 which replicas could agree on the top bins before a single sum.)
 
-All strategies have `all_reduce`, eagerly, in graphs and for XLA, and it has a gradient.
-(`all_gather` is not available if XLA compiles replicas on GPUs.)
+All strategies have `all_reduce` with a gradient, eagerly, in graphs and for XLA. (`all_gather` is
+not available if XLA compiles replicas on GPUs.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Saved(NamedTuple):
     Attributes
     ----------
     exact, count : tf.Tensor, optional
-        The variance in float64, and the number of elements of a channel of all replicas; absent for
+        The variance in float64, and the number of elements per channel of all replicas; absent for
         reproducible sums.
     """
 
@@ -81,9 +81,9 @@ def forward(
         x, gamma, beta = here([x, *place(parameters, presence)])
         y, mean, variance, *whole = _normalised(x, gamma, beta, options, statistics, replica)
 
-        # The statistics are behind stop_gradient: their cotangents are zero.
+        # Mean and variance pass `stop_gradient`, so their cotangents are zero.
         def gradient(dy: Any, *of_statistics: Any) -> Any:
-            # A cotangent may be tf.IndexedSlices, as of tf.gather.
+            # A cotangent may be tf.IndexedSlices, for example from tf.gather.
             dy = tf.convert_to_tensor(dy)
             saved = _Saved(x, dy, mean, variance, gamma, *whole)
             dx, dgamma, dbeta = _backward(saved, options, replica)
@@ -181,12 +181,12 @@ def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any,
 
 
 def sums_of_all(sum_dy: Any, sum_dy_xmu: Any, replica: Any) -> Any:
-    """Return two sums of all replicas, given those of this replica: float64, shape (C,)."""
+    """Return two sums over all replicas, given the sums of this replica: float64, shape (C,)."""
     return tf.unstack(_sum(tf.stack([sum_dy, sum_dy_xmu]), replica))
 
 
 def bins_of_all(bins: Any, x: Any, replica: Any) -> Any:
-    """Return a row for each replica: its flattened bins, and its number of elements per channel.
+    """Return a row for each replica: its bins, flattened, and its number of elements per channel.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from backnorm.errors import not_installed
 
 try:
-    import torch  # noqa: F401 (an error that says what to install)
+    import torch  # noqa: F401 (to raise an error that says what to install)
 except ModuleNotFoundError as error:
     raise not_installed(error, "torch", __name__) from error
 

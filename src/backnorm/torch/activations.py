@@ -1,7 +1,7 @@
-"""Activations by PyTorch's operators, and the modules that compute them.
+"""Activations, computed by PyTorch's operators, and the modules that compute them.
 
-``hardtanh(y, 0, ceiling)`` is PyTorch's ReLU6. Its derivative is 0 where y has reached a bound,
-like that of the kernels. (The derivative of ``clamp`` is 1 there.)
+PyTorch's ReLU6 is ``hardtanh(y, 0, 6)``. The derivative of hardtanh is 0 where y equals a bound, as
+in the kernels; the derivative of ``clamp`` would be 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _silu_in_place(dy: Tensor, z: Tensor) -> Tensor:
 
 
 class _Smooth(NamedTuple):
-    """PyTorch's functions for an activation whose derivative needs its input z.
+    """PyTorch's functions for an activation whose derivative is computed from the input z.
 
     `overwriting` is a derivative that may write its result to z.
     """
@@ -38,7 +38,7 @@ class _Smooth(NamedTuple):
 _hardswish = _aten.hardswish_backward.default
 _SMOOTH = {
     "silu": _Smooth(functional.silu, _aten.silu_backward.default, _silu_in_place),
-    # PyTorch's derivative of Hardswish has no form that writes to its input.
+    # PyTorch has no in-place form of Hardswish's derivative.
     "hardswish": _Smooth(functional.hardswish, _hardswish, _hardswish),
 }
 
@@ -54,7 +54,7 @@ def activation_of(
 ) -> Activation | None:
     """Return the activation that a module computes, or None.
 
-    `cls` is the class that decides, by default the class of the module.
+    `cls` is used instead of the class of the module.
     """
     cls = cls or type(module)
     if cls in (torch.nn.ReLU6, torch.nn.Hardtanh):
@@ -65,7 +65,7 @@ def activation_of(
 
 
 def _is_exact_ceiling(lower: object, upper: object) -> bool:
-    """Whether `hardtanh` with these bounds is a ReLU with a ceiling exact in every element type.
+    """Whether `hardtanh` is a ReLU with a ceiling that every element type represents exactly.
 
     If the ceiling is rounded, PyTorch's gradient depends on the direction of rounding.
     """
@@ -77,7 +77,7 @@ def _is_exact_ceiling(lower: object, upper: object) -> bool:
 
 
 def add_and_activate(y: Tensor, residual: Tensor | None, activation: Activation | None) -> Tensor:
-    """Return activation(y + residual), which PyTorch differentiates."""
+    """Return activation(y + residual), computed by operators that PyTorch differentiates."""
     if residual is not None:
         y = y + residual
     return y if activation is None else activate(y, activation)

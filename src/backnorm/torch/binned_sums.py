@@ -51,9 +51,9 @@ def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
-    """Return the top bins and the digits of the sums of terms.
+    """Return the top bins and the digits of the sums of all `parts`.
 
-    Each of `parts` has shape (C, M); the first has the largest terms.
+    Each part has shape (C, M); the first has the largest terms.
     """
     terms = parts[0]
     channels, count = terms.shape
@@ -76,7 +76,7 @@ def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
 
 
 def _special(terms: Tensor, digit: int) -> Tensor:
-    """Return the numbers of terms that are NaN, plus infinity and minus infinity, then zeros."""
+    """Return the number of terms that are NaN (digit 0), positive (1) or negative (2) infinity."""
     tests = (terms.isnan(), terms >= _HUGE, terms <= -_HUGE)
     return tests[digit].sum(1) if digit < len(tests) else torch.zeros_like(terms[:, 0].long())
 

@@ -1,8 +1,8 @@
 """Checks of the tensors of a call, and errors with PyTorch's argument names.
 
-The operators check their operands, once for all calls with the same metadata. A call on tensors in
-memory is checked here only after an operator has raised, so that the error has the argument names
-of `torch.nn.functional.batch_norm`. A call of the dispatcher is always checked here.
+The operations of `kernels` check their operands, once for all calls with the same metadata. An
+eager call is checked here only after an operation has raised, so that the error has the argument
+names of `torch.nn.functional.batch_norm`. A call through the dispatcher is always checked here.
 
 Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
 """
@@ -23,7 +23,7 @@ from backnorm.problem import residual_alone
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-#: The operators' names of arguments, and PyTorch's names.
+#: Maps argument names of backnorm's operations to PyTorch's.
 _NAMES = {
     "x": "input",
     "gamma": "weight",
@@ -93,7 +93,7 @@ def check_statistics(
     if not (
         running_mean is None
         or running_var is None
-        # A value that is not a tensor is reported by the checks of shapes and types.
+        # The checks of shapes and types report a value that is not a tensor.
         or getattr(running_mean, "requires_grad", False)
         or getattr(running_var, "requires_grad", False)
     ):
@@ -105,19 +105,19 @@ def check_statistics(
                 name,
                 "running_mean and running_var must either both be None or neither be None"
                 if training
-                else "is required where the batch's own statistics are not used (training=False)",
+                else "is required with training=False",
             )
         if getattr(tensor, "requires_grad", False):
             raise TensorValueError(
                 name,
-                "must not require a gradient, since gradients take it as a constant",
+                "must not require a gradient, because it is treated as a constant",
                 hint=f"pass {name}.detach()",
             )
     raise AssertionError("unreachable")
 
 
 def check_residual(residual: Tensor | None, input: Tensor, activation: Activation | None) -> None:
-    """Raise unless the residual has the input's metadata, and the activation is a ReLU."""
+    """Raise for a residual without a ReLU, or with another shape, type or device than input."""
     if residual is None:
         return
     if activation is None or activation.name != "relu":
@@ -153,7 +153,7 @@ def _check_like_input(residual: object, input: Tensor) -> None:
 
 
 def refuse(error: ArgumentError, *operands: Any) -> NoReturn:
-    """Raise the error of an operator, with PyTorch's names; `operands` are those of `check`."""
+    """Raise the error of an operation with PyTorch's names; `operands` are arguments of `check`."""
     check(*operands)
     if error.argument not in _NAMES:
         raise error
@@ -161,7 +161,7 @@ def refuse(error: ArgumentError, *operands: Any) -> NoReturn:
 
 
 def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
-    """Return the error with other names of tensors, as a subclass of PyTorch's error class."""
+    """Return the error with tensors renamed, as a RuntimeError like PyTorch's."""
     error = error.in_words(names)
     if isinstance(error, RuntimeError):
         return error
@@ -224,7 +224,7 @@ def check_tensor(name: str, tensor: object) -> Tensor:
             "is on a device that backnorm has no kernels for",
             came=f"device {tensor.device}",
             accepted="cpu or cuda",
-            hint="backnorm.torch.revert(model) gives a model its own layers back",
+            hint="backnorm.torch.revert(model) restores a model's original layers",
         )
     return tensor
 

@@ -1,8 +1,8 @@
 """The backward pass and its gradients as compositions of PyTorch's operators.
 
 PyTorch differentiates the compositions to any order, in reverse and forward mode, and for batched
-gradients. They replace the kernels where a gradient is differentiated more often than the kernels
-support. Everything is computed in float64.
+gradients. The compositions replace the kernels for gradients that are differentiated more often
+than the kernels support. Everything is computed in float64.
 
 In training, mean and variance are functions of x, so they are computed from x here.
 """
@@ -21,11 +21,11 @@ from backnorm.torch.tensors import statistics_type
 class _Normalised(NamedTuple):
     """Elements of x and the statistics of every channel, in float64."""
 
-    # x - mean, and 1 / sqrt(variance + eps).
+    # `centred` is x - mean; `scale` is 1 / sqrt(variance + eps).
     centred: Tensor
     mean: Tensor
     scale: Tensor
-    # 1 / M. It is ABSENT with frozen statistics, whose formulas do not have the terms with 1 / M.
+    # 1 / M; ABSENT with frozen statistics, whose formulas have no terms with 1 / M.
     share: Any
 
 
@@ -100,7 +100,7 @@ def _normalised(
         column = _column(mean, x)
         scale = (_column(variance, x) + eps).rsqrt()
         return _Normalised(wide - column, column, scale, ABSENT)
-    # In an empty batch the sums are 0; the divisor must not be 0.
+    # In an empty batch the sums are 0, but the divisor must not be 0.
     share = 1.0 / max(x.numel() // max(x.shape[1], 1), 1)
     column = _sum(wide) * share
     centred = wide - column

@@ -1,4 +1,4 @@
-"""Let backnorm compute the layers of batch normalisation of a model, and undo that."""
+"""Convert a model's layers of batch normalisation to backnorm's layers, and back."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from backnorm.torch.fusion import check_fuse, fuse_pair, fuse_sequences, named_p
 
 Model = TypeVar("Model", bound=Module)
 
-# The modules that define layers, and the modules of backnorm with a class of the same name for
-# each. Those for timm and torchvision import these libraries, so they are imported when a model
-# has such a layer.
+# Maps modules that define layers to backnorm's modules, which define classes of the same names.
+# backnorm's modules for timm and torchvision import these libraries, so they are imported only if a
+# model has such a layer.
 _LIBRARIES = {
     "torch.nn.modules.batchnorm": "backnorm.torch.modules",
     "timm.layers.norm_act": "backnorm.torch.timm",
@@ -33,14 +33,14 @@ _ORIGINALS = {ours: library for library, ours in _LIBRARIES.items()}
 _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
 # The classes whose `arithmetic` can be set.
 _OURS = modules._BatchNorm, modules.FrozenLayer
-# The attribute of a layer that `sync` changed: the class of the layer before.
+# The name of the attribute for the class that a layer had before `sync` changed it.
 _CLASS_BEFORE_SYNC = "_class_before_sync"
 # Attributes that `convert` sets and PyTorch's layers do not have.
 _OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation")
 
 
 class ConversionWarning(UserWarning):
-    """A model has no layer that `convert` can convert, or a layer that it cannot synchronise."""
+    """A model has no layer that `convert` can convert, or has one that it cannot synchronise."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class LayerReport:
     name : str
         The name of the layer in the model, as in `named_modules`: empty for the model itself.
     before, after : str
-        The class of the layer, with the package that users import it from. `before` and `after` are
-        equal for a layer that was not changed, and for one that was already backnorm's.
+        The class of the layer, with the package that users import it from. The two are equal if the
+        class was not changed.
     fused : bool
         Whether the layer computes an activation in the same pass.
     reason : str
         The activation, or the reason why the layer was not converted or not fused. Empty for a
         layer that is converted without `fuse`.
     arithmetic : {"float32", "float64"} or None
-        The layer's own `arithmetic`.
+        The attribute `arithmetic` of the layer.
     """
 
     name: str
@@ -96,7 +96,7 @@ def convert(
     itself, becomes a layer of `backnorm.torch` in place: the modules stay the same objects with the
     same parameters, buffers and hooks, and only their class changes. The same holds for their lazy
     forms, for timm's `BatchNormAct2d` and `FrozenBatchNormAct2d`, and for torchvision's
-    `FrozenBatchNorm2d`. Other subclasses stay as they are.
+    `FrozenBatchNorm2d`. Other subclasses are not changed.
 
     Parameters
     ----------
@@ -107,18 +107,18 @@ def convert(
         `Hardtanh` from 0 to a number of at most eight binary digits. True: fuse in every
         `torch.nn.Sequential`, and in timm's layers, which have an activation of their own. Pairs of
         names, as in `model.named_modules()`: fuse the named layers and activations. The caller then
-        guarantees that the forward calls the activation with the result of the layer, and uses
-        neither of them for anything else. The layer gets an `activation`, and the activation's
-        module becomes a `FusedActivation`, which returns its input. Modules with hooks, or with
-        more than one place in the model, are not fused; a pair with such a module is an error.
+        guarantees that the model passes the layer's result only to the activation, and calls the
+        activation with nothing else. The layer gets an `activation`, and the activation's module
+        becomes a `FusedActivation`, which returns its input. Modules that have hooks, or occur more
+        than once in the model, are not fused; a pair with such a module is an error.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`: ``report=print`` prints one line per layer,
         ``report=reports.append`` collects the reports.
     arithmetic : {"float32", "float64"}, optional
-        The arithmetic of all these layers from now on (``layer.arithmetic``), including layers
-        that were already backnorm's. None: layers that were already backnorm's keep their
-        arithmetic, and calls of the others use `backnorm.arithmetic`.
+        The arithmetic of all these layers from now on (``layer.arithmetic``), including layers that
+        were already backnorm's. None: layers that were already backnorm's keep their arithmetic;
+        the others use `backnorm.arithmetic`.
     sync : bool
         Whether layers of `BatchNorm1d`, `2d` and `3d`, which normalise the batch of one process,
         become `SyncBatchNorm`, which normalises the batch of all processes of a group.
@@ -137,10 +137,10 @@ def convert(
     Raises
     ------
     ArgumentTypeError
-        If an argument has another type.
+        If an argument has a wrong type.
     ArgumentValueError
-        If `arithmetic` has another value, `process_group` is given without `sync`, or a pair of
-        names cannot be fused.
+        If `arithmetic` is unknown, `process_group` is given without `sync`, or a pair of names
+        cannot be fused.
 
     Warns
     -----
@@ -152,9 +152,9 @@ def convert(
     Notes
     -----
     If a hook is later registered on a fused layer or its activation, or one of them gets another
-    `forward`, the pair is separated: each module computes what it did before `convert`. The result
-    of a fused layer contains the activation even if the activation's module is not called, as in
-    part of a sequence. `revert` undoes everything.
+    `forward`, the pair is separated: each module computes what it did before `convert`. A fused
+    layer applies the activation even if the activation's module is not called, as when a part of a
+    sequence is called. `revert` undoes the conversion.
     """
     _check_model(model)
     fuse = check_fuse(fuse)
@@ -214,9 +214,8 @@ def revert(model: Model) -> Model:
     Parameters
     ----------
     model : torch.nn.Module
-        Converted or not. Layers of `backnorm.torch` that the model was built with are replaced by
-        PyTorch's, too, except for layers with an activation of their own, which PyTorch does not
-        have.
+        Converted or not. Layers of `backnorm.torch` that the model was built with are also replaced
+        by PyTorch's, except layers with an activation of their own, which PyTorch does not have.
 
     Returns
     -------
@@ -244,9 +243,9 @@ def revert(model: Model) -> Model:
 
 
 def original_of(layer: Module) -> type[Module] | None:
-    """Return the library's class that replaces the class of a layer of backnorm, or None.
+    """Return the library's class that corresponds to the class of a layer of backnorm, or None.
 
-    None is for a layer with an activation of its own, for which PyTorch has no class.
+    PyTorch has no class for a layer with an activation of its own.
     """
     return None if getattr(layer, "owns_activation", False) else _namesake(layer, _ORIGINALS)
 
@@ -265,7 +264,7 @@ def is_batch_norm(module: Module) -> bool:
 
 
 def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | None:
-    """Return the class with the name of the layer's class in the paired module of `libraries`."""
+    """Return the class of the same name in the corresponding module of `libraries`, or None."""
     cls = type_before_parametrizations(layer)
     if cls.__module__ not in libraries:
         return None
@@ -275,8 +274,8 @@ def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | Non
 def _set_class(module: Module, cls: type[Module]) -> None:
     """Change the class of a module.
 
-    A parametrised module has a class of its own, whose properties are the module's parameters. Such
-    a module gets a new subclass of `cls` with the same properties.
+    A parametrised module has a class of its own, whose properties are the module's parameters. It
+    gets a new subclass of `cls` with the same properties.
     """
     if is_parametrized(module):
         cls = type(type(module).__name__, (cls,), dict(vars(type(module))))

@@ -1,10 +1,8 @@
 """CPU tensors for executables (`interfaces.Arrays`), and the operations on their memory.
 
-Per-channel tensors are of x's type, or float32 with a 16-bit x. 16-bit per-channel tensors are
-converted to float32, so that the statistics keep the digits of float32. Results have the strides of
-`torch.empty_like(x)`: those of x, if x is dense in some order of its axes.
-
-This module does not use autograd.
+Per-channel tensors have x's type; with a 16-bit x, float32 is accepted as well. 16-bit per-channel
+tensors are converted to float32, so that the statistics keep the digits of float32. Results have
+the strides of `torch.empty_like(x)`: those of x, if x is dense in some order of its axes.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ class Tensors(Arrays[Tensor, P]):
     def checked(
         self, name: Operation, operands: Sequence[object], **options: Any
     ) -> tuple[Problem, Sequence[Any]]:
-        """Return the problem of tensors, and the tensors; raise like `read` and `problem_of`."""
+        """Return the problem of a call and its tensors; raise like `read` and `problem_of`."""
         signature = SIGNATURES[name]
         read = self.read(operands, signature)
         return problem_of(name, *self.described(read, signature), **options), read
@@ -162,7 +160,7 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
         "{}.is_neg())",
         # A tensor without memory is a zero tensor, or has a freed storage, which begins at 0. Most
-        # addresses are above the constant, so that the other calls are not made.
+        # addresses are above the constant, so the rest of the expression is not evaluated.
         lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
         "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
         known_address="at_{}",
@@ -242,7 +240,7 @@ def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
             "sums",
             "must end with the number of elements per channel",
             came=count[0],
-            accepted="a number, not negative",
+            accepted="a number from 0 to 2**63 - 1",
         )
     return first, second, int(count[0])
 
@@ -286,7 +284,7 @@ def inference_coefficients(
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()
     dtype = getattr(torch, arithmetic)
-    # The rounding error of the mean is corrected by the shift: see `cpu.kernels.singles`.
+    # The slope corrects the rounding error of the mean.
     slope = slope + gain * (mean.to(dtype).double() - mean)
     return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)
 

@@ -1,15 +1,15 @@
-"""Eager calls on tensors in memory: the shortest way from autograd to the kernels and back.
+"""Autograd functions for eager calls on tensors in memory, which call the kernels directly.
 
 The functions here compute the forward pass and the first backward pass, with the mask that kernels
 write. `operations` computes calls that are transformed, or whose gradients are differentiated.
 
-Eager calls have classes of their own, because a training step on (8, 16, 8, 8), forward and
-backward, takes 0.13 ms with them and 0.55 ms by operators (AMD EPYC, one thread). Operators with
-derivatives also return the batch's statistics to autograd, and cannot keep a mask as bits, because
-a compiler may lay out x anew between the passes.
+Eager calls have their own classes, because a forward and backward pass on (8, 16, 8, 8) takes 0.13
+ms with these classes and 0.55 ms with operators (AMD EPYC, one thread). Operators also return the
+batch's statistics to autograd, and cannot save a mask as bits, because a compiler may change the
+layout of x between the passes.
 
-The name of a node of the graph is the name of its class followed by "Backward". A profiler shows
-the qualified name of the class.
+The name of a node in the autograd graph is the name of its class followed by "Backward". A profiler
+shows the qualified name of the class.
 """
 
 from __future__ import annotations
@@ -38,26 +38,25 @@ from backnorm.torch.tensors import (
     unpack_mask,
 )
 
-# The names that the forward pass has for the saved tensors.
+# Maps names of saved tensors to argument names of the forward pass.
 _NAMES = {"x": "input", "gamma": "weight"}
 
 
 class _Normalisation(Function):
-    """The backward pass that training and given statistics share; `ctx.options` are `Options`."""
+    """The backward pass of both classes below; `ctx.options` is an `Options`."""
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
         needed = ctx.needs_input_grad
-        # Saved tensors are unpacked even if dy is None, because that makes a checkpoint recompute
-        # its layers.
+        # Unpack saved tensors even if dy is None: that makes a checkpoint recompute its layers.
         x, mask, weight, bias, mean, variance, order = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
         if mask is not None:
             x = _in_order(x, order)
         saved, has_residual = Saved(x, weight, mean, variance, mask, bias), needed[1]
-        # A hook of saved tensors may return a tensor of a subclass.
+        # A saved-tensor hook may return a tensor of a subclass.
         if torch.is_grad_enabled() or needs_dispatcher(dy) or is_opaque(dy) or type(x) not in PLAIN:
             gradients = by_operators(
                 _by_operations, saved, dy, ctx.options, dy=dy, input=x, weight=weight
@@ -85,7 +84,8 @@ def _by_operations(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor |
     if mask is not None:
         dy = torch.where(unpack_mask(mask, x), dy, 0.0)
     elif activation is not None:
-        # The activation's input must be a function of x, so that gradients can be differentiated.
+        # Recompute the activation's input as a function of x, so that gradients can be
+        # differentiated.
         z = operations.forward(x, weight, bias, options.eps, options.arithmetic)[0]
         dy = _before_activation(dy, z, activation)
     settings = options.eps, options.training, options.arithmetic
@@ -105,7 +105,7 @@ def _before_activation(dy: Tensor, z: Tensor, activation: Activation) -> Tensor:
 
 
 class BatchNorm(_Normalisation):
-    """Normalisation with the statistics of the batch, which may update running statistics."""
+    """Normalisation with the batch's statistics; it also updates the running statistics, if any."""
 
     @staticmethod
     def forward(
@@ -122,12 +122,12 @@ class BatchNorm(_Normalisation):
         ctx.set_materialize_grads(False)
         kept = order = None
         if mask is not None:
-            # The order is a tensor: a checkpoint that recomputes the forward pass replaces only
-            # saved tensors.
+            # The order is saved as a tensor, because a checkpoint that recomputes the forward pass
+            # replaces only saved tensors.
             order = _order_in_memory(x.stride())
         elif bias is not None and options.activation is not None:
             # The backward pass of a smooth activation reads the bias. Autograd cannot save a bias
-            # that was made in inference mode, which PyTorch's layer accepts: save a copy.
+            # that was made in inference mode, but PyTorch's layer accepts such a bias: save a copy.
             kept = bias.clone() if bias.is_inference() else bias
         ctx.save_for_backward(x, mask, weight, kept, mean, variance, order)
         ctx.options = options
@@ -135,7 +135,7 @@ class BatchNorm(_Normalisation):
 
 
 class BatchNormInference(_Normalisation):
-    """Normalisation with given statistics, which are constants, and no activation."""
+    """Normalisation with given, constant statistics and without an activation."""
 
     @staticmethod
     def forward(
@@ -150,8 +150,8 @@ class BatchNormInference(_Normalisation):
         """Return y."""
         y = kernels.inference(x, None, weight, bias, statistics, options)
         ctx.set_materialize_grads(False)
-        # Copies, because a later batch in training updates the running statistics, and autograd
-        # does not notice that.
+        # Save copies: a later training batch updates the running statistics, which autograd does
+        # not detect.
         mean, variance = (tensor.detach().clone() for tensor in statistics)
         ctx.save_for_backward(x, None, weight, None, mean, variance, None)
         ctx.options = options
@@ -162,14 +162,14 @@ class BatchNormInference(_Normalisation):
 def _order_in_memory(strides: tuple[int, ...]) -> Tensor:
     """Return the strides of x as a tensor, which is saved together with the mask of a ReLU.
 
-    The bits of a mask are in the memory order of x. Hooks of saved tensors preserve values, but may
+    The bits of a mask are in the memory order of x. Saved-tensor hooks preserve values, but may
     return x in another order.
     """
     return torch.tensor(strides, device="cpu")
 
 
 def _in_order(x: Tensor, order: Tensor) -> Tensor:
-    """Return x in the order of memory that `_order_in_memory` describes: itself, or a copy."""
+    """Return x; if its memory order is not `order`, return a copy in that order."""
     strides = tuple(order.tolist())
     if x.stride() == strides:
         return x
@@ -189,11 +189,10 @@ def name_of(options: Options, residual: Tensor | None) -> str:
 
 
 def profiled(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return `run`, or, while a profiler is enabled, a function that the profiler shows.
+    """Return `run`; while a profiler is enabled, return a function that also records its calls.
 
     A call on plain tensors bypasses the dispatcher, and with it the profiler.
     """
-    # Reading the flag takes 20 ns.
     if not profiler._is_profiler_enabled:
         return run
 
@@ -205,10 +204,9 @@ def profiled(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _function(base: type[Function], name: str) -> Any:
-    """Return the `apply` of a subclass of `base`, named so that graphs and profiles show the name.
+    """Return the `apply` of a new subclass of `base`, whose name appears in graphs and profiles.
 
-    The function skips the work of `Function.apply` for transforms, which are not active in eager
-    calls.
+    Unlike `Function.apply`, it does not handle transforms, which are not active in eager calls.
     """
     # A graph shows "BatchNormRelu" for the name "batch_norm_relu".
     cls = type(name.title().replace("_", ""), (base,), {"__module__": __name__})
@@ -216,8 +214,8 @@ def _function(base: type[Function], name: str) -> Any:
     return super(Function, cls).apply
 
 
-#: The functions of training by the names of `name_of`; each takes the arguments of
-#: `BatchNorm.forward` and returns y.
+#: Maps the names of `name_of` to functions of training, which have the arguments of
+#: `BatchNorm.forward` and return y.
 TRAIN = {
     name: _function(BatchNorm, name)
     for name in ("batch_norm", "batch_norm_relu", "batch_norm_add_relu", "batch_norm_activation")

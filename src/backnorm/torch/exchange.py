@@ -1,27 +1,27 @@
 """Exchange of statistics between the processes of a group: 2C + 1 float64 numbers in each pass.
 
 *Forward*: the processes exchange mean, variance and number of their own elements. The formula for
-parallel variances (Chan, Golub and LeVeque, 1979) combines them. It loses no digits for any
-means; sums of squares could lose all digits. A small group gathers the numbers of all processes
-and combines them in the order of ranks: 8 * (2C + 1) bytes from every process. In a large group
-gathering would take long, because the bytes and, on rings, the latency grow with the group. So a
-large group makes two all-reduce sums: first of the weighted means, then of the variances and the
-squared distances of the means. Each process then receives twice 8 * (2C + 1) bytes in a group
-of any size.
+parallel variances (Chan, Golub and LeVeque, 1979) combines them. It does not lose digits, however
+large the means are; sums of squares could lose all digits. A small group gathers the numbers of all
+processes and combines them in the order of ranks: 8 * (2C + 1) bytes from every process. In a large
+group gathering would take long, because the bytes and, on rings, the latency grow with the group.
+So a large group makes two all-reduce sums: first of the weighted means, then of the variances and
+the squared distances of the means. Each process then receives twice 8 * (2C + 1) bytes, for any
+size of the group.
 
-*Backward*: the processes exchange the same amount of numbers, which are sums.
+*Backward*: the processes exchange 2C sums and the number of elements.
 
-*Reproducible sums* are integers, with the bins that they count in (`binned`): 8C + 1 numbers each
-way, or 10C + 1 for float64 elements. A small group gathers them as well. A large group first agrees
-on the top bins, by a maximum of 2C numbers, and then adds up the digits.
+*Reproducible sums* are integers, with the bins that they count in (`binned`): 8C + 1 numbers in
+each pass, or 10C + 1 for float64 elements. A small group gathers them as well. A large group first
+agrees on the top bins, by a maximum of 2C numbers, and then adds up the digits.
 
 *Agreement*: processes that call their layers in different orders, or with different settings, would
-combine the statistics of different layers. Therefore an exchange begins with a description. A
-gathered message describes layer, channels, pass and settings; a message that is reduced has the
-digest of the description. The first message has the same length for every layer, because a backend
-may end a process that receives more than it expects. The second message, if there is one, follows
-if all descriptions are equal. If they differ, every process raises. On a GPU, raising would need
-synchronisation with the device; there the statistics become NaN.
+combine the statistics of different layers. Therefore the first message begins with a description of
+layer, channels, pass and settings; a message that is reduced has only the digest of the
+description. The first message has the same length for every layer, because a backend may end a
+process that receives more than it expects. If descriptions differ, every process raises before a
+second message. On a GPU, raising would need synchronisation with the device, so the statistics
+become NaN instead.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from torch.nn.functional import pad
 from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
-# The largest group in which each process gathers the numbers of all. With n processes on a ring,
-# gathering takes n - 1 hops in each pass. The three sums of both passes, each up and down a tree,
-# take 6 * log2(n) hops. For 12 processes that is 22 and 21.5 hops.
+# The largest group in which each process gathers all numbers. With n processes on a ring, gathering
+# takes 2 * (n - 1) hops for both passes. The three sums of both passes, each up and down a tree,
+# take 6 * log2(n) hops. For 12 processes these are 22 and 21.5 hops.
 _GATHERED = 12
 
-# The int64 numbers of a first message. The description is a digest followed by the first 120 bytes
-# of the text. The statistics are those of up to 512 channels; more need a second message.
+# The lengths of the two parts of a first message, in int64 numbers. The description is a digest and
+# the first 120 bytes of the text. Statistics of more than 512 channels need a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
-# For each group, the numbers of its layers without a name, and a counter for the next number.
+# Maps a group to the numbers of its layers without a name, and a counter of these numbers.
 _NUMBERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-# `all_gather_single` has another name until PyTorch 2.12. A PyTorch that was built without
-# `torch.distributed` has neither.
+# Older versions of PyTorch have another name for `all_gather_single`. A PyTorch that was built
+# without `torch.distributed` has neither.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
     dist, "all_gather_into_tensor", None
 )
@@ -76,7 +76,7 @@ def name_of(layer: torch.nn.Module, group: Any) -> str:
     """Return the name of a layer in the description of an exchange.
 
     `convert` gives a layer its name. Layers without a name are numbered in the order in which the
-    group first exchanges their statistics. If the processes agree in each step, they assign the
+    group first exchanges their statistics. Processes that call layers in the same order assign the
     same numbers.
     """
     name: str = layer.name
@@ -139,7 +139,7 @@ class Exchange:
         return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
 
     def bins(self, rows: int) -> Tensor:
-        """Return the reproducible sums of all processes, an array of `rows` rows, and the count."""
+        """Return the reproducible sums of all processes, `rows` rows in sequence, and the count."""
         every = self._gathered() if self._is_gathered else self._local[None]
         bins = every[:, :-1].reshape(len(every), rows, -1).transpose(0, 1)
         tops = tops_of(bins).amax(1)
@@ -153,7 +153,7 @@ class Exchange:
         return self._result(total.flatten(), numbers[-1:])
 
     def _gathered(self) -> Tensor:
-        """Return the numbers of all processes, one row each, by the first gathered message."""
+        """Return the numbers of all processes, one row each, and compare descriptions."""
         begin, rest = _split(self._local)
         expected = _described(self._text).to(begin.device)
         rows = self._rows(torch.cat((expected, begin.view(torch.int64))))
@@ -164,7 +164,7 @@ class Exchange:
         return found[:, : self._local.shape[0]].contiguous()
 
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
-        """Return the sum or maximum of the numbers of all processes, in the first message."""
+        """Return the sum or maximum of the numbers of all processes, and compare digests."""
         begin, rest = _split(own)
         # The digest has 32 bits, so that sums are exact. A maximum of (d, -d) gives the maximum
         # and the minimum of d.
@@ -216,13 +216,13 @@ class Exchange:
         except RuntimeError as error:
             raise SynchronisationError(
                 f"{self._text}: this process (rank {self.rank} of {self._size}) could not "
-                "exchange its statistics with the others; one of them may have ended, raised, or "
-                f"left out this layer: {error}"
+                "exchange its statistics with the others; another process may have ended, raised, "
+                f"or left out this layer: {error}"
             ) from error
 
 
 def _split(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the first message, zeros where there are fewer, and the rest."""
+    """Return the numbers of the first message, padded with zeros, and the rest."""
     numbers = pad(numbers, (0, max(0, _STATISTICS - numbers.shape[0])))
     return numbers[:_STATISTICS], numbers[_STATISTICS:]
 

@@ -79,10 +79,11 @@ def batch_norm(
         in some order of its axes (contiguous, channels_last, ...) is read in place; any other is
         copied.
     running_mean, running_var : Tensor, shape (C,), or None
-        Updated in place in training, where they are optional; required otherwise. The type is
-        input's, or float32 for a 16-bit input.
+        Updated in place in training, where they are optional; required otherwise. They have input's
+        type; for a 16-bit input, float32 is accepted as well.
     weight, bias : Tensor, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. The types are those of the running statistics.
+        Scale and offset, 1 and 0 if absent. The same types are accepted as for the running
+        statistics.
     training : bool
         Whether the statistics are those of the batch.
     momentum : float
@@ -90,20 +91,20 @@ def batch_norm(
     eps : float
         Added to the variance; positive in training, not negative otherwise.
     activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
-        Computed in the same pass. ``backnorm.Activation("relu", ceiling)`` is a ReLU with another
-        upper bound than 6, which is rounded to input's type. A ReLU saves one bit per element for
-        the backward pass; the input of SiLU and Hardswish is recomputed there. The activation is a
+        Computed in the same pass. ``backnorm.Activation("relu", ceiling)`` is a ReLU with the upper
+        bound `ceiling`, which is rounded to input's type. A ReLU saves one bit per element for the
+        backward pass; the input of SiLU and Hardswish is recomputed there. The activation is a
         separate step in four cases: if gradients are needed and training is False, if
         `reproducible`, under `torch.func`, and under `torch.compile`, which fuses it.
     residual : Tensor, optional
         Added before the activation, which must be a ReLU; of input's shape and type.
     arithmetic : {"float32", "float64"}, optional
-        The type in which elements are computed, here and in the backward pass; the second order is
-        computed in float64. Without it `backnorm.arithmetic` decides.
+        The type in which elements are computed, here and in the backward pass; second-order
+        gradients are computed in float64. None: see `backnorm.arithmetic`.
     reproducible : bool
-        Whether, in training, y, statistics and gradients have the same bits in every layout and
-        however elements are ordered within a channel. Sums are then added up as integers, which
-        takes longer. Gradients cannot be differentiated.
+        Whether, in training, y, statistics and gradients have the same bits in every layout and for
+        every order of a channel's elements. Sums are then computed with integers, which takes
+        longer, and gradients cannot be differentiated.
 
     Returns
     -------
@@ -113,17 +114,17 @@ def batch_norm(
     Raises
     ------
     ArgumentValueError
-        For eps, activation, an arithmetic that the element type does not have, and in training for
-        a batch with one value per channel.
+        For an eps or activation that is not accepted, for an arithmetic that the element type does
+        not support, and in training for a batch with one value per channel.
     TensorValueError, TensorTypeError
-        For tensors of a shape, type or device that is not accepted. Both are RuntimeErrors, too,
-        like PyTorch's errors.
+        For tensors of a shape, type or device that is not accepted. Both are RuntimeErrors, like
+        PyTorch's errors.
     """
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, residual):
         tensors = input, running_mean, running_var, weight, bias
         settings: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
-        # A class of tensors may call PyTorch's own function instead of this one. That function does
-        # not have these arguments, so they are passed only if they are set.
+        # A tensor subclass may call PyTorch's function instead of this one. PyTorch's function does
+        # not have the following arguments, so they are passed only if they are set.
         ours = {"activation": activation, "residual": residual, "arithmetic": arithmetic}
         settings |= {name: value for name, value in ours.items() if value is not None}
         if reproducible is not False:
@@ -147,7 +148,7 @@ def batch_norm(
         return _by_dispatcher(operands, momentum, options)
     options = eager_options(training, eps, activation, arithmetic, input.dtype)
     if not input.is_floating_point() and _is_empty_of_integers(input):
-        # PyTorch computes an empty batch, in the type of the parameters.
+        # PyTorch accepts an empty batch of integers, and computes in the type of the parameters.
         parameters = running_mean, running_var, weight, bias
         y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
         check_residual(residual, y, options.activation)
@@ -170,14 +171,14 @@ def _is_empty_of_integers(input: Tensor) -> bool:
 def running_of(
     running_mean: Tensor | None, running_var: Tensor | None, momentum: float
 ) -> Running | None:
-    """Return the running statistics to update in training, or None; raise if one is absent."""
+    """Return the running statistics to update in training, or None; raise if only one is absent."""
     if running_mean is None and running_var is None:
         return None
     return Running(*check_statistics(running_mean, running_var), momentum)
 
 
 def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Compute by kernels, through autograd if a gradient may be needed."""
+    """Compute y by kernels, through autograd if a gradient may be needed."""
     input, residual, weight, bias, running_mean, running_var = operands
     wants_gradient = torch.is_grad_enabled() and (
         input.requires_grad
@@ -212,13 +213,13 @@ _NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
 
 
 def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Compute by operators, so that transforms, modes, tracers and classes of tensors see them."""
+    """Compute y by operators, which transforms, modes, tracers and tensor subclasses can see."""
     input, residual, *_ = operands
     is_traced = torch.compiler.is_compiling()
     if not is_traced:
         plain: Any = tuple(map(as_plain, operands))
         if any(one is not other for one, other in zip(plain, operands, strict=True)):
-            # All tensors have memory; those of subclasses were replaced by plain tensors.
+            # Tensors of subclasses with memory were replaced by plain tensors.
             x, residual, weight, bias, mean, variance = plain
             return batch_norm(
                 x, mean, variance, weight, bias, options.training, momentum, options.eps,
@@ -233,7 +234,7 @@ def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Ten
 
 
 def _of_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Return the result by operators of PyTorch and of backnorm."""
+    """Return y, computed by operators of PyTorch and of backnorm."""
     input, residual, weight, bias, running_mean, running_var = operands
     training, eps, arithmetic = options.training, options.eps, options.arithmetic
     deployed = not training and arithmetic is None and _is_exporting()
@@ -247,7 +248,7 @@ def _of_operators(operands: Operands, momentum: float, options: Options) -> Tens
 
 
 def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Return the normalised input by backnorm's operators; update the running statistics."""
+    """Normalise the input by backnorm's operators, and update the running statistics."""
     input, _, weight, bias, running_mean, running_var = operands
     if torch.compiler.is_compiling():
         lowering.lower()
@@ -269,27 +270,27 @@ def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor
     return y
 
 
-# PyTorch 2.6 does not have it.
+# PyTorch 2.6 does not have `is_exporting`.
 _exports = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def _is_exporting() -> bool:
-    """Whether `torch.export` or `torch.jit.trace` records a program, which may run elsewhere."""
+    """Whether `torch.export` or `torch.jit.trace` records a program."""
     return _exports() or torch._C._get_tracing_state() is not None
 
 
 def _is_exporting_to_onnx() -> bool:
     """Whether `torch.onnx.export` records operators now."""
-    # torch.onnx is not imported here, which would take long: a caller that exports has imported it.
+    # torch.onnx is not imported here, because that takes long; an exporting caller has imported it.
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and onnx.is_in_onnx_export()
 
 
 def _allow_in_graph() -> None:
-    """Let a compiler put the functions of transforms into its graph as they are.
+    """Make a compiler put the functions for transforms into its graph without tracing them.
 
-    Otherwise the compiler would trace the functions and lose their derivatives. Registration
-    imports Dynamo, which takes longer than importing backnorm.
+    Tracing would lose their derivatives. This function is called late, because it imports Dynamo,
+    which takes longer than importing backnorm.
     """
     torch.compiler.allow_in_graph(
         [operations.forward, operations.inference, operations.move_below_transforms]
@@ -303,5 +304,5 @@ _allow_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _have_one_type(*parameters: Tensor | None) -> bool:
-    """Whether parameters and statistics have one element type, as PyTorch's operator requires."""
+    """Whether parameters and statistics have the same type, as PyTorch's operator requires."""
     return len({tensor.dtype for tensor in parameters if tensor is not None}) == 1

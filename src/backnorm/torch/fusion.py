@@ -42,7 +42,7 @@ def named_pairs(
 ) -> list[tuple[Module, Module]]:
     """Return the layers and activations with these names; raise if a pair cannot be fused.
 
-    `classes` maps the layers whose class changes before pairs are fused to their new classes.
+    `classes` maps layers to the classes that they get before pairs are fused, or to None.
     """
     structure = _Structure(model)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -67,7 +67,7 @@ def named_pairs(
 def fuse_sequences(model: Module) -> dict[Module, str]:
     """Fuse each layer in a `torch.nn.Sequential` with the activation that follows it.
 
-    Returns, for each layer of backnorm in a sequence that cannot be fused, the reason.
+    Return, by layer, the reasons why layers in sequences could not be fused.
     """
     structure = _Structure(model)
     obstacles: dict[Module, str] = {}
@@ -93,7 +93,7 @@ def fuse_pair(layer: Module, act: Module) -> None:
 
 
 class _Structure:
-    """The places of the modules in a model, and the pairs that an earlier conversion fused."""
+    """How often each module occurs in a model, and the pairs that an earlier conversion fused."""
 
     def __init__(self, model: Module) -> None:
         modules = dict.fromkeys(model.modules())
@@ -114,14 +114,14 @@ class _Structure:
         if self._partners.get(layer, act) is not act:
             return "it is fused with another activation"
         if self._partners.get(act, layer) is not layer:
-            return "the activation behind it is fused with another layer"
-        for module, subject in ((layer, "it"), (act, "the activation behind it")):
+            return "the activation after it is fused with another layer"
+        for module, subject in ((layer, "it"), (act, "the activation after it")):
             if self._places[module] > 1:
                 return f"{subject} is in {self._places[module]} places of the model"
             if alteration := alteration_of(module):
                 return f"{subject} {alteration}"
         if type(act).forward.__module__ != type(act).__module__:
-            return "the activation behind it is of a class whose forward was replaced"
+            return "the activation after it is of a class whose forward was replaced"
         return None
 
 

@@ -1,9 +1,9 @@
-"""The operations on the memory of CUDA tensors, by Triton kernels. Autograd is not used here.
+"""The operations on the memory of CUDA tensors, by Triton kernels.
 
 This module has the same functions as `cpu`. Kernels run on the current stream of the tensors'
 device. No function waits for a kernel or reads a value from the device, so a call can be captured
 in a CUDA graph after the same call has run once. For the same reason variance + epsilon <= 0 is not
-an error: the channel becomes infinite or NaN, as in PyTorch.
+an error: the channel's results are infinite or NaN, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from backnorm.torch.activations import activate, derivative
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
-# The alignment of arrays in bytes that the compiler assumes. PyTorch's allocators align to more.
+# The alignment of arrays, in bytes, that the compiler assumes. PyTorch's allocators align to more.
 _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
-# The positions of the two per-channel results among the addresses.
+# The range of the two per-channel results among the addresses.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
 #: A problem, its memory layout and its device.
@@ -67,7 +67,7 @@ class _Launches(Launches):
         return -1
 
     def apply(self, *places: Any, sums: Any = None, count: Any = None) -> int:
-        """Compute y by given statistics, or dx from the sums of all parts of the batch."""
+        """Compute y from given statistics, or dx from the sums of all parts of the batch."""
         x = places[0]
         if x.numel():
             with on(x):
@@ -76,7 +76,7 @@ class _Launches(Launches):
         return -1
 
     def sum_all(self, *places: Any) -> int:
-        """Write the sums of every channel, or its mean and variance."""
+        """Write the sums of every channel; in a forward pass, means and variances."""
         x, *_, sums = places
         if not x.numel():
             sums.zero_()
@@ -85,7 +85,7 @@ class _Launches(Launches):
             if self._forward is None:
                 sums.view(-1).copy_(self.sums(*places)[:-1])
             else:
-                # The mean is one float64; its remainder is too small to change it.
+                # The mean is one float64; the remainder is too small to change that number.
                 self.moments(x, tuple(sums))
         return -1
 
@@ -116,7 +116,7 @@ class _CudaTensors(Tensors[torch.device]):
             "mask": "x.new_empty(mask_bytes, dtype=bits)",
             "sums": "x.new_empty((2, channels), dtype=double)",
             "count": "count",
-            # A kernel writes any of the accepted types.
+            # Kernels can write every accepted type.
             "dgamma": "empty_like(mean if gamma is None else gamma)",
             "dbeta": "empty_like(mean if gamma is None else gamma)",
         },
@@ -232,10 +232,10 @@ def double_backward(
 
     `elements` are x, dy and ddx, `channels` mean, variance, weight, ddweight and ddbias.
 
-    `backnorm.second_order` has the formulas. Everything is computed in float64. The sums are
-    PyTorch's, whose errors stay within the error budget (`conformance.judge.check_double_backward`
-    says why). Memory beyond the results, and beyond copies of tensors with another order of axes
-    than x, is eight blocks, or 64 bytes per element if that is less. The function does not wait for
+    `backnorm.second_order` has the formulas. Everything is computed in float64. PyTorch computes
+    the sums, whose errors stay within the error budget (`conformance.judge.check_double_backward`
+    says why). Besides the results, and copies of tensors whose order of axes differs from x's, the
+    function allocates eight blocks, or 64 bytes per element if that is less. It does not wait for
     the device and reads no value from it.
     """
     x, dy, ddx = elements
@@ -261,7 +261,7 @@ def double_backward(
 
 @cache
 def gpu_of(device: torch.device) -> Gpu:
-    """Return the properties of a device that a plan uses."""
+    """Return those properties of a device that a plan depends on."""
     properties = torch.cuda.get_device_properties(device)
     return Gpu(
         properties.name,
@@ -285,7 +285,7 @@ def use(place: Place, knobs: Knobs) -> None:
 
 
 def on(x: Tensor) -> AbstractContextManager[Any]:
-    """Make x's device the current device, on which kernels are launched."""
+    """Return a context in which x's device is the current device, where kernels are launched."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return _NOTHING
     return torch.cuda.device(x.device)

@@ -4,7 +4,8 @@ Every function takes tensors of strided layout on one device, reads their memory
 returns new tensors with the strides of `torch.empty_like(x)`: those of `x`, if `x` is dense in some
 order of its axes.
 
-`options.arithmetic` must not be None. A residual requires a ReLU, before which it is added.
+`options.arithmetic` must not be None. A residual is added before the activation, which must then be
+a ReLU.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def inference(
 def backward(
     saved: Saved, dy: Tensor, options: Options, has_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, weight, bias and residual; per-channel ones have weight's type.
+    """Return the gradients of x, weight, bias and residual; dweight and dbias have weight's type.
 
     The input of an activation other than a ReLU is recomputed from x and the statistics.
     """
@@ -108,7 +109,7 @@ def backward(
             x, dy, mean, variance, weight, bias,
             options.eps, "NCX", options.activation, options.arithmetic, None,
         )  # fmt: skip
-        # This gradient is new, so dx overwrites it.
+        # This gradient is a new tensor, so dx may overwrite it.
         out = dy
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
         x, dy, mask, mean, variance, weight,

@@ -1,16 +1,16 @@
 """Decompose backnorm's operators for Inductor: kernels for the sums, formulas for the elements.
 
-A compiler cannot fuse anything with an opaque operator, so the tensors before and after it are
+A compiler cannot fuse anything with an opaque operator, so the operator's inputs and outputs are
 written to memory and read again. Therefore each operator on float32 and 16-bit elements in a CPU's
-memory is decomposed into two parts. The first is an operator that sums and returns the four
-coefficients of every channel. The second is the formula of an element (see `cpu.kernels.formulas`),
-which Inductor fuses with the addition and the activation that follow it, and which it may compute
+memory is decomposed into two parts. The first is an operator that computes sums and returns four
+coefficients per channel. The second is the formula of an element (see `cpu.kernels.formulas`).
+Inductor fuses this formula with the addition and the activation that follow, and may compute it
 again in the backward pass.
 
 Elements are computed in the arithmetic of the call, by default in float32, because Inductor's code
-in float64 takes twice as long. The float32 results are nearer to the exact ones than those that
-Inductor computes for PyTorch's layers (measured in `docs/measurements/errors.md`). Where the
-range of float32 is not enough, backnorm's kernels compute in float64; Inductor's code does not.
+in float64 takes twice as long. These float32 results are nearer to the exact results than
+Inductor's results for PyTorch's layers (measured in `docs/measurements/errors.md`). Where the range
+of float32 is not enough, backnorm's kernels compute in float64; Inductor's code does not.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _forward_coefficients = register(
 _backward_coefficients = register(
     "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-# A separate operator, whose operands are constants when Inductor freezes a model: it is then
-# computed once.
+# This is a separate operator, so that Inductor computes it only once for a frozen model, in which
+# its operands are constants.
 _inference_coefficients = register(
     "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
 )
 
 
 def _is_lowered(x: Tensor) -> bool:
-    """Whether Inductor computes the elements instead of the kernels."""
+    """Whether Inductor's code, rather than a kernel, computes the elements."""
     return x.device.type == "cpu" and x.dtype != torch.float64
 
 
@@ -153,20 +153,20 @@ def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
 
 
 def lower() -> None:
-    """Register the decompositions. Dynamo calls this while it traces a graph with the operators."""
+    """Register the decompositions; Dynamo calls this while it traces a graph with the operators."""
     from torch._inductor import decomposition
 
-    # Checked here, because Dynamo would not call a function with a cache.
+    # This check replaces `functools.cache`, because Dynamo would not call a cached function.
     if operations.batch_norm in decomposition.decompositions:
         return
     from torch._inductor.lowering import constrain_to_fx_strides, make_fallback
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
-        # Inductor calls the operator itself for all other elements.
+        # Inductor calls the operator itself if the operands are not decomposed.
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
-    # This function caches a copy of the table when the first graph is compiled.
+    # `fast_random_decomps` caches a copy of the table when the first graph is compiled.
     decomposition.fast_random_decomps.cache_clear()
     # PyTorch's caches on disk identify a graph by the names of its operators. Without the tag they
     # could return code with the formulas of another version.

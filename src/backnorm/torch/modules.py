@@ -1,16 +1,16 @@
 """Modules: PyTorch's layers of batch normalisation, computed by backnorm.
 
-A layer can be fused with the module of the activation that follows it: the layer then computes
-both. The modules stay the same objects. The layer gets an `activation`, which its forward applies.
-The activation's module becomes a `FusedActivation`, which returns its input while the layer has an
-`activation`, and applies the activation otherwise.
+A layer can be fused with the module of the activation that follows: the layer then computes the
+activation, too. The modules stay the same objects. The layer gets an `activation`, which its
+forward applies. The activation's module becomes a `FusedActivation`, which returns its input while
+the layer has an `activation`, and applies the activation otherwise.
 
-So one attribute of the layer decides which of the two modules computes the activation: the
-activation is neither computed twice nor left out when the layer loses the attribute. Both modules
-remove it (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
+So one attribute of the layer decides which of the two modules computes the activation: when the
+layer loses the attribute, the activation is still computed exactly once. Both modules remove the
+attribute (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
 settings of the activation, a graph of `torch.fx`. Each module then computes its own part.
 
-Neither module notices that a third module replaces one of them, or is inserted between them.
+The modules do not detect that a third module replaces one of them, or is inserted between them.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Separable(torch.nn.Module):
     def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
         """Separate the pair, and return a call of this module in the graph of `torch.fx`.
 
-        `torch.fx` traces the forward of modules that PyTorch does not define. Tools expect one
-        node, as for PyTorch's layer.
+        By default `torch.fx` traces into the forward of modules that PyTorch does not define, but
+        tools expect one node, as for PyTorch's layer.
         """
         self.separate()
         tools.warn_of_tracing(input.tracer, self.training)
@@ -96,7 +96,7 @@ for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 class FusedActivation(Separable, torch.nn.Identity):
     """The module of an activation while the layer before it computes the activation.
 
-    `fused_layer` is this layer. It is stored in `__dict__`, because it is not a child.
+    `fused_layer` is this layer, stored in `__dict__`, because it is not a child module.
     """
 
     @staticmethod
@@ -106,7 +106,7 @@ class FusedActivation(Separable, torch.nn.Identity):
         module.__class__ = FusedActivation
 
     def restore(self) -> None:
-        """Turn back into the module of the activation."""
+        """Restore the original class of this module."""
         self.separate()
         del self.__dict__["fused_layer"]
         self.__class__ = self.__dict__.pop("original_class")
@@ -116,7 +116,7 @@ class FusedActivation(Separable, torch.nn.Identity):
         self.fused_layer.__dict__.pop("activation", None)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the input, or its activation if the layer has not computed it."""
+        """Return the input; apply the activation first if the layer has not applied it."""
         if isinstance(input, Proxy):
             return self.as_node(input)
         if getattr(self.fused_layer, "activation", None) is not None:
@@ -124,7 +124,8 @@ class FusedActivation(Separable, torch.nn.Identity):
         return self.original_class.forward(self, input)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Settings of the activation, such as `max_val`; not the attributes of every module.
+        # Settings of the activation, such as `max_val`, separate the pair; attributes that all
+        # modules have do not.
         if name != "training" and not name.startswith("_"):
             self.separate()
         super().__setattr__(name, value)
@@ -166,7 +167,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
             The arguments of PyTorch's layer: num_features, eps, momentum, affine,
             track_running_stats, device and dtype.
         activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
-            The activation of the normalised values, computed in the same pass.
+            Applied to the normalised values, in the same pass.
         arithmetic : {"float32", "float64"}, optional
             The type in which elements are computed. None: see `backnorm.arithmetic`.
         reproducible : bool
@@ -196,11 +197,11 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         # A lazy layer reads the attribute itself, in its first forward.
         if self.activation is not None and not isinstance(self, LazyModuleMixin):
             raise BacknormError(
-                f"num_features: a {type(self).__name__} computes "
-                f"{described_activation(self.activation)}, too; a layer that is built in its place "
-                "would not: run backnorm.torch.revert(model) before, or make two modules of a "
-                "layer with an activation of its own; for statistics of all processes "
-                "backnorm.torch.convert(model, sync=True) is enough"
+                f"num_features: this {type(self).__name__} also computes "
+                f"{described_activation(self.activation)}, which a layer that replaces it would "
+                "not compute; call backnorm.torch.revert(model) first, or make the activation a "
+                "separate module if it was an argument of the layer; to synchronise statistics, "
+                "call backnorm.torch.convert(model, sync=True) instead"
             )
         return self.__dict__["num_features"]
 
@@ -209,7 +210,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         self.__dict__["num_features"] = channels
 
     def __dir__(self) -> list[str]:
-        """Return the names of attributes, without those that can raise."""
+        """Return the names of attributes, without those that raise when they are read."""
         errors = {"qconfig"} if self.activation is None else {"qconfig", "num_features"}
         return [name for name in super().__dir__() if name not in errors]
 
@@ -257,7 +258,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         )  # fmt: skip
 
     def _operands(self) -> tuple[Any, Any, Tensor | None, Tensor | None, bool, float]:
-        """Count a batch, and return weight, bias, running statistics, training and momentum.
+        """Count the batch, and return weight, bias, running statistics, training and momentum.
 
         With momentum None the average is cumulative: the weight of the n-th batch is 1/n.
         """
@@ -293,24 +294,24 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d`, computed by backnorm: inputs of shape (N, C) or (N, C, L).
 
-    Besides the arguments of PyTorch's layer it takes `activation`, `arithmetic` and `reproducible`.
-    Parameters, buffers and state_dicts are those of PyTorch's layer.
+    The layer has three more arguments: `activation`, `arithmetic` and `reproducible`. Parameters,
+    buffers and state_dicts are those of PyTorch's layer.
     """
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d`, computed by backnorm: inputs of shape (N, C, H, W).
 
-    Besides the arguments of PyTorch's layer it takes `activation`, `arithmetic` and `reproducible`.
-    Parameters, buffers and state_dicts are those of PyTorch's layer.
+    The layer has three more arguments: `activation`, `arithmetic` and `reproducible`. Parameters,
+    buffers and state_dicts are those of PyTorch's layer.
     """
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d`, computed by backnorm: inputs of shape (N, C, D, H, W).
 
-    Besides the arguments of PyTorch's layer it takes `activation`, `arithmetic` and `reproducible`.
-    Parameters, buffers and state_dicts are those of PyTorch's layer.
+    The layer has three more arguments: `activation`, `arithmetic` and `reproducible`. Parameters,
+    buffers and state_dicts are those of PyTorch's layer.
     """
 
 
@@ -336,10 +337,10 @@ class SyncBatchNorm(_BatchNorm):
 
     In training, if `torch.distributed` is initialised and the process group has more than one
     process, mean and variance are those of the elements of all processes, combined without loss of
-    digits (`exchange`). The batches of the processes may differ in size and be empty. The gradient
-    of the input is that of the whole batch. The gradients of weight and bias are those of this
-    process's part, which DistributedDataParallel averages. In all other cases the layer works like
-    `BatchNorm2d`.
+    digits (`exchange`). The batches of the processes may differ in size, and may be empty. The
+    gradient of the input is that of the whole batch. The gradients of weight and bias are those of
+    this process's part, which DistributedDataParallel averages. In all other cases the layer works
+    like `BatchNorm2d`.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
@@ -349,7 +350,7 @@ class SyncBatchNorm(_BatchNorm):
     Parameters
     ----------
     num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
-        As of `torch.nn.SyncBatchNorm`; inputs are of shape (N, C, ...).
+        As in `torch.nn.SyncBatchNorm`; inputs are of shape (N, C, ...).
     activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
         Applied to the normalised values, in the same pass.
     arithmetic : {"float32", "float64"}, optional
@@ -383,15 +384,15 @@ class SyncBatchNorm(_BatchNorm):
 
     @property
     def qconfig(self) -> NoReturn:
-        """Raise an error, because the layer has no settings of quantisation.
+        """Raise an error, because the layer has no settings for quantisation.
 
         `torch.nn.SyncBatchNorm.convert_sync_batchnorm` reads this attribute when it replaces this
         layer by PyTorch's, although this layer is already synchronised.
         """
         raise BacknormError(
-            f"qconfig: a {type(self).__name__} of backnorm normalises the batch of all processes, "
-            "and cannot be quantised or replaced by torch.nn.SyncBatchNorm; for those run "
-            "backnorm.torch.revert(model) before"
+            f"qconfig: backnorm's {type(self).__name__} already normalises the batch of all "
+            "processes, and cannot be quantised; to quantise the layer, or to replace it by "
+            "torch.nn.SyncBatchNorm, call backnorm.torch.revert(model) first"
         )
 
     def _normalised(

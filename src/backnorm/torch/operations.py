@@ -5,12 +5,12 @@ autograd, forward mode and `torch.func` differentiate the classes. An operator o
 PyTorch's operators add a residual and apply an activation, and `move` updates the running
 statistics. Eager calls on tensors in memory do not use this module (see `eager`).
 
-The caller chooses the arithmetic. Without that argument an operator computes in the default
+The argument `arithmetic` chooses the arithmetic. If it is None, an operator computes in the default
 arithmetic of the element type, so that a graph computes the same wherever it runs. Inductor's code
 has another default (`lowering`).
 
-The batch's mean and variance are results for the backward pass; no gradient flows through them. If
-second-order gradients are differentiated, or gradients are batched, they are composed of PyTorch's
+The batch's mean and variance are returned for the backward pass, and have no gradients. Batched
+gradients, and second-order gradients that may be differentiated, are composed of PyTorch's
 operators (`composed`).
 
 The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Forward mode therefore needs
@@ -129,16 +129,15 @@ class BatchNormBackward(Function):
 
 
 class _Normalisation(Function):
-    """The derivatives of y, for training and for given statistics.
+    """The derivatives of y, with the batch's or with given statistics.
 
-    Inputs begin with x, weight and bias.
+    The inputs of subclasses begin with x, weight and bias.
     """
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
-        # Saved tensors are unpacked even if dy is None, because that makes a checkpoint recompute
-        # its layers.
+        # Unpack saved tensors even if dy is None: that makes a checkpoint recompute its layers.
         x, mean, variance, weight = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
@@ -157,7 +156,7 @@ class _Normalisation(Function):
             options = ctx.eps, ctx.training, ctx.arithmetic
             by_x = BatchNormBackward.apply(x, tx, mean, variance, weight, *options)[0]
         if tweight is not None or tbias is not None:
-            # An absent weight is 1; the tangent of an absent weight is 0.
+            # An absent weight is the constant 1, so its tangent is 0.
             tweight = torch.zeros_like(tbias) if tweight is None else tweight
             if ctx.training:
                 by_parameters = BatchNorm.apply(x, tweight, tbias, ctx.eps, ctx.arithmetic)[0]
@@ -215,7 +214,7 @@ def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
         if tangent is not None:
             raise TensorValueError(
                 name,
-                "must not have a tangent, since derivatives take it as a constant",
+                "must not have a tangent, because it is treated as a constant",
                 hint=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal",
             )
 
@@ -258,7 +257,7 @@ batch_norm_double_backward = register(
 )
 
 
-# Functions that every transform differentiates; their arguments are those of the operators.
+# Functions that every transform can differentiate; their arguments are those of the operators.
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,8 +275,8 @@ def inference(
     *settings: Any,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
-    # Copies, because a later batch in training updates the running statistics, and autograd does
-    # not notice that. The copies keep their tangents, which the operation rejects.
+    # Pass copies: a later training batch updates the running statistics, which autograd does not
+    # detect. The copies have the tangents of the originals, for which the operation raises.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
     y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
@@ -287,8 +286,9 @@ def inference(
 def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return differentiable gradients of x, weight and bias.
 
-    In PyTorch's batched gradients (``is_grads_batched``) the derivative of a `Function` is lost,
-    and that of PyTorch's operators is not. So batched gradients are composed of these operators.
+    In batched gradients (``is_grads_batched``) the derivative of a `Function` is lost, but the
+    derivatives of PyTorch's operators are not. So batched gradients are composed of these
+    operators.
     """
     if torch.is_grad_enabled() and is_batched(dy):
         *others, _arithmetic = arguments
@@ -300,7 +300,7 @@ def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
 def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
-    A kernel computes them, unless they may be differentiated.
+    A kernel computes the gradients, unless they may be differentiated again.
     """
     if torch.is_grad_enabled() or is_transformed():
         return composed.double_backward(x, *arguments)
@@ -314,7 +314,7 @@ def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]
 def move(running: Running, mean: Tensor, variance: Tensor, input: Tensor) -> None:
     """Update running statistics by operators that the dispatcher and transforms see.
 
-    A batch without elements leaves them as they are.
+    An empty batch does not change them.
     """
     if input.numel():
         count = input.numel() // input.shape[1]
@@ -339,18 +339,18 @@ def _move(
 
 
 def move_below_transforms(*arguments: Any) -> Tensor:
-    """Update running statistics below all transforms, where the tensors have memory."""
+    """Update running statistics in the tensors that transforms wrap, which have memory."""
     empty: Tensor = MoveRunningStatistics.apply(*arguments)
     return empty
 
 
 class MoveRunningStatistics(Function):
-    """Call `_move` below all transforms; return an empty tensor."""
+    """Call `_move` on the tensors that transforms wrap; return an empty tensor."""
 
     @staticmethod
     def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:
         # Writing to `data` does not change the tensor's version counter. As in PyTorch, autograd
-        # must not notice the update, since weights may be views of the same base.
+        # must not detect the update, since weights may be views of the same base.
         _move(running_mean.data, running_var.data, *arguments)
         return running_mean.new_empty(0)
 
@@ -375,8 +375,8 @@ class MoveRunningStatistics(Function):
                 )
         # The update is elementwise, so the vmap axis may be the first in all tensors.
         moved = [
-            # If vmap maps over one of the running statistics and not over the batch, the other one
-            # stays as it is, as in PyTorch.
+            # If vmap maps over only one of the running statistics, and not over the batch, the
+            # other one is not updated, as in PyTorch.
             value.expand(info.batch_size, *value.shape).clone()
             if axis is None
             else value.movedim(axis, 0)

@@ -1,4 +1,4 @@
-"""The options of a call, which are validated once and also used in the backward pass."""
+"""Options of a call: validated once, and used in the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Options:
     eps : float
         Added to the variance.
     activation : Activation or None
-        Its ceiling is rounded to the element type of the input.
+        The activation; its ceiling has been rounded to the element type of the input.
     arithmetic : {"float32", "float64"} or None
-        The type in which elements are computed. None occurs only in a traced graph: the caller has
-        not chosen an arithmetic, and the compiler may choose one (`lowering`).
+        The type in which elements are computed. None occurs only in a traced graph, if the caller
+        has not chosen an arithmetic; the compiler may then choose one (`lowering`).
     """
 
     training: bool
@@ -67,11 +67,11 @@ def eager_options(
     try:
         return _cached(*arguments)
     except TypeError:
-        # An argument without a hash has a wrong type; the check raises the error.
+        # An unhashable argument has a wrong type, for which the checks raise.
         return _cached.__wrapped__(*arguments)
 
 
-# `typed`, because True == 1 == 1.0. Errors are not cached.
+# `typed=True`, because True == 1 == 1.0. Errors are not cached.
 @functools.lru_cache(maxsize=1024, typed=True)
 def _cached(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
@@ -98,7 +98,7 @@ def traced_options(
         # Dynamo cannot pass a named tuple from traced code to a function that it does not trace.
         activation, ceiling = activation.name, activation.ceiling
     if ceiling is not None:
-        # A compiler turns numbers that differ between calls or layers into symbols.
+        # Dynamo turns a number that differs between calls or layers into a symbol.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
         ceiling = guard_scalar(ceiling)
@@ -112,7 +112,7 @@ def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> 
 
 
 def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None:
-    """Return the arithmetic of the argument or the block; a graph is guarded on the block's."""
+    """Return the requested arithmetic; guard the graph on `backnorm.arithmetic` if that decides."""
     if arithmetic is None:
         # Dynamo does not guard context variables; it would use the first value in all calls.
         from torch._dynamo.guards import GuardBuilder, install_guard
@@ -144,7 +144,7 @@ def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
 def check_numbers(training: Any, momentum: Any, eps: Any) -> tuple[bool, float, float]:
     """Return training, momentum and eps as Python's own types, or raise.
 
-    Like PyTorch, it accepts a boolean and a zero-dimensional tensor as a number.
+    As in PyTorch, a boolean or a zero-dimensional tensor is accepted as a number.
     """
     return check_flag("training", training), _number("momentum", momentum), _number("eps", eps)
 
@@ -172,5 +172,5 @@ def _check_eps(training: bool, eps: float) -> None:
 
 
 def named(text: str, arithmetic: Arithmetic | None) -> str:
-    """Return the text of a layer, with its arithmetic if it is set."""
+    """Return `text`, which describes a layer, followed by the arithmetic unless that is None."""
     return text if arithmetic is None else f"{text}, arithmetic={arithmetic!r}"

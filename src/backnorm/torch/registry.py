@@ -1,13 +1,13 @@
 """Register operators with the dispatcher (``torch.ops.backnorm.*``).
 
-An operator names its results. The names determine the shapes that fake kernels return, and the axes
-along which DTensor may shard results.
+An operator declares the kinds of its results (`Result`). The kinds determine the shapes that fake
+kernels return, and the axes along which DTensor may shard results.
 
-Channels are independent of each other. So `torch.func.vmap` over B problems of C channels is
-computed exactly, as one problem of B * C channels, in one call. A tensor that vmap does not map
-over is expanded to all problems. DTensor keeps tensors that are sharded over channels, and gathers
-tensors that are sharded over batch or space, because statistics are those of the whole batch. It
-does the same for PyTorch's own operators.
+Channels are independent of each other. So `torch.func.vmap` computes B problems of C channels in
+one call, as a problem of B * C channels. A tensor that vmap does not map over is expanded to all
+problems. Tensors that DTensor shards over channels stay sharded. DTensor gathers tensors that are
+sharded over batch or space, because statistics are those of the whole batch. It treats PyTorch's
+own operators in the same way.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from backnorm.torch.tensors import in_memory, statistics_type
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
-#: Maps the names that operations give to tensors to the names that PyTorch's operators give them.
+#: Maps the tensor names of backnorm's operations to those of PyTorch's operators.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
-#: data: like x. statistics: a mean or variance, computed from x alone. parameter: like the weight,
-#: or, without a weight, like statistics. coefficients: four numbers per channel (`lowering`).
+#: The kind of a result. data: like x. statistics: a mean or variance, computed from x alone.
+#: parameter: like the weight, or, without a weight, like statistics. coefficients: four numbers per
+#: channel (`lowering`).
 Result = Literal["data", "statistics", "parameter", "coefficients"]
 
 
@@ -61,22 +62,23 @@ def register(
         Computes the results, on any device; its annotations are the operator's types. All tensors
         must be on the device of the first.
     results : tuple of str, or callable
-        The names of the results. vmap may then merge the problems of the operator along the
-        channels, and DTensor may shard them. For other operators: a function that returns new
-        tensors like the results of the kernel.
+        The kinds of the results. vmap may then merge problems along the channels, and DTensor may
+        shard tensors over the channels. For other operators: a function with the kernel's
+        arguments, which returns new tensors like the kernel's results.
     function : type of Function, optional
-        Has `setup_context` and `backward`, by which autograd differentiates the operator and
-        `torch.func` the function; its forward calls the operator. With named results it also has
-        `jvp`, and gets the vmap rule of the operator.
+        A class whose `setup_context` and `backward` differentiate the operator. Its `forward`
+        becomes the operator, so that `torch.func` can differentiate the class. If `results` is a
+        tuple, the class must also have `jvp`, and gets the operator's vmap rule.
     backward : callable, optional
-        Without `function`: the backward pass of the operator, which raises.
+        The backward pass of an operator without `function`; this pass raises.
     tags : tuple of torch.Tag
         Tags that tell Inductor which layouts of operands the operator accepts.
     """
     # `torch.library.custom_op` does the same, and takes 3 us more in every call (AMD EPYC, Zen 3).
     schema = infer_schema(kernel, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-    # For all devices. Dynamo does not trace the Python code of kernels registered in this way.
+    # `None` means all devices. Dynamo does not trace the Python code of kernels registered in this
+    # way.
     register_kernel(f"backnorm::{name}", None, _with_checks(kernel), lib=_LIBRARY)
     # The kernels handle lazily negated tensors and zero tensors themselves. PyTorch would copy such
     # tensors first, and would read beyond the end of a storage that was shortened.
@@ -100,7 +102,7 @@ def register(
 
 
 def _with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that accepts tensor subclasses, and whose errors have its argument names."""
+    """Return a kernel that also accepts tensor subclasses, and names its arguments in errors."""
     parameters = inspect.signature(kernel).parameters.values()
     names = [(each.name, each.annotation == "Tensor") for each in parameters]
 
@@ -109,7 +111,8 @@ def _with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
         try:
             plain = [
                 in_memory(value, name) if required or isinstance(value, Tensor) else value
-                # The dispatcher accepts None for a tensor, and omits arguments with default values.
+                # The dispatcher accepts None for a required tensor, and omits arguments equal to
+                # the default.
                 for value, (name, required) in zip(arguments, names, strict=False)
             ]
             return kernel(*plain)
@@ -166,9 +169,9 @@ def _new_result(
 def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `jvp` rule that forward mode can differentiate again.
 
-    PyTorch disables forward mode for all levels when it calls a rule, so the tangent of the rule's
-    result would be 0. With this wrapper forward mode is enabled, and the rule itself ignores the
-    tangents of the current level.
+    PyTorch disables forward mode at all levels while a rule runs, so the outer levels would get a
+    tangent of 0. This wrapper enables forward mode; the rule itself ignores the tangents of the
+    current level.
     """
 
     @functools.wraps(jvp)
@@ -182,8 +185,8 @@ def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
 def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Callable[..., Any]:
     """Return the vmap rule of `function`, for `torch.library` and `torch.autograd.Function`.
 
-    A tensor with one axis has one value per channel. A tensor with more axes has the channels on
-    the second one.
+    A tensor with one axis has one value per channel. In other tensors the channel axis is the
+    second.
     """
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -231,9 +234,9 @@ _split_by_channels: list[tuple[Any, tuple[Result, ...]]] = []
 
 
 def register_sharding() -> None:
-    """Register the rules of our operators if DTensor is imported.
+    """Register the sharding rules of backnorm's operators if DTensor is imported.
 
-    Importing DTensor takes longer than importing backnorm.
+    It is not imported here, because that takes longer than importing backnorm.
     """
     if "torch.distributed.tensor" in sys.modules:
         _register_sharding()
@@ -252,10 +255,10 @@ def _register_sharding() -> None:
 
 
 def _placements(results: Sequence[Result], *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Return the placements of results and arguments: replicated, or sharded over channels."""
+    """Return placements of results and arguments: all sharded over channels, and all replicated."""
     from torch.distributed.tensor import Replicate, Shard
 
-    # An argument is the specification of a tensor, or None for an absent one.
+    # An argument is the specification of a tensor, None for an absent tensor, or an option.
     ranks = [getattr(argument, "ndim", None) for argument in arguments]
     replicated = [Replicate()] * len(results), [None if n is None else Replicate() for n in ranks]
     axes = [1 if result in ("data", "coefficients") else 0 for result in results]

@@ -1,12 +1,13 @@
-"""Batch normalisation in phases, for a batch that is split over processes, or reproducibly.
+"""Batch normalisation in phases: for a batch split over processes, and for reproducible sums.
 
 Each pass reduces the elements of this process to two numbers per channel, exchanges them with the
 other processes (`exchange`), and computes y or dx from the result. Between the phases, moments or
 sums are a tensor of 2C + 1 float64 numbers on x's device; the last number is the number of elements
-of a channel. Reproducible sums stay integers until those of all processes are added up (`binned`).
+of a channel. Reproducible sums stay integers until they have been added up over all processes
+(`binned`).
 
-`torch.compile` sees three operators: the forward pass, and the two halves of the backward pass, of
-which the second computes dx. PyTorch's operators add a residual and apply an activation.
+`torch.compile` sees three operators: for the forward pass, the sums of the backward pass, and dx.
+PyTorch's operators add a residual and apply an activation.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _forward(
         exchange = Exchange(group, settings, moments)
     if reproducible:
         bins, count = _bins(x, moments, exchange)
-        # This does not wait for a tensor on a GPU.
+        # On a GPU, this does not wait for the device.
         moments = torch.cat((*binned.moments_of(bins, count, torch), count))
     elif exchange is not None:
         moments = exchange.moments()
@@ -110,8 +111,8 @@ def _sums(
 ) -> tuple[Tensor, Tensor]:
     """Return two tensors with the sums of dy and of dy * (x - mean), and the number of elements.
 
-    From the first, this process computes the gradients of weight and bias. The second has the sums
-    of all processes.
+    From the first tensor, this process computes the gradients of weight and bias. The second tensor
+    has the sums of all processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))
@@ -186,8 +187,8 @@ def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
 class _BatchNorm(Function):
     """The derivative of the forward pass.
 
-    The class has no rule for vmap or forward mode, so these raise. The operator itself would lose
-    the tangent.
+    The class has no rule for vmap or forward mode, so these raise; without the class, the operator
+    would silently lose the tangent.
     """
 
     @staticmethod
@@ -201,8 +202,7 @@ class _BatchNorm(Function):
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         eps, arithmetic, reproducible, layer, group = ctx.settings
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        # Saved tensors are unpacked even if dy is None, because that makes a checkpoint recompute
-        # its layers.
+        # Unpack saved tensors even if dy is None: that makes a checkpoint recompute its layers.
         x, weight, moments = ctx.saved_tensors
         if dy is None and group is None:
             return (None,) * 8
@@ -210,7 +210,7 @@ class _BatchNorm(Function):
             # Other processes may have a dy, on which dx of this process depends.
             dy = torch.zeros_like(x)
         if torch.is_grad_enabled() and is_batched(dy):
-            # Batched gradients would lose their graph.
+            # Batched gradients would lose their derivatives.
             _refuse_second_order()
         group = group if needs_x or reproducible else None
         local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
@@ -231,7 +231,7 @@ class _BatchNorm(Function):
 def _refuse_second_order(*_: Any) -> NoReturn:
     raise SecondOrderError(
         "batch normalisation over several processes, or with reproducible sums, is differentiable "
-        "once, not twice; backnorm.torch.revert(model) gives a model its layers of one process back"
+        "once, not twice; backnorm.torch.revert(model) restores a model's original layers"
     )
 
 
@@ -266,10 +266,11 @@ def batch_norm(
 ) -> Tensor:
     """Normalise this process's part of a batch with the statistics of all parts.
 
-    Every process of the group must call it, and go backward through it, in the same order. Parts
-    may differ in size, and be empty. The gradients of weight and bias are those of this part, as
-    DistributedDataParallel expects. With reproducible sums, the first process has the gradients of
-    all parts and the others have zeros, so that the sum of the gradients is rounded once.
+    All processes of the group must call this function, and its backward pass, in the same order.
+    Parts may differ in size, and may be empty. The gradients of weight and bias are those of this
+    part, as DistributedDataParallel expects. With reproducible sums, the first process has the
+    gradients of all parts and the others have zeros, so that the sum of the gradients is rounded
+    once.
 
     Parameters
     ----------
@@ -284,11 +285,11 @@ def batch_norm(
     Raises
     ------
     ArgumentError
-        As `functional.batch_norm`. The other processes wait for this one until the timeout of their
-        group.
+        As `functional.batch_norm`. The other processes then wait for this process until their
+        group's timeout.
     SynchronisationError
         If another process ends, or does not call the layer. If a process calls another layer, or
-        has other settings, all processes raise it.
+        has other settings, all processes raise this error.
     SecondOrderError
         If gradients of the result are differentiated.
     """

@@ -1,10 +1,11 @@
-"""Tensors: their types, classes and memory, and the calls that must go through the dispatcher.
+"""Tensors: their types, classes and memory, and which calls need the dispatcher.
 
-Kernels read memory. A tensor of a subclass that has memory is treated as a plain tensor, even if
-its class overrides its shape. An opaque tensor has no memory; only operators can read its elements.
+Kernels read memory. A tensor of a subclass is treated as a plain tensor if it has memory, even if
+the subclass overrides `shape`. An opaque tensor has no memory; only operators can read its
+elements.
 
-PyTorch allocates new tensors. A tensor in the memory of an array could not be resized. A view of
-another tensor that an autograd function returned could not be changed in place, as by a ReLU.
+New tensors are allocated by PyTorch. A tensor in the memory of a NumPy array could not be resized.
+A view that an autograd function returned could not be changed in place, for example by a ReLU.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TYPES = {
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
     torch.uint8: np.dtype(np.uint8),
 }
-# Stands for all element types that are not accepted.
+# Represents all element types that are not accepted.
 _OTHER = np.dtype(object)
 
 
@@ -55,7 +56,7 @@ def metadata(tensor: Tensor) -> Metadata:
 
 
 def wide_metadata(tensor: Tensor, x: Tensor) -> Metadata:
-    """Return a per-channel tensor's shape and type, which is float32 if it is x's 16-bit type."""
+    """Return the shape and type of a per-channel tensor after conversion by `wide`."""
     shape, dtype = metadata(tensor)
     if tensor.dtype is x.dtype and tensor.dtype.itemsize == 2:
         dtype = np.dtype(np.float32)
@@ -90,13 +91,13 @@ class OpaqueTensorError(TensorTypeError):
 def is_opaque(tensor: Tensor) -> bool:
     """Whether only operators can read the elements of a tensor, because no memory holds them.
 
-    Opaque tensors are those of subclasses that wrap other tensors, fake tensors, traced tensors,
-    and those of transforms. Tensors of other layouts or on other devices are opaque as well.
+    Opaque tensors are those of wrapper subclasses, fake tensors, traced tensors, tensors inside
+    transforms, and tensors that are not strided or not on a CPU or CUDA device.
     """
     return bool(dispatch_keys(tensor).raw_repr() & ~_IN_MEMORY)
 
 
-# Looked up once, because every call needs them.
+# These functions are looked up once, because every call needs them.
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
@@ -108,10 +109,10 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor
 def needs_dispatcher(tensor: Tensor) -> bool:
     """Whether a call on `tensor` must be composed of operators of the dispatcher.
 
-    This is so under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func` and
+    True under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func` and
     forward-mode differentiation, under modes that see every operator (fake tensors, `make_fx`, FLOP
-    counters) and `torch.jit.trace`, for batched gradients (``is_grads_batched``), and for tensors
-    other than plain ones on a CPU or a CUDA device.
+    counters) and `torch.jit.trace`, for batched gradients (``is_grads_batched``), and for all
+    tensors except plain tensors on a CPU or a CUDA device.
     """
     return (
         is_compiling()
@@ -126,14 +127,14 @@ def needs_dispatcher(tensor: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` or forward mode differentiates."""
+    """Whether a transform of `torch.func` or forward mode is active."""
     return forward_ad._current_level >= 0 or _are_transforms_active()
 
 
 def in_memory(tensor: Tensor, name: str) -> Tensor:
-    """Return a tensor of a subclass as a plain tensor, or raise if it is opaque.
+    """Return a tensor as a plain tensor, or raise if it is opaque.
 
-    The methods of the subclass are not called.
+    Methods of subclasses are not called.
     """
     if not issubclass(type(tensor), Tensor):
         raise not_a_tensor(name, tensor)
@@ -141,7 +142,7 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
     if type(found) not in PLAIN:
         raise OpaqueTensorError(
             name,
-            "has no elements in memory of its own",
+            "has no elements in memory",
             came=type(tensor).__name__,
             accepted="torch.Tensor",
         )
@@ -160,7 +161,8 @@ def by_operators(operators: Callable[..., Result], *arguments: Any, **tensors: A
     """Call operators and return their results; `tensors` are the tensor arguments by name.
 
     Tensor subclasses raise errors of many kinds for operators that they do not support, or do not
-    support together with other classes. These errors become one error that names a tensor.
+    support together with other classes. A TensorTypeError that names a tensor replaces these
+    errors.
     """
     try:
         return operators(*arguments)
@@ -185,23 +187,23 @@ def by_operators(operators: Callable[..., Result], *arguments: Any, **tensors: A
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether memory holds the values of the elements.
+    """Whether a tensor's memory contains the values of its elements.
 
-    The memory of a lazily negated tensor (`Tensor.is_neg`) does not hold them, and a zero tensor
-    may have no memory.
+    The memory of a lazily negated tensor (`Tensor.is_neg`) contains the negated values, and a zero
+    tensor may have no memory.
     """
     return not (tensor.is_neg() or tensor._is_zerotensor())
 
 
 def dense(x: Tensor) -> Tensor:
-    """Return x, or a copy if it is not dense in any order of its axes, or not `plain`."""
+    """Return x if it is `plain` and dense in some order of its axes, else a copy."""
     if plain(x) and (x.is_contiguous() or x.permute(order_of(x)).is_contiguous()):
         return x
     return x.detach().clone()
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Return a new tensor of PyTorch's allocator with the strides of the dense x.
+    """Return a new tensor with the strides of x, which is dense.
 
     Large memory is requested in huge pages: writing to 51 MB of new memory took 23 ms in pages of
     4 KiB and 12 ms in pages of 2 MiB (one thread, Intel Xeon).
@@ -223,7 +225,10 @@ def order_of(x: Tensor) -> Order:
 
 
 def wide(tensor: Tensor, x: Tensor) -> Tensor:
-    """Return a per-channel tensor, contiguous and `plain`; float32 if it has x's 16-bit type."""
+    """Return a per-channel tensor, contiguous and `plain`.
+
+    A tensor with the 16-bit type of x is converted to float32.
+    """
     if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
         return tensor.detach().float().contiguous()
     return contiguous(tensor)
@@ -239,18 +244,18 @@ def contiguous(tensor: Tensor) -> Tensor:
 def check_memory(tensor: Tensor, name: str) -> int:
     """Return the address of a tensor's elements, or raise if they are not in memory.
 
-    The length of the storage is not compared: reading it makes a Python object for the storage, and
-    autograd then stops adding gradients in place.
+    The length of the storage is not checked: reading the length creates a Python object for the
+    storage, after which autograd no longer adds gradients in place.
     """
     if is_opaque(tensor):
         raise OpaqueTensorError(
             name,
-            "has no elements in memory of its own",
+            "has no elements in memory",
             came=f"{tensor.layout}, keys {dispatch_keys(tensor)}",
             accepted="a strided tensor",
         )
     address = tensor.data_ptr()
-    # A freed storage begins at address 0, and its views at their offset.
+    # A freed storage begins at address 0; the address of a tensor in it is the tensor's offset.
     freed = address == tensor.storage_offset() * tensor.itemsize
     if freed and tensor.numel() and not tensor._is_zerotensor():
         raise TensorValueError(
@@ -263,11 +268,11 @@ def check_memory(tensor: Tensor, name: str) -> int:
 
 
 def check_own_memory(tensor: Tensor, name: str) -> None:
-    """Raise unless every element of a per-channel tensor has its own memory, to update in place."""
+    """Raise unless each element of a per-channel tensor has separate memory, to update in place."""
     if tensor._is_zerotensor() or (tensor.numel() > 1 and 0 in tensor.stride()):
         raise TensorValueError(
             name,
-            "must have memory of its own for every element, since it is updated in place",
+            "must have separate memory for every element, because it is updated in place",
             accepted="a tensor that can be written to",
             hint=f"pass {name}.clone()",
         )
@@ -276,7 +281,7 @@ def check_own_memory(tensor: Tensor, name: str) -> None:
 class _Memory:
     """The base object of an array in a tensor's memory, which keeps the tensor alive.
 
-    `Tensor.numpy` would also keep the tensor alive, but after that its memory cannot be resized.
+    `Tensor.numpy` would also keep the tensor alive, but the tensor could then not be resized.
     """
 
     __slots__ = ("__array_interface__", "_tensor")
@@ -297,10 +302,10 @@ class _Memory:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Return the memory of a tensor, whose class and type have been checked, as an array."""
+    """Return an array in the memory of a tensor, whose class and type have been checked."""
     if not plain(tensor):
         tensor = tensor.detach().clone()
-    # The array interface describes bfloat16 as two bytes, because it is not a NumPy type.
+    # The array interface describes bfloat16 as two bytes, because bfloat16 is not a NumPy type.
     return np.asarray(_Memory(tensor)).view(element_type(tensor.dtype))
 
 
@@ -312,7 +317,7 @@ def tensor_of(array: np.ndarray) -> Tensor:
 
 
 def unpack_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Return the mask of a forward pass as booleans with x's order of axes; raise if it is invalid.
+    """Return a forward pass's mask as booleans in x's order of axes; raise if the mask is invalid.
 
     The elements of x are not read.
     """

@@ -1,4 +1,4 @@
-"""Support for tools that recognise layers by their exact class, and so do not recognise backnorm's.
+"""Support for tools that recognise layers by class, and therefore not backnorm's layers.
 
 Passes over a graph of `torch.fx` do not change backnorm's layers, so tracing gives a warning.
 Opacus rejects batch normalisation by class, so backnorm's classes are registered with its
@@ -34,7 +34,7 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
     if module.startswith("torch.ao.") or (module.startswith("torch.fx.") and not training):
         warnings.warn(
             "torch.fx recorded a layer of backnorm. Passes that match torch.nn.BatchNorm2d by "
-            "class (torch.fx.experimental.optimization.fuse, prepare_fx) leave it as it is; call "
+            "class (torch.fx.experimental.optimization.fuse, prepare_fx) do not change it; call "
             "backnorm.torch.revert(model) before such a pass",
             UnrecognisedLayerWarning,
             # The warning has the same location for every tracer, so that Python's default filter
@@ -44,9 +44,9 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
 
 
 def unscriptable(target: _Target) -> _Target:
-    """Make `torch.jit.script` raise for a function or a class of modules, nested ones included."""
+    """Make `torch.jit.script` raise for a function or a module class, also within other modules."""
     scripted: Any = target
-    # PyTorch calls this attribute of each function and module that it compiles.
+    # TorchScript calls this attribute of each function and module that it compiles.
     scripted.__prepare_scriptable__ = _raise_unscriptable
     return target
 
@@ -60,7 +60,7 @@ def _raise_unscriptable(*_: object) -> NoReturn:
 
 
 def register_with_opacus(base: type[torch.nn.Module]) -> None:
-    """Register `base` and its subclasses with Opacus' validator and fixer, if it is imported.
+    """Register `base` and its subclasses with Opacus' validator and fixer, if Opacus is imported.
 
     The validator then reports these layers like PyTorch's, and the fixer replaces them.
     """
@@ -81,8 +81,8 @@ def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
 def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
     """Return the layer by which Opacus replaces the PyTorch layer that `layer` corresponds to.
 
-    A layer with an activation of its own is returned unchanged, because the activation would be
-    lost. The validator rejects such a layer.
+    A layer with an activation of its own is returned unchanged, because a replacement would lose
+    the activation. The validator rejects such a layer.
     """
     # Imported here, because the layers import this module.
     from backnorm.torch.conversion import original_of, revert

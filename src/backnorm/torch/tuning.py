@@ -19,7 +19,7 @@ from backnorm.torch.options import eager_options
 
 
 class Trial(NamedTuple):
-    """The measured time of a candidate.
+    """The measured time of a candidate plan.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ def tune(
     input : Tensor, shape (N, C, ...)
         On a CUDA device. Its values do not matter; it is not written to.
     weight, bias : Tensor, shape (C,), optional
-        If the layer has them.
+        The layer's, if it has them.
     activation, residual, eps, arithmetic
         As in `batch_norm`.
 
@@ -74,7 +74,7 @@ def tune(
     if gpu is cpu:
         raise ArgumentValueError(
             "input",
-            "must be on a CUDA device: the CPU's plans have nothing to try",
+            "must be on a CUDA device: plans of a CPU are not tuned",
             came=f"device {input.device}",
             accepted="cuda",
         )
@@ -113,7 +113,7 @@ def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> lis
 
 
 def measure(call: Callable[[], object]) -> float:
-    """Return the milliseconds of a call on the device, the median of many.
+    """Return the milliseconds of a call on the device, as the median of repeated calls.
 
     Infinity if the device has too little shared memory, or too few registers, for the plan.
     """

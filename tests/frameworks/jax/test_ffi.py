@@ -136,7 +136,7 @@ class TestVersion:
         arguments = make_operands((4, 8, 5, 5))
         expected = backward(*arguments)
         without_interface(header)
-        with pytest.warns(RuntimeWarning, match=rf"has version {came}, known are 0\.1 to 0\.4"):
+        with pytest.warns(RuntimeWarning, match=rf"has version {came}, expected 0\.1 to 0\.4"):
             found = jax.jit(backward)(*arguments)
         agree(found, expected, 1e-5)
         assert "backnorm_kernel" not in jax.jit(backward).lower(*arguments).as_text()

@@ -150,7 +150,7 @@ def test_around_a_function_the_second_order_is_refused(operands, way, traced):
     def call():
         return way(tf.function(layer), operands[:3], operands[3:6], operands[6])
 
-    with pytest.raises(BacknormError, match="put it within the function"):
+    with pytest.raises(BacknormError, match="put the accumulator into the function"):
         tf.function(call)() if traced else call()
 
 

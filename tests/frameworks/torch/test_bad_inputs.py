@@ -91,7 +91,7 @@ def intended(error):
         # A matrix of as many elements as there are channels.
         ("one value per channel" in words and error.came in ("shape (1, 3)", "shape (3, 1)"))
         # An empty batch in evaluation.
-        or "is required where the batch's own statistics are not used" in words
+        or "is required with training=False" in words
         or (error.argument == "eps" and error.came in ("nan", "inf", None))
         or "variance + epsilon must be positive" in words
     )

@@ -126,7 +126,7 @@ LEFT = {
     "a negative bound": (lambda m: m.__setitem__(2, nn.Hardtanh()), "no activation"),
     "a subclass": (lambda m: m.__setitem__(2, Silu()), "no activation"),
     "hooks of the layer": (lambda m: _hooked(m[1]), "^it has hooks"),
-    "hooks of the activation": (lambda m: _hooked(m[2]), "the activation behind it has hooks"),
+    "hooks of the activation": (lambda m: _hooked(m[2]), "the activation after it has hooks"),
     "a wrapped layer": (lambda m: _wrapped(m[1]), "^it has a forward of its own"),
     "a wrapped activation": (lambda m: _wrapped(m[2]), "activation .* has a forward of its own"),
     "a shared layer": (lambda m: m.append(m[1]), "^it is in 2 places"),

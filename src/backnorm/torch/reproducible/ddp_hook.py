@@ -1,4 +1,4 @@
-"""The communication hook of DistributedDataParallel that adds up gradients reproducibly."""
+"""A communication hook for DistributedDataParallel that adds up gradients reproducibly."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def reproducible_hook(
     ----------
     state : None, ProcessGroup or ReproducibleGradients
         With a group, or None for all processes, gradients are averaged and do not depend on which
-        process had which part of a batch. With `ReproducibleGradients`, they do not depend on the
-        number of processes either, nor on the samples of each process.
+        process had which part of a batch. With `ReproducibleGradients`, gradients also do not
+        depend on the number of processes, or on how samples are divided.
     bucket : torch.distributed.GradBucket
 
     Returns
     -------
     torch.futures.Future
-        Holds the sums, divided by the number of processes unless ``average=False``.
+        Its value is the sums, divided by the number of processes unless ``average=False``.
 
     Raises
     ------
@@ -46,8 +46,8 @@ def reproducible_hook(
 
     Notes
     -----
-    Each gradient of an element is rounded to a multiple of 2**-40 times the largest gradient of
-    that element, and the multiples are added exactly. The error of a sum of N gradients is at most
+    The gradients of an element are rounded to multiples of 2**-40 times the power of two above the
+    largest of them; these multiples are added exactly. The error of a sum of N gradients is at most
     N * 2**-40 of the largest gradient (float64: 2**-80), plus the rounding to the type (16-bit sums
     are rounded to float32 first). Infinities and NaN have the same effect as in a plain sum. An
     element takes 9 bytes in two messages (float64: 20); PyTorch's own sum takes 4. The second
@@ -60,7 +60,7 @@ def reproducible_hook(
         (parameter,) = bucket.parameters()
         raise ArgumentTypeError(
             "bucket",
-            f"must have dense gradients, also of the parameter of shape {tuple(parameter.shape)}",
+            f"must have dense gradients; those of shape {tuple(parameter.shape)} are not dense",
             came=buffer.layout, accepted=torch.strided, hint="use sparse=False in its module",
         )  # fmt: skip
     gradients: Sequence[Sequence[Tensor]] = [()] * len(views)
@@ -77,7 +77,7 @@ def reproducible_hook(
     return sum_of_all(buffer, _parts(buffer, bucket, gradients), group, divisor)
 
 
-# DistributedDataParallel compares annotations with its classes; postponed ones are strings.
+# DistributedDataParallel compares annotations with classes; postponed annotations are strings.
 reproducible_hook.__annotations__.clear()
 
 

@@ -1,13 +1,14 @@
-"""Sums over processes that have the same bits in any order, on any number of processes.
+"""Sums over processes, with the same bits in any order and for any number of processes.
 
 A floating-point sum depends on the order of its terms, because every addition rounds. Here each
-term is rounded before the addition, to a multiple of a *quantum* that is small enough for float64
-to hold every sum of such multiples. Then no addition rounds, and the order has no effect. (Demmel
-and Nguyen, "Fast reproducible floating-point summation", 2013, with one bin.)
+term is rounded before the addition, to a multiple of a *quantum* that is large enough for every sum
+of such multiples to be exact in float64. Then no addition rounds, and the order has no effect.
+(Demmel and Nguyen, "Fast reproducible floating-point summation", 2013, with one bin.)
 
 1. All-reduce MAX: the largest exponent of the terms of each element, over all processes.
 2. The quantum of an element is 2**-40 of the next power of two above its largest term. Terms are
-   rounded to it (to nearest, ties to even): add an *anchor* of 1.5 * 2**52 quanta, subtract it.
+   rounded to multiples of the quantum (to nearest, ties to even): add an *anchor* of 1.5 * 2**52
+   quanta, and subtract it.
 3. All-reduce SUM: the float64 sums of the rounded terms. Up to 2**13 terms of at most 2**40 quanta
    each are at most 2**53 quanta, so all partial sums are exact.
 4. The sum is rounded to the type of the elements.
@@ -22,8 +23,8 @@ up to N * 2**-24 of the sum of all magnitudes. 16-bit sums are rounded to float3
 does. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count as
 zero.
 
-NaN and infinities give the result of an IEEE sum, which for them does not depend on the order. Sums
-of zeros are +0.
+With NaN or infinities the result is that of an IEEE sum, which then does not depend on the order.
+Sums of zeros are +0.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class _Format(NamedTuple):
     scale: float
 
 
-# 16-bit elements are float32 numbers.
+# 16-bit elements are converted to float32.
 _SINGLE = _Format(torch.float32, torch.int32, 23, 127, torch.uint8, 0, 255, 1, 1.0)
 _DOUBLE = _Format(torch.float64, torch.int64, 52, 1023, torch.int32, 28, 2014, 2, 2.0**-32)
 _FORMATS = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), _SINGLE)
@@ -80,7 +81,7 @@ def sum_of_all(
 ) -> torch.futures.Future[Tensor]:
     """Store the sum of all terms of all processes in `own`, divided by `divisor`.
 
-    All processes of the group must call it for the same elements, in the same order.
+    All processes of the group must make this call for the same elements, in the same order.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def sum_of_all(
     Returns
     -------
     torch.futures.Future
-        Holds `own`. The call waits for the exchange of the exponents. The sum is exchanged while
+        Holds `own`. The call waits until exponents have been exchanged. Sums are exchanged while
         this process continues. (If a callback of the first exchange began the second, processes
         could begin exchanges in different orders.)
 
@@ -189,7 +190,7 @@ def _scaled(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
 
 
 def _blocks(terms: Iterable[Part]) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the terms in blocks, each after the slice of its elements."""
+    """Yield blocks of terms, each with the slice of its elements."""
     for first, values in terms:
         for block in values.split(_BLOCK if values.is_cpu else max(len(values), 1)):
             yield slice(first, first + len(block)), block

@@ -2,9 +2,9 @@
 
 An operator that sums over the batch (the gradient of a convolution's weight, for example) rounds in
 an order that depends on the batch, so the sum depends on how the batch was split. Here every
-operator gets one micro-batch: modules run on `micro_batch` samples at a time, each time with new
-views of their parameters, and the gradients of the micro-batches are kept separately. A
-communication hook then adds up the gradients of all micro-batches of all processes (`exact_sums`).
+operator gets one micro-batch at a time: modules run on `micro_batch` samples with new views of
+their parameters, and the gradients of the micro-batches are kept separately. A communication hook
+then adds up the gradients of all micro-batches of all processes (`exact_sums`).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class ReproducibleGradients:
 
     From then on, the largest modules within `module` that contain no batch normalisation run on
     `micro_batch` samples at a time. Batch normalisation gets the whole batch. The gradients of each
-    micro-batch are kept until `reproducible_hook` adds up those of all processes, in sums that do
-    not depend on the order. So 1 process with 32 samples and 4 processes with 8 each take the same
-    step, bit for bit. This also holds after backward passes in `no_sync`.
+    micro-batch are kept until `reproducible_hook` adds up the gradients of all processes; the order
+    of the terms does not change these sums. So 1 process with 32 samples and 4 processes with 8
+    each take the same step, bit for bit. This also holds after backward passes in `no_sync`.
 
     Parameters
     ----------
@@ -65,9 +65,10 @@ class ReproducibleGradients:
         The model, after `backnorm.torch.convert` and before it is wrapped. Its parameters, buffers,
         `state_dict` and hooks do not change.
     micro_batch : int
-        Samples in a micro-batch, along axis 0 of every tensor that a module takes and returns.
-        The batch of each process must be a multiple of it. Until the hook is called, a process
-        keeps the gradients of all its micro-batches: their number times the size of the parameters.
+        Samples in a micro-batch, along axis 0 of every tensor that a module takes and returns. The
+        batch size of each process must be a multiple of `micro_batch`. Until the hook is called, a
+        process keeps the gradients of all its micro-batches, in as many times the memory of the
+        parameters.
     process_group : torch.distributed.ProcessGroup, optional
         The group of `DistributedDataParallel`; by default all processes.
     average : bool
@@ -98,7 +99,7 @@ class ReproducibleGradients:
     Functions called between modules must compute each sample independently of the others.
 
     The hook stores gradients in ``.grad``; `torch.autograd.grad` returns zeros. An instance is also
-    a context manager, which calls `remove` at its end.
+    a context manager that calls `remove` on exit.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class ReproducibleGradients:
         whole = {each for each in names if each in excluded or is_batch_norm(each)}
         others = {p for each in whole for p in each.parameters()}
         self._names = {p: name for name, p in module.named_parameters() if p not in others}
-        # A module can be part of several of `modules`.
+        # Without duplicates: a module can have several parents.
         found = dict.fromkeys(_largest_without(module, whole))
         self._forwards = [
             _MicroBatchForward(each, names[each], size, self._gradients) for each in found
@@ -153,8 +154,8 @@ class ReproducibleGradients:
     def discard(self) -> None:
         """Discard the gradients that were kept.
 
-        Call it when a step is abandoned: when gradients computed in `no_sync` are not used, or a
-        backward pass has raised.
+        Call this method when a step is abandoned: when gradients computed in `no_sync` are not
+        used, or a backward pass has raised.
         """
         self._gradients.clear()
 
@@ -173,8 +174,8 @@ class ReproducibleGradients:
             raise ArgumentValueError(
                 "module",
                 f"received a gradient that was not computed in micro-batches, of {names}",
-                hint="a parameter must be used in the forward of its own module, or of one around "
-                "it that holds no batch normalisation, and .grad must be cleared before a step; "
+                hint="use a parameter only in the forward of its own module, or of a module that "
+                "contains it and no batch normalisation; clear .grad before a step; "
                 "modules in `exclude` run on the whole batch",
             )
         return [self._gradients.pop(p, []) for p in parameters]
@@ -227,7 +228,7 @@ class _MicroBatchForward:
         return self._concatenated(results)
 
     def _batch_size(self, leaves: list[Any]) -> int | None:
-        """Return the number of samples, or None if no leaf is a tensor."""
+        """Return the number of samples; None if there are no tensors or no samples."""
         shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
         sizes = {shape[:1] for shape in shapes}
         if len(sizes) > 1 or any(not size or size[0] % self.size for size in sizes):
@@ -235,7 +236,7 @@ class _MicroBatchForward:
         return shapes[0][0] or None if shapes else None
 
     def _split(self, leaf: Any, batch: int | None) -> list[Any]:
-        """Return the value of an argument for each micro-batch."""
+        """Return the values of an argument, one for each micro-batch."""
         if isinstance(leaf, Tensor):
             return [_aligned(each) for each in leaf.split(self.size)]
         is_number = isinstance(leaf, numbers.Number)
@@ -247,7 +248,7 @@ class _MicroBatchForward:
         """Return the result for the batch, from the results of the micro-batches."""
         rows, structures = zip(*(_flatten(result, self.size) for result in results), strict=True)
         if structures.count(structures[0]) < len(structures):
-            raise self._error("return", "another structure for another micro-batch")
+            raise self._error("return", "different structures for different micro-batches")
         whole = []
         for column in zip(*rows, strict=True):
             first = column[0]
@@ -264,8 +265,8 @@ class _MicroBatchForward:
 
     def _error(self, verb: str, came: str) -> ArgumentValueError:
         problem = (
-            f"must {verb} micro_batch={self.size} samples along axis 0 of all tensors, and other "
-            "values that cannot depend on the samples"
+            f"must {verb} micro_batch={self.size} samples along axis 0 of all tensors, and no "
+            "other values that may depend on the samples"
         )
         name = f"module {self.name!r}" if self.name else "module"
         return ArgumentValueError(name, problem, came=came, hint=_HINT)
@@ -323,7 +324,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _largest_without(module: nn.Module, whole: set[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the largest modules that contain none of `whole`, except for exact ones."""
+    """Yield the largest modules without any of `whole`, except those of only `_EXACT` modules."""
     if module in whole:
         return
     inner = set(module.modules())
