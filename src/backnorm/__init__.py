@@ -4,7 +4,7 @@ The canonical operator works on NumPy arrays::
 
     dx, dgamma, dbeta = backnorm.batch_norm_backward(x, dy, mean, variance, gamma, epsilon=1e-5)
 
-``backnorm.dialects`` has the same operator as other specifications define it.
+``backnorm.dialects`` has the same operator in the forms that other specifications define.
 """
 
 from backnorm.activations import Activation

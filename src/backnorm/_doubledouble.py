@@ -4,9 +4,9 @@ A number is an unevaluated sum of two float64, ``hi + lo`` with ``|lo|`` at most
 the last place of ``hi``. The building blocks are the error-free sum of Knuth and a product after
 Dekker; see Hida, Li and Bailey, "Library for Double-Double and Quad-Double Arithmetic" (2001).
 
-The relative error of one operation stays below 2**-100 while no part over- or underflows. For
-values that are not finite, ``hi`` is NaN or infinity but not necessarily the right one; the caller
-replaces it by a plain float64 result (:meth:`Exact.settled`).
+The relative error of one operation stays below 2**-100 while no part over- or underflows. If a
+value is not finite, ``hi`` is NaN or infinity, but possibly the wrong one. Callers therefore
+replace such values by a plain float64 result (`Exact.settled`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 
-# Sign, exponent and the upper 26 of float64's 53 bits. Cutting by a mask, and not by Veltkamp's
-# multiplication, cannot overflow; the product of two lower parts may lose its 54th bit, which is
-# some 2**-106 of the whole.
+# The sign, the exponent and the upper 26 of float64's 53 significant bits. Splitting by a mask
+# cannot overflow, unlike Veltkamp's multiplication. The product of two lower parts may lose its
+# 54th bit, about 2**-106 of the whole product.
 _UPPER_BITS = np.int64(-(1 << 27))
 
 
@@ -34,7 +34,7 @@ class Exact:
         The value is ``hi + lo``; the shapes are equal.
     """
 
-    # ndarray (op) Exact must reach the reflected operators below, not loop over elements.
+    # `ndarray + Exact` must call the reflected operators below, not loop over elements.
     __array_ufunc__ = None
     __slots__ = ("hi", "lo")
 

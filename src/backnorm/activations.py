@@ -1,4 +1,4 @@
-"""The activation behind a normalisation, as one value for every operation and adapter."""
+"""The activation after a normalisation, as one value that all operations and adapters use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Activation(NamedTuple):
 
 RELU = Activation("relu")
 
-#: The activations that have a name of their own.
+#: The activations that a string can name.
 ACTIVATIONS = {
     "relu": RELU,
     "relu6": Activation("relu", 6.0),
@@ -48,7 +48,7 @@ def check_activation(
     required: bool = False,
     hint: str | None = None,
 ) -> Activation | None:
-    """Return an activation whose ceiling is rounded to `dtype`; None for None.
+    """Return `value` as an Activation with its ceiling rounded to `dtype`; None stays None.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def check_activation(
         A name of `ACTIVATIONS`, or an activation.
     dtype : numpy.dtype
         The element type of the output, to which the ceiling is rounded. A ceiling that rounds to
-        infinity is dropped.
+        infinity becomes None.
     accepted : tuple of str
         The names of the activations that the caller supports.
     required : bool
@@ -67,7 +67,7 @@ def check_activation(
     Raises
     ------
     ArgumentValueError
-        For any other value, and for a ceiling that is not more than 0 in `dtype`.
+        For any other value, or a ceiling that is not more than 0 after rounding.
     """
     if value is None and not required:
         return None
@@ -94,7 +94,7 @@ def check_activation(
 
 
 def check_ceiling(ceiling: object, dtype: np.dtype = FLOAT64) -> float:
-    """Return the ceiling of a ReLU rounded to `dtype`, or raise if that is not more than 0."""
+    """Return a ReLU's ceiling rounded to `dtype`; raise if the result is not more than 0."""
     accepted = "a number more than 0, or None"
     value = check_number("ceiling", ceiling, accepted=accepted)
     with np.errstate(over="ignore", under="ignore"):

@@ -1,4 +1,4 @@
-"""Rules of `out`: the arrays that may be written to, and the memory that they may share."""
+"""Rules of `out`: the arrays that it may be, and the operands that it may overlap in memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def check_out(
     *,
     contiguous: bool = False,
 ) -> bool:
-    """Check the array for dx or y; return whether it is a plain row-major array.
+    """Check `out`, the array for dx or y; return whether it is row-major, aligned and native.
 
     Parameters
     ----------
     problem : Problem
-        Its signature names the operand that `out` may be, to work in place. `out` must not overlap
-        any other operand.
+        Its signature names the operand that `out` may overwrite. `out` must not overlap any other
+        operand.
     operands : sequence of numpy.ndarray or None
         The operands of the signature.
     out : numpy.ndarray
@@ -37,7 +37,7 @@ def check_out(
     ------
     ArgumentTypeError, ArgumentValueError
     """
-    # In the usual case, comparing addresses is enough.
+    # Usually comparing addresses suffices.
     usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
         check_like("out", out, problem.shape, problem.dtype)
@@ -66,7 +66,7 @@ def _are_apart(
 
 
 def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
-    """Raise if `out` overlaps an operand, unless it is the one that may be overwritten."""
+    """Raise if `out` overlaps an operand, unless it is exactly the operand `overwrites`."""
     in_place = name == overwrites
     if (in_place and array is out) or not _overlap(out, array):
         return
@@ -82,7 +82,7 @@ def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str |
 def own(out: object) -> np.ndarray:
     """Return an output array as a plain NumPy array on the same memory.
 
-    A subclass can override the attributes that a kernel reads addresses and strides from.
+    A subclass could override the address and the strides.
 
     Raises
     ------
@@ -122,13 +122,13 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _overlaps_itself(array: np.ndarray) -> bool:
-    """Whether two elements share memory, or may do so."""
+    """Whether two elements share memory; also True if the exact check takes too long."""
     strides = sorted(
         (abs(stride), size)
         for stride, size in zip(array.strides, array.shape, strict=True)
         if size > 1
     )
-    # Usually the extent of one axis is less than the stride of the next axis.
+    # Usually each axis spans less than the stride of the next one, so that no elements overlap.
     reach = array.itemsize
     for stride, size in strides:
         if stride < reach:
@@ -136,14 +136,15 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         reach += stride * (size - 1)
     else:
         return False
-    # Two elements differ in a first axis: then its first row overlaps its other rows.
+    # Two overlapping elements can be shifted until their indices are 0 up to the first axis that
+    # differs. There one of them is in the first row, and the other in a later row.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> bool:
     try:
-        # The exact answer can take exponential time. The stubs do not have this bound.
+        # The exact answer can take exponential time. NumPy's type stubs reject this valid bound.
         return np.shares_memory(left, right, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

@@ -8,14 +8,14 @@ allocates all other outputs.
 Memory returns to the system as follows:
 
 - The last 12 freed blocks of up to 16 MiB and the last 3 larger ones are kept: together never more
-  than 768 MiB. When one more is freed, the oldest is unmapped.
+  than 768 MiB. When one more is freed, the oldest of its group is unmapped.
 - A kept block whose last array was allocated more than a second ago is unmapped by the next
-  allocation of an output of 2 to 192 MiB. Without such an allocation it stays mapped, because no
-  code of the package runs between calls.
+  allocation of an output of 2 to 192 MiB. Until then it stays mapped, because no code of the
+  package runs between calls.
 - A block that is not kept is unmapped when its array is freed.
 
-An array may be freed at any point of any thread, during a garbage collection, and while the
-interpreter ends. Freeing an array therefore takes no lock, starts no thread and runs no Python
+An array may be freed at any point of any thread, during a garbage collection, and at interpreter
+shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python
 code: it appends to a bounded deque, which is atomic.
 """
 
@@ -35,22 +35,22 @@ import numpy as np
 #: Bytes of a cache line, and of the widest vectors.
 ALIGNMENT = 64
 
-# Blocks are whole huge pages. The times below are those of one thread that wrote an output once
-# (Intel Xeon, family 6 model 167, 2 virtual processors).
+# A block consists of whole huge pages. The times below are those of one thread that wrote an output
+# once (Intel Xeon, family 6 model 167, 2 virtual processors).
 #
-# The C library also reuses memory of up to 32 MiB, and as fast, but it returns the end of its heap
-# to the system. Three outputs of 3.5 MB that were freed together then took 1.0 ms each instead of
-# 0.26, and three of 16 MB took 3.5 ms instead of 1.2.
+# The C library reuses memory of up to 32 MiB as fast, but returns the end of its heap to the
+# system. Three outputs of 3.5 MB that were freed together then took 1.0 ms each instead of 0.26,
+# and three of 16 MB took 3.5 ms instead of 1.2.
 _PAGE = LARGE = 2 << 20
 
-# NumPy maps large arrays anew each time, also in huge pages: 64 MB took 15 ms, and 8.6 ms in a
-# reused block; 160 MB took 37 and 20 ms. 512 MB would gain as much (113 and 61 ms), but keeping
-# such blocks would hold too much memory.
+# NumPy maps every large array anew, also in huge pages: an output of 64 MB took 15 ms, and 8.6 ms
+# in a reused block. An output of 160 MB took 37 and 20 ms. One of 512 MB would gain as much (113
+# and 61 ms), but kept blocks of that size would use too much memory.
 _LARGEST = 192 << 20
 
 # More small blocks are kept, because a new block takes longer than memory of the C library's heap.
-# Outputs of 8 sizes from 2 to 28 MB in turn took 17 ms with three blocks kept, 10 ms with twelve,
-# and 8 ms when NumPy allocated them.
+# Outputs of 8 sizes from 2 to 28 MB, written in turn, took 17 ms with three blocks kept, 10 ms with
+# twelve, and 8 ms when NumPy allocated them.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
@@ -78,7 +78,7 @@ def advise(address: int, size: int) -> None:
 
     A system without huge pages returns an error, which is ignored.
     """
-    # Only the whole pages within the bytes.
+    # Only whole pages can be advised.
     first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
     if first < last and _madvise is not None:
         _madvise(first, last - first, mmap.MADV_HUGEPAGE)
@@ -116,17 +116,17 @@ class _Lease:
 class _End(weakref.ref[_Lease]):
     """A weak reference to a lease, appended to a shelf when the lease is freed.
 
-    Its callback is the method `append` of the shelf, which runs no Python code. A `__del__` method
-    could run a signal handler, whose exception would be lost: one in a hundred Ctrl-C was.
+    Its callback is the method `append` of the shelf, which runs no Python code. During a `__del__`
+    method a signal handler could run and its exception be lost: one in a hundred Ctrl-C was lost.
     """
 
     __slots__ = ("block",)
     block: _Block
 
 
-# References to freed leases, whose blocks are kept, the newest last. Any thread, including the
-# current one, may append between any two steps, so no code iterates over a shelf or relies on its
-# length.
+# References to freed leases, the newest last, which keep their blocks mapped. Any thread, including
+# the current one, may append between any two steps, so no code iterates over a shelf or relies on
+# its length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
 
 
@@ -168,11 +168,11 @@ def _address(array: np.ndarray) -> int:
 
 
 def _take(size: int) -> _Block | None:
-    """Return a block of `size` bytes, or None if the system has no more."""
+    """Return a block of `size` bytes, or None if the system has no memory for it."""
     found: _End | None = None
     stale = time.monotonic() - _MOMENT
     for shelf in _shelves:
-        # One rotation of the shelf keeps its order. Blocks freed meanwhile are not visited.
+        # A full rotation keeps the order. Blocks freed meanwhile are not visited.
         for _ in range(len(shelf)):
             try:
                 end = shelf.popleft()

@@ -1,4 +1,4 @@
-"""The arithmetic of a call: from its argument, the block, the environment or the element type.
+"""The arithmetic of a call, set by its argument, a block, the environment or the element type.
 
 The arithmetic is the type in which elements are computed and short runs of sums are added up.
 Longer runs are added up in float64 in either arithmetic.
@@ -39,8 +39,8 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
     name : {"float32", "float64"}
         float64: every element is the exact value rounded once, with an additional error of at most
         2**-40 of the magnitude of its terms. float32: faster, with an additional error of at most
-        2**-20 of that magnitude, on average 2**-25 (``backnorm.conformance.judge.budget`` has
-        both). The block has no effect on calls with an ``arithmetic`` argument, or on float64
+        2**-20 of that magnitude, on average 2**-25. ``backnorm.conformance.judge.budget`` states
+        the bounds. The block has no effect on calls with an ``arithmetic`` argument, or on float64
         elements, which are always computed in float64.
 
     Raises
@@ -51,9 +51,9 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
     Notes
     -----
     An inner block has precedence over an outer one. Outside of blocks, the environment variable
-    BACKNORM_ARITHMETIC decides, which is read when it is first needed. If it is not set, elements
-    of 16 bits are computed in float32 and others in float64. `arithmetic` also works as a decorator
-    of functions, but not of coroutines.
+    BACKNORM_ARITHMETIC sets the type; the variable is read when first needed. If it is not set,
+    elements of 16 bits are computed in float32 and others in float64. `arithmetic` is also a
+    decorator of functions, but not of coroutines.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
 
 
 def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
-    """Return the arithmetic of a call on elements of a type.
+    """Return the arithmetic of a call on elements of type `dtype`.
 
     `arithmetic` is the argument of the call, or None.
 
@@ -85,7 +85,7 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
 
 
 def requested(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
-    """Return the arithmetic that the argument, the block or the environment sets, or None.
+    """Return the arithmetic that the argument, a block or the environment sets, else None.
 
     Raises
     ------

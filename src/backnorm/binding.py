@@ -39,12 +39,11 @@ def _facts(code: Code, operand: Operand) -> str:
 
 
 def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
-    """Return ``make(calls, first, get_num_threads, chosen)``, which returns the function of a call.
+    """Return ``make(calls, first, get_num_threads, chosen)``, which returns a `Call`.
 
-    The returned function takes the operands, the options, `out` and the numbers. It looks up its
-    executable in the dictionary ``calls``. If there is none yet, it calls ``first`` with the key,
-    the operands, the options, `out` and the numbers. ``get_num_threads`` and ``chosen`` return
-    settings that are part of the key.
+    The `Call` looks up its executable in the dictionary ``calls``. If there is none yet, it calls
+    ``first`` with the key, the operands, the options, `out` and the numbers. ``get_num_threads``
+    and ``chosen`` return settings that are part of the key.
     """
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # The key contains the classes of the options, because True == 1 == 1.0.
@@ -67,8 +66,7 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         f"        except {_NO_FACTS}:",
         "            key = executable = None",
         "        except Exception:",
-        # The exception came from a method of an option, which `first` rejects, or from a signal
-        # handler.
+        # A signal handler raised, or a method of an option, in which case `first` raises an error.
         f"            first(None, ({operands},), ({options},), out{numbers})",
         "            raise",
         "        if executable is None:",
@@ -92,9 +90,9 @@ def runner(
 ) -> Callable[..., Call]:
     """Return ``make(stage, refuse, *constants, again)``, which returns the function of a kernel.
 
-    The returned function takes the operands and `out`, an array for the first result, or None to
-    allocate all results. It returns all results, with None for those that the options exclude. If
-    an operand is `lost`, it calls ``again`` with its own arguments instead.
+    That function takes the operands, the numbers, and `out`: an array for the first result, or None
+    to allocate it. It returns the results. If an operand is `Code.lost`, the function calls
+    ``again`` with the same arguments instead.
 
     Parameters
     ----------
@@ -103,7 +101,7 @@ def runner(
     present : tuple of str
         The operands that are not None.
     options : tuple of str
-        Those attributes of the problem that results depend on and that are true.
+        The attributes of the problem that results depend on and that are true.
     """
     code = arrays.code
     inputs = [o for o in signature.operands if o.name in present and o.field]
@@ -185,6 +183,6 @@ def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[st
     # `linecache` never discards an entry without a modification time.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     defined: dict[str, Any] = {}
-    # Signatures and expressions are constants of the package.
+    # The source consists of constants of the package.
     exec(compile(source, file, "exec"), names, defined)  # noqa: S102
     return defined

@@ -1,15 +1,15 @@
 """Reproducible sums outside the kernels: addition and rounding of bins, for arrays and tensors.
 
-A kernel writes (`cpu.kernels.bins`) an int64 array of shape (2 * (digits + 1), C). For each of the
-two sums of a channel it contains the top bin, followed by the digits from the highest to the
-lowest. The first digit counts multiples of 2^(32 j), where j is the top bin; for each digit after
-it, j is less by one. If the top bin is `SPECIAL`, the digits count the terms that were NaN, plus
-infinity and minus infinity.
+A kernel (`cpu.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), C). For each of the
+two sums of a channel the array contains the top bin, followed by the digits from the highest to the
+lowest. The first digit counts multiples of 2^(32 j), where j is the top bin, the second digit
+multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first three digits count
+the terms that are NaN, plus infinity and minus infinity.
 
 Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
-kernel one by one, so that it gives the same bits. Functions take the namespace of the arrays,
-`numpy` or `torch`, as their last argument. Functions that add also take `jax.numpy`. Those that
-round do not, because JAX's compiler may fuse operations that round.
+kernel one by one, so it gives the same bits. `xp` is the namespace of the arrays, `numpy` or
+`torch`. Functions that add also take `jax.numpy`; functions that round do not, because JAX's
+compiler may fuse rounding operations.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 from backnorm.errors import ArgumentValueError
 
-# A channel must have fewer elements than this. An element adds at most 2^31 to a digit, which is an
-# int64; a float64 product and its rounding error together add at most 1.5 * 2^31. So with fewer
-# than 2^31 elements the digits, with the carries of `_pair`, are below 2^63.
+# A channel must have fewer elements than this. To a digit, which is an int64, an element adds at
+# most 2^31, and a float64 product with its rounding error at most 1.5 * 2^31. With fewer than 2^31
+# elements, the digits and the carries of `_pair` therefore stay below 2^63.
 _MOST = 1 << 31
 
-#: The top bin of a sum that has terms that are not finite, which its digits count.
+#: The top bin of a sum with terms that are NaN or infinite. Its digits count these terms.
 SPECIAL = 1 << 20
 
 _HALF, _BELOW = 1 << 31, (1 << 32) - 1
@@ -44,7 +44,7 @@ def check_count(name: str, count: int) -> None:
 
 
 def added(one: Array, other: Array, xp: Any) -> Array:
-    """Return the bins of all terms of two arrays of bins."""
+    """Return the sum of two arrays of bins, as bins."""
     tops = xp.maximum(tops_of(one), tops_of(other))
     return with_tops(raised(one, tops, xp) + raised(other, tops, xp), tops, xp)
 
@@ -73,13 +73,13 @@ def raised(bins: Array, tops: Array, xp: Any) -> Array:
 
 
 def with_tops(bins: Array, tops: Array, xp: Any) -> Array:
-    """Return bins with these top bins."""
+    """Return `bins` with its top bins replaced by `tops`."""
     rows = bins.shape[0] // 2
     return xp.concatenate((tops[:1], bins[1:rows], tops[1:], bins[rows + 1 :]))
 
 
 def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:
-    """Return both sums, float64, shape (C,) each, rounded once (but for halfway cases)."""
+    """Return both sums, float64, shape (C,) each, rounded once except in halfway cases."""
     first, second = _pairs(bins, xp)
     return _value(first, xp), _value(second, xp)
 
@@ -114,7 +114,7 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # Digits from -2^31 to 2^31, the lowest first, and finally the carry.
+    # The digits reduced to -2^31 .. 2^31 - 1, the lowest first. `carry` is the excess of the last.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry
@@ -132,7 +132,7 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def _infinite(counts: Array, zero: Array, xp: Any) -> Array:
-    """Return the sum of terms of which some are not finite, from their counts."""
+    """Return the sum of terms that are not all finite, from the counts of the special terms."""
     infinity, nan = zero + float("inf"), zero + float("nan")
     value = xp.where(counts[1] > 0, infinity, zero)
     value = xp.where(counts[2] > 0, xp.where(counts[1] > 0, nan, -infinity), value)

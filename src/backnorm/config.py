@@ -1,23 +1,23 @@
 """Environment variables: this module reads every variable that backnorm reads.
 
 =======================  ==================================================================
-``BACKNORM_NUM_THREADS``  Threads to start with, an integer >= 1 (default: all processors that
-                          this process may use); more than those is capped.
-``OMP_NUM_THREADS``       The same, if the former is not set and PyTorch is not imported (PyTorch
-                          reads the variable itself). The first number of a list counts; a value
-                          that is not a number is ignored.
-``BACKNORM_CPU_LEVEL``    Level of processors whose machine code is used: ``x86-64-v4-bf16``,
-                          ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the best that this
-                          processor has).
-``BACKNORM_ARITHMETIC``   ``float32`` or ``float64``: what elements of float32 and of 16 bits are
-                          computed in by calls that do not say it (default: 16 bits in float32,
-                          float32 in float64); read when it is first needed.
-``BACKNORM_JAX_CUDA``     What `backnorm.jax` runs on CUDA devices: ``triton``, kernels by way of
+``BACKNORM_NUM_THREADS``  Initial limit of threads, an integer >= 1 (default and maximum: all
+                          processors that this process may use).
+``OMP_NUM_THREADS``       The same, if BACKNORM_NUM_THREADS is not set and PyTorch is not imported
+                          (PyTorch reads the variable itself). The first number of a list counts; a
+                          value that is not a number is ignored.
+``BACKNORM_CPU_LEVEL``    Processor level whose machine code is used: ``x86-64-v4-bf16``,
+                          ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the highest level
+                          that this processor supports).
+``BACKNORM_ARITHMETIC``   ``float32`` or ``float64``: the arithmetic for float32 and 16-bit elements
+                          in calls that do not set it (default: float32 for 16-bit elements, float64
+                          for float32); read when first needed.
+``BACKNORM_JAX_CUDA``     Code that `backnorm.jax` runs on CUDA devices: ``triton``, kernels through
                           jax-triton; ``formulas``, plain ``jax.numpy`` code (default: kernels
                           where they can be launched).
 =======================  ==================================================================
 
-A value that is not accepted is an error, not a default.
+Any other value of a BACKNORM variable is an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def cpu_level() -> str | None:
 
 def arithmetic() -> Literal["float32", "float64"] | None:
     """Return BACKNORM_ARITHMETIC, or None if it is not set."""
-    problem = "environment variable must name what elements are computed in"
+    problem = "environment variable must name the type that elements are computed in"
     return _word("BACKNORM_ARITHMETIC", problem, "float32", "float64")
 
 

@@ -15,7 +15,7 @@ ELEMENT_TYPES = (FLOAT64, FLOAT32, FLOAT16, BFLOAT16)
 
 
 def element_type(dtype: np.dtype) -> np.dtype | None:
-    """Return the supported native-endian type that `dtype` stands for, or None."""
+    """Return `dtype` in native byte order if it is a supported element type, else None."""
     native = dtype.newbyteorder("=") if not dtype.isnative else dtype
     for candidate in ELEMENT_TYPES:
         if native == candidate:
@@ -29,14 +29,14 @@ def is_16_bit(dtype: np.dtype) -> bool:
 
 
 def statistics_types(dtype: np.dtype) -> tuple[np.dtype, ...]:
-    """Types that mean, variance, gamma and beta may have with an `x` of type `dtype`."""
+    """Return the types that mean, variance, gamma and beta may have if x is of type `dtype`."""
     return (dtype, FLOAT32) if is_16_bit(dtype) else (dtype,)
 
 
 def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return `values` in `dtype`, rounded once; values that are too large become infinite.
 
-    ml_dtypes rounds float64 to bfloat16 in two steps, by way of float32: 1 + 2^-8 + 2^-40 would
+    ml_dtypes would round float64 to bfloat16 twice, first to float32: 1 + 2^-8 + 2^-40 would
     become 1.
     """
     if values.dtype == dtype:

@@ -1,8 +1,8 @@
 """The errors of backnorm.
 
-Every error raised on purpose is a :class:`BacknormError` and, for bad arguments, also the
-built-in ``ValueError`` or ``TypeError`` that the case calls for, so both
-``except backnorm.BacknormError`` and ``except ValueError`` work.
+Every error raised on purpose is a :class:`BacknormError`. The error of a bad argument is also a
+``ValueError`` or a ``TypeError``, so both ``except backnorm.BacknormError`` and
+``except ValueError`` work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MachineCodeError(BacknormError, RuntimeError):
 
 
 class ArgumentError(BacknormError):
-    """A bad argument: its name, the value that came, and the accepted values.
+    """A bad argument: its name, the received value, and the accepted values.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class ArgumentError(BacknormError):
         The mistake, as a clause, e.g. ``"must have the shape of {x}"``. Names of other arguments
         are in braces, here and in `accepted` and `hint`, so that `in_words` can replace them.
     came : object, optional
-        The value that came, or its description.
+        The received value, or its description.
     accepted : object, optional
         The accepted values.
     hint : str, optional
@@ -53,7 +53,7 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
-        # The text still has its braces, for `in_words`.
+        # `in_words` needs the texts with their braces.
         self._given = argument, problem, came, accepted, hint
         self.argument = argument
         self.problem = _named(problem, {})
@@ -81,7 +81,7 @@ class ArgumentError(BacknormError):
         return dict(zip(names, self._given, strict=True))
 
     def in_words(self, words: Mapping[str, str]) -> ArgumentError:
-        """Return the same error with the names of arguments that `words` replaces."""
+        """Return the same error with the names of arguments replaced as `words` maps them."""
         argument, problem, came, accepted, hint = self._given
         return type(self)(
             words.get(argument, argument),
@@ -108,7 +108,7 @@ def described(value: object) -> str:
 
 
 def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> ModuleNotFoundError:
-    """Return the error of an adapter's import if its package is missing; else the same error."""
+    """Return an error that names the missing `package` of an adapter; other errors unchanged."""
     if error.name != package:
         return error
     return ModuleNotFoundError(
@@ -118,7 +118,7 @@ def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> Mod
 
 
 def _named(text: Any, words: Mapping[str, str]) -> Any:
-    """Return a text in which names of arguments, in braces, are replaced by those of `words`."""
+    """Return a text with the names in braces replaced as `words` maps them."""
     if not isinstance(text, str):
         return text
     return re.sub(r"\{([a-z_]+)\}", lambda found: words.get(found[1], found[1]), text)

@@ -1,9 +1,9 @@
-"""The way from a call to a kernel: check, plan, allocate, bind, run.
+"""The steps from a call to a kernel: check, plan, allocate, bind, run.
 
 An `Executable` is a planned problem, for arrays that are dense in one order of axes, with the code
 that runs it. `operation` returns a function of a framework's arrays. The first call of this
-function with certain metadata makes an executable; a repeated call finds the executable in the call
-cache, and skips validation and planning.
+function with certain metadata makes an executable. Later calls with equal metadata find the
+executable in the call cache, and skip validation and planning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-# More than the layers of any model.
+# More entries than any model has layers.
 _MOST = 4096
 
 
@@ -85,7 +85,7 @@ class Executable:
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
     def into(self, operands: tuple[object, ...], out: object, **numbers: object) -> Results:
-        """Return the results for operands that kernels read in place; `out` gets the first one."""
+        """Return the results for operands that kernels read in place; the first is `out`."""
         arrays = self._arrays
         target = arrays.target(out, operands, self.problem, self.order, in_place=True)
         results = self.plain(*operands, out=target, **numbers)
@@ -93,7 +93,7 @@ class Executable:
 
     def _bound(self) -> Call:
         problem, arrays, signature = self.problem, self._arrays, self.problem.signature
-        # An empty batch leaves running statistics as they are.
+        # An empty batch does not change running statistics.
         moving = problem.running and problem.count > 0
         optional = {
             "gamma": problem.has_gamma,
@@ -114,7 +114,7 @@ class Executable:
         return make(self.stage, self._refuse, *constants, again=self._again)
 
     def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Return the results of `run` for operands of which some have no memory, or raise."""
+        """Return the results of `run` for operands of which one is `Code.lost`, or raise."""
         read = self._arrays.read(operands, self.problem.signature)
         return self.run(*read, out=out, **numbers)
 
@@ -180,7 +180,7 @@ def operation(name: Operation, arrays: AnyArrays = NUMPY, *, exchanged: bool = F
         **numbers: object,
     ) -> Results:
         read = arrays.read(operands, signature)
-        # Kernels cannot read these arrays in place, so the plan also depends on their layouts.
+        # If kernels cannot read the arrays in place, the plan also depends on the arrays' layouts.
         layouts = None if key is None else arrays.layouts(operands)
         copied = None if layouts is None else (key, layouts)
         cached = CALLS.get(copied)

@@ -2,8 +2,8 @@
 
 The formulas run where no kernel can be called: on devices without kernels, in graphs that a
 compiler splits or compiles whole, and where a framework differentiates the formulas itself. An
-adapter implements the operations of `Namespace` in its framework. Per-channel arrays have the shape
-and type that its `sum` returns. The mean is subtracted before any other operation on x.
+adapter implements `Namespace` for its framework. Per-channel arrays have the shape and type that
+`Namespace.sum` returns. The mean is subtracted before any other operation on x.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Namespace(Protocol):
 
     @property
     def count(self) -> Any:
-        """The number of elements that a sum is over, at least 1."""
+        """The number of elements of a channel, at least 1."""
 
     def sum(self, elements: Array) -> Array:
         """Return the sum of each channel."""
@@ -31,7 +31,7 @@ class Namespace(Protocol):
         """Return elements * s * gamma; gamma may be None, for 1."""
 
     def rounded(self, channels: Array, elements: Array) -> Array:
-        """Return a per-channel array, rounded to values of the type of elements."""
+        """Return a per-channel array with its values rounded to the type of elements."""
 
     def at_least(self, channels: Array, bound: Any) -> Array:
         """Return the greater of the values and the bound; NaN stays NaN."""
@@ -41,14 +41,14 @@ def statistics(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """Return the mean and the biased variance of every channel, both 0 for an empty batch.
 
     A sum of many numbers of one sign loses digits; the sum of their deviations from an approximate
-    mean does not. So the approximate mean is corrected by the mean of the deviations, in the pass
-    that sums their squares.
+    mean does not. The mean of the deviations therefore corrects the approximate mean. The pass that
+    sums the squared deviations also computes this correction.
     """
     first = xp.rounded(xp.sum(x) / xp.count, x)
     centred = x - xp.spread(first, x)
     correction = xp.sum(centred) / xp.count
     variance = xp.sum(centred * centred) / xp.count - correction * correction
-    # Rounding must not leave a negative variance.
+    # Rounding can make the variance negative.
     return first + correction, xp.at_least(variance, 0)
 
 

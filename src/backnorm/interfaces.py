@@ -32,7 +32,7 @@ class Code(NamedTuple):
     Attributes
     ----------
     arrays : str
-        The name of the kind of arrays. It distinguishes the keys of kinds whose facts are equal.
+        The name of the kind of arrays, which distinguishes keys of kinds with equal facts.
     facts : str
         A tuple of everything that validation reads: the array's part of a cache key.
     address : str
@@ -44,17 +44,17 @@ class Code(NamedTuple):
     absent : str
         The address of an array that is absent.
     header : int
-        Size of the header after which an object stores the address of its elements, if `address`
-        is that of the object; else 0.
+        If `address` is the address of a Python object: the offset in bytes at which the object
+        stores the address of its elements. Else 0.
     stage : str
-        The callable of a stage. A bound method is called in half the time of an object.
+        The callable of a stage. Calling a bound method takes half the time of calling an object.
     channel_facts : str
         The facts of a per-channel array, if fewer than `facts` suffice.
     mask_facts : str
         The facts of a mask, if more than `facts` are needed.
     lost : str
-        Whether the memory of an operand differs from that of its facts, for arrays whose memory can
-        be freed; ``{0}`` is the operand's name, ``{1}`` its kind.
+        Whether an operand has lost its memory, which its facts do not show. ``{0}`` is the
+        operand's name, ``{1}`` its kind. Empty if the memory of arrays cannot be freed.
     known_address : str
         The address of an operand that `lost` has already read.
     """
@@ -157,7 +157,7 @@ class Arrays(Protocol[A, P]):
         return operands
 
     def described(self, read: Operands[A], signature: Signature) -> Operands[A | Metadata]:
-        """Return objects whose shapes and element types are validated in place of the operands'."""
+        """Return the objects whose shapes and element types are validated."""
         return read
 
     def ready(self, read: Operands[A], problem: Problem, order: Order) -> Operands[A]:
@@ -169,10 +169,10 @@ class Arrays(Protocol[A, P]):
         return all(map(operator.is_, operands, ready or operands))
 
     def layouts(self, operands: Sequence[Any]) -> Hashable:
-        """Return the facts of the operands' layouts that are missing in the key of a call.
+        """Return facts of the operands' layouts that the key of a call lacks.
 
-        They are added to the key if kernels cannot read the operands in place. None: do not cache
-        the executable.
+        The facts are added to the key if kernels cannot read the operands in place. None: do not
+        cache the executable.
         """
         return ()
 

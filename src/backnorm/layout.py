@@ -1,8 +1,8 @@
 """Memory layout: every dense array is viewed as (outer, channel, inner) without a copy.
 
-Batch normalisation reduces over all axes but one, so the order of the others does not matter
-as long as x, dy and dx share it. An array that is contiguous in *some* order of its axes (NCX, NXC,
-channels_last, Fortran) is therefore taken as it is; any other is copied once.
+Batch normalisation reduces over all axes but one, so the order of those axes does not matter as
+long as x, dy and dx share it. An array that is contiguous in *some* order of its axes (NCX, NXC,
+channels_last, Fortran) is therefore used without a copy; any other array is copied once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-#: The last bytes of a mask, which say the order of its bits.
+#: Number of bytes at the end of a mask that store the order of its bits.
 MARK_BYTES = 8
 
 #: The axes of an array from the slowest to the fastest in memory.
@@ -31,7 +31,7 @@ class Extents(NamedTuple):
 
 
 def memory_order(array: np.ndarray) -> Order:
-    """Return the order of axes in which `array` is dense, or its own order if it is not."""
+    """Return the order of axes in which `array` is dense, or row-major order if there is none."""
     natural = tuple(range(array.ndim))
     if array.flags.c_contiguous:
         return natural
@@ -45,9 +45,9 @@ def by_strides(strides: Sequence[int]) -> Order:
 
 
 def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Order:
-    """Return `order`, or one like it in which the channel axes are adjacent and ascending.
+    """Return `order` if its channel axes are adjacent and ascending; else move them to the end.
 
-    Axes of length 1 may be anywhere in it.
+    The positions of axes of length 1 do not matter.
     """
     if len(channel_axes) == 1:
         return order
@@ -109,7 +109,7 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
     """Return the last bytes of a mask whose bits are in this order of axes.
 
     They store the index of the permutation in lexicographic order, which is 0 for row-major order.
-    Axes of one element are left out, so that equal layouts in memory have equal marks.
+    Axes of one element are omitted, so that equal layouts in memory have equal marks.
     """
     rest, number = _wide(shape), 0
     for axis in order:
@@ -161,7 +161,7 @@ def _marked_order(mark: bytes, shape: tuple[int, ...]) -> Order:
         raise ArgumentValueError(
             "mask",
             "must be the mask that batch_norm_forward returned for an x of this shape; its last "
-            f"{MARK_BYTES} bytes say no order of the axes of {{x}}",
+            f"{MARK_BYTES} bytes store no valid order of the axes of {{x}}",
             came=mark.hex(),
             accepted="the mask as it was returned (zeros: bits in row-major order)",
         )
@@ -170,5 +170,5 @@ def _marked_order(mark: bytes, shape: tuple[int, ...]) -> Order:
 
 
 def _wide(shape: tuple[int, ...]) -> list[int]:
-    """Return the axes that do not have one element."""
+    """Return the axes whose length is not 1."""
     return [axis for axis, size in enumerate(shape) if size != 1]

@@ -1,4 +1,4 @@
-"""threadpoolctl, if it is installed, limits backnorm as it limits NumPy's BLAS and OpenMP."""
+"""Let threadpoolctl, if it is installed, limit backnorm's threads like those of BLAS and OpenMP."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from backnorm.errors import MachineCodeError
 
 
 def offer() -> None:
-    """Register backnorm with threadpoolctl: ``threadpool_limits`` and ``threadpool_info``.
+    """Register backnorm for ``threadpool_limits`` and ``threadpool_info`` of threadpoolctl.
 
-    threadpoolctl searches the libraries that the process has loaded by file name. Therefore the
-    library of the thread pool is loaded now, unless it is not built yet.
+    threadpoolctl recognises loaded libraries by their file names. Therefore the library of the
+    thread pool is loaded now, unless it is not built yet.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return
@@ -29,7 +29,7 @@ def offer() -> None:
     threadpoolctl = importlib.import_module("threadpoolctl")
 
     class Controller(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
-        """The number of threads of a call."""
+        """Reads and sets the largest number of threads of a call."""
 
         user_api = internal_api = "backnorm"
         filename_prefixes = (f"{THREADS}-",)

@@ -1,4 +1,4 @@
-"""The machine as the plan sees it: a few numbers, detected once, or set by a test."""
+"""The properties of the machine that plans depend on, detected once or set by a test."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _KIB = 1024
 
 # The most bytes of the last-level cache that plans use. A virtual machine reports the whole cache
-# of its processor, but shares it with others: from 480 MiB (Intel Xeon) one core reads no faster
-# than from memory. There, plans that write past the cache took 0.5 to 0.9 (backward), 0.6 to 0.8
-# (forward) and 0.55 to 0.75 (inference) of the time of plans for the whole cache, with one thread
-# and with two, for x, dy and dx of together 19 to 57 MiB, float32.
+# of its processor, but shares the cache with other machines. On one (Intel Xeon, 480 MiB), a core
+# reads no faster from the cache than from memory. There, plans that write past the cache took 0.5
+# to 0.9 (backward), 0.6 to 0.8 (forward) and 0.55 to 0.75 (inference) of the time of plans for the
+# whole cache (float32; x, dy and dx of together 19 to 57 MiB; one thread and two).
 _MOST_SHARED = 32 << 20
 
 
@@ -28,7 +28,7 @@ class Machine:
     threads : int
         Processors this process may use.
     cache_per_core : int
-        Bytes of the largest cache that a core has to itself (L2 as a rule).
+        Bytes of the largest cache of a single core (usually L2).
     cache_shared : int
         Bytes of the last-level cache.
     name : str
@@ -63,7 +63,7 @@ def processors() -> int:
 
 
 def _container_quota(otherwise: int) -> int:
-    """Return the CPU quota of the cgroup in processors, rounded up."""
+    """Return the CPU quota of the cgroup in processors, rounded up; without one `otherwise`."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return otherwise if quota == "max" else -(-int(quota) // int(period))
@@ -72,7 +72,7 @@ def _container_quota(otherwise: int) -> int:
 
 
 def _cache_sizes() -> tuple[int, int]:
-    """Return (private, shared) cache sizes in bytes; typical values if the system has none."""
+    """Return (private, shared) cache sizes in bytes; typical values for unknown ones."""
     levels: dict[int, int] = {}
     for folder in sorted(_CPU_FOLDER.glob("index*")) if _CPU_FOLDER.is_dir() else ():
         try:

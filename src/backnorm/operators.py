@@ -60,7 +60,7 @@ class _BackwardOptions(_ApplyOptions, total=False):
 
 
 _RELUS = ("relu", "relu6")
-_NO_MASK = "the gradients of other activations need their input, not a mask: apply them to y"
+_NO_MASK = "apply other activations to y: their gradients need y, not a mask"
 
 
 @overload
@@ -114,33 +114,33 @@ def batch_norm_backward(
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
         The statistics of the forward pass, used unchanged. The variance is the biased one. The
-        type is x's, or float32 for a 16-bit x.
+        type is x's; for a 16-bit x also float32.
     gamma : array, shape (C,), optional
         Scale, of mean's type; 1 if absent.
     epsilon : float
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"} or tuple of int
-        Channel axis 1, or last; or a tuple of the channel axes, not negative and ascending. With
-        several axes, each combination of indices is a channel, in row-major order, and C is the
-        product of their lengths. Axes that are not adjacent in memory cost a copy.
+        NCX: channel axis 1. NXC: the last axis. A tuple: the channel axes, not negative and
+        ascending. With several axes, each combination of indices is a channel, in row-major order,
+        and C is the product of their lengths. Axes that are not adjacent in memory cost a copy.
     training : bool
         True: the statistics depend on x. False: they are constants.
     mask : uint8 array, optional
         The mask that `batch_norm_forward` returned with a ReLU. The mask stores the order of its
         bits. If x now has another order of axes in memory, the mask is copied.
     residual : bool
-        Whether to return the gradient of a residual, too.
+        Whether to also return the gradient of the residual.
     arithmetic : {"float32", "float64"}, optional
         The type in which elements are computed and short runs of sums are added up; see
         `backnorm.arithmetic`, which also describes the default. float64 elements are always
         computed in float64.
     reproducible : bool
         Whether results have the same bits in every layout and for every order of the elements of a
-        channel, and with `reduce` and `apply` for every division of the batch into parts. Sums are
-        then added up as integers, which takes longer and allows fewer than 2^31 elements per
+        channel; those of `reduce` and `apply` also for every division of the batch into parts. Sums
+        are then added up as integers, which takes longer and allows fewer than 2^31 elements per
         channel.
     out : array, optional
-        Where to write dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
+        The array for dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
         an input is an error.
 
     Returns
@@ -201,22 +201,22 @@ def batch_norm_forward(
 
     mean and variance are those of each channel of x; the variance is the biased one (divided by
     M). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta is computed from the mean and
-    variance before they are rounded to their output type. The residual is added before the ReLU;
-    both are computed in the same pass.
+    variance before they are rounded to their output type. The residual is added before the ReLU, in
+    the same pass.
 
     Parameters
     ----------
     x : array, rank 2 or more
         float64, float32, float16 or bfloat16, of any strides.
     gamma, beta : array, shape (C,), optional
-        Scale and offset, 1 and 0 if absent. The type is x's, or float32 for a 16-bit x.
+        Scale and offset, 1 and 0 if absent. The type is x's; for a 16-bit x also float32.
     epsilon : float
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"} or tuple of int
         Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
     activation : {"relu", "relu6"} or Activation, optional
-        ``backnorm.Activation("relu", ceiling)`` is min(ceiling, max(0, y)), the ceiling rounded to
-        x's type. NaN stays NaN. Only `batch_norm_inference` supports other activations.
+        ``backnorm.Activation("relu", ceiling)`` is min(ceiling, max(0, y)) with the ceiling rounded
+        to x's type. NaN stays NaN. Only `batch_norm_inference` supports other activations.
     residual : array, optional
         Added before the ReLU; of x's shape and type; 0 if absent.
     arithmetic : {"float32", "float64"}, optional
@@ -225,7 +225,7 @@ def batch_norm_forward(
         Whether mean, variance and y have the same bits for every order of the elements: see
         `batch_norm_backward`. Mean and variance are then rounded to float64 before y is computed.
     out : array, optional
-        Where to write y; may not overlap an input.
+        The array for y; must not overlap an input.
 
     Returns
     -------
@@ -238,9 +238,9 @@ def batch_norm_forward(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm_backward`; also for another activation, and for a residual without a ReLU.
+        As `batch_norm_backward`; also for other activations, and for a residual without a ReLU.
     """
-    # The name of a ReLU is checked in the first call alone, which saves 0.3 us in all others.
+    # Only the first call checks the name of a ReLU, which saves 0.3 us in later calls.
     if activation is not None and not (type(activation) is str and activation in _RELUS):
         activation = check_activation(activation, accepted=_RELUS, hint=_NO_MASK)
     y, mean, variance, mask = _forward(
@@ -268,7 +268,7 @@ def batch_norm_inference(
 ) -> np.ndarray:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
 
-    The activation is applied to y. Before a ReLU the residual is added to y.
+    The residual is added to y, then the activation is applied. A residual requires a ReLU.
 
     Parameters
     ----------
@@ -283,14 +283,14 @@ def batch_norm_inference(
     data_format : {"NCX", "NXC"} or tuple of int
         Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
     activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
-        ``backnorm.Activation("relu", ceiling)`` is min(ceiling, max(0, y)), the ceiling rounded to
-        x's type. NaN stays NaN.
+        ``backnorm.Activation("relu", ceiling)`` is min(ceiling, max(0, y)) with the ceiling rounded
+        to x's type. NaN stays NaN.
     residual : array, optional
         Added before a ReLU; of x's shape and type; 0 if absent.
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
     out : array, optional
-        Where to write y; may not overlap an input.
+        The array for y; must not overlap an input.
 
     Returns
     -------
@@ -332,10 +332,11 @@ def reduce_forward(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> ChannelMoments | ReproducibleMoments:
-    """Return the results of the forward pass's first phase: mean and biased variance per channel.
+    """Return the moments of a part of a batch: mean and biased variance per channel.
 
-    The moments of the parts of a batch, added up, are the moments of the batch, which
-    `apply_forward` takes.
+    This is the first phase of the forward pass.
+
+    `apply_forward` takes the moments of all parts of a batch, added up.
 
     Parameters
     ----------
@@ -345,7 +346,6 @@ def reduce_forward(
         Channel axis 1, or last, or the channel axes: see `batch_norm_backward`.
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
-
     reproducible : bool
         Whether the moments of the batch have the same bits for every division into parts.
 
@@ -379,7 +379,7 @@ def apply_forward(
     arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> Normalized | NormalizedWithMask:
-    """Return the results of the forward pass's second phase: y of a part of the batch.
+    """Normalise a part of a batch, the second phase of the forward pass.
 
     Parameters
     ----------
@@ -437,9 +437,9 @@ def reduce(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> ChannelSums | ReproducibleSums:
-    """Return the sums of the backward pass's first phase: sum dy and sum dy*(x - mean) per channel.
+    """Return sum dy and sum dy*(x - mean) per channel, the first phase of the backward pass.
 
-    The sums of the parts of a batch, added up, are the sums of the batch, which `apply` takes.
+    `apply` takes the sums of all parts of a batch, added up.
 
     Parameters
     ----------
@@ -453,7 +453,6 @@ def reduce(
         The mask that `apply_forward` returned for this part with a ReLU.
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
-
     reproducible : bool
         Whether the sums of the batch have the same bits for every division into parts.
 
@@ -504,7 +503,7 @@ def apply(
     arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """Return the results of the backward pass's second phase: dx of a part of the batch.
+    """Return dx of a part of a batch, the second phase of the backward pass.
 
     Parameters
     ----------
@@ -530,7 +529,7 @@ def apply(
     sums = check_of_channels(sums, ChannelSums)
     operands = x, dy, mask, mean, variance, gamma
     options = epsilon, data_format, training, residual, arithmetic
-    # Checking the usual types here saves a repeated call from making the problem.
+    # With the usual types, a repeated call does not make the problem again.
     usual = (
         type(x) is type(mean) is np.ndarray
         and mean.shape == sums.sum_dy.shape

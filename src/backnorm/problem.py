@@ -1,8 +1,8 @@
 """The metadata of one call, validated once: shapes, element types, options.
 
-All shape, type and epsilon checks of the canonical operator live here, as one loop over the
-operation's signature. It reads only the ``shape`` and ``dtype`` of arrays; the resulting
-:class:`Problem` is frozen and hashable, and everything after it (plan, kernels) trusts it.
+This module contains all shape, type and epsilon checks of the canonical operator, as one loop over
+the operation's signature. The checks read only the ``shape`` and ``dtype`` of arrays. The resulting
+:class:`Problem` is frozen and hashable; plans and kernels do not check it again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
 _ALL = slice(None)
 _CHANNEL_AXES = {"NCX": 1, "NXC": -1}
 
-#: "NCX" or "NXC", or the axes of the channels themselves.
+#: "NCX", "NXC", or a tuple of the channel axes.
 Format = Literal["NCX", "NXC"] | tuple[int, ...]
 
 
@@ -54,7 +54,7 @@ class Problem:
     shape : tuple of int
         Shape of x (and dy, dx, y).
     channel_axes : tuple of int
-        The channel axes of `shape`, not negative, ascending. Where there are several, channels are
+        The channel axes of `shape`, not negative, ascending. The channels of several axes are
         counted in row-major order.
     dtype : numpy.dtype
         Element type of x, dy, dx and y.
@@ -67,8 +67,8 @@ class Problem:
         True: the statistics are functions of x; False: they are constants ("frozen").
     activation : Activation or None
         The activation after the normalisation; the ceiling of a ReLU is a number of `dtype`. A
-        backward pass with the mask of a ReLU has `RELU`: it takes dy as 0 where y is not positive
-        or has reached the ceiling.
+        backward pass with a mask has `RELU`: dy is replaced by 0 where y is not positive or has
+        reached the ceiling.
     residual : bool
         Whether an array of x's shape and type is added before the ReLU.
     inverse : bool
@@ -165,12 +165,12 @@ def problem_of(
     operation : str
     *operands : array, Metadata or None
         In the signature's order. Without gamma and beta the statistics of a forward pass are of x's
-        type. For a 16-bit x they are float32, because the mean of many values has more digits.
+        type, but float32 for a 16-bit x, because the mean of many values has more digits.
     epsilon, training, residual, reproducible
         Options; those that the signature does not name are ignored. In a backward pass `residual`
         requests the gradient of the residual.
     data_format : {"NCX", "NXC"} or tuple of int
-        Where the channel axis is, or the channel axes, ascending.
+        The channel axis, or several in ascending order.
     activation : None, str or Activation
         The ceiling of a ReLU is rounded to x's type.
     arithmetic : {"float32", "float64"}, optional
@@ -245,7 +245,7 @@ def problem_of(
 
 
 def unsupported_type(name: str, came: object, hint: str | None = None) -> ArgumentTypeError:
-    """Return the error for data whose element type is not one of `dtypes`."""
+    """Return the error for data whose element type is not one of `ELEMENT_TYPES`."""
     return ArgumentTypeError(
         name, "unsupported element type", came=came, accepted=_TYPE_NAMES, hint=hint
     )
@@ -312,12 +312,12 @@ def residual_alone(operation: Operation) -> ArgumentValueError:
     if operation.startswith(("backward", "apply")) and operation != "apply_forward":
         return ArgumentValueError(
             "residual",
-            "must be False without a mask: its gradient is that of the ReLU after it",
+            "must be False without a mask, which its gradient depends on",
             accepted="residual=True with the mask of the forward pass",
         )
     return ArgumentValueError(
         "residual",
-        "must be absent without a ReLU, before which it is added",
+        "must be absent without a ReLU after it",
         accepted="a residual with activation='relu'",
     )
 
@@ -347,7 +347,7 @@ def check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -
             accepted=f"shape {shape}",
         )
     own = element_type(array.dtype)
-    # NumPy's float64 type equals None.
+    # None is checked on its own, because NumPy's float64 type equals None.
     if own is None or own != dtype:
         raise ArgumentTypeError(
             name, "must have the element type of {x}", came=array.dtype, accepted=dtype
@@ -355,7 +355,7 @@ def check_like(name: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -
 
 
 def check_mask(array: Any, size: int) -> None:
-    """Raise if a mask is not of `size` bytes."""
+    """Raise unless a mask is a uint8 array of `size` bytes."""
     if array.dtype != np.uint8:
         raise ArgumentTypeError(
             "mask",

@@ -36,7 +36,7 @@ class SecondGradients(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """Results of the training forward: y, and the batch mean and biased variance, (C,) each."""
+    """Results of a training forward pass: y, and the batch mean and biased variance, (C,) each."""
 
     y: np.ndarray
     mean: np.ndarray
@@ -44,7 +44,7 @@ class Normalized(NamedTuple):
 
 
 class NormalizedWithMask(NamedTuple):
-    """Results of the training forward with a ReLU: those of `Normalized`, and the mask.
+    """Results of a training forward pass with a ReLU: those of `Normalized`, and the mask.
 
     Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in memory order, is
     more than zero and less than the ceiling. Eight bytes of padding follow. The last eight bytes
@@ -59,7 +59,7 @@ class NormalizedWithMask(NamedTuple):
 
 
 class GradientsWithResidual(NamedTuple):
-    """Gradients through a ReLU and an addition: those of `Gradients`, and that of the residual."""
+    """Gradients through a residual and a ReLU: those of `Gradients`, and the residual's."""
 
     dx: np.ndarray
     dgamma: np.ndarray
@@ -70,8 +70,8 @@ class GradientsWithResidual(NamedTuple):
 class _OfChannels:
     """Two arrays of sums or moments per channel, and the number of elements per channel.
 
-    A subclass is a dataclass of two arrays and `count`. The sum of two records is the record of
-    both sets of elements.
+    A subclass is a dataclass of two arrays and `count`. The sum of two instances describes both
+    sets of elements together.
     """
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class _OfChannels:
 
     @classmethod
     def zero(cls, channels: int) -> Self:
-        """Return the record of an empty set of elements, for `channels` channels, 0 or more."""
+        """Return the instance of an empty set of elements, for `channels` channels, 0 or more."""
         accepted = "an integer, 0 or more"
         number = check_integer("channels", channels, accepted=accepted)
         if not 0 <= number <= _MOST // FLOAT64.itemsize:
@@ -89,7 +89,7 @@ class _OfChannels:
         return cls(np.zeros(number), np.zeros(number), 0)  # type: ignore[call-arg]
 
     def __add__(self, other: object) -> Self:
-        """Return the record of both sets of elements."""
+        """Return the instance of both sets of elements together."""
         cls = type(self)
         if not isinstance(other, cls):
             return NotImplemented
@@ -140,8 +140,8 @@ class ChannelMoments(_OfChannels):
     """Mean and biased variance of every channel, which the first phase passes to the second.
 
     ``a + b`` combines the moments of two sets of elements by the formula for parallel variances,
-    which is accurate for any means. With w and v the fractions of the elements in a and b, and d
-    the difference of the means::
+    which is accurate for any means. With w and v the fractions of the elements in a and b, and
+    d = mean_b - mean_a::
 
         mean     = mean_a + v * d
         variance = w * variance_a + v * variance_b + w * v * d**2
@@ -165,7 +165,7 @@ class ChannelMoments(_OfChannels):
 
     def _plus(self, other: ChannelMoments) -> ChannelMoments:
         if not (self.count and other.count):
-            # The moments of no elements have no meaning.
+            # The moments of an empty set are undefined.
             return self if self.count else other
         count = self.count + other.count
         weight, share = self.count / count, other.count / count
@@ -176,7 +176,7 @@ class ChannelMoments(_OfChannels):
         )
 
 
-# The names of the arguments, and the functions that return the records.
+# The names of the arguments, and the functions that return the values.
 _NAMES = {ChannelSums: "sums", ChannelMoments: "moments"}
 _SOURCES = {ChannelSums: "backnorm.reduce", ChannelMoments: "backnorm.reduce_forward"}
 
@@ -190,7 +190,7 @@ def arrays_of(known: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_of_channels(known: object, cls: type[_Known]) -> _Known:
-    """Return sums or moments as float64 arrays of one value per channel and an integer, or raise.
+    """Return sums or moments with float64 arrays of shape (C,) and an integer count, or raise.
 
     Parameters
     ----------
@@ -226,14 +226,14 @@ def check_of_channels(known: object, cls: type[_Known]) -> _Known:
     whole = check_integer(name, count, problem=problem, accepted=accepted)
     if not 0 <= whole <= _MOST:
         raise ArgumentValueError(
-            name, "its count must not be negative, nor beyond 64 bits", came=whole,
+            name, "its count must be from 0 to 2^63 - 1", came=whole,
             accepted=accepted,
         )  # fmt: skip
     return cls(*read, whole)  # type: ignore[call-arg]
 
 
 def check_whole(known: _OfChannels, channels: int, count: int) -> None:
-    """Raise unless sums or moments, already checked, can be those of a batch that has a given part.
+    """Raise unless checked sums or moments can be those of a batch that contains a certain part.
 
     Parameters
     ----------

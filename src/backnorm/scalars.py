@@ -93,7 +93,7 @@ def check_integer(
 def check_word(name: str, value: object, *, accepted: str) -> str:
     """Return `value` as a plain string, or raise if it is not a string."""
     if issubclass(type(value), str):
-        # A subclass can define any comparison.
+        # A subclass could override comparisons.
         return str.__str__(value)
     raise _no_value(name, "must be a string", value, accepted)
 

@@ -1,8 +1,8 @@
 """The operands, options and results of every operation.
 
-The signatures are read by validation (`problem`), the keys of the call cache (`executable.CALLS`),
-the binding of addresses (`binding`), the rules of `out` (`aliasing`) and the dialects' tables. So
-no operand can be known to one of these modules and missing in another.
+Validation (`problem`), the keys of the call cache (`executable.CALLS`), the binding of addresses
+(`binding`), the rules of `out` (`aliasing`) and the dialects' tables all read the signatures. So no
+operand can be in one of these modules and missing in another.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Signature:
         The arguments that are not arrays, in the order in which the package's own functions pass
         them.
     overwrites : str or None
-        The operand that `out` may be, to work in place.
+        The operand that may be passed as `out`, to work in place.
     numbers : tuple of Number
     public : bool
         Whether the package has a public function for it; only adapters call other operations.
@@ -159,7 +159,7 @@ _COUNTED = Result("count", "count", "")
 # One array of two rows: sum_dy and sum_dy_xmu, or mean and variance.
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
 # `_SUMS` are the sums or moments that a caller provides. `_COUNT` is the number of elements per
-# channel that they are sums of.
+# channel that were summed.
 _SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
 
 _GIVEN = (_MEAN, _VARIANCE, _GAMMA, _BETA)
@@ -218,7 +218,7 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
     ),
     # The gradient of an activation other than a ReLU needs the input of the activation, which is
-    # not stored. This operation computes it again; `backward` takes the resulting dz as its dy.
+    # not stored. This operation recomputes the input and returns dz, which `backward` takes as dy.
     Signature(
         "activation_backward",
         (_X, _DY, *_GIVEN),
@@ -236,7 +236,8 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
-    # For a compiler that computes the elements itself, together with the code around them.
+    # The next two are for a compiler that computes the elements itself, together with the code
+    # around them.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),

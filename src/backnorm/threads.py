@@ -1,4 +1,4 @@
-"""The number of threads of a call: the process-wide limit, the ``with`` block and PyTorch's."""
+"""The number of threads of a call: limits of the process, of a ``with`` block and of PyTorch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from backnorm import config, machine
 from backnorm.errors import ArgumentValueError
 from backnorm.scalars import check_integer
 
-#: The limit that was set for the process; None: the number of processors.
+#: The limit that `set_num_threads` set; None: the default limit.
 _most: int | None = None
 
 #: The limit of the current ``with`` block.
 _allowed: ContextVar[int | None] = ContextVar("backnorm_num_threads", default=None)
 
-# `_beside` is the default limit with PyTorch, `_alone` the one without it. They are valid until the
-# time `_until`, because the processors that the process may use can change.
+# `_beside` is the default limit with PyTorch, `_alone` without it. Both are computed again after
+# the time `_until`, because the processors that the process may use can change.
 _beside, _alone, _until = 1, 1, 0.0
 
 
@@ -78,13 +78,17 @@ def num_threads(n: int) -> Iterator[None]:
 def get_num_threads() -> int:
     """Return how many threads a call of backnorm may have now, in this thread.
 
-    This is the least of: the limit of `set_num_threads`, or else of BACKNORM_NUM_THREADS; the limit
-    of the `num_threads` block; the number of processors that this process may use; and
-    ``torch.get_num_threads()`` if PyTorch is imported, else OMP_NUM_THREADS.
+    This is the least of
+
+    - the limit of `set_num_threads`, else BACKNORM_NUM_THREADS, else (without PyTorch)
+      OMP_NUM_THREADS;
+    - the limit of the `num_threads` block;
+    - the number of processors that this process may use;
+    - ``torch.get_num_threads()``, if PyTorch is imported.
     """
     torch = modules.get("torch")
     most = _most
-    # A copy of `limit`, because every call of an operator would pay for another function call.
+    # This repeats `limit`, because another function call would slow every call of an operator.
     if most is None:
         if monotonic() >= _until:
             _look_again()
@@ -111,7 +115,7 @@ def limit() -> int:
 
 
 def set_limit(n: int) -> None:
-    """Set the limit of the process, or remove it if the default allows as many threads."""
+    """Set the limit of the process to `n`, or to the default if that is not more than `n`."""
     global _most
     _most = None
     if n < limit():

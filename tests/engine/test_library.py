@@ -194,7 +194,7 @@ assert not [name for name in sys.modules if name.startswith("backnorm.cpu.build"
 
 def test_a_package_without_any_library_says_what_to_do(tmp_path):
     said = _run(_PACKAGE + _REFUSED, tmp_path)
-    assert "it has: none" in said
+    assert "found: none" in said
     assert "BACKNORM_BUILD_LEVELS=all" in said
 
 

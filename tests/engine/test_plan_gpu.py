@@ -66,7 +66,7 @@ class TestFloat32Arithmetic:
         for gpu in KNOWN.values():
             plan = planned(problem((8, 4, 9), dtype=dtype), gpu)
             assert plan.arithmetic == "float32"
-            assert plan.reasons[0] == "float32: elements of 16 bits need no more"
+            assert plan.reasons[0] == "float32: suffices for 16-bit elements"
             assert plan == planned(problem((8, 4, 9), dtype=dtype, arithmetic="float32"), gpu)
         for gpu, expected in ((H200, "float64"), (L40S, "pairs")):
             plan = planned(problem((8, 4, 9), dtype=dtype, arithmetic="float64"), gpu)
@@ -75,7 +75,7 @@ class TestFloat32Arithmetic:
     @pytest.mark.parametrize(
         ("gpu", "moments", "reason"),
         [
-            (H200, "float64", "float64: NVIDIA H200 does it at memory speed"),
+            (H200, "float64", "float64: NVIDIA H200 computes it at memory speed"),
             (L40S, "pairs", "pairs of float32: NVIDIA L40S is slow at float64"),
         ],
         ids=["h200", "l40s"],

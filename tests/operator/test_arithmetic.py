@@ -209,8 +209,8 @@ def test_the_environment_says_it_where_nothing_else_does(name, monkeypatch):
 def test_a_bad_value_in_the_environment_is_an_error(monkeypatch):
     lines = _with_environment("single", monkeypatch)
     wrong = (
-        "ArgumentValueError BACKNORM_ARITHMETIC: environment variable must name what elements are "
-        "computed in; got 'single'; expected float32, float64"
+        "ArgumentValueError BACKNORM_ARITHMETIC: environment variable must name the type that "
+        "elements are computed in; got 'single'; expected float32, float64"
     )
     assert lines == ["float64", wrong, wrong, "float64", "float64"]
 

@@ -1,14 +1,14 @@
 """The address of an array's first element, as a number.
 
-A call passes up to thirteen addresses. NumPy's own attributes, ``array.ctypes.data`` and
+A call passes up to ten addresses. NumPy's own attributes, ``array.ctypes.data`` and
 ``__array_interface__``, take a microsecond each: a call on 8 x 16 x 8 x 8 elements would take 15.7
 microseconds instead of 7.6 (AMD EPYC, Zen 4).
 
 An array object stores the address of its data right after the object header. This layout
-(``PyArrayObject_fields`` in ``ndarraytypes.h``) is part of the ABI of NumPy 2, since extension
+(``PyArrayObject_fields`` in ``ndarraytypes.h``) is part of the ABI of NumPy 2, because extension
 modules read it directly. In a call, machine code reads the address from the array object
-(`kernels.team`); Python code reads it by `address_of`. The import of this module checks the layout
-with arrays of several kinds. If the check fails (PyPy), NumPy's attributes are used.
+(`kernels.team`); Python code reads it with `address_of`. The import of this module checks the
+layout with arrays of several kinds. If the check fails (PyPy), NumPy's attributes are used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _samples() -> list[np.ndarray]:
 
 
 def _header() -> int:
-    """Return the size of an array object's header, or 0 if the address does not follow it."""
+    """Return the size of an array object's header, or 0 if no address of data follows it."""
     if sys.implementation.name != "cpython" or struct.calcsize("P") != 8:
         return 0
     right = all(_behind_header(array) == _by_numpy(array) for array in _samples())

@@ -12,7 +12,7 @@ class Segments:
     Attributes
     ----------
     rows, length : int
-        A chunk is `rows` segments, or pieces of `length` elements of one.
+        A chunk is `rows` segments, or a piece of `length` elements of one segment.
     chunks, block, blocks : int
         Chunks of a channel, chunks of a block, blocks of a channel.
     group, batch : int
@@ -46,7 +46,7 @@ class Columns:
     share, abreast : int
         Rows of an item of the apply pass, and rows that it writes side by side.
     by_tile : bool
-        Whether an item of the apply pass is of `tile` columns, instead of all.
+        Whether an item of the apply pass has `tile` columns instead of all.
     """
 
     rows: int

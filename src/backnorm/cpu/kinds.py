@@ -3,7 +3,7 @@
 A *kind* is the compile-time part of a kernel: the geometry, the element type and the operation. A
 record has all other parameters. The function of a kind is
 ``int64_t bn_<geometry>_<element>_<operation>(int64_t record, int64_t index)``. The kinds of one
-geometry, element type and direction are in one library, since they share most of their code.
+geometry, element type and direction are in one library, because they share most of their code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 # For each element type, the arithmetics that kernels exist for, the usual one first. The name of a
-# kernel mentions its arithmetic only if it is not the usual one.
+# kernel contains its arithmetic only if it is not the usual one.
 _ARITHMETICS = {
     "float64": ("float64",),
     "float32": ("float64", "float32"),
@@ -36,7 +36,7 @@ class Kind:
         forward: y from x. backward: dx from x and dy. frozen: dx from dy alone. move: the kernel of
         `floor`.
     follows : {"", "relu", "activation"}
-        The epilogue. "activation" is any other than a ReLU, and occurs only in a forward pass.
+        The epilogue. "activation": any activation other than a ReLU, only in a forward pass.
     """
 
     geometry: str

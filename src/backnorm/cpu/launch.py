@@ -132,6 +132,6 @@ class Launch(interfaces.Launch):
 
 
 def _beyond(ceiling: float, dtype: np.dtype) -> int:
-    """Return the bound that the bits of all elements passed by a ReLU are below: see `record`."""
+    """Return an integer above the bits of all elements below the ceiling: see `record`."""
     (bits,) = np.array([ceiling]).astype(dtype).view(f"i{dtype.itemsize}")
     return int(bits) + math.isinf(ceiling)

@@ -1,7 +1,7 @@
 """Levels of processors: the features of each level, and the levels of this processor.
 
 The x86-64 levels are those of the psABI; ``x86-64-v4-bf16`` is v4 with the conversion to bfloat16
-(AVX512_BF16). Elsewhere there is one level, the host's.
+(AVX512_BF16). Other processors have one level, the host's.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ LEVELS = {
 #: The level of processors that are not x86-64.
 HOST = "host"
 
-# The place of each feature in the results of cpuid: leaf, subleaf, register (eax, ebx, ecx, edx),
-# bit.
+# The position of each feature in the results of cpuid: leaf, subleaf, register (eax, ebx, ecx,
+# edx), bit.
 _CPUID = {
     "sse3": (1, 0, 2, 0),
     "ssse3": (1, 0, 2, 9),
@@ -66,7 +66,7 @@ _CPUID = {
     "sse4.2": (1, 0, 2, 20),
     "movbe": (1, 0, 2, 22),
     "popcnt": (1, 0, 2, 23),
-    # The operating system saves the registers; the processor's support alone is not enough.
+    # The bit OSXSAVE: the operating system supports the instruction, too.
     "xsave": (1, 0, 2, 27),
     "avx": (1, 0, 2, 28),
     "f16c": (1, 0, 2, 29),
@@ -83,7 +83,7 @@ _CPUID = {
     "lzcnt": (0x80000001, 0, 2, 5),
 }
 
-# The bits in the result of xgetbv that say which registers the system saves.
+# The bits in the result of xgetbv that are set if the system saves the ymm or the zmm registers.
 _YMM, _ZMM = 0b110, 0b11100110
 
 Cpuid = Callable[[int, int], tuple[int, int, int, int]]

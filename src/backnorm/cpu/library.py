@@ -24,9 +24,9 @@ from backnorm.errors import ArgumentValueError, MachineCodeError
 FOLDER = Path(__file__).parent / "lib"
 
 _FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
-_REMEDY = "build it anew with `make kernels`" if _FROM_SOURCES else "install backnorm anew"
+_REMEDY = "rebuild it with `make kernels`" if _FROM_SOURCES else "reinstall backnorm"
 
-# The lock is reentrant because a finaliser that runs while it is held may need another library.
+# The lock is reentrant because a finaliser in the thread that holds it may need another library.
 _building = threading.RLock()
 _loaded: dict[str, ctypes.CDLL] = {}
 
@@ -100,7 +100,7 @@ def load(name: str) -> ctypes.CDLL:
 def path_of(name: str) -> Path | None:
     """Return the path of a library at the best level that has it, or None if it does not exist.
 
-    A checkout does not fall back to a lower level, since a missing library can be built.
+    A checkout does not fall back to a lower level, because a missing library can be built.
     """
     if _FROM_SOURCES:
         from backnorm.cpu.build.demand import place
@@ -147,12 +147,12 @@ def _built(name: str) -> Path:
         have = ", ".join(sorted(path.parent.name for path in FOLDER.glob(f"*/{name}-*"))) or "none"
         raise MachineCodeError(
             f"this package of backnorm has no machine code for this processor (level "
-            f"{' or '.join(levels_of(name))}; it has: {have}); install the sources on this machine "
+            f"{' or '.join(levels_of(name))}; found: {have}); install the sources on this machine "
             "(pip install --no-cache-dir), or a package built with BACKNORM_BUILD_LEVELS=all"
         )
     from backnorm.cpu.build.demand import build
 
-    # Threads build one library once. Processes may build the same library at the same time.
+    # Only one thread builds a library. Several processes may build it at the same time.
     with _building:
         path = path_of(name)
         if path is None:

@@ -36,31 +36,31 @@ _MOST_PARTIALS = 16384
 _ENOUGH_BLOCKS = 1024
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 
-# Rows of a block: fewer are not worth an item.
+# The fewest rows of a block: fewer are not worth an item.
 _LEAST_ROWS = 128
 
-# Elements of a segment: shorter ones are summed as columns.
+# The fewest elements of a segment: shorter ones are summed as columns.
 _SHORT = 16
 
-# Elements of memory that the channels of a group have side by side.
+# Elements of a group in one sample, which are adjacent in memory.
 _GROUP = 4096
 _LARGE_GROUP = 4 * _GROUP
 
-# Bytes of a core's own cache from which a group stays in it.
+# The fewest bytes of a core's own cache that can hold a group.
 _OWN_CACHE = 2 << 20
 
 # Bytes of a core's own cache below which rows side by side are slower than rows in order.
 _SMALL_CACHE = 1 << 20
 
-# Channels of a group: their running sums fit in the first-level cache.
+# The most channels of a group: their running sums fit in the first-level cache.
 _MOST_GROUP = 64
 
-# Columns of a tile of the sums: their running sums and coefficients fit in the first-level cache.
+# The most columns of a tile: its running sums and coefficients fit in the first-level cache.
 _TILE = 1024
 _LEAST_TILE = 128
 
-# Elements of an item: to claim one costs 0.3 us. A single thread also has several items, because
-# the second pass takes the last one first, whose x and dy are still in its cache.
+# Elements of an item: claiming an item costs 0.3 us. A single thread also has several, because the
+# second pass takes the last item first, whose x and dy are still in the cache.
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
@@ -81,14 +81,14 @@ class Plan:
     extents : Extents
         The arrays as (outer, channels, inner).
     geometry : Segments or Columns
-        The kind of kernels, and how they cut the arrays.
+        The kind of kernels, and how they divide the arrays.
     grouped : bool
         Whether a channel is written while it is in the cache, instead of in a second pass.
     streaming : bool
         Whether the output is written past the caches.
     threads : int
     reasons : tuple of str
-        The reasons of the decisions, for people.
+        The reasons of the decisions, as text.
     """
 
     problem: Problem
@@ -159,7 +159,7 @@ class _Task(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Elements of an item: whole bytes of a ReLU's mask, and eight items a thread."""
+        """Elements of an item: whole bytes of a ReLU's mask, and eight items per thread."""
         even = round_up(self.problem.size // (8 * self.threads), 64)
         return max(_LEAST_SHARE, min(_SHARE, even))
 
@@ -220,8 +220,8 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
 def is_legal(decided: Plan) -> bool:
     """Whether the kernels accept a plan.
 
-    With a mask, items and groups end at a byte of the mask. Output is written by tile only if tiles
-    are whole cache lines of every type, and with ordinary stores.
+    With a mask, items and groups must end at a byte of the mask. Output can be written by tile only
+    with ordinary stores and if tiles are whole cache lines for every type.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
@@ -239,13 +239,13 @@ def is_legal(decided: Plan) -> bool:
 def _segments(task: _Task) -> Segments:
     outer, channels, inner = task.extents
     pieces = max(1, -(-inner // _CHUNK))
-    # Whole cache lines, all pieces about the same.
+    # Whole cache lines, about the same number in all pieces.
     length = max(16, round_up(-(-inner // pieces), 16))
     pieces = -(-inner // length)
-    # A chunk is either rows or a piece of one.
+    # A chunk is either whole rows or a piece of one row.
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
     chunks = -(-outer // rows) * pieces
-    # Long runs of memory, but at least four groups a thread.
+    # Long runs of memory, but at least four groups per thread.
     groups = max(-(-channels // _together(task)), min(channels, 4 * task.threads))
     group = max(1, -(-channels // max(1, groups)))
     if task.problem.reproducible:
@@ -275,8 +275,8 @@ def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
     A block costs as much as a few hundred elements, and the item after it has another channel.
-    Long segments therefore have few blocks. Shorter segments of the next channels are read before
-    the next rows of the same channel, which larger blocks would delay.
+    Long segments therefore have few blocks. Short segments have many, so that items read the next
+    channels, which are adjacent in memory, before the next rows of the same channels.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -307,7 +307,7 @@ def _columns(task: _Task) -> Columns:
     rows, left = divmod(outer, repeats)
     width, rest = row * repeats, left * row
     if task.problem.reproducible:
-        # Tiles are as wide as possible: a short run of a row takes longer to read.
+        # Tiles are as wide as possible, because short runs of a row take longer to read.
         block = round_up(_reproducible_block(rows, -(-width // _TILE), threads), 64)
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
@@ -331,8 +331,7 @@ def _columns(task: _Task) -> Columns:
 def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
     """Whether the thread that summed all rows of a tile also writes them, from its own large cache.
 
-    With a mask this is not possible: a tile has whole cache lines of every array except the mask,
-    so two threads would write to one line of the mask.
+    With a mask this is not possible: two threads would write to one cache line of the mask.
     """
     problem = task.problem
     sums = not problem.operation.startswith((*AT_ONCE, "apply"))
@@ -343,8 +342,9 @@ def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
 def _depth(width: int, task: _Task) -> int:
     """Return how many rows are summed side by side.
 
-    More rows share a visit of the running sums. But they are separate streams, which the hardware
-    prefetcher follows only within the caches, or where rows are narrow or whole pages.
+    Rows side by side share one load and store of the running sums. But they are separate streams,
+    which the hardware prefetcher follows only within the caches, or if rows are narrow or whole
+    pages.
     """
     if width <= 32:
         return 8
@@ -361,11 +361,11 @@ def _depth(width: int, task: _Task) -> int:
 def _abreast(width: int, task: _Task) -> int:
     """Return how many rows are written side by side, where rows are not written by tile.
 
-    More rows share the loads of their coefficients. But they are separate streams, so rows are
-    written in order where few coefficients are loaded, where a core's own cache is small, and where
-    x is in no cache.
+    Rows side by side share the loads of their coefficients. But they are separate streams, so rows
+    are written in order if few coefficients are loaded, if a core's own cache is small, or if x is
+    in no cache.
     """
-    # Means, shifts and gains; slopes as well where there is dy.
+    # Means, shifts and gains; with a dy also slopes.
     few = (2 + task.inputs) * task.coefficient * width <= _COEFFICIENTS
     if task.problem.operation == "activation_backward":
         return 1

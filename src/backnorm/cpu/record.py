@@ -2,9 +2,9 @@
 
 A record is a block of memory that begins at a cache line. It has three parts: a *head* of named
 fields of eight bytes each; the cells in which participants *claim* items, a cache line for each
-participant and phase; and *scratch* memory, which is all the memory that the kernel needs (see
-`scratch`). `fields` describes the head. Python fills in the record, and kernels read it, by this
-description. From `LAYOUT` a kernel recognises a record that was made for another description.
+participant and phase; and *scratch* memory, which is all other memory that the kernel needs (see
+`scratch`). `fields` describes the head, for Python, which fills it in, and for kernels. By `LAYOUT`
+a kernel detects a record that was made from another description.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Field:
     ----------
     name : str
     kind : {"address", "int", "float"}
-        An address is an int; 0 where there is no such array.
+        An address is an int, 0 for an absent array.
     meaning : str
     """
 
@@ -45,7 +45,7 @@ _CALL = (
         x="input",
         dy="gradient of the output",
         out="y or dx, which is written",
-        residual="residual of a forward pass; its gradient, which is written, in a backward pass",
+        residual="forward: the residual; backward: its gradient, which is written",
         mask="bits of a ReLU: whether 0 < y < ceiling",
         mean="statistics",
         variance="statistics",
@@ -53,20 +53,20 @@ _CALL = (
         beta="offset",
         result="dgamma, or the mean, which is written",
         result_2="dbeta, or the variance, which is written",
-        running_mean="running statistics, which are moved",
-        running_variance="running statistics, which are moved",
-        exchanged="what phases tell each other of every channel: sums, or moments, two rows of"
-        " float64, or the bins of reproducible sums; written, or read where it `settles`. Where it"
-        " sums and `finishes`, the coefficients of every channel, four rows, which are written",
+        running_mean="running statistics, which are updated",
+        running_variance="running statistics, which are updated",
+        exchanged="sums or moments of every channel, two rows of float64, or the bins of"
+        " reproducible sums; read if `settles`, else written. If the call sums and `finishes`: the"
+        " coefficients of every channel, four rows, which are written",
     ),
     *_described(
         "int",
-        ready="0 before a call begins; 1 when the table is filled, for which the others wait",
-        region="threads that a region of PyTorch's team has; 0: threads of our own help",
+        ready="0 before a call begins; 1 when the caller has filled the table",
+        region="threads of a region of PyTorch's team; 0: the package's own pool helps",
         function="address of the kernel",
     ),
     *_described("float", momentum="weight of the batch in the running statistics"),
-    *_described("int", count="elements of a channel, all those that its sums are over"),
+    *_described("int", count="elements of a channel that are summed, in all parts of a batch"),
 )
 ADDRESSES = tuple(field.name for field in _CALL if field.kind == "address")
 
@@ -74,18 +74,18 @@ ADDRESSES = tuple(field.name for field in _CALL if field.kind == "address")
 _PROBLEM = (
     *_described(
         "int",
-        layout="`LAYOUT`: of which description this is a record",
+        layout="`LAYOUT` of the description that the record was made from",
         bytes="size of the whole record",
         scratch="byte where the scratch memory begins: the table of channels, then partial sums",
-        own="byte where the memory of participants begins, one after the other",
+        own="byte where the memory of the first participant begins, followed by the others'",
         own_bytes="size of the memory of a participant, whole cache lines",
         limit="nanoseconds after which no thread begins another item; 0: no limit",
     ),
     *_described(
         "float",
         epsilon="added to the variance",
-        correction="of the batch's variance, before the running one is moved towards it: a factor",
-        ceiling="of a ReLU: what y is at most; infinity where there is none",
+        correction="factor of the batch's variance in the update of the running variance",
+        ceiling="upper bound of a ReLU; infinity: none",
     ),
     *_described(
         "int",
@@ -95,16 +95,15 @@ _PROBLEM = (
         grouped="0 or 1: a group of channels is written while it is in the cache",
         prepares="how the table is filled first: 0 not at all, 1 from statistics, 2 from the means"
         " alone (for sums), 3 from the data",
-        settles="0 or 1: sums, or moments, are not computed but read",
+        settles="0 or 1: sums or moments are read, not computed",
         finishes="0 or 1: results of channels are written at the end",
-        inverse="0 or 1: `variance`, or what is written for it, holds 1/sqrt(variance + epsilon)",
+        inverse="0 or 1: the variance that is read or written is 1/sqrt(variance + epsilon)",
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
-        in_float64="0 or 1: what a kernel of float32 arithmetic does, it does in float64",
+        in_float64="0 or 1: a kernel of float32 arithmetic computes in float64",
         binned="0 or 1: sums are reproducible",
-        activation="which one follows, of a kernel for other activations than a ReLU: 0 SiLU,"
-        " 1 Hardswish",
-        beyond="the ceiling's bits, as an integer: those of every positive element below it are"
-        " less; 1 + infinity's where there is no ceiling",
+        activation="in kernels for other activations than a ReLU: 0 SiLU, 1 Hardswish",
+        beyond="an integer above the bits of all positive elements below the ceiling: the ceiling's"
+        " bits; without a ceiling 1 + infinity's",
     ),
 )
 #: Values of `prepares`.
@@ -137,7 +136,7 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
         channels="channels",
         repeats="how often a row repeats all channels",
         block="rows of a block",
-        blocks="blocks of rows, the rest being one",
+        blocks="blocks of rows; the rest counts as one",
         tile="columns of an item of the sums",
         depth="rows that are summed side by side",
         share="rows that an item of the second phase writes",
@@ -151,7 +150,7 @@ _NUMBERS = max(map(len, GEOMETRIES.values()))
 #: The fields that participants change. All but the first are set to zero when a call begins.
 _SHARED = _described(
     "int",
-    participants="how many may take part",
+    participants="the largest number of participants",
     done="items that are done",
     arrived="items of the first phase that are done",
     opened="1 when the second phase may begin",
@@ -184,10 +183,10 @@ SLOTS = {
     if field in (*_CALL, *_PROBLEM, *_SHARED)
 }
 
-#: The cell where the claims begin. For each participant a cell counts the items taken from its
-#: range, `LINE` cells apart, for the first phase and then for the second. In the first phase, the
-#: next two cells identify the pool thread of the participant: its slot (see `slots`), and the
-#: slot's state.
+#: The cell where the claims begin: `LINE` cells for each participant of the first phase, then of
+#: the second. The first of these cells counts the items claimed from the participant's range. In
+#: the first phase, the next two cells identify the pool thread of the participant: its slot (see
+#: `slots`), and the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # Must be increased when the meaning of a field or the use of scratch memory changes, because a
@@ -210,8 +209,8 @@ _described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _si
 #: A digest of the description.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
 
-#: Replaces the participant's index when the caller enters again, after all items are done and all
-#: other participants have left.
+#: Replaces the participant's index when the caller runs the kernel again, after all items are done
+#: and all other participants have left.
 JOINED = -1
 
 

@@ -1,7 +1,7 @@
 """The scratch memory of a record: the table of channels, partial sums, memory of participants.
 
 All sizes are in float64 elements, and every part begins at a cache line. A launch and the kernels
-compute the layout by the functions of this module.
+compute the layout with the functions of this module.
 
 The table has an element for every channel in each of its rows, which are `table_pitch` apart:
 
@@ -54,8 +54,8 @@ def whole(count: int) -> int:
 def segments_own(group: int, channels: int, *, narrow: bool) -> int:
     """Return the size of the memory of a participant in `segments`.
 
-    It has the running sums of a group, their pairs twice, the pairs of eight channels, and float32
-    coefficients if `narrow` (16-bit elements).
+    It has the running sums of a group, the group's pairs for a block and for all blocks, the pairs
+    of eight channels, and float32 coefficients if `narrow` (float32 arithmetic).
     """
     coefficients = 2 * narrow_pitch(channels) if narrow else 0
     return (SUMS + 8) * whole(group) + 4 * LANES + coefficients
@@ -65,7 +65,7 @@ def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
     """Return the size of the memory of a participant in `columns`.
 
     It has twelve rows of a tile; coefficients for each column if columns are not channels
-    (`spread`); and float32 coefficients if `narrow`.
+    (`spread`); and float32 coefficients if `narrow` (float32 arithmetic).
     """
     coefficients = 4 * table_pitch(width) if spread else 0
     return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)

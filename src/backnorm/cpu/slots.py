@@ -1,15 +1,15 @@
-"""The data of the library of threads: functions of the process, and a slot for each worker thread.
+"""The data of the thread library: addresses of C functions, and a slot for each worker thread.
 
-Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). Its state
-is eight times the number of requests that it has served, plus one of the states below. So a
-compare-exchange fails if the slot has served another request in the meantime.
+Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). The state
+of a slot is eight times the number of requests that it has served, plus one of the states below. So
+a compare-exchange fails if the slot has served another request in the meantime.
 """
 
 from __future__ import annotations
 
 #: Cells of the process: the addresses of GOMP_parallel and omp_get_thread_num; those of
-#: pthread_create, pthread_detach and pthread_sigmask (three cells); the time of the next attempt
-#: after the system refused a thread.
+#: pthread_create, pthread_detach and pthread_sigmask (three cells); the earliest time to create a
+#: thread again after a failure.
 PARALLEL, THREAD_NUMBER, CREATE, RETRY = 0, 1, 2, 5
 
 #: The slots begin at the cell `TABLE`. There are `SLOTS` of them, of `SLOT_CELLS` cells each, which
@@ -24,6 +24,6 @@ STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 
 #: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: it sleeps on the
 #: futex. TAKEN: a caller fills in the slot. CALLED: there is a request, which may be cancelled.
-#: RUNNING: the worker takes part. WAITED: the same, and the caller sleeps until the worker leaves.
+#: RUNNING: the worker runs the kernel. WAITED: it does, and the caller sleeps until it has left.
 NEW, IDLE, SLEEPING, TAKEN, CALLED, RUNNING, WAITED = range(7)
 STATES = 8

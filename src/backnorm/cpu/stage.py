@@ -2,9 +2,9 @@
 
 A kernel takes the address of a record, whose fields `record` describes, and the index of a
 participant. The function `threads.runner()` calls the kernel in as many threads as the record says.
-When it returns, no other thread uses the record, so signals, exceptions and forks happen before or
-after it. It returns unfinished after a tenth of a second and is called again, so that Python can
-run signal handlers during a long call.
+When this function returns, no other thread uses the record, so signals, exceptions and forks happen
+before or after the call. It returns after a tenth of a second even if the kernel is unfinished, and
+is called again, so that Python can run signal handlers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CELL = np.dtype(np.int64)
 # Nanoseconds until Python may run signal handlers.
 _LIMIT = 100_000_000
 
-# Bytes of a record that a stage keeps for its next call. A stage makes as many records as it has
-# calls at once.
+# The most bytes of a record that a stage keeps for its next call. A stage makes one record for each
+# of its simultaneous calls.
 _KEPT = 1 << 16
 
 # Larger records of up to `_LARGEST` bytes are kept for all stages together, at most `_MOST`. With
@@ -154,7 +154,7 @@ class Stage:
         momentum : float, optional
             Weight of the batch in the running statistics, if there are any.
         count : int, optional
-            The number of elements per channel that `sums` are over, if it is not that of x.
+            The number of elements per channel that were summed, if it is not that of x.
         sums : (float64 array, float64 array), optional
             Sums, or moments, of every channel that the caller provides instead of `exchanged`.
         header : int
@@ -185,7 +185,7 @@ class Stage:
         while not ended:
             ended = run(record.address, 0)
         if ended > 0:
-            # Without running statistics the kernel does not read the momentum.
+            # The momentum is not reset: without running statistics the kernel does not read it.
             if self._keeps:
                 if count is not None:
                     record.view[_COUNT] = self._count

@@ -62,10 +62,10 @@ def runner() -> Callable[[int, int], int]:
         If there is no library for this processor.
     """
     loaded = library.load(THREADS)
-    # The library is not linked to these functions: their versions and places differ between C
-    # libraries.
+    # The library is not linked to these functions, because C libraries differ in their symbol
+    # versions and files.
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
-    # `_run` of kernels/team.py, compiled.
+    # The compiled `_run` of kernels/team.py.
     run = loaded.bn_run
     # ctypes converts a number of more than 32 bits to a pointer in 0.1 us less than to an int64.
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64
@@ -93,13 +93,13 @@ def service() -> Service:
         return Service("team", f"PyTorch is imported, and runs on {_team()[1]}")
     if _HAS_POOL:
         return Service("pool", why_not)
-    return Service("caller", f"{why_not}; threads of our own are for Linux alone")
+    return Service("caller", f"{why_not}; backnorm's own threads exist only on Linux")
 
 
 def _why_not(torch: Any) -> str:
     """Return the reason why PyTorch's team is not used, or an empty string if it is used."""
     if _barred:
-        return "this process was forked from one with PyTorch, whose team is not in it"
+        return "this process was forked from one with PyTorch, whose threads it does not have"
     if not hasattr(torch, "get_num_threads"):
         return "PyTorch is being imported"
     found, where = _team()
@@ -145,7 +145,7 @@ def _addresses(loaded: ctypes.CDLL, names: tuple[str, ...]) -> list[int] | None:
 
 
 def _mapped(wanted: Callable[[list[str]], bool]) -> list[str] | None:
-    """Return the fields of the first line of /proc/self/maps for a wanted file."""
+    """Return the fields of the first line of /proc/self/maps that `wanted` accepts, or None."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             fields = (line.rstrip("\n").split(maxsplit=5) for line in lines)

@@ -34,14 +34,14 @@ def introduce(kind: Kind) -> int:
 def introduce_built() -> None:
     """Register every kernel, so that functions compiled by other processes run in this one.
 
-    In a checkout, kernels that are not built yet are left out.
+    In a checkout, kernels that are not built yet are skipped.
     """
     every = [entry for entry in LIBRARIES.values() if entry.name != FLOOR]
     _introduce(kind for entry in every if library.path_of(entry.name) for kind in entry.kinds)
 
 
 def _introduce(kinds: Iterable[Kind]) -> None:
-    # Libraries are loaded before the lock is taken, since loading may build them.
+    # Libraries are loaded before the lock is taken, because loading may build them.
     found = {number_of(kind): library.address(kind) for kind in kinds}
     environment = _environment()
     with _lock:

@@ -1,7 +1,7 @@
 """The structures of XLA's foreign function interface, ``xla/ffi/api/c_api.h``, as offsets.
 
-Names are those of the header without the prefix XLA_FFI. `STRUCTURES` is all that the package
-knows of the header; a test compares it with the header that jaxlib ships.
+Names are those of the header without the prefix XLA_FFI. `STRUCTURES` is the package's only copy
+of the header; a test compares it with the header that jaxlib ships.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import namedtuple
 from typing import Any
 
 #: The cells of the handler's data: major and minor version of the interface; the address of the
-#: function of a task; the number of registered kernels; and, from the last cell on, the number and
-#: the address of each kernel.
+#: function of a task; the count of registered kernels; and, from the last cell on, the identifying
+#: number and the address of each kernel.
 ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 

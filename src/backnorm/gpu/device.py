@@ -1,4 +1,4 @@
-"""The GPU as the plan sees it: a few numbers, read from the device, or set by a test."""
+"""The properties of a GPU that plans depend on, read from the device or set by a test."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Gpu:
 
     @property
     def fast_float64(self) -> bool:
-        """Whether float64 arithmetic is hidden by memory traffic."""
+        """Whether float64 arithmetic takes no longer than the memory traffic."""
         return self.capability in _FAST_FLOAT64
 
 
-#: Devices for which plans can be made without having the device.
+#: Devices that plans can be made for without access to one.
 KNOWN = {
     "h200": Gpu("NVIDIA H200", (9, 0), 132, 60 << 20),
     "a100": Gpu("NVIDIA A100", (8, 0), 108, 40 << 20),

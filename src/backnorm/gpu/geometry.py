@@ -1,4 +1,4 @@
-"""Geometry of the GPU's kernels: how they divide an array. A plan decides it; a launch uses it."""
+"""Geometry of the GPU's kernels: how a plan divides an array among programs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The array as rows of columns, and the tiles that a program visits one after another.
+    """The array as rows and columns, and the tiles that a program visits one after another.
 
     In "segments", a row is a run of one channel; each channel has `outer` rows, and a unit is a
-    channel. In "columns", a row has all channels; a unit is one of the tiles side by side in a row,
-    and each column has its own sums.
+    channel. In "columns", a row contains all channels; a unit is a column of tiles, and each column
+    of elements has its own sums.
 
     Attributes
     ----------
@@ -24,13 +24,13 @@ class Tiling:
     rows, width : int
         Rows (in segments: rows of every channel), and elements of a row.
     repeats : int
-        In columns: how many times a row has all channels.
+        In columns: how many times a row contains all channels.
     partial : bool
         Whether the last row is not full.
     tile_rows, tile_columns : int
-        Elements of a tile, powers of two.
+        Rows and columns of a tile, powers of two.
     units, pieces : int
-        Units (see above), and tiles side by side in a row of a segment.
+        Units (see above), and in segments the tiles of a row.
     tiles, per_block, blocks : int
         Tiles of a unit, tiles of a program, programs of a unit.
     warps : int

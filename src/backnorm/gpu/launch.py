@@ -1,4 +1,4 @@
-"""From a plan to launches: which kernels run, on how many programs, with which sizes.
+"""From a plan to launches: which kernels run, in how many programs, with which sizes.
 
 A launch takes anything that Triton accepts as a pointer, such as a PyTorch tensor, and allocates
 memory by a function that is passed to it. It runs on the current device and stream, never waits for
@@ -35,7 +35,7 @@ OPTIONS = {"enable_fp_fusion": False}
 
 # A program adds up `_PARTS` partial results at a time. The partial results of `_TOGETHER` channels
 # share the 32 bytes of a memory access. With fewer than `_TOGETHER * _FEW_CHANNELS` channels, a
-# program has fewer of them, because more programs are worth more.
+# program has fewer channels, because more programs are then faster.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128
@@ -74,7 +74,7 @@ class Kernel:
     def __call__(
         self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], numbers: tuple[float, ...] = ()
     ) -> None:
-        """Run on pointers that have the types, the alignment and the device of the first call."""
+        """Run the kernel. All calls must have pointers of equal types, alignment and device."""
         if self._run is not None:
             self._run(*inputs, *self._sizes, *numbers, *outputs, *self._values)
             return
@@ -128,7 +128,7 @@ class _Launch:
     plan : GpuPlan
     new : New
     make : Make
-        Makes kernels that are launched in another way than `Kernel`.
+        Makes the kernels: `Kernel`, or a function for another way to launch them.
     finishing, completing : dict
         Constants of the kernel that adds up partial results, and of the kernel that computes
         everything.
@@ -272,7 +272,7 @@ class Launches(Launch):
             self._forward = ForwardLaunch(problem, plan, new, make)
 
     def complete(self, *places: Any, momentum: float = 0.0) -> int:
-        """Compute all results of a forward or a backward pass; return -1, as no channel is checked.
+        """Compute all results of a forward or a backward pass; return -1: no channel is checked.
 
         `places` are pointers, or None, in the order of `cpu.record.ADDRESSES`.
         """
@@ -285,7 +285,7 @@ class Launches(Launch):
         return -1
 
     def apply(self, *places: Any, sums: Any = None) -> int:
-        """Compute y by given statistics, or dx given the results of `sums`."""
+        """Compute y from given statistics, or dx from the results of `sums`."""
         x, dy, out, residual, mask, mean, variance, gamma, beta, *_ = places
         if self._forward is None:
             self._backward.apply((x, dy, mask, mean, variance, gamma), sums, out, residual)

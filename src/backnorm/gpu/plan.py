@@ -37,7 +37,7 @@ _RUN = 64
 # channels_last; float32 and bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS`
 # are estimates instead. `docs/gpu.md` has the times.
 
-# Runs of one channel that are shorter than this are read in rows that have all channels.
+# Runs of one channel that are shorter than this are read in rows that contain all channels.
 _SHORT = 1024
 
 # If a row has several values per channel, sums per column are worthwhile from this number of rows.
@@ -52,13 +52,13 @@ _MOST_REPEATS = 16
 _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
-# Bytes of a tile's row, if rows have all channels. Wider tiles would not be read faster, and every
+# Bytes of a tile's row, if rows contain all channels. Wider tiles are not read faster, and every
 # column of every program has a partial result.
 _COLUMNS = 256
 
 # The fewest rows that a program sums in columns, because it stores two or four float64 for each
-# column. Programs have more rows as long as there are enough programs, since the second kernel adds
-# up the results of all. If there are too few programs, tiles are narrower.
+# column. Programs have more rows if `_ENOUGH` programs remain, because the second kernel adds up
+# the results of all programs. Tiles are narrower if there are fewer than `_FEW` programs.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
@@ -76,7 +76,7 @@ _COMPLETE_ODD = 8192
 _AHEAD = 16384
 
 # Runs of a channel are odd if they are not a multiple of this number of bytes, so that a thread
-# reads fewer bytes at once. With prefetching, they took several times as long.
+# reads fewer bytes at once. With prefetching, odd runs took several times as long.
 _ODD = 8
 
 
@@ -92,7 +92,7 @@ class Knobs:
     warps : int
         Warps of a program; a power of two.
     vectors : int
-        Runs of 16 bytes of a tile that a thread has; a power of two.
+        Runs of 16 bytes that a thread reads of a tile; a power of two.
     stages : int
         Tiles that are being loaded or computed at the same time; 1 means no prefetching.
     share : int
@@ -122,8 +122,8 @@ class GpuPlan:
     arithmetic : Arithmetic
         The arithmetic of elements, and of the sums of a backward pass.
     moments : Arithmetic
-        The arithmetic of the sums from which mean and variance are computed. It has twice the
-        digits even if elements are computed in float32.
+        The arithmetic of the sums from which mean and variance are computed. It has the accuracy of
+        float64 even if elements are computed in float32.
     reasons : tuple of str
         The reasons of the decisions, as text.
     """
@@ -177,7 +177,7 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
     GpuPlan
     """
     if problem.reproducible or (problem.activation is not None and not problem.relu):
-        raise ValueError("no kernel has reproducible sums, or another activation than a ReLU")
+        raise ValueError("no GPU kernel has reproducible sums or an activation other than a ReLU")
     arithmetic, moments, reasons = _arithmetics(problem, gpu)
     if knobs is None:
         knobs, reason = _choice(problem, extents)
@@ -191,27 +191,27 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
 
 
 def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
-    """Return the arithmetic of elements, that of mean and variance, and the reason.
+    """Return the arithmetic of elements, that of mean and variance, and the reasons.
 
-    Float32 arithmetic uses float64 only in the loop for mean and variance, so it does not need a
-    device with fast float64: other sums are compensated in float32, in the registers of one
-    float64. The sums for mean and variance are about a pivot, so that squares may cancel.
+    Float32 arithmetic uses float64 only in the loop for mean and variance, so float64 need not be
+    fast. Other sums are compensated in float32, which takes the registers of one float64. The sums
+    for mean and variance are about a pivot, so that squares may cancel.
     """
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
         return wide, wide, (reason,)
-    why = "elements of 16 bits need no more" if is_16_bit(problem.dtype) else "requested"
+    why = "suffices for 16-bit elements" if is_16_bit(problem.dtype) else "requested"
     if problem.operation not in _OF_MOMENTS:
         return "float32", wide, (f"float32: {why}",)
     return "float32", wide, (f"float32: {why}", f"mean and variance in {reason}")
 
 
 def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
-    """Return the arithmetic with the accuracy of float64 arithmetic, and the reason."""
+    """Return the device's arithmetic with the accuracy of float64, and the reason."""
     if problem.dtype == FLOAT64:
-        return "compensated", "compensated: nothing is wider than float64"
+        return "compensated", "compensated: no type is wider than float64"
     if gpu.fast_float64:
-        return "float64", f"float64: {gpu.name} does it at memory speed"
+        return "float64", f"float64: {gpu.name} computes it at memory speed"
     return "pairs", f"pairs of float32: {gpu.name} is slow at float64"
 
 
@@ -248,7 +248,7 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
-        # A thread has the coefficients of each of its columns: eight columns for 16-bit elements.
+        # A thread stores the coefficients of each of its columns: eight for 16-bit elements.
         return Knobs(schedule, 8 if narrow else 16, vectors, 3, 0)
     if _is_odd(problem, extents):
         return Knobs(schedule, 4, vectors, 1, 0)
@@ -306,7 +306,7 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
 
 
 def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bool) -> bool:
-    """Whether to read rows that have all channels."""
+    """Whether to read rows that contain all channels."""
     outer, channels, inner = extents
     if inner == 1:
         return True
@@ -315,7 +315,7 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
     if inner % 8 and _has_mask(problem):
         # A program must read and write whole bytes of the mask.
         return True
-    # Unaligned runs are read element by element, which is still faster than reading them twice.
+    # A complete program reads unaligned runs element by element, which is faster than two passes.
     return not complete and outer >= _TALL and (inner < _SHORT or inner % vector != 0)
 
 
@@ -326,7 +326,7 @@ def _has_mask(problem: Problem) -> bool:
 
 
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
-    """Return how many times a row has all channels, so that rows are wide and aligned."""
+    """Return how many times a row contains all channels, so that rows are wide and aligned."""
     row = extents.channels * extents.inner
     multiple = max(vector, 8 if problem.relu else 1)
     repeats = multiple // math.gcd(row, multiple)
@@ -338,7 +338,7 @@ def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
 
 
 def _best(width: int, least: int, most: int) -> int:
-    """Return the columns of a tile: a power of two, large, but with few columns beyond the row."""
+    """Return the columns of a tile: the largest power of two with few columns beyond the row."""
     candidates = [1 << power for power in range(least.bit_length() - 1, most.bit_length())]
     spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
     fewest = min(spent.values())
@@ -346,7 +346,7 @@ def _best(width: int, least: int, most: int) -> int:
 
 
 def _holds_channels(problem: Problem, extents: Extents) -> bool:
-    """Whether a unit can have all elements of its channels, and there is more than one phase."""
+    """Whether the operation has two phases, and a unit can have all elements of its channels."""
     vector = _VECTOR // problem.dtype.itemsize
     return problem.operation in ("backward", "forward") and (
         not _as_columns(problem, extents, vector, complete=True)
@@ -363,7 +363,7 @@ def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
     """Return the heuristic's choice, and the reason."""
     apart = _knobs(problem, extents, "two passes")
     if problem.operation not in ("backward", "forward"):
-        return apart, "and this is one of them"
+        return apart, "the operation is one of the two"
     if not _holds_channels(problem, extents):
         return apart, "the elements of a channel are in several units"
     whole = _knobs(problem, extents, "complete")
@@ -372,4 +372,4 @@ def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
     most = _COMPLETE_ODD if _is_odd(problem, extents) else _COMPLETE
     if unit <= most:
         return whole, f"one launch: a unit has no more than {most} elements"
-    return apart, f"{tiling.units} units of {unit} elements are shared out"
+    return apart, f"{tiling.units} units of {unit} elements are divided among programs"

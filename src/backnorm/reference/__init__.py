@@ -9,8 +9,8 @@ With M elements per channel, c = x - mean and s = 1 / sqrt(variance + epsilon)::
 
     y      = gamma * s * c + beta
 
-Each result has a T, the sum of the magnitudes of the terms of that element's formula. T measures
-the rounding errors of formulas whose terms cancel (:mod:`backnorm.conformance.judge`).
+Each element of a result has a T, the sum of the magnitudes of its formula's terms. T measures the
+rounding errors of formulas whose terms cancel (:mod:`backnorm.conformance.judge`).
 
 The arithmetic has about 106 bits, so it can judge float64. The oracle works in small blocks, so
 memory beyond the results does not grow with the problem. Where a result is not finite, the float64

@@ -52,7 +52,7 @@ class Part:
         self.cell: _Cell = slice(None), channels, slice(None)
 
     def channel(self, values: np.ndarray | None, absent: float = 0.0) -> Term:
-        """Return one value per channel, shape (channels, 1)."""
+        """Return per-channel values, or `absent` for None, in shape (channels, 1)."""
         if values is None:
             return Term.of(np.full((self.channels.stop - self.channels.start, 1), absent))
         return Term.of(np.asarray(values[self.channels], np.float64)[:, None])
@@ -75,7 +75,7 @@ class Part:
 
 
 def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]:
-    """Return the sums of each channel over blocks of `number` terms."""
+    """Return each channel's sums of `number` terms, which `terms` yields by blocks."""
     totals = [part.channel(None)] * number
     for block in terms:
         totals = [total + term.sum() for total, term in zip(totals, block, strict=True)]

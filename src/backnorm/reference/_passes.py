@@ -30,9 +30,9 @@ def backward(
     x, dy : numpy.ndarray
         Input of the layer and gradient of its output; equal shapes, rank >= 2, any supported type.
     mean, variance : numpy.ndarray
-        Statistics, shape (C,), used as supplied.
+        Statistics, shape (C,), used unchanged.
     gamma : numpy.ndarray, optional
-        Scale, shape (C,); absent, 1.
+        Scale, shape (C,); 1 if absent.
     mask : numpy.ndarray, optional
         Mask of a ReLU after the layer, uint8; dy is replaced by 0 where the bit is not set.
     epsilon : float
@@ -45,9 +45,9 @@ def backward(
     Returns
     -------
     ExactGradients
-        With T of dx: ``|gamma s| (|dy| + sum|dy|/M + |c| s**2 sum|dy c|/M)``, frozen
-        ``|gamma s dy|``; of dgamma ``s sum|dy c|``; of dbeta ``sum|dy|``. M = 0 gives an empty dx
-        and zeros.
+        T of dx is ``|gamma s| (|dy| + sum|dy|/M + |c| s**2 sum|dy c|/M)``, with frozen statistics
+        ``|gamma s dy|``. T of dgamma is ``s sum|dy c|``, of dbeta ``sum|dy|``. If M = 0, dx is
+        empty and the others are 0.
     """
     blocks = Blocks(x.shape, data_format)
     outputs = Outputs(blocks, ("dx",), ("dgamma", "dbeta"))
@@ -79,12 +79,12 @@ def forward(
     activation: Activation | None = None,
     residual: np.ndarray | None = None,
 ) -> ExactNormalized:
-    """Return the exact training forward; y is computed from the unrounded statistics.
+    """Return the exact training forward pass; y is computed from the unrounded statistics.
 
     Parameters
     ----------
     x, gamma, beta, epsilon, data_format
-        As in :func:`backward`; beta absent is 0.
+        As in :func:`backward`; beta is 0 if absent.
     activation : Activation, optional
         A ReLU, whose ceiling is a number of x's type.
     residual : numpy.ndarray, optional
@@ -93,9 +93,9 @@ def forward(
     Returns
     -------
     ExactNormalized
-        With T of mean: ``sum|x|/M``; of variance: itself, ``sum(c**2)/M``; of y:
-        ``|gamma s| (|x| + sum|x|/M) + |beta| + |residual|``, because the mean is itself a rounded
-        sum of x here. M = 0 gives an empty y and zeros.
+        T of mean is ``sum|x|/M``, of variance ``sum(c**2)/M``, the variance itself. T of y is
+        ``|gamma s| (|x| + sum|x|/M) + |beta| + |residual|``: here the mean is a rounded sum of x.
+        If M = 0, y is empty and the others are 0.
     """
     blocks = Blocks(x.shape, data_format)
     outputs = Outputs(blocks, ("y",), ("mean", "variance"))
@@ -140,7 +140,7 @@ def inference(
     Returns
     -------
     ExactOutput
-        With T of y: ``|gamma s c| + |beta| + |residual|``.
+        T of y is ``|gamma s c| + |beta| + |residual|``.
     """
     blocks = Blocks(x.shape, data_format)
     outputs = Outputs(blocks, ("y",))

@@ -29,7 +29,7 @@ class ExactGradients:
 
 @dataclass(frozen=True, slots=True)
 class ExactNormalized:
-    """Exact training forward: y, the batch mean and the biased variance, with their terms."""
+    """Exact training forward pass: y, the batch mean and the biased variance, with their terms."""
 
     y: Exact
     mean: Exact

@@ -20,7 +20,7 @@ class Scale:
     Attributes
     ----------
     value : numpy.ndarray
-        ``|direct| + sum_j |w_j| |S_j|``, which scales the roundings after the sums.
+        ``|direct| + sum_j |w_j| |S_j|``, which scales the rounding errors after the sums.
     sums : numpy.ndarray
         ``sum_j |w_j| |S_j|``, which scales the systematic part of partial sums.
     root : numpy.ndarray
@@ -54,7 +54,7 @@ def gradient_scales(
 ) -> GradientScales:
     """Return the scales of the gradients' expected errors, computed in float64.
 
-    The parameters are those of :func:`backward`. With M elements a channel, c = x - mean,
+    The parameters are those of :func:`backward`. With M elements per channel, c = x - mean,
     s = 1/sqrt(variance + epsilon), D = sum(dy) and P = sum(dy c), the scale of dx is::
 
         value  |gamma s| (|dy| + |D|/M + |c| s**2 |P|/M)

@@ -58,7 +58,7 @@ def double_backward(
     x, dy, mean, variance, gamma, epsilon, data_format, training
         As in :func:`backward`.
     ddx : numpy.ndarray, optional
-        The shape is x's; zero if absent.
+        An array of x's shape; zero if absent.
     ddgamma, ddbeta : numpy.ndarray, optional
         Shape (C,); zero if absent.
 
@@ -105,13 +105,13 @@ def _by_q(k: _Channel) -> Term:
 
 
 def _dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/d(dy): directly, through Q, and through D; d and e are dy and ddx."""
+    """Return dL/d(dy): the direct term, and those through Q and D. d and e are dy and ddx."""
     by_d = k.ddbeta - k.gamma * k.s * k.i / k.elements
     return k.gamma * k.s * e + _by_q(k) * (k.s * c) + by_d
 
 
 def _x(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/dx: through c in Q and in P, and through the mean and the variance."""
+    """Return dL/dx: the terms through c in Q and in P, and through the mean and the variance."""
     by_q, by_p = _by_q(k), k.gamma * k.s * (k.s * k.q) / k.elements
     by_c, by_mean = by_q * d - by_p * e, by_p * k.i - by_q * k.d
     # s = (variance + epsilon)**(-1/2), so dL/dvariance is -s**3/2 times dL/ds.

@@ -6,7 +6,7 @@ import numpy as np
 
 from backnorm._doubledouble import Exact, FloatArray
 
-# The low part of the square root of a smaller number is lost.
+# The square root of a smaller number would lose its low part.
 _SMALL = 2.0**-800
 
 
@@ -56,7 +56,7 @@ class Term:
         return Term(self.exact.sum()[:, None], plain, size)
 
     def settled(self) -> Term:
-        """Return the exact value where it is finite, else the float64 value, in all forms."""
+        """Return the term with both values equal: exact where that is finite, else float64."""
         exact = self.exact.settled(self.plain)
         return Term(exact, exact.hi, self.size)
 
@@ -68,7 +68,7 @@ class Term:
 def inverse_deviation(variance: Term, epsilon: float) -> Term:
     """Return ``1 / sqrt(variance + epsilon)`` as one term."""
     total = variance.exact + epsilon
-    # Small numbers are scaled, because their low part would underflow.
+    # Small sums are scaled, because their low part would underflow.
     scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
     root = (total * (scale * scale)).sqrt()
     plain = 1.0 / np.sqrt(variance.exact.hi + epsilon)

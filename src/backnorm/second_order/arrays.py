@@ -79,7 +79,7 @@ def batch_norm_double_backward(
     -------
     SecondGradients
         x and dy of x's shape, type and memory order; gamma, (C,), of mean's type. An absent
-        cotangent adds no term, so no NaN propagates through its terms.
+        cotangent adds no terms; zeros would add terms that propagate NaN.
 
     Raises
     ------
@@ -111,9 +111,9 @@ def double_backward(
 ) -> SecondGradients:
     """Compute `batch_norm_double_backward`, writing the gradients of x and dy to `out`.
 
-    `elements` are x, dy and ddx; `channels` are mean, variance, gamma, ddgamma and ddbeta. x is
-    dense in some order of its axes, with the channels on one axis, and the arrays of `out` have the
-    same order.
+    `elements` are x, dy and ddx; `channels` are mean, variance, gamma, ddgamma and ddbeta. With
+    `out`, x must be dense in some order of its axes, with the channels on one axis, and the arrays
+    of `out` in the same order.
     """
     read: Sequence[Any] = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
     x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = read
@@ -150,7 +150,7 @@ def double_backward(
 def _reduce(left: np.ndarray, right: np.ndarray, pivot: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the results of `blocks.sums`, computed by the engine: compensated, and in parallel.
 
-    The engine subtracts the pivot rounded to the data's type; the remainder is subtracted here.
+    The engine subtracts the pivot rounded to the data's type; this function corrects the rounding.
     """
     dtype = FLOAT32 if is_16_bit(right.dtype) else right.dtype
     columns = np.zeros((right.shape[1], 1)) if pivot is ABSENT else pivot

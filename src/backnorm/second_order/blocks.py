@@ -1,7 +1,7 @@
 """The second order, block by block in float64, for arrays that can be written to.
 
 Memory beyond the results is a few blocks. Apart from Python's operators, the code uses only the
-array API standard, which NumPy supports, and PyTorch by array-api-compat.
+array API standard, which NumPy implements and array-api-compat provides for PyTorch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def double_backward(
     Parameters
     ----------
     elements : arrays, shape (outer, channels, inner)
-        x, dy and ddx, which may be None.
+        x, dy and ddx; ddx may be None.
     channels : arrays, shape (channels,)
         mean, variance, gamma, ddgamma and ddbeta, of which the last three may be None.
     epsilon : float
@@ -50,7 +50,7 @@ def double_backward(
     block : int
         Elements in a block.
     results : arrays
-        The arrays to write to, like x and dy.
+        The arrays for the gradients of x and dy.
 
     Returns
     -------

@@ -8,12 +8,11 @@ results of the backward pass, weighted by their cotangents, is ::
     L = gamma*s*R                   + ddgamma*Q + ddbeta*D       frozen statistics
 
 The second order consists of the derivatives of L. One formula serves both cases: with frozen
-statistics, 1/M is absent. Per-channel arrays have a shape that broadcasts with the elements.
+statistics, 1/M is ABSENT. Per-channel arrays have a shape that broadcasts with the elements.
 Automatic differentiation of these formulas gives the third order.
 
 s can be as large as 4e161 (for the smallest variance), so that s*s overflows. Therefore no
-per-channel factor contains s*s: elements are multiplied by the second s, and x - mean is multiplied
-by s first.
+per-channel factor contains s*s: x - mean is multiplied by one s, the gradient by the other.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Factors(NamedTuple):
     # Multiplied by s, this is the factor of s*c in the gradient of x, due to the variance.
     of_h: Array
     ddbeta: Array
-    # Gradients of per-channel arrays, including mean and variance if they are arguments like x.
+    # Gradients of per-channel arrays. `mean` and `variance` are used if these are arguments like x.
     gamma: Array
     mean: Array
     variance: Array
@@ -109,8 +108,8 @@ def factors(
     share : float
         1/M; ABSENT with frozen statistics.
     alone : bool
-        Whether mean and variance are arguments like x, whose gradients are needed, rather than
-        functions of x or constants.
+        Whether mean and variance are arguments whose gradients are needed, not functions of x or
+        constants.
     """
     mean, s, gamma, ddgamma, ddbeta = values
     d = q = i = p = covariance = ABSENT

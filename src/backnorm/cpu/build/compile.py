@@ -58,7 +58,7 @@ def _function(kind: Kind) -> Any:
 
 
 def _of(kind: Kind) -> Any:
-    """Return the Numba type that the kernels are compiled for."""
+    """Return the Numba type of a kind, the first argument of its kernel."""
     from numba import types
 
     from backnorm.cpu.kernels import record

@@ -34,8 +34,8 @@ def environment(level: str) -> dict[str, str]:
         numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
         # Numba takes an empty string for the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
-    # The compiler imports the sources that are running, and iterates in the same order in every
-    # process.
+    # PYTHONPATH: the compiler imports the sources of this process. PYTHONHASHSEED: every process
+    # iterates over sets in the same order.
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}

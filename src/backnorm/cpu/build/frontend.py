@@ -2,7 +2,7 @@
 
 By default Numba optimises, links and compiles each function that a kernel calls before it compiles
 the kernel. Here Numba only translates. All functions are linked once, and the module is optimised
-as a whole (see `machine`). That takes half the time.
+as a whole (see `machine`), which takes half the time.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def _translate_only() -> None:
 
 
 def linked(entries: dict[str, tuple[Any, tuple[Any, ...]]], globals_: str) -> Any:
-    """Return one module that contains functions and all functions that they call.
+    """Return one module with the exported functions and all functions that they call.
 
     Parameters
     ----------
     entries : dict
-        Maps each symbol to export to an outlined function and the types of its arguments. They are
-        integers; if there are three arguments, the first is a constant. The function returns an
-        integer, and does not raise.
+        Maps each symbol to export to an outlined function and the types of its arguments. Arguments
+        are integers; if there are three, the first is a constant. The function returns an integer,
+        and does not raise.
     globals_ : str
         LLVM code of other globals of the module, which are also exported.
 

@@ -1,4 +1,4 @@
-"""Link object code to a shared library, by the system's linker or the linker of a package."""
+"""Link object code to a shared library, with the system's linker or that of the package ziglang."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
             "-Wl,--version-script=symbols",
             f"-Wl,-soname,{path.stem}",
         ]
-        # libm has fused multiply-add for processors without that instruction.
+        # libm has a fused multiply-add for processors without that instruction.
         options += ["-o", "library.so", "code.o", "-lm", "-lc"]
         done = subprocess.run(  # noqa: S603 (our own object code)
             [*command(), *options], cwd=folder, capture_output=True, text=True, check=False

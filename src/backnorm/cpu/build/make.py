@@ -79,7 +79,7 @@ def build_all(
 
 
 def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
-    """Return groups of libraries, one process building each, the slowest group first.
+    """Return groups of libraries, a process for each group, the slowest group first.
 
     Libraries of one element type share functions, which one process translates only once. Groups
     are as large as possible while there are two for every processor.
@@ -93,7 +93,7 @@ def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
             break
 
     def work(group: tuple[tuple[str, str], list[str]]) -> int:
-        # A library of a 16-bit type takes half as long again.
+        # A library of a 16-bit type takes 1.5 times as long.
         return len(group[1]) * (3 if "16" in group[0][1] else 2)
 
     return [(key[0], names) for key, names in sorted(groups.items(), key=work, reverse=True)]

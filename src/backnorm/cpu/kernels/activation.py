@@ -100,8 +100,7 @@ def _value(activation, z):
 def _gradient(activation, dy, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
     if _number_of(activation) == SILU:
-        # With d = 1 + e^-|z|, s is 1/d and 1 - s is e^-|z|/d; for negative z it is the other way
-        # round.
+        # With d = 1 + e^-|z|, s is 1/d and 1 - s is e^-|z|/d; for negative z the two are swapped.
         e = _exponential(z)
         d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
         slope = (rising * multiply_add(z, falling, d)) / (d * d)

@@ -14,9 +14,9 @@ term, which is 2^-64 of the largest magnitude of all terms (2^-96 with four bins
 largest magnitude may be only the lowest binary digit of the top bin. A digit can represent the sum
 of 2^31 elements, each of which adds at most 1.5 * 2^31: a float64 product and its rounding error.
 
-A term that is not finite, or at least 2^991 (only possible in float64), counts as infinite. The
-limit is then 0, and the digits are the numbers of terms that were NaN, plus infinity and minus
-infinity.
+A term of magnitude 2^991 or more (only possible in float64) counts as infinite. If a term is NaN or
+infinite, the limit is 0, and the digits are the numbers of terms that are NaN, plus infinity and
+minus infinity.
 
 The method is based on Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and Ahrens,
 Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. They use
@@ -70,7 +70,7 @@ from backnorm.cpu.scratch import LANES, TERMS
 # four. Rounding by an addition must still be able to produce the unit of the last bin.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
-# The top bin of a sum that has terms that are not finite.
+# The top bin of a sum with terms that are not finite.
 _SPECIAL = 1 << 20
 
 # Magnitudes from this number on count as infinite, because there are no bins for them.
@@ -119,7 +119,7 @@ def _top(limit):
 
 @outlined
 def clear_bins(bins, columns, digits):
-    """Set both sums of the first columns to zero."""
+    """Set both sums of the first `columns` columns to zero."""
     bins, pitch = bins
     least = _limit(_LEAST if digits == 3 else _LEAST_OF_FOUR)
     for part in range(2):
@@ -153,7 +153,7 @@ def _give_up(bins, at, pitch, digits):
 
 @rare
 def _make_room(bins, at, digits, most):
-    """Raise the limits of eight columns above magnitudes; return whether these are all finite."""
+    """Raise eight columns' limits above the magnitudes `most`; return whether these are finite."""
     bins, pitch = bins
     finite = True
     for k in range(LANES):
@@ -172,7 +172,7 @@ def _make_room(bins, at, digits, most):
 
 @rare
 def _put_slowly(bins, at, digits, terms, count):
-    """Put vectors of terms into the bins of eight columns, of which some are not finite."""
+    """Put vectors of terms, some of them not finite, into the bins of eight columns."""
     bins, pitch = bins
     numbers = integers_at(bins)
     for k in range(LANES):
@@ -255,7 +255,7 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(patterns, term, units):
-    """Add each bin's part of a term to its digit, together with the bits of its unit."""
+    """Add the part of a term in each bin to the bin's digit, with the bits of the bin's unit."""
 
     def three(patterns, term, units):
         first = term + units[0]
@@ -313,7 +313,7 @@ def _hold(x, slope, centred, terms, at):
 
 @inlined
 def _second(x, bins, at):
-    """Return the address of the bins of the second sum."""
+    """Return the position of the bins of the second sum."""
     return at + (digits_of(x) + 1) * bins.pitch
 
 
@@ -321,7 +321,7 @@ def _second(x, bins, at):
 def _put_with_care(operands, part, m, bins, at, terms):
     """Put the terms of vectors into bins, for terms of any magnitude.
 
-    `part` is the first element, the distance of vectors, their number, and the elements of each.
+    `part` is the first element, the distance and number of vectors, and the elements of each.
     The terms are written to buffers and examined before they are split.
     """
     i, stride, count, lanes = part
@@ -368,7 +368,7 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far. The largest square is computed at the end: see `_end`."""
+    """Return the largest product so far; of squares, `_largest_product` computes it at the end."""
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
@@ -392,7 +392,7 @@ def _centred(dy, value, mean):
 
 @by_type
 def _take_error_apart(x, patterns, factors, units):
-    """Split the rounding error of a product as well, if elements are float64."""
+    """If elements are float64, split also the rounding error of a product."""
 
     def error(x, patterns, factors, units):
         slope, centred, product = factors
@@ -403,7 +403,7 @@ def _take_error_apart(x, patterns, factors, units):
 
 @inlined
 def _end(operands, state, count, bins, at):
-    """Write both sums, of `count` vectors, and return True if all terms were below the limits."""
+    """Write both sums of `count` vectors if all terms were below the limits; return whether so."""
     limits, units, digits, most = state
     product = _largest_product(operands.dy, most)
     if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
@@ -418,9 +418,9 @@ def _end(operands, state, count, bins, at):
 def _visit(operands, part, m, bins, at, terms):
     """Put the terms of vectors into the bins of eight columns.
 
-    `part` is the first element, the distance of vectors, the number of whole vectors, and the
-    number of elements after them. If a term is not below the limits, the result is discarded, and
-    the terms are put into bins again by `_put_with_care`.
+    `part` is the first element, the distance and number of whole vectors, and the number of
+    elements after them. If a term is not below the limits, the result is discarded, and
+    `_put_with_care` puts the terms into bins again.
     """
     i, stride, count, left = part
     x, dy = operands
@@ -449,7 +449,7 @@ def _visit(operands, part, m, bins, at, terms):
 def _visit_first(operands, part, m, bins, at, terms):
     """Put the terms of vectors of fewer than eight elements into the bins of as many columns.
 
-    `part` is the first element, the distance of vectors, their number, and the elements of each.
+    `part` is the first element, the distance and number of vectors, and the elements of each.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -483,7 +483,7 @@ def put_segment(operands, i, end, mean, bins, terms):
 def put_columns(operands, part, pivot, bins, terms):
     """Put the terms of some rows into bins of their columns.
 
-    `part` is the first element, the distance of rows, their number, and the number of columns;
+    `part` is the first element, the distance and number of rows, and the number of columns;
     `pivot` has the means of the columns; `terms` has buffers: three times `TERMS` vectors.
     """
     start, stride, rows, width = part
@@ -503,7 +503,7 @@ def put_columns(operands, part, pivot, bins, terms):
 
 @outlined
 def merge_bins(bins, at, others, place, digits):
-    """Add both sums of the column `place` of others to those of the column `at`."""
+    """Add both sums of the column `place` of `others` to those of the column `at` of `bins`."""
     for _ in range(2):
         _merge(bins, at, others, place, digits)
         at += (digits + 1) * bins.pitch
@@ -584,7 +584,7 @@ def _special(nans, positive, negative):
         value = value - _infinity()
     if nans > 0:
         value = value + (_infinity() - _infinity())
-    # Replace every NaN by the same one, for any processor and order.
+    # The NaN must not depend on the processor and the order.
     return value if value == value else number_of(0x7FF8000000000000)
 
 
@@ -609,7 +609,7 @@ def write_no_bins(digits, channels, out):
 def write_bins(bins, digits, channels, out):
     """Write the sums of every channel as integers: a row of top bins, and a row for each digit.
 
-    The top bin of a sum that has terms that are not finite is written as 2^20.
+    The top bin of a sum with terms that are not finite is written as 2^20.
     """
     bins, pitch = bins
     numbers, to = integers_at(bins), integers_at(out)

@@ -84,5 +84,5 @@ def number_of(builder, pattern):
 
 @emitted(lambda place: _Integers(place) if place == types.CPointer(types.float64) else None)
 def integers_at(builder, place):
-    """Return the address of float64 memory as one of integers."""
+    """Return the address of float64 memory as an address of integers."""
     return builder.bitcast(place, _I64.as_pointer())

@@ -1,6 +1,6 @@
-"""Functions over channels: they compute coefficients from statistics, and results from sums.
+"""Compute coefficients of channels from statistics, and results from sums.
 
-The functions work on the table of channels, see `backnorm.cpu.scratch`.
+The functions read and write the table of channels, see `backnorm.cpu.scratch`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from backnorm.cpu.scratch import (
     table_pitch,
 )
 
-# Elements of a column whose mean is its pivot.
+# The number of elements of a column whose mean is the pivot.
 _SAMPLE = 16
 
-# Replaces an infinite inverse standard deviation, which would turn differences of 0 into NaN. Other
-# results overflow with this number, too.
+# Replaces an infinite inverse standard deviation, which would turn differences of 0 into NaN. The
+# results for other differences still overflow.
 _MOST = 1e150
 
 
@@ -116,7 +116,7 @@ def prepare(table, statistics, present, epsilon, inverse):
 
 @outlined
 def prepare_means(table, mean):
-    """Fill only the mean, since sums need nothing else."""
+    """Fill only the mean, because sums need nothing else."""
     values, pitch, channels = table
     for c in range(0, channels, LANES):
         store_some(values, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
@@ -223,7 +223,7 @@ def take(table, rows):
 
 @outlined
 def settle(table, total):
-    """Fill the coefficients of every channel from sums that were computed elsewhere."""
+    """Fill the coefficients of every channel from the sums in the table."""
     for c in range(0, table.channels, LANES):
         _set_backward(total, table, c, table.channels - c)
     wrap(table)
@@ -231,7 +231,7 @@ def settle(table, total):
 
 @outlined
 def settle_bins(kind, digits, exchanged, total, table, epsilon):
-    """Fill results and coefficients of every channel from bins that were computed elsewhere.
+    """Fill results and coefficients of every channel from the bins of another phase.
 
     `exchanged` has the bins that `write_bins` wrote, and memory for the bins and pairs of eight
     channels. The operations are those of `combine_bins`.
@@ -253,7 +253,7 @@ def settle_bins(kind, digits, exchanged, total, table, epsilon):
 
 @outlined
 def settle_forward(table, epsilon):
-    """Fill the coefficients of every channel from a mean and a variance computed elsewhere.
+    """Fill the coefficients of every channel from the mean and the variance in the table.
 
     Before the call, SLOPE and GAIN are beta and gamma.
     """
@@ -422,7 +422,7 @@ def finish_forward(table, results, epsilon, inverse, running):
     ----------
     table : Table
     results : (address, address)
-        Where to write mean and variance.
+        Mean and variance, which are written.
     epsilon : float
     inverse : bool
         Whether 1/sqrt(variance + epsilon) is written instead of the variance.

@@ -1,15 +1,14 @@
-"""The kernel for rows of channels (NXC, and NCX with a space of a few elements).
+"""The kernel for rows of channels (NXC, and NCX with few spatial elements).
 
 The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel
-(k // inner) % channels. NXC has inner = 1. NCX with few spatial elements has one row per sample. If
-a row would be shorter than two vectors, several are joined to one row. Elements after the last full
-row are the `rest`.
+(k // inner) % channels. NXC has inner = 1. NCX has one row per sample. If a row would be shorter
+than two vectors, several are joined to one row. Elements after the last full row are the `rest`.
 
 An item of the reduction is a tile of columns and a block of rows. A column is summed over 64 rows
-as plain vectors (gradients of 16 bits in float32 first, four rows at a time). These sums are added
-up as pairs, and blocks are added up in order. Blocks depend only on the shape, and a column's sum
-depends only on the column, so a channel's sums have the same bits for every distribution of the
-work.
+as plain vectors (in a backward pass with float32 arithmetic, first in float32 over four rows).
+These sums are added up as pairs, and blocks are added up in order. Blocks depend only on the shape,
+and a column's sum depends only on the column, so a channel's sums have the same bits for every
+distribution of the work.
 """
 
 from __future__ import annotations
@@ -209,7 +208,7 @@ def _narrow(head, table, output):
 
 @outlined
 def _write_item(head, output, item):
-    """Write `share` rows of all columns, or, if there are items for tiles, of a tile."""
+    """Write `share` rows of all columns; if items are for tiles, of a tile."""
     share = head.share
     parts = max(1, (head.rows + share - 1) // max(1, share))
     if head.items - head.summed > parts:
@@ -250,7 +249,7 @@ def _write_tile(head, output, part, first):
 
 @inlined
 def _spread(values, wide, first, width, inner, channels):
-    """Write the value of its channel for each of `width` columns, then repeat the first eight.
+    """Write, for each of `width` columns, the value of its channel; then repeat the first eight.
 
     Because of the repetition, a vector may extend from the end of a row to the next row.
     """
@@ -273,9 +272,9 @@ def _spread(values, wide, first, width, inner, channels):
 
 @by_type
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add a part of the rows to the pairs of its columns, which are zero.
+    """Add a part of the rows to the pairs of its columns, which are zero before.
 
-    `part` is the first element, the distance of rows, their number, and the number of columns.
+    `part` is the first element, the distance and number of rows, and the number of columns.
     `running` is scratch memory of eleven rows.
     """
     if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
@@ -413,7 +412,7 @@ def _end_pair(operands, start, width, pivot, pair):
 
 @inlined
 def _add_strips(operands, part, first, pivot, running):
-    """Add up to four rows of the columns from `first` on, first to each other in float32."""
+    """Add up to four rows of the columns from `first` on, after adding them up in float32."""
     start, stride, rows, width = part
     ahead = start + ahead_of_rows(rows, width) * stride
     for k in range(first, width, SINGLES):
@@ -492,9 +491,9 @@ def _write_rows(output, i, rows):
     The coefficients of wide rows exceed the first-level cache, so they are read once for several
     rows.
 
-    The ends of a row that share cache lines with other rows are not streamed. All other lines must
-    be streamed: an ordinary store prefetches neighbouring lines, and streaming to a line in a cache
-    takes five times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
+    With streaming, only the ends of a row that share cache lines with other rows are not streamed:
+    an ordinary store prefetches neighbouring lines, and streaming to a line in a cache takes five
+    times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -510,7 +509,7 @@ def _write_rows(output, i, rows):
 
 @inlined
 def _write_lines(output, i, rows, columns, streaming):
-    """Write the whole lines between two columns of rows, which begin at element i."""
+    """Write the whole lines between two columns of rows; the first row begins at element i."""
     x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)
     line = 2 * lanes
@@ -542,7 +541,7 @@ def _write(output, i, end):
 
 @inlined
 def _write_whole(output, i, k, end, streaming):
-    """Write whole vectors from element i, in column k, on; return where they end.
+    """Write whole vectors beginning with element i, in column k; return where they end.
 
     `streaming` is a constant, because LLVM does not always split the loop into two.
     """

@@ -12,7 +12,7 @@ Activation    dy of a forward pass: the number of the activation (see `activatio
               gradient of its value, if the gradient of its argument is computed
 Masked        dy of a backward pass: an element is zero where its bit is not set
 Unread        x of a backward pass whose output does not depend on x
-Marking       y: a store also writes one bit an element: whether 0 < y < ceiling
+Marking       y: a store also writes one bit per element: whether 0 < y < ceiling
 WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
@@ -36,7 +36,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-# The LLVM types of parts of structures that are not addresses of elements.
+# The Numba types of parts of structures that are not addresses of elements.
 _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
@@ -242,7 +242,7 @@ def values_of(typingctx, addresses):
 
 @intrinsic
 def has_values(typingctx, addresses):
-    """Return whether there are elements at all."""
+    """Return whether there are elements: their address is not 0."""
 
     def codegen(context, builder, signature, arguments):
         return _is_there(builder, part_of(builder, addresses, arguments[0]))

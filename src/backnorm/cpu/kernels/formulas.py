@@ -18,8 +18,8 @@ because terms would cancel if |mean| is much larger than the deviation. In the f
 is the remainder of the exact mean that a float64 cannot represent, and slope is beta. The
 coefficients of float32 are derived from these: see `singles.narrow_rows`.
 
-The types of x and dy choose the formula when a kernel is compiled: dy is an `Epilogue` in a forward
-pass, and x is `Unread` in a frozen backward pass (see `epilogue`).
+The types of x and dy determine the formula when a kernel is compiled: dy is an `Epilogue` in a
+forward pass, and x is `Unread` in a frozen backward pass (see `epilogue`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def elements(x, dy, index, count, of):
 
 @by_type
 def _followed(epilogue, index, count, z):
-    """Return the epilogue of the normalised vector z of the elements from `index` on."""
+    """Return the normalised vector z, of elements from `index` on, with the epilogue applied."""
 
     def with_relu(epilogue, index, count, z):
         if has_values(epilogue):
@@ -131,10 +131,10 @@ def in_pairs(dy, values):
 def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    That is x, the residual, and the output unless it is streamed, because memory is read before it
-    is written by ordinary stores. In a model, a convolution has just written x, but only to the
-    shared cache. A backward pass would not become faster: its sums have just read x and dy, and dx
-    is often dy.
+    That is x, the residual, and the output unless it is streamed, because ordinary stores read
+    memory first. In a model, a convolution has just written x, but only to the shared cache. A
+    backward pass would not become faster: its sums have just read x and dy, and dx often has the
+    memory of dy.
     """
     dy = output[1]
 

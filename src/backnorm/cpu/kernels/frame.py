@@ -1,10 +1,10 @@
-"""The frame of a kernel: the code around items that the kernels of all geometries have in common.
+"""The frame of a kernel: the code around items, which the kernels of all geometries share.
 
 A kernel runs in as many participants as a record says. Each participant fills the table of channels
-or waits for it, and then takes items from the work queue until none is left. The items of the first
-phase sum. The participant that completes the last of them solves for the coefficients of the
-channels. The items of the second phase write the output. If a record is `grouped`, one item does
-all of that for its channels, and there is no second phase.
+or waits for it, and then takes items from the work queue until none is left. Items of the first
+phase sum. The participant that completes the last of these items solves for the coefficients of the
+channels. Items of the second phase write the output. If a record is `grouped`, one item does all of
+that for its channels, and there is no second phase.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Steps(NamedTuple):
     sum_item
         (kind, head, sums, output, item): compute an item of the first phase.
     combine
-        (kind, head, sums): solve for the coefficients of all channels, after the last such item.
+        (kind, head, sums): solve for the coefficients of all channels, after the first phase.
     narrow
         (head, table, output): prepare the coefficients, before the first item of the second phase.
     write_item

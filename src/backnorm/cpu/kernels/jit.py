@@ -53,7 +53,7 @@ def _outlined(function: Callable[..., Any], *attributes: str) -> Any:
 def by_type(choose: Callable[..., Any]) -> Any:
     """Compile a function whose body depends on the types of its arguments.
 
-    `choose` takes those types, and returns the body: a function with the same parameters.
+    `choose` takes the types, and returns the body: a function with the same parameters.
     """
 
     @functools.wraps(choose)

@@ -1,7 +1,7 @@
 """Memory in Numba code: addresses, loads and stores of vectors.
 
-Kernels take addresses. Arrays would work as well (tests use them), but Numba counts references to
-every array that a function takes, even an inlined one, which costs as much time as a short run of
+Kernels take addresses. Arrays are possible (tests use them), but Numba counts references to every
+array that a function takes, even an inlined one, which costs as much time as a short run of
 elements. Memory is contiguous. `storage` converts between the storage forms of elements. Loads are
 exact, and a store rounds once. Float32 vectors are not stored to float64 elements. They are stored
 to 16-bit elements only if all lanes are zero or normal (see `vector.sound`).
@@ -118,8 +118,7 @@ def load_like(typingctx, array, index, count, like):
 def prefetch(array, index, count):
     """Prefetch the cache lines of `count` elements, which need not exist; ignore absent arrays.
 
-    This is for rows that are far apart, and across the end of a page, where processors do not
-    prefetch.
+    Processors do not prefetch rows that are far apart, or beyond the end of a page.
     """
     if isinstance(array, Unread | Identity):
         return nothing
@@ -152,7 +151,7 @@ def _prefetch(typingctx, array, index):
 def load_first(typingctx, array, index, count):
     """Return `count` elements from `index` on, and zero in the lanes after them.
 
-    Memory after the elements is not touched. `count` may exceed the lanes.
+    Memory after the elements is not accessed. `count` may exceed the lanes.
     """
     return _loading(array, count, Vec)
 
@@ -165,7 +164,7 @@ def load_singles(typingctx, array, index):
 
 @intrinsic
 def load_singles_first(typingctx, array, index, count):
-    """Return Singles of `count` elements, not of float64, and zero in the lanes after them."""
+    """Return `count` elements, not of float64, as Singles, with zero in the lanes after them."""
     return _loading(array, count, Singles)
 
 
@@ -304,7 +303,7 @@ def store_one(typingctx, array, index, value):
 
 @intrinsic
 def store_first(typingctx, array, index, count, value):
-    """Write the first `count` lanes of a vector, each rounded once; there may be fewer."""
+    """Write the first `count` lanes of a vector, or all if there are fewer, each rounded once."""
     if not accepts(array):
         return None
 
@@ -326,9 +325,9 @@ def store_first(typingctx, array, index, count, value):
 
 @intrinsic
 def aligned_head(typingctx, array, index, step):
-    """Return how many elements from `index` on precede the first aligned one.
+    """Return how many elements from `index` on precede the first aligned element.
 
-    Its address is a multiple of the size of `step` elements, a power of two.
+    An aligned address is a multiple of the size of `step` elements, a power of two.
     """
     if not accepts(array):
         return None

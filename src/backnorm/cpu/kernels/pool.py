@@ -1,11 +1,11 @@
-"""The thread pool: worker threads that take part in calls, and their slots.
+"""The thread pool: worker threads that help callers, and their slots.
 
 The threads run no Python: no GIL, no objects, no exceptions, and signals are blocked. An idle
 worker spins on its slot for a moment, because a wake-up takes longer than a small problem, and then
 sleeps on a futex. A caller requests idle workers, at most one less than the processors it may use,
 and never waits for a worker to start: when all items are done, requests that no worker has accepted
-are cancelled. So a call is not delayed by a late, busy or missing worker. `docs/threads.md`
-describes how a call begins, ends and is interrupted; `slots` describes a slot and its states.
+are cancelled. So no late, busy or missing worker delays a call. `docs/threads.md` describes how a
+call begins, ends and is interrupted; `slots` describes a slot and its states.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _RETRY_NS = 1_000_000_000
 
 @outlined
 def start_helpers(record, helpers):
-    """Request workers for a record, as its participants 1, 2, ...: at most `helpers`."""
+    """Request at most `helpers` workers for a record, as its participants 1, 2, ..."""
     mask = stack_32_words()
     most = min(SLOTS, get_affinity(mask) - 1)
     index = 1
@@ -110,7 +110,7 @@ def start_helpers(record, helpers):
 
 @outlined
 def join_helpers(record, helpers):
-    """Cancel the requests that no worker has accepted, and wait for the workers of the others."""
+    """Cancel requests that no worker has accepted; wait for the workers that accepted theirs."""
     for index in range(1, helpers + 1):
         place = _slot_cell(record, index)
         slot, called = load_word(place), load_word(place + 8)
@@ -141,13 +141,13 @@ def worker(slot):
 
 @inlined
 def _slot_cell(record, index):
-    """Return the address of the cells in a record that have a participant's slot and its state."""
+    """Return the address of the cells of a record for a participant's slot and the slot's state."""
     return record + 8 * (CLAIMED + LINE * index + 1)
 
 
 @inlined
 def _may_create():
-    """Return whether a thread may be created, which is not tried within a second of a failure."""
+    """Return whether a thread may be created: the last failure is more than a second ago."""
     later = load_word(threads_data() + 8 * RETRY)
     return later == 0 or monotonic_ns() > later
 

@@ -92,7 +92,7 @@ def _head_as(geometry: str) -> Any:
     return head_at
 
 
-#: The heads of records of a geometry. The floor's records have the fields that all geometries have.
+#: The heads of records of each geometry. `common_head` has the fields that all geometries have.
 segments_head, columns_head, floor_head = map(_head_as, GEOMETRIES)
 common_head = floor_head
 
@@ -112,7 +112,7 @@ def _addressed(element_of: Any) -> Any:
     return at
 
 
-#: (kind, number): the address of elements, of float32, of float64.
+#: (kind, number): the number as an address of elements, of float32, of float64.
 values_at = _addressed(lambda kind: kind.element)
 singles_at = _addressed(lambda kind: types.float32)
 doubles_at = _addressed(lambda kind: types.float64)
@@ -157,7 +157,7 @@ def cancel(head, cells, refused):
 def _operand(choose: Any) -> Any:
     """Return a function (kind, cells) that reads an operand from fields of the record.
 
-    `choose` returns its type and the names of the fields of its parts.
+    `choose` returns the operand's type and the names of the fields of its parts.
     """
 
     @intrinsic

@@ -1,15 +1,15 @@
-"""The kernel for channels whose elements lie in contiguous runs (NCX).
+"""The kernel for channels whose elements are in contiguous runs (NCX).
 
 The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
 elements, at least sixteen unless it is the only channel. Neighbouring channels are summed
 together, a group at a time, so that memory is read in long runs even where segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
-long segment. Within a chunk, sums are plain vectors (gradients of 16 bits are first added up in
-float32, four vectors at a time). The chunks of a block (`block` chunks) are added up as pairs, and
-blocks are added up in order. Chunks and blocks depend only on the shape, and a channel's sums
-depend only on the channel, so they have the same bits for every distribution of the work. Terms of
-reproducible sums are put into `bins`, and have the same bits in any order.
+long segment. Within a chunk, sums are plain vectors (in a backward pass with float32 arithmetic,
+four vectors are first added up in float32). The chunks of a block (`block` chunks) are added up as
+pairs, and blocks are added up in order. Chunks and blocks depend only on the shape, and a channel's
+sums depend only on the channel, so they have the same bits for every distribution of the work.
+Terms of reproducible sums are put into `bins`; these sums have the same bits in any order.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ from backnorm.cpu.scratch import (
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
-# The distance in elements between the elements that are summed or written and those that are
-# prefetched. Processors prefetch such runs themselves, but not beyond a page of memory. A larger
-# distance in sums would reach the next group of channels, which another thread may take.
+# The prefetch distances in elements. Processors prefetch such runs themselves, but not beyond a
+# page of memory. A larger distance in sums would reach the next group of channels, which another
+# thread may take.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
@@ -92,8 +92,8 @@ class _Scratch(NamedTuple):
     ----------
     terms
         Buffers of terms of reproducible sums.
-    lanes : Bins
-        The bins of every lane of the channels of a group. The bins of the channels are before them.
+    totals : Bins
+        The bins of the channels of a group, followed by the bins of every lane of each channel.
     running
         The running sums of a group.
     part, sums : Pairs
@@ -151,7 +151,7 @@ def _output_of(kind, head, cells, sums):
 
 @inlined
 def _sum_item(kind, head, sums, output, item):
-    """Sum one block of a batch of groups of channels; or, if grouped, complete the channels."""
+    """Sum one block of a batch of groups of channels; if grouped, complete the channels."""
     group, batch = head.group, head.batch
     batches = (head.channels + group * batch - 1) // (group * batch)
     grouped = head.grouped != 0
@@ -169,7 +169,7 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_group(kind, head, sums, span):
-    """Sum blocks of a group of channels; `span` is the first block, the end, and the channels."""
+    """Sum blocks of a group; `span` is the first block, the end, the first channel, the end."""
     operands, table, scratch, partial = sums
     start, stop, first, end = span
     digits = digits_of(operands.x)
@@ -246,7 +246,7 @@ def _write_item(head, output, item):
 
 @by_type
 def _sum_block(kind, head, operands, span, means, scratch):
-    """Add a block of channels to their pairs `scratch.part`, which are zero.
+    """Add a block of channels to their pairs `scratch.part`, which are zero before.
 
     `span` is the block, the first channel, and the end of the channels.
     """
@@ -414,7 +414,7 @@ def _of_two(rows, left, c, channels):
 
 @inlined
 def _exact_at(output, place, first):
-    # A place is the channel of the first element, and how many elements of its segment are left.
+    # A place is the channel of the first element, and the number of elements left in its segment.
     return _of_two(output.exact, place[1] - first, place[0], output.period)
 
 

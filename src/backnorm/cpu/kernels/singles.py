@@ -1,23 +1,23 @@
 """Float32 arithmetic, and its replacement by float64 where the range of float32 is too small.
 
-Float32 has 13 bits more than float16. So the output of 16-bit arrays is computed in float32, and so
-are the sums of a backward pass, a few terms at a time. For float32 arrays, float32 is used on
-request, because converting to float64 and back takes longer than all other operations. Float64 has
-more bits and also more range. Therefore a float32 result (an element of the output, or a block of a
-channel's sums) is used only if the range of float32 was sufficient; otherwise it is computed again
-in float64. The choice depends only on the values of that element or block, so the bits do not
-depend on how the work is distributed.
+Float32 has 13 bits more than float16. So the output of 16-bit arrays is computed in float32. The
+sums of a backward pass are also computed in float32, a few terms at a time. For float32 arrays,
+float32 is used on request, because converting to float64 and back takes longer than all other
+operations. Float64 has more bits and also more range. Therefore a float32 result (an element of the
+output, or a block of a channel's sums) is used only if the range of float32 was sufficient;
+otherwise it is computed again in float64. The choice depends only on the values of that element or
+block, so the bits do not depend on how the work is distributed.
 
 Output: a float32 element is used if it is zero or normal (`vector.sound`), for these reasons:
 
 - overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
-- a subnormal result is not used, because it would be rounded twice if bfloat16 is subnormal, too,
-  or to fewer bits than others before the last operation;
+- a subnormal result is not used, because it may have been rounded to fewer bits before the last
+  operation, and rounding it to a subnormal bfloat16 would be a second rounding;
 - a zero is exact; or it is a product below 2^-150, which is nearer to zero than to any element; or
   its terms cancel, and these are not so small that they lose digits to underflow.
 
 A term of the formula has at most five roundings, including those of its coefficients, in addition
-to the error of the sums in them. `narrow_rows` sets the gain to NaN in channels whose coefficients
+to the error of the sums in these. `narrow_rows` sets the gain to NaN in channels whose coefficients
 or intermediate values may be too small for 24 bits in float32. No float32 element of such channels
 is used.
 
@@ -171,14 +171,14 @@ def both_hold(output, left, right):
 
 @by_type
 def narrow_rows(output, span, refused):
-    """Write the float32 coefficients of the channels of a span, if elements are computed in them.
+    """Write the float32 coefficients of a span of channels, if elements are computed in float32.
 
     Up to seven elements after the last are overwritten. `refused` makes every gain NaN, so that all
     elements are computed in float64.
 
-    The mean is rounded to the nearest float32, which is subtracted first. The remainder of the mean
-    is added to a constant. It does not cancel there: no element of 32 bits or less is nearer to the
-    mean than its nearest float32, so the remainder is at most x - mean.
+    The float32 nearest to the mean is subtracted first. The remainder of the mean is added to a
+    constant, where it does not cancel: no element of 32 bits or less is nearer to the mean than
+    this float32, so the remainder is at most |x - mean|.
     """
     if output[4][0].dtype != types.float32:
         return nothing

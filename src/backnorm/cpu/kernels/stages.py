@@ -1,4 +1,4 @@
-"""The beginning and the end of a kernel: read the table of channels, and write its results."""
+"""The beginning and the end of a kernel: fill the table of channels, and write its results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _READY = SLOTS["ready"]
 
 @inlined
 def before(kind, head, cells, index, table, extents, own):
-    """Fill the table of channels as the record says. Only the caller does so; the others wait.
+    """Fill the table of channels as the record says; participants but the caller wait for it.
 
-    If a channel is invalid, the call is cancelled. If the caller enters again, the table is already
-    filled.
+    If a channel is invalid, the call is cancelled. If the caller runs the kernel again, the table
+    is already filled.
     """
     if index != 0:
         wait_for_flag(cells, _READY)
@@ -87,7 +87,7 @@ def _wider(kind, bits):
 
 @by_type
 def _settle(kind, head, table):
-    """Fill the coefficients from sums, or mean and variance, that are in the record."""
+    """Fill the coefficients from sums, or mean and variance, that are in the table."""
     if kind.operation == "forward":
         return lambda kind, head, table: of_channels.settle_forward(table, head.epsilon)
     return lambda kind, head, table: of_channels.settle(table, head.count)

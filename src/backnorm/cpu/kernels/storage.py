@@ -49,7 +49,7 @@ def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
     """Emit the exact conversion of stored elements to float64."""
     if dtype == types.float64:
         return raw
-    # 16-bit elements are converted by way of float32, as processors convert float16.
+    # 16-bit elements are converted through float32, as processors convert float16.
     return builder.fpext(widen_to_single(builder, raw, dtype, lanes), _wide(_DOUBLE, lanes))
 
 
@@ -94,10 +94,9 @@ def narrow_sound(builder: Any, single: Any, dtype: Any, lanes: int) -> Any:
 def splits(dtype: Any) -> bool:
     """Whether even and odd elements are converted separately.
 
-    This is so for bfloat16, unless the processor has an instruction that rounds to it. Two elements
-    are a word of 32 bits, of which a shift makes the even element a float32, and a mask the odd
-    one. No lane is moved across a register, and joining the elements again is one instruction
-    instead of three.
+    This is so for bfloat16 on processors with AVX2 but without AVX-512. Two elements are a word of
+    32 bits: a shift makes the even element a float32, and a mask the odd element. No lane is moved
+    across a register, and joining the elements again is one instruction instead of three.
     """
     return dtype == types.int16 and tells_sound(dtype)
 
@@ -139,9 +138,9 @@ def tells_sound(dtype: Any) -> bool:
 def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     """Emit whether 16-bit elements prove that their unrounded float32 values are zero or normal.
 
-    They do if all elements are finite, not zero, and (bfloat16) more than 2^-126, because numbers
-    that are rounded to such an element are normal. (A zero may have been rounded from a NaN.)
-    Doubling the bit pattern removes the sign.
+    They do if all elements are finite, not zero, and (bfloat16) more than 2^-126 in magnitude,
+    because numbers that are rounded to such an element are normal. (A zero may have been rounded
+    from a NaN.) Doubling the bit pattern removes the sign.
     """
     kind = raws[0].type
     lanes = kind.count

@@ -106,11 +106,11 @@ def value(high, low):
 
 @by_type
 def add_totals(x, running, pitch, sums):
-    """Add the totals of eight accumulators each for sums of dy and of the product to their pairs.
+    """Add the running sums of eight channels, of dy and of the product, to their pairs.
 
-    An accumulator is two sums written by `suspend`, `2 * LANES` apart. The sums of the product come
-    after those of dy; the sums of the next channel begin `pitch` elements further on. The lanes of
-    a sum are always added in the same order.
+    A running sum has two parts, which `suspend` wrote `2 * LANES` apart. The sums of the product
+    are after those of dy; the next channel begins `pitch` elements further on. The lanes of a sum
+    are always added in the same order.
     """
     return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
 

@@ -128,7 +128,7 @@ def pause(builder):
 
 @inlined
 def spin_wait(spins):
-    """Wait a little before reading a word again that another thread will change.
+    """Wait a little before the next read of a word that another thread will change.
 
     `spins` is the number of reads so far. The other thread may need this processor, so after many
     reads the wait yields the processor, and later sleeps.
@@ -267,9 +267,9 @@ def _call_four(builder, function, first, second, third, fourth):
 def start_thread(functions, run, argument):
     """Start a detached thread with all signals blocked; return whether the system allowed it.
 
-    `functions` is the address of the addresses of pthread_create, pthread_detach and
-    pthread_sigmask. The library is not linked to these functions, because their versions and places
-    differ between C libraries.
+    `functions` points to the addresses of pthread_create, pthread_detach and pthread_sigmask. The
+    library is not linked to these functions, because C libraries differ in their symbol versions
+    and files.
     """
     create, detach, mask = load_word(functions), load_word(functions + 8), load_word(functions + 16)
     if create == 0:

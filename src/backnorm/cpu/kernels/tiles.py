@@ -1,8 +1,8 @@
 """Sums of a few rows, for as many neighbouring columns at a time as fit in registers.
 
 Each lane is a column. The running sums of a tile of columns are loaded, the rows are added to them
-in registers, and they are stored again. So a column's sum does not depend on its tile. Running sums
-are `Pairs`, of which plain sums use only the high parts.
+in registers, and the sums are stored again. So a column's sum does not depend on its tile. Running
+sums are `Pairs`, of which plain sums use only the high parts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.sums import resume, suspend, take, take_first
 from backnorm.cpu.scratch import LANES
 
-# The distance in elements between the elements that are summed or written and those that are
-# prefetched.
+# The prefetch distance in elements.
 _AHEAD = 2048
 
 
@@ -26,7 +25,7 @@ _AHEAD = 2048
 def add_rows(operands, part, pivot, running):
     """Add a few rows to the running sums of their columns.
 
-    `part` is the first element, the distance of rows, their number, and the number of columns.
+    `part` is the first element, the distance and number of rows, and the number of columns.
     """
     start, stride, rows, width = part
     run, pitch = running
@@ -48,7 +47,7 @@ def add_rows(operands, part, pivot, running):
 
 @inlined
 def ahead_of_rows(rows, width):
-    """Return how many rows in advance a row is prefetched, if `rows` are read side by side.
+    """Return how many rows in advance a row is prefetched if `rows` are read side by side.
 
     In a model, x is in no cache when its backward pass begins, and at best in the shared cache when
     its forward pass begins; the same is true for dy. Processors do not prefetch rows that are read
@@ -119,7 +118,7 @@ _add_narrow, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
 
 @by_type
 def _add_wide(operands, part, pivot, running):
-    """Add rows of whole tiles of 64 columns, if registers are enough; return where the tiles end.
+    """Add rows of whole tiles of 64 columns, if registers suffice; return where the tiles end.
 
     Sums are loaded and stored as often as in narrow tiles, but the overhead of a tile is divided
     among four times as many columns. A float32 backward pass of NXC takes 0.96 of the time if the

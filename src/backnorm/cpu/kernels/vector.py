@@ -362,7 +362,7 @@ def _unsound(builder: Any, value: Any) -> Any:
 
 
 def _doubtful(builder: Any, values: Any) -> Any:
-    """Emit a mask of lanes that includes all that are not sound in one of several Singles.
+    """Emit a mask that includes all lanes that are not sound in one of several Singles.
 
     This is for processors without vfpclassps. Doubling the bit pattern as an integer removes the
     sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers

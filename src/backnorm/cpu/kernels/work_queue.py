@@ -9,7 +9,7 @@ in the second phase of a call, and in the next call, a thread finds its own data
 Processors often do not share the last-level cache that the system reports: on two virtual
 processors of an AMD Zen 5, data that the other processor had read arrived half as fast.
 
-A kernel of two phases takes one call, because waking a thread costs more time than a phase of a
+Both phases of a kernel run in one call, because waking a thread costs more time than a phase of a
 medium-sized problem. A participant that waits for others spins, then yields the processor, and then
 sleeps for short times, because the other participants may need this processor.
 """
@@ -82,8 +82,9 @@ def wait_for_flag(cells, position):
 def take_item(cells, summed, items, index):
     """Take an item from the work queue; return it, or the number of items if none is left.
 
-    The first `summed` items come before the others. The participant `index` gets the items of its
-    own range first. The ranges of both phases are alike, and the second is processed backwards.
+    The first `summed` items are taken before the others. The participant `index` gets the items of
+    its own range first. Both phases are divided into ranges alike; items of the second phase are
+    taken in reverse order.
     """
     parts = cells[_PARTICIPANTS]
     for phase in range(2):

@@ -1,6 +1,6 @@
 """Write vectors of the output, in float64 where float32 is not exact enough: see `singles`.
 
-A geometry identifies the elements of a vector by a *place*, for which it has the coefficients.
+A *place* identifies the coefficients of a vector; its form depends on the geometry.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
 
     @by_type
     def write_again(output, i, count, place, value):
-        """Write `count` elements; those for which float32 is not exact enough, from float64."""
+        """Write `count` elements, computed in float64 where float32 is not exact enough."""
         if value != Singles:
             return nothing
         return lambda output, i, count, place, value: write_exactly(output, i, count, place, value)

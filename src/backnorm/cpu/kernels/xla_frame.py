@@ -1,4 +1,4 @@
-"""The call frame of XLA's FFI: its fields, its validation, and errors.
+"""The call frame of XLA's FFI: fields, validation and errors.
 
 Attributes of a call, all arrays of int64:
 
@@ -150,7 +150,7 @@ def api_of(frame):
 
 @inlined
 def context_of(frame):
-    """Return the execution context, an argument of those functions."""
+    """Return the execution context, an argument of XLA's API functions."""
     return load_word(frame + _FRAME.ctx)
 
 
@@ -194,7 +194,7 @@ def _buffer(frame, k):
 
 @inlined
 def _entry(frame, k):
-    """Return the address of the entry of "buffers" of an argument or a result."""
+    """Return the address of the entry in "buffers" for an argument or a result."""
     return load_word(_attribute(frame, _BUFFERS) + _ARRAY.data) + 8 * _PER_BUFFER * k
 
 

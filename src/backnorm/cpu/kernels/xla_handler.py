@@ -1,9 +1,9 @@
 """The handler of XLA's custom calls on CPUs: no Python, no GIL, no copy.
 
 `bn_xla_handler` is one C function for all kernels. It copies the record of the call, fills in the
-addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, run
-the kernel as well. The caller never waits for a task to start, only for items in progress. A task
-that starts after the call finds no item. Therefore the record has a reference count, and the last
+addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, also
+run it. The caller never waits for a task to start, only for items in progress. A task may start
+after the call, and then finds no item. Therefore the record has a reference count, and the last
 participant frees it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
@@ -107,7 +107,7 @@ def _release(block, participants):
 
 @outlined
 def _task(argument):
-    """Take part in a call: the body of a task on XLA's thread pool."""
+    """Run the kernel as a helper: the body of a task on XLA's thread pool."""
     block = load_word(argument)
     # XLA may run a task immediately in the calling thread. A helper waits until the caller has
     # filled the table. If the caller ran this task, it would wait for itself.

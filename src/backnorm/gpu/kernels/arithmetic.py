@@ -1,7 +1,7 @@
-"""Arithmetics: three with the accuracy of float64 arithmetic, and float32 with its own budget.
+"""Arithmetics: three with the accuracy of float64, and float32 with its own error budget.
 
 ==============  ==================================================================================
-"float64"       elements of up to 32 bits in float64, on devices that do so at memory speed
+"float64"       elements of up to 32 bits in float64, on devices with fast float64
 "compensated"   float64 elements; the rounding errors of their sums are added up separately
 "pairs"         elements of up to 32 bits as sums of two float32, on devices with slow float64
 "float32"       elements of up to 32 bits in float32; sums are compensated, but the difference and
@@ -15,7 +15,7 @@ squares about a pivot other than the mean cancel and must not be rounded to floa
 A pair (high, low) stands for high + low, with |low| at most half an ulp of high: 48 bits, in
 float32's range. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
 floating-point technique for extending the available precision", 1971). They must not be
-contracted: kernels are compiled without fusing what is written as a product and a sum.
+contracted, so kernels are compiled without fusing products and sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import triton.language as tl
 @triton.jit
 def widen(b_value, HOW: tl.constexpr):
     """Return elements in the type that they are computed in."""
-    # 16-bit elements are converted by way of float32: one instruction for each step.
+    # 16-bit elements are converted through float32: one instruction for each step.
     if HOW != "compensated":
         b_value = b_value.to(tl.float32)
     if HOW == "float64":
@@ -38,7 +38,7 @@ def widen(b_value, HOW: tl.constexpr):
 @triton.jit
 def narrow(b_value, p_target):
     """Return values rounded to the type that a pointer points to."""
-    # Rounded to bfloat16 by way of float32, since not every device has an instruction for both.
+    # float64 is rounded to bfloat16 through float32: not every device has one instruction for it.
     if p_target.dtype.element_ty == tl.bfloat16 and b_value.dtype == tl.float64:
         b_nearest = b_value.to(tl.float32)
         b_back = b_nearest.to(tl.float64)
@@ -48,7 +48,7 @@ def narrow(b_value, p_target):
 
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
-    """Return a float32 that `narrow` rounds to the same value as the exact pair."""
+    """Return a float32 that `narrow` rounds to the same value as it would the exact pair."""
     # If a high part is infinite, the low part is NaN.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)

@@ -139,7 +139,7 @@ def backward_apply(
 ):
     """Store dx, and the gradient of the residual if there is one."""
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
-    # Reverse order: the elements that the programs of the sums read last may still be in the cache.
+    # Reverse order: the elements that were read last for the sums may still be in the cache.
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % units
     i_first, i_last = first_and_last(i_program // units, frame)
@@ -202,15 +202,15 @@ def backward_complete(
 
 @triton.jit
 def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return sum_dy and sum_dy_xmu over tiles of a unit, per column or of all, in float64."""
+    """Return sum_dy and sum_dy_xmu over tiles of a unit, per column or in total, in float64."""
     b_mean_high, b_mean_low = split(per_column(b_mean, FORM), FORM.arithmetic)
     b_sum = zeros(FORM, FORM.arithmetic)
     b_low = b_sum
     b_sum_xmu = b_sum
     b_low_xmu = b_sum
     if FORM.relu:
-        # The compiler prefetches x and dy, but not single bytes. So the bytes of the next tile are
-        # read while this tile is computed.
+        # The compiler prefetches x and dy, but not single bytes. Therefore the mask bytes of the
+        # next tile are read here, before this tile is computed.
         b_next = load_bytes(p_bits, i_first, i_unit, frame, FORM)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_first + i_step

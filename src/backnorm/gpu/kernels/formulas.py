@@ -13,10 +13,10 @@ float64 cannot represent, and slope is beta. The few coefficients are computed i
 device, and passed to the functions here in the form of `arithmetic.split`.
 
 In float32 arithmetic, the float32 nearest to the mean is subtracted from x. In a forward pass the
-remainder of the mean is added to the constant `slope`. It does not cancel there: no element of 32
-bits or less is nearer to the mean than its nearest float32, so the remainder is at most x - mean.
-A given mean, in a backward pass or in inference, has no remainder, because with such elements it is
-at most a float32 (`dtypes.statistics_types`). `conformance.judge` derives the error budget.
+remainder of the mean is included in the constant `slope`, where it does not cancel: no element of
+32 bits or less is nearer to the mean than this float32, so the remainder is at most |x - mean|. A
+given mean, in a backward pass or in inference, has no remainder, because its type has at most 32
+bits with such elements (`dtypes.statistics_types`). `conformance.judge` derives the error budget.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def relu(b_y, FORM: tl.constexpr):
 
 @triton.jit
 def passed(b_y, FORM: tl.constexpr):
-    """Return which elements of y a ReLU does not change."""
+    """Return which elements of y are between 0 and the ceiling, the mask of a ReLU."""
     m_passed = b_y.to(tl.float32) > 0.0
     if FORM.ceiling != float("inf"):
         m_passed = m_passed & (b_y < tl.full(b_y.shape, FORM.ceiling, b_y.dtype))
@@ -118,6 +118,6 @@ def passed(b_y, FORM: tl.constexpr):
 
 @triton.jit
 def _beside(b_mean):
-    """Return a mean minus its nearest float32, or 0 if that is infinite."""
+    """Return a mean minus its nearest float32, or 0 if this float32 is infinite."""
     b_nearest = b_mean.to(tl.float32).to(tl.float64)
     return tl.where(tl.abs(b_nearest) < float("inf"), b_mean - b_nearest, 0.0)

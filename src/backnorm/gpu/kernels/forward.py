@@ -162,12 +162,12 @@ def forward_apply(
     p_bits,
     FORM: tl.constexpr,
 ):
-    """Store y, and, with a ReLU in training, the mask of positive elements.
+    """Store y, and with a ReLU in training its mask.
 
     In training, `p_mean` has the rows that `forward_finish` stores: mean, its remainder, variance.
     """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
-    # Reverse order: the elements that the programs of the sums read last may still be in the cache.
+    # Reverse order: the elements that were read last for the sums may still be in the cache.
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % units
     i_first, i_last = first_and_last(i_program // units, frame)
@@ -237,7 +237,7 @@ def forward_complete(
 
 @triton.jit
 def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return pivot, sums of x - pivot and its square, and count; float64, per column or of all."""
+    """Return pivot, sums of x - pivot and of its square, and count, per column or in total."""
     b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
     pivot = split(per_column(b_pivot, FORM), FORM.moments)
     b_sum = zeros(FORM, FORM.moments)
@@ -277,7 +277,7 @@ def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
 
 @triton.jit
 def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
-    """Return the mean of a tile, per column or of all."""
+    """Return the mean of a tile, per column or in total."""
     o_elements, m_there = place(i_tile, i_unit, frame, FORM)
     b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0)
     if FORM.moments != "compensated":
@@ -288,7 +288,7 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     if FORM.moments != "compensated":
         # The pivot may be any number near the mean; a float32 needs no low part.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
-    # An infinite pivot would spoil finite elements. Infinite elements still reach the sums.
+    # An infinite pivot would make the terms of finite elements infinite.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)
 
 

@@ -41,7 +41,7 @@ def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
         i_columns = i_column + tl.arange(0, FORM.tile_columns)
         b_elements = tl.where(i_columns < width, rows, 0)
         if FORM.partial:
-            # Columns that the last row does not have.
+            # The partial last row lacks these columns.
             i_last = frame.rows - 1
             m_short = i_last * width + i_columns >= frame.total_units.to(tl.int64) * FORM.align
             b_elements -= (m_short & (b_elements > 0) & (i_row + rows > i_last)).to(tl.int64)
@@ -102,7 +102,7 @@ def collect(b_tile, FORM: tl.constexpr):
 
 @triton.jit
 def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
-    """Return the offsets of a program's partial results, which exist, and the size of a plane.
+    """Return the offsets of a program's partial results, which of them exist, and a plane's size.
 
     A plane has a row for each block, with one element for every column or unit.
     """
@@ -120,8 +120,7 @@ def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
 def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexpr):
     """Return the offsets of the partial results of a tile of channels, and which of them exist.
 
-    A channel has `parts` times `inner` partial results, in a plane of `parts` rows of channels
-    times inner.
+    A plane has shape (parts, channels, inner).
     """
     i_parts = i_tile.to(tl.int64) * TILE_PARTS + tl.arange(0, TILE_PARTS)
     o_parts = (i_parts // inner) * channels * inner + i_parts % inner
