@@ -1,1 +1,1 @@
-"""The benchmark: workloads, contestants in processes of their own, turns, a table and a plot."""
+"""Time backnorm and other implementations in turns, and write a table and a plot."""

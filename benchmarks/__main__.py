@@ -38,16 +38,16 @@ def operator(
     dtype: Annotated[str, Option(help="float32, bfloat16, ..., or all of a suite.")] = "float32",
     layout: Annotated[str, Option(help="NCX, NXC, or all.")] = "all",
     peer: Annotated[str, Option(help="torch, jax, onednn, ..., all, or none.")] = "all",
-    device: Annotated[Literal["cpu", "cuda"], Option(help="Where all run.")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], Option(help="Device of all contestants.")] = "cpu",
     condition: Annotated[
-        str, Option(help="quiet, or after-convolution: one before each call.")
+        str, Option(help="quiet, or after-convolution: with one before each call.")
     ] = "quiet",
     quick: Annotated[bool, Option("--quick", help="A few cells, in two minutes.")] = False,
     rounds: Rounds = None,
     threads: Threads = None,
     out: Out = None,
 ) -> None:
-    """Time the operators in turns with those of other libraries, after all have been judged.
+    """Judge our operators and those of other libraries, then time them in turns.
 
     Lists are separated by commas.
     """
@@ -89,9 +89,9 @@ def models(
     threads: Threads = None,
     out: Out = None,
 ) -> None:
-    """Time training steps of models with our layers in turns with those of the framework's own.
+    """Time training steps of models in turns, with our layers and with the framework's own.
 
-    The gradients are judged first: ours may be no further off than twice the framework's.
+    The gradients are judged first: the error of ours may be at most twice the framework's, or 5 %.
     """
     variants = cells.chosen("--variant", variant, cases.VARIANTS)
     every = cases.cases(
@@ -111,7 +111,7 @@ def models(
 def _measured(
     measure: Callable[[Any], dict[str, Any]], subjects: Sequence[Any]
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Return the rows of cells or cases, and whether they are all, or interrupted."""
+    """Return the rows of cells or cases, and whether they are complete."""
     rows: list[dict[str, Any]] = []
     try:
         for number, subject in enumerate(subjects, 1):

@@ -1,6 +1,6 @@
 """Judge the results of a contestant before it is timed, on a few of the cell's channels.
 
-Channels are independent of each other, so the oracle is exact on those that are examined.
+Channels are independent of each other, so the oracle needs only the examined channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.peers.base import Data
 
 __all__ = ["Examiner", "float32_loss", "sampled_channels"]
 
-# Channels that are examined, and elements: the oracle takes about 0.2 microseconds for each.
+# The most channels and elements to examine. The oracle takes about 0.2 microseconds an element.
 _MOST_CHANNELS = 4
 _MOST_ELEMENTS = 1 << 18
 
@@ -37,30 +37,30 @@ def sampled_channels(channels: int, count: int) -> list[int]:
     """
     most = min(channels, _MOST_CHANNELS, max(1, _MOST_ELEMENTS // max(1, count)))
     others = np.random.default_rng(channels).permutation(np.arange(1, max(1, channels - 1)))
-    # The last channel first: it is where a kernel's remainders are.
+    # The last channel has priority, because remainder loops of kernels compute it.
     return sorted([channels - 1, 0, *map(int, others)][:most]) if channels > 1 else [0]
 
 
 def float32_loss(count: int, spread: float) -> float:
-    """Return what part of the magnitude of its terms a float32 implementation may lose.
+    """Return the error that a float32 implementation may have, relative to its terms' magnitude.
 
-    A sum of `count` terms goes through as many roundings of 2**-24 at most, of partial sums that
-    are at most the sum of magnitudes, and these add up like a random walk: to the square root of
-    their number, and to more than four times that never. x - mean, the product, s (a rounded
-    root and a rounded quotient, which enters three times), the divisions by M and the
-    operations of the element add at most 16 more. Peers that gather the mean into a constant,
-    or take the variance as the mean square less the squared mean, pay for x and mean apart:
-    `spread` = 1 + 2 |mean|/deviation, squared, times as much.
+    A sum of `count` terms has at most `count` roundings of 2**-24, of partial sums that are at most
+    the sum of magnitudes. Like a random walk, they add up to the square root of their number, and
+    in practice never to more than four times that. x - mean, the product, s (a rounded root and a
+    rounded quotient, used three times), the divisions by M and the operations of the element add
+    at most 16 more. Peers that combine the mean with a constant, or compute the variance as the
+    mean square less the squared mean, round x and mean separately. Their error is `spread`**2 times
+    as large, where `spread` = 1 + 2 |mean|/deviation.
 
-    That is generous, and still small compared to a wrong formula: with M = 10**6 and mean =
-    deviation it is 0.2 % of the terms, and a term that is left out or a wrong power of s is all of
-    one. Only M - 1 in the place of M is not noticed above some thousands.
+    This bound is generous, and still small compared to a wrong formula: with M = 10**6 and mean =
+    deviation it is 0.2 % of the terms. A missing term or a wrong power of s is an error of 100 %.
+    The divisor M - 1 instead of M is not detected if M is above some thousands.
     """
     return float((4.0 * np.sqrt(count) + 16.0) * spread**2 * 2.0**-24)
 
 
 class Examiner:
-    """Compares results on one cell with the oracle, which is consulted once."""
+    """Compares results of one cell with the oracle, which is computed once."""
 
     def __init__(self, cell: Cell, data: Data) -> None:
         self._axis = 1 if cell.layout == "NCX" else data.x.ndim - 1
@@ -73,8 +73,8 @@ class Examiner:
     def error(self, contestant: str, results: Mapping[str, np.ndarray]) -> str:
         """Return what is wrong with the results, or an empty text.
 
-        Ours must be within the budget of `judge`; a peer's within the loss of a float32
-        implementation (float64 for float64 data, `float32_loss`), and one rounding to its type.
+        Our results must be within the budget of `judge`. A peer's must be within `float32_loss`
+        (scaled to float64 for float64 data) and one rounding to their type.
         """
         for name, (exact, terms) in self._exact.items():
             if name not in results:
@@ -98,13 +98,13 @@ class Examiner:
         unit = 2.0**-29 if self._dtype == FLOAT64 else 1.0
         share = float32_loss(self._count, self._spread) * unit
         if name in _ELEMENTWISE:
-            # A mean that is a little off shows in elements that are small themselves.
+            # A small error of the mean is large in small elements, so all get the same allowance.
             axes = tuple(i for i in range(terms.ndim) if i != self._axis)
             terms = np.broadcast_to(terms.max(axes, keepdims=True), terms.shape)
         error = np.abs((actual.astype(np.float64) - exact.hi) - exact.lo)
-        # Rounding to the output's type comes on top of the arithmetic before it.
+        # The rounding to the output's type adds to the error of the arithmetic.
         allowed = share * terms + np.abs(np.spacing(actual)).astype(np.float64)
-        # Not "error > allowed", which NaN would pass.
+        # NaN must fail, and would pass `error > allowed`.
         fine = error <= allowed
         if fine.all():
             return ""

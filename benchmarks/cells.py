@@ -1,4 +1,4 @@
-"""Problems to time: the workload files, and the cells that a choice of options makes of them."""
+"""Problems to time: the workload files, and the cells that options select from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Form = Literal["out", "allocate"]
 #: Passes over an array of x's size that two plain loops make; GB/s count these.
 PASSES: dict[Operation, int] = {"backward": 5, "forward": 3, "inference": 2}
 
-#: Passes that no order of work can save: inputs are read once, and the output is written once.
+#: The fewest possible passes: inputs are read once, and the output is written once.
 LEAST_PASSES: dict[Operation, int] = {"backward": 3, "forward": 2, "inference": 2}
 
 #: Names of our own contestants and of the floor. The first computes in its default arithmetic.
@@ -42,7 +42,7 @@ OURS_REPRODUCIBLE = "backnorm-reproducible"
 OF_OURS = OURS, OURS_IN_FLOAT32, OURS_REPRODUCIBLE
 FLOOR = "floor"
 
-#: The suite that varies the size alone. It does not count in means.
+#: The suite that varies only the size. It does not count in means.
 SWEEP = "sweep"
 
 # The order of the suites in a run.
@@ -93,19 +93,19 @@ def workloads(device: str = "cpu") -> dict[str, dict[str, Any]]:
 
 
 def select(suites: str, ops: str, dtypes: str, layouts: str, device: str = "cpu") -> list[Cell]:
-    """Return the cells of a choice, those on the same arrays side by side.
+    """Return the cells that options select; cells on the same arrays are adjacent.
 
     Parameters
     ----------
     suites, ops, dtypes, layouts : str
-        Names, separated by commas; ``all`` for every suite and layout, and for the operations and
+        Names, separated by commas; ``all`` means every suite and layout, and the operations and
         types that the workload's file lists. Arrays of rank 2 have one layout, NCX.
     device : {"cpu", "cuda"}
 
     Raises
     ------
     typer.BadParameter
-        For an unknown name, or a choice without any cell.
+        For an unknown name, or if no cell is selected.
     """
     found = workloads(device)
     wanted_ops = chosen("--op", ops, OPERATIONS)
@@ -142,7 +142,7 @@ def chosen(option: str, text: str, accepted: Sequence[_Name]) -> list[_Name]:
     Raises
     ------
     typer.BadParameter
-        For no name, or one that is neither accepted nor ``all``.
+        If there is no name, or if a name is neither accepted nor ``all``.
     """
     names = _words(text)
     unknown = [name for name in names if name not in (*accepted, "all")]
@@ -158,7 +158,7 @@ def _words(text: str) -> list[str]:
 
 
 def _meant(wanted: Sequence[_Name], text: str, listed: Sequence[str]) -> list[_Name]:
-    """Return the names that were typed, and of ``all`` those that the workload lists."""
+    """Return the names that were typed; for ``all``, those that the workload lists."""
     return [name for name in wanted if name in _words(text) or name in listed]
 
 

@@ -1,4 +1,4 @@
-"""A process that works for this one, and whose end is an outcome and no harm."""
+"""A child process that works for this process; its crash is an exception here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["Child", "ChildEndedError", "serve_parent"]
 
-# Benchmarks are not installed, so the other process needs their folder.
+# Benchmarks are not installed, so the child needs their folder on its path.
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -27,8 +27,8 @@ class ChildEndedError(Exception):
 class Child:
     """A process that runs ``python -m MODULE DESCRIPTOR``, and this end of the pipe to it.
 
-    `module` hands an object to `serve_parent`, whose methods `ask` calls. Values are pickled, so
-    `module` must be our own.
+    `module` passes an object to `serve_parent`, and `ask` calls the methods of that object. Values
+    are pickled, so `module` must be our own.
 
     Parameters
     ----------
@@ -51,17 +51,17 @@ class Child:
             [sys.executable, "-m", module, str(other.fileno())],
             pass_fds=[other.fileno()],
             env=os.environ | (variables or {}) | {"PYTHONPATH": path},
-            # It ends with this process, however that ends.
+            # The child ends when this pipe closes, however this process ends.
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
-            # Ctrl-C is for this process, which then ends the other.
+            # Ctrl-C must reach only this process, which then ends the child.
             start_new_session=True,
         )
         other.close()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Return what a method of the served object returns in the other process.
+        """Call a method of the served object in the child, and return its result.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class Child:
         raise ChildEndedError(f"no answer in {self._patience:.0f} s")
 
     def stop(self) -> None:
-        """End the process, in the middle of something if need be."""
+        """End the process at once, even during a call."""
         self._pipe.close()
         self._process.kill()
         assert self._process.stdin is not None
@@ -95,9 +95,9 @@ class Child:
 
 
 def serve_parent(served: object) -> None:
-    """Call methods of an object for the process that started this one, until it closes the pipe.
+    """Call methods of an object for the parent process, until the parent closes the pipe.
 
-    This process must not outlive the other, which cannot end it when it is killed.
+    This process also ends if the parent is killed.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     connection = Connection(int(sys.argv[1]))

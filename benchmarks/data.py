@@ -1,4 +1,4 @@
-"""The arrays of a cell: cheap to make, and of a kind that leaves no term of a result small."""
+"""The arrays of a cell: cheap to make, and with values that make no term of a result small."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["EPSILON", "element_dtype", "make_data"]
 #: Added to every variance.
 EPSILON = 1e-5
 
-# Different values; large arrays repeat them. A prime, so that no channel is like another.
+# The number of different values, which large arrays repeat; a prime, so that channels differ.
 _POOL = 1_000_003
 
-# Every array begins at a cache line, as the frameworks' own do.
+# Every array begins at a cache line, like arrays of the frameworks.
 _ALIGNMENT = 64
 
 
 def element_dtype(name: str) -> np.dtype:
-    """Return the type that goes by `name`, bfloat16 among them."""
+    """Return the element type of this name, which may be bfloat16."""
     return next(dtype for dtype in ELEMENT_TYPES if str(dtype) == name)
 
 
 def make_data(cell: Cell) -> Data:
-    """Return the arrays of a cell, the same for its three operations.
+    """Return the arrays of a cell; they do not depend on its operation.
 
-    x is normal with mean and deviation 1; dy is correlated with it and has a mean of its own.
+    x is normal with mean and deviation 1; dy is correlated with x and has mean 0.5.
     """
     dtype = element_dtype(cell.dtype)
     statistics = FLOAT32 if is_16_bit(dtype) else dtype
@@ -46,7 +46,7 @@ def make_data(cell: Cell) -> Data:
     rng = np.random.default_rng(channels)
     gamma = rng.uniform(0.5, 1.5, channels).astype(statistics)
     beta = rng.uniform(-1.0, 1.0, channels).astype(statistics)
-    # Every contestant and the oracle are given the same statistics.
+    # Every contestant and the oracle get the same statistics.
     _, mean, variance = backnorm.batch_norm_forward(
         x, gamma, beta, epsilon=EPSILON, data_format=cell.layout, out=out
     )

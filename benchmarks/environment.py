@@ -1,4 +1,4 @@
-"""The machine of a run: what it is, and how much memory is left."""
+"""The machine of a run: its properties and its free memory."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def environment(
 
 
 def available_memory() -> float:
-    """Return the bytes that can still be taken; infinity where the system does not tell."""
+    """Return the bytes that can still be allocated; infinity if unknown."""
     return min(_free_memory(), _quota())
 
 
 def _microarchitecture() -> str:
-    """Return LLVM's name of the processor's kind; those of a cloud may share one name."""
+    """Return LLVM's name of the microarchitecture; a cloud may name all processors alike."""
     try:
         import llvmlite.binding as llvm
     except ImportError:
@@ -53,7 +53,7 @@ def _microarchitecture() -> str:
 
 
 def _free_memory() -> float:
-    """Return the bytes that the system can still give; infinity where it does not tell."""
+    """Return the free memory of the system in bytes; infinity if unknown."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -64,7 +64,7 @@ def _free_memory() -> float:
 
 
 def _quota() -> float:
-    """Return what the container may still take; its page cache counts, but can be freed."""
+    """Return the bytes that the container may still use; its page cache can be freed."""
     try:
         most = int((_CGROUP / "memory.max").read_text())
         taken = int((_CGROUP / "memory.current").read_text())

@@ -1,4 +1,4 @@
-"""The CPU as the device of a run: NumPy's arrays, calls that are done when they return."""
+"""The CPU as the device of a run: NumPy arrays, and calls that are complete when they return."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from benchmarks.turns import HostWatch, Watch
 
 __all__ = ["AfterConvolution", "Host"]
 
-# A layer of a small network, float32: 1.3 ms with two threads of an Intel Xeon. All
-# threads take part.
+# A layer of a small network, float32, which uses all threads: 1.3 ms with two threads of an Intel
+# Xeon.
 _INPUT = (4, 64, 28, 28)
 _WEIGHT = (64, 64, 3, 3)
 
@@ -32,14 +32,14 @@ class Host:
         return {}
 
     def free_memory(self) -> float:
-        """Return the bytes that the machine, or the container, can still give."""
+        """Return the free memory of the machine or container, in bytes."""
         return available_memory()
 
     def hold(self, data: Data | None) -> None:
-        """Do nothing: the arrays are here."""
+        """Do nothing: the arrays are already in memory."""
 
     def spoil(self, data: Data) -> None:
-        """Fill the output with NaN: all bits set is one in every type."""
+        """Fill the output with NaN, which has all bits set in every type."""
         data.out.reshape(-1).view(np.uint8).fill(0xFF)
 
     def timed(self, cell: Cell, prepared: Prepared) -> Callable[[], Any]:
@@ -47,29 +47,28 @@ class Host:
         return prepared.call
 
     def once(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """Make a call; return what it returned, and the seconds."""
+        """Make a call; return its result and the seconds."""
         begin = time.perf_counter()
         returned = call()
         return returned, time.perf_counter() - begin
 
     def whole_watch(self, cell: Cell) -> Watch | None:
-        """Return None: whole calls are all that is timed."""
+        """Return None, because `watch` times whole calls."""
         return None
 
     def survived(self) -> None:
-        """Do nothing: an exception leaves a CPU as it was."""
+        """Do nothing: an exception does not disable a CPU."""
 
 
 class AfterConvolution(Host):
-    """The CPU, with a convolution of PyTorch's right before every call that is timed.
+    """The CPU, with a PyTorch convolution right before every timed call.
 
-    PyTorch's threads are OpenMP's. After a convolution they look for more work for some
-    milliseconds; a contestant with threads of its own then finds the processors taken. Calls in a
-    row never meet this.
+    PyTorch's threads are OpenMP's. After a convolution they spin for some milliseconds, so a
+    contestant with its own threads finds the processors occupied. Calls in a row never meet this.
     """
 
     def start(self, threads: int) -> dict[str, Any]:
-        """Import PyTorch, and make the convolution ready.
+        """Import PyTorch and prepare the convolution.
 
         Raises
         ------

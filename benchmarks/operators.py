@@ -1,4 +1,4 @@
-"""`operator`: contestants in processes of their own, judged in every cell, then timed in turns."""
+"""`operator`: each contestant in its own process, judged in every cell, then timed in turns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.turns import Settings, take_turns, timing
 
 __all__ = ["DeviceRefusedError", "OperatorRun"]
 
-# Arrays of x's size that a contestant takes for temporaries: an estimate.
+# An estimate of a contestant's temporaries, in arrays of x's size.
 _TEMPORARIES = 2
 
 
 class DeviceRefusedError(Exception):
-    """The device is not there, or lacks something; the message says what."""
+    """The device is missing or does not meet a requirement; the message says which."""
 
 
 class OperatorRun:
@@ -35,17 +35,16 @@ class OperatorRun:
     threads : int
         The number of threads of each contestant.
     settings : Settings
-        For 32 bits and more; narrower types get half the rounds.
+        For types of 32 bits and more; narrower types get half the rounds.
     patience : float
         Seconds that a contestant may take for a turn.
 
     Attributes
     ----------
     versions, device : dict
-        Versions of the packages that took part, and facts of the device; known after the first
-        cell.
+        Versions of the packages, and facts of the device; known after the first cell.
     failures : list of str
-        A line for each cell and form in which ours is inaccurate or crashed.
+        A line for each cell and form in which our contestant is inaccurate or crashes.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class OperatorRun:
         self._place, self._threads, self._patience = place, threads, patience
         self._settings = settings
         self._children: dict[str, Child] = {}
-        # Contestants that are missing, or end their process when they start.
+        # Contestants that are missing or whose process ends during its start.
         self._lost: dict[str, Verdict] = {}
 
     def __enter__(self) -> OperatorRun:
-        """Return itself; processes start with the first cell."""
+        """Return self; processes start with the first cell."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,17 +80,17 @@ class OperatorRun:
         Returns
         -------
         dict
-            The fields of the cell, with the shape as text. For each contestant and form that
-            computed it rightly "NAME.FORM", the median of its seconds; "NAME.FORM.spread", 80th
-            less 20th percentile over the median; and on a GPU, for small cells,
-            "NAME.FORM.whole", seconds of a whole call. In "notes" why others have no time.
+            The fields of the cell, with the shape as text. For each contestant and form with right
+            results: "NAME.FORM", the median seconds; "NAME.FORM.spread", the 80th percentile less
+            the 20th, over the median; and on a GPU, for small cells, "NAME.FORM.whole", the seconds
+            of a whole call. "notes": why others have no time.
 
         Raises
         ------
         DeviceRefusedError
         """
         size = len(self._contestants) * (ARRAYS + _TEMPORARIES) * cell.nbytes
-        # Otherwise each contestant makes its arrays for its own turn.
+        # If memory is short, each contestant makes its arrays again for each turn.
         self._keeps = size <= SHARE * available_memory()
         ready: list[tuple[str, Verdict]] = []
         others: dict[str, list[Verdict]] = {}
@@ -146,7 +145,7 @@ class OperatorRun:
     def _turn(
         self, name: str, crashed: dict[str, Verdict], operands: tuple[Form, Settings, bool]
     ) -> list[float]:
-        """Return the samples of a turn; none of a contestant whose process has ended."""
+        """Return the samples of a turn; none if the contestant's process has ended."""
         if name in crashed:
             return []
         try:
@@ -160,7 +159,7 @@ class OperatorRun:
         return samples
 
     def _start(self, name: str) -> None:
-        """Start the process of a contestant; it may be lost.
+        """Start the process of a contestant; add the contestant to `_lost` if that fails.
 
         Raises
         ------
@@ -184,7 +183,7 @@ class OperatorRun:
         self._children.pop(name).stop()
 
     def _notes(self, cell: Cell, verdicts: Mapping[str, list[Verdict]]) -> Iterator[str]:
-        """Yield a line for each form without a time; those that are faults of ours are failures."""
+        """Yield a line for each form without a time; add faults of ours to `failures`."""
         for name, of_name in verdicts.items():
             for verdict in of_name:
                 detail = verdict.detail.replace(";", ",")

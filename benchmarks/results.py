@@ -1,7 +1,7 @@
-"""Files of results, and the figures, texts and tables that follow from them.
+"""Write and read files of results, and make figures, texts and tables of them.
 
-A file of either command is JSON: the "environment", the names of the "columns", and the "rows", a
-line each. `read` returns the rows as a frame of pandas.
+The file of either command is JSON: the "environment", the names of the "columns", and the "rows",
+one per line. `read` returns the rows as a frame of pandas.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["DASH", "LABELS", "Result", "beside_best", "bytes_text", "column", "g
 #: The text of a missing number.
 DASH = "\N{EN DASH}"
 
-#: The peers, and their names for people.
+#: The peers, and their names in tables.
 LABELS = {"torch": "PyTorch", "cudnn": "cuDNN", "compile": "torch.compile", "jax": "JAX",
           "tensorflow": "TensorFlow", "onednn": "oneDNN", "numpy": "NumPy"}  # fmt: skip
 
@@ -55,7 +55,7 @@ class Result:
 
 
 def result_of(environment: dict[str, Any], rows: Iterable[Mapping[str, Any]]) -> Result:
-    """Return the result that rows make; a number that a row lacks is NaN."""
+    """Return a result with these rows; missing numbers are NaN."""
     return Result(environment, pd.DataFrame(list(rows)))
 
 
@@ -83,7 +83,7 @@ def _value(value: Any) -> Any:
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series:
-    """Return a column of numbers; NaN where the frame has none of that name."""
+    """Return a column of numbers; all NaN if the frame has no column of that name."""
     return frame[name].astype(float) if name in frame else pd.Series(np.nan, frame.index)
 
 
@@ -96,15 +96,15 @@ def nbytes(frame: pd.DataFrame) -> pd.Series:
 def ratios(
     frame: pd.DataFrame, ours: str = OURS, peers: Sequence[str] = tuple(LABELS)
 ) -> pd.DataFrame:
-    """Return our time over that of the best of some peers in each cell.
+    """Return the ratio of our time to that of the best of `peers`, in each cell.
 
-    Each form of a peer is compared with the same form of ours. The best peer is that of the
-    largest ratio.
+    Each form of a peer is compared with the same form of ours. The best peer has the largest
+    ratio.
 
     Returns
     -------
     pandas.DataFrame
-        "ratio", and "peer", the column of the best peer; NaN and None where none has a time.
+        "ratio", and "peer", the column of the best peer; NaN and None if no peer has a time.
     """
     names = [f"{peer}.{form}" for peer in peers for form in ("out", "allocate")]
     quotients = pd.DataFrame({
@@ -117,7 +117,7 @@ def ratios(
 
 
 def ratio_to_floor(frame: pd.DataFrame, ours: str = OURS) -> pd.Series:
-    """Return our time, output given if there is that form, over that of moving the memory alone."""
+    """Return the ratio of our time, in the form "out" if it has a time, to the floor's."""
     return _shown(frame, ours) / column(frame, f"{FLOOR}.out")
 
 
@@ -126,7 +126,7 @@ def _shown(frame: pd.DataFrame, ours: str) -> pd.Series:
 
 
 def geometric_mean(values: pd.Series) -> float:
-    """Return the geometric mean of the values that there are; NaN if there are none."""
+    """Return the geometric mean, ignoring NaN; NaN if there is no other value."""
     return float(np.exp(np.log(values.dropna().astype(float)).mean()))
 
 
@@ -174,7 +174,7 @@ def operator_table(result: Result) -> pd.DataFrame:
 
 
 def operator_lines(result: Result) -> list[str]:
-    """Return the means, the worst cells and the reasons why contestants have no time."""
+    """Return lines with the means, and with the reasons why contestants have no time."""
     frame, lines = result.frame, []
     for ours in (OURS, OURS_IN_FLOAT32):
         found = ratios(frame, ours).ratio.dropna()
@@ -187,7 +187,7 @@ def operator_lines(result: Result) -> list[str]:
     if cost.notna().any():
         lines.append(f"{OURS_REPRODUCIBLE}: {mean_text(cost.dropna())} of {OURS}'s time")
     notes = frame.notes[frame.notes != ""].str.split("; ").explode()
-    # The detail of an inaccurate result begins with its name.
+    # Lines are counted by contestant, form, status and the first part of the detail.
     counts = notes.str.split(": ").str[:2].str.join(": ").value_counts()
     lines += [f"{note} ({count} of {len(frame)} cells)" for note, count in counts.items()]
     if result.environment["device"]:
@@ -202,7 +202,7 @@ def mean_text(found: pd.Series) -> str:
 
 
 def operator_plot(result: Result, path: Path) -> None:
-    """Draw our time over the best peer's in every cell by the size of x."""
+    """Plot the ratio of our time to the best peer's by the size of x, for every cell."""
     frame = result.frame
     sizes, found = nbytes(frame), ratios(frame).ratio
     with ratio_plot(path, (7.5, 3.6), "y") as axes:
@@ -220,7 +220,7 @@ def operator_plot(result: Result, path: Path) -> None:
 
 @contextmanager
 def ratio_plot(path: Path, size: tuple[float, float], direction: str) -> Iterator[Any]:
-    """Give the axes of a plot of ratios along "x" or "y", with a line at 1; write it afterwards."""
+    """Yield the axes of a plot of ratios along "x" or "y", with a line at 1; then write it."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -261,7 +261,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def ratio_text(ratio: float, *, marked: bool = False) -> str:
-    """Return a ratio in two decimals; `marked`: in bold where it is above 1. A dash for NaN."""
+    """Return a ratio with two decimals, or a dash for NaN; `marked`: in bold if above 1."""
     if math.isnan(ratio):
         return DASH
     return f"**{ratio:.2f}** (slower)" if marked and ratio > 1 else f"{ratio:.2f}"

@@ -1,4 +1,4 @@
-"""Timing several calls in turns, so that other work of the machine slows all of them alike."""
+"""Time several calls in turns, so that other load on the machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Settings:
     Attributes
     ----------
     rounds : int
-        Turns of each call, unless its time is up.
+        Turns of each call, unless `limit` ends them.
     samples : int
         Samples of a turn.
     warm : float
-        Seconds of calls at the beginning of a turn that do not count, one call at the least.
-        OpenMP's threads spin for some milliseconds after their last region and occupy the
-        processors of the next contestant, and the cache must hold the call's own data.
+        Seconds of untimed calls at the beginning of a turn, at least one call. They load the cache
+        with the call's data. Meanwhile OpenMP's threads of the last contestant stop spinning, which
+        takes some milliseconds.
     least : float
-        Seconds of a sample at the least: shorter calls are repeated in a loop.
+        The least seconds of a sample: shorter calls are repeated in a loop.
     limit : float
-        Seconds after which a call gets no further turn; and no further sample of its first turn
-        if a single sample takes that long.
+        Seconds of turns after which a call gets no further turn. A turn ends after a sample that
+        takes this long.
     """
 
     rounds: int = 4
@@ -46,8 +46,8 @@ class Settings:
     limit: float = 0.4
 
 
-#: The usual settings of each condition. After a convolution a sample is one call, since a second
-#: one in a row would be quiet; more turns make up for that.
+#: The usual settings of each condition. After a convolution a sample is one call, so there are more
+#: turns and samples.
 SETTINGS = {
     "quiet": Settings(),
     "after-convolution": Settings(rounds=10, samples=5, least=0.0),
@@ -67,26 +67,26 @@ class Watch(Protocol):
     """A clock for calls."""
 
     def warm(self, call: Any, seconds: float) -> float:
-        """Make calls for so long, one at the least; return about how long one takes."""
+        """Make calls for `seconds`, at least one; return the approximate seconds of one."""
 
     def sample(self, call: Any, loop: int) -> float:
         """Make `loop` calls and return the seconds of one."""
 
 
 class HostWatch:
-    """The clock of this process, for calls that are done when they return.
+    """The clock of this process, for calls that are complete when they return.
 
     Parameters
     ----------
     before : callable, optional
-        Called before each call that is timed; its own time does not count.
+        Called before each timed call; the time of `before` does not count.
     """
 
     def __init__(self, before: Callable[[], object] | None = None) -> None:
         self._before = before
 
     def warm(self, call: Callable[[], object], seconds: float) -> float:
-        """Make calls for so long, one at the least; return about how long one takes."""
+        """Make calls for `seconds`, at least one; return the approximate seconds of one."""
         begin = time.perf_counter()
         taken = []
         while True:
@@ -116,10 +116,10 @@ class Timed:
     Parameters
     ----------
     call : object
-        As `watch` takes it.
+        The call, in the form that `watch` takes.
     watch : Watch
     seconds : float
-        The time of an earlier call.
+        The time of an earlier call; 0 if unknown.
     """
 
     def __init__(self, call: Any, watch: Watch, seconds: float = 0.0) -> None:
@@ -131,7 +131,7 @@ class Timed:
         collects = gc.isenabled()
         gc.disable()
         try:
-            # A call that is much longer than the warm-up is its own.
+            # A call that is much longer than the warm-up needs no warm-up.
             if self._seconds < 20 * settings.warm or not self._seconds:
                 self._seconds = self._watch.warm(self._call, settings.warm)
             loop = max(1, math.ceil(settings.least / max(self._seconds, 1e-9)))
@@ -155,9 +155,9 @@ def take_turns(
     turns : mapping
         Functions that make a turn and return its samples, in seconds a call.
     rounds : int
-        Turns of each.
+        Turns of each function.
     limit : float
-        Seconds of its turns after which a function gets no further one.
+        Seconds of turns after which a function gets no further turn.
     """
     samples: dict[Key, list[float]] = {key: [] for key in turns}
     spent = dict.fromkeys(turns, 0.0)
@@ -184,8 +184,8 @@ def in_turns(
 def order(keys: Sequence[Key], number: int) -> list[Key]:
     """Return the order of round `number`.
 
-    It begins with another key each time, and every other round goes backwards, so no key always
-    follows the same neighbour.
+    Each round begins with another key, and every other round is reversed, so no key always follows
+    the same key.
     """
     start = number % max(1, len(keys))
     step = -1 if number % 2 else 1

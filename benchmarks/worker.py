@@ -17,7 +17,7 @@ from benchmarks.turns import Settings, Timed, Timing
 
 __all__ = ["Work", "load"]
 
-# Seconds above which a first call is made again: it may have compiled something.
+# If the first call takes more seconds, a second one is timed: the first may have compiled code.
 _SLOW = 0.4
 
 
@@ -27,13 +27,13 @@ class Work:
     def start(
         self, device: str, contestant: str, threads: int
     ) -> tuple[dict[str, str], dict[str, Any]] | Verdict:
-        """Start both, each given as "module:class".
+        """Start the device and the contestant, each named as "module:class".
 
         Returns
         -------
         (dict, dict) or Verdict
-            Versions, and facts of the device; or a verdict whose status is "missing", of the
-            contestant, or "refused", of the device.
+            Versions, and facts of the device; or a verdict: "missing" if the contestant cannot
+            start, "refused" if the device cannot.
         """
         self._device = load(device)()
         try:
@@ -46,7 +46,7 @@ class Work:
             versions = self._contestant.start(threads)
         except Missing as reason:
             return Verdict("allocate", "missing", str(reason))
-        # The objects of frameworks live on: garbage collection need not visit them.
+        # Frameworks' objects are never freed, so garbage collection need not visit them.
         gc.collect()
         gc.freeze()
         self.release()
@@ -67,7 +67,7 @@ class Work:
         return [self._enter(form, each, data, examiner) for form, each in forms.items()]
 
     def turn(self, form: Form, settings: Settings, whole: bool) -> list[float]:
-        """Return samples of a form in seconds a call; of whole calls with the host's part."""
+        """Return samples of a form, in seconds a call; `whole` includes the host's part."""
         if not self._timed:
             self.prepare(self._cell)
         return self._timed[form, whole].turn(settings)
@@ -95,7 +95,7 @@ class Work:
             del returned
             if seconds > _SLOW:
                 seconds = device.once(call)[1]
-        except Exception as raised:  # likewise
+        except Exception as raised:  # a framework can raise any
             device.survived()
             return self._declined(form, raised)
         if error:
@@ -107,7 +107,7 @@ class Work:
         return Verdict(form, "ok", whole=watch is not None)
 
     def _data(self, cell: Cell) -> Data:
-        """Return the arrays of a cell: those of the one before if they are the same."""
+        """Return the arrays of a cell; reuse those of the previous cell if they are the same."""
         identity = (cell.shape, cell.layout, cell.dtype)
         if self._arrays is None or self._arrays[0] != identity:
             self.release()
@@ -127,13 +127,13 @@ class Work:
         text = " ".join(str(error).split())[:200]
         if isinstance(error, Unsupported):
             return Verdict(form, "unsupported", text)
-        # Ours must compute every cell.
+        # Our contestants must compute every cell.
         status = "crashed" if self._contestant.name in OF_OURS else "unsupported"
         return Verdict(form, status, f"{type(error).__name__}: {text}")
 
 
 def load(place: str) -> Any:
-    """Return what is defined at "module:name"."""
+    """Return the object at "module:name"."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 

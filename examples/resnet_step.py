@@ -1,11 +1,12 @@
-"""A training step of ResNet-50 in PyTorch: with its own batch normalisation, and with ours.
+"""Time a training step of ResNet-50 in PyTorch, with PyTorch's batch normalisation and with ours.
 
     python examples/resnet_step.py [--batch 16] [--size 224] [--rounds 5] [--threads N]
 
-Forward pass, loss, backward pass and update, on scikit-learn's digits enlarged to the size of
-photographs, in contiguous and in channels_last memory. The two networks have the same weights and
-take their steps in turns, so that both meet the same state of the machine; the first step of each
-is compared and not timed. It takes some 3 GB; with --size 64 --batch 4, much less.
+A step is forward pass, loss, backward pass and update. The images are scikit-learn's digits,
+enlarged to the size of photographs, in contiguous and in channels_last memory. The two networks
+have the same weights and take steps in turns, so that other load on the machine slows both. The
+first step of each is compared and not timed. The run needs some 3 GB of memory; with --size 64
+--batch 4, much less.
 """
 
 import copy
@@ -64,7 +65,7 @@ def images_of(batch, size):
 
 
 def stepper(net, images, labels):
-    """Return a training step: it returns its seconds, its loss and its gradients."""
+    """Return a function that makes a training step and returns its seconds, loss and gradients."""
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     net.train()
 
@@ -81,13 +82,13 @@ def stepper(net, images, labels):
 
 
 def difference(ours, own):
-    """Return how far apart the gradients are, as a share of their length."""
+    """Return the distance of our gradients from PyTorch's, relative to the length of PyTorch's."""
     apart = sum((a - b).double().square().sum() for a, b in zip(ours, own, strict=True))
     return (apart / sum(b.double().square().sum() for b in own)).sqrt().item()
 
 
 def compare(images, labels, memory_format, rounds):
-    """Return the first losses and the median seconds of a step, and how far gradients are apart."""
+    """Return the first losses, the median seconds of a step, and the distance of gradients."""
     torch.manual_seed(0)
     own = resnet50(10).to(memory_format=memory_format)
     ours = backnorm.torch.convert(copy.deepcopy(own), fuse=True)

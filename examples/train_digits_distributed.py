@@ -1,10 +1,10 @@
-"""A residual network learns handwritten digits in several processes, each with a part of the batch.
+"""Train a residual network on handwritten digits in several processes that share each batch.
 
     torchrun --nproc-per-node 4 examples/train_digits_distributed.py [--epochs 4] [--seed 0]
 
-Twice: with layers that normalise the part of their own process, and with layers that normalise the
-whole batch. The table says how far the gradients of the first step are from those of one process
-that has all of it, and how well each network learns.
+The network is trained twice: with layers that normalise each process's part, and with layers that
+normalise the whole batch. The table has the errors of the first gradients, compared with one
+process that has the whole batch, and the test accuracies.
 """
 
 import copy
@@ -29,9 +29,9 @@ def part(tensor):
 
 
 def gradients_of_a_step(net, images, labels):
-    """Return the loss of a batch and its gradients, as DistributedDataParallel makes them."""
+    """Return the loss of a batch and its gradients, as DistributedDataParallel computes them."""
     net = DistributedDataParallel(copy.deepcopy(net))
-    # DDP averages the gradients of the processes; with these shares the mean is the whole batch's.
+    # DDP averages the gradients of the processes. With this factor the mean is the whole batch's.
     share = len(part(labels)) * dist.get_world_size() / len(labels)
     loss = nn.functional.cross_entropy(net(part(images)), part(labels)) * share
     loss.backward()
@@ -42,7 +42,7 @@ def gradients_of_a_step(net, images, labels):
 
 
 def train(net, learn, test, epochs, seed):
-    """Return the share of test images that are right."""
+    """Train; return the test accuracy."""
     wrapped = DistributedDataParallel(net)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)

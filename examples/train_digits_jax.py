@@ -1,9 +1,9 @@
-"""A residual network learns handwritten digits twice: with flax's batch normalisation and ours.
+"""Train a residual network on handwritten digits twice: with flax's normalisation and with ours.
 
     python examples/train_digits_jax.py [--epochs 4] [--seed 0]
 
-Both networks begin with the same weights and see the same images in the same order. The table says
-how far apart they are at the first step, and how well each learns.
+Both networks begin with the same weights and see the same images in the same order. The table has
+the loss and the error of the gradients of the first step, the last loss, and the test accuracy.
 """
 
 from functools import partial
@@ -21,12 +21,12 @@ from sklearn.datasets import load_digits
 
 from backnorm.jax.linen import BatchNorm
 
-# For the gradients that both are compared with.
+# Both networks are compared with gradients in float64.
 jax.config.update("jax_enable_x64", True)
 
 
 class Network(nn.Module):
-    """A stem and two residual blocks; `norm` is whose class of batch normalisation it has."""
+    """A stem and two residual blocks; `norm` is the class of the normalisation layers."""
 
     norm: type[nn.BatchNorm]
     dtype: Any = np.float32  # of activations
@@ -68,13 +68,13 @@ first_step = jax.jit(jax.value_and_grad(loss_of, has_aux=True), static_argnames=
 
 
 def farthest(gradients, exact):
-    """Return the largest error of a gradient, as a share of the gradient's largest element."""
+    """Return the largest error of a gradient, relative to the gradient's largest element."""
     errors = jax.tree.map(lambda g, e: jnp.abs(g - e).max() / jnp.abs(e).max(), gradients, exact)
     return float(max(jax.tree.leaves(errors)))
 
 
 def train(net, variables, learn, test, epochs, seed, batch=64):
-    """Return the mean loss of the last epoch, and the share of test images that are right."""
+    """Train; return the mean loss of the last epoch and the test accuracy."""
     count = len(learn[1]) // batch
     optimiser = optax.sgd(optax.cosine_decay_schedule(0.1, epochs * count), momentum=0.9)
     params, stats = variables["params"], variables["batch_stats"]

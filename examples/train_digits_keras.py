@@ -1,10 +1,10 @@
-"""A residual network learns handwritten digits twice: with Keras's batch normalisation and ours.
+"""Train a residual network on handwritten digits twice: with Keras's normalisation and with ours.
 
     python examples/train_digits_keras.py [--epochs 4] [--seed 0]
 
-Both networks begin with the same weights and see the same images in the same order. The table says
-how far apart they are at the first step, and how well each learns. It runs on the backend that
-Keras is set to: TensorFlow, if nothing else is said (KERAS_BACKEND=torch or jax).
+Both networks begin with the same weights and see the same images in the same order. The table has
+the loss and the error of the gradients of the first step, the last loss, and the test accuracy. The
+backend is that of Keras: TensorFlow by default; KERAS_BACKEND=torch or jax selects another.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 import backnorm.keras
 
 if keras.backend.backend() == "jax":
-    # For the gradients that both are compared with.
+    # Both networks are compared with gradients in float64.
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -55,28 +55,28 @@ def digits():
 def compiled(net, rate):
     optimiser = keras.optimizers.SGD(rate, momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype=net.output.dtype)
-    # XLA compiles neither network: in TensorFlow's graphs it cannot call our kernels.
+    # XLA compiles neither network, because XLA cannot call our kernels from TensorFlow's graphs.
     net.compile(optimiser, loss, metrics=["accuracy"], jit_compile=False)
 
 
 def first_step(net, images, labels):
-    """Return the loss of a batch, and its gradient by each parameter; the network stays."""
+    """Return the loss of a batch, and its gradient by each parameter; `net` is unchanged."""
     copy = keras.models.clone_model(net)
     copy.set_weights(net.get_weights())
     compiled(copy, 1.0)
     loss = float(copy.train_on_batch(images, labels)[0])
-    # On every backend: after the first step at a rate of 1 the momentum is minus the gradient.
+    # On every backend, after the first step at a rate of 1 the momentum is minus the gradient.
     return loss, [-np.asarray(m, np.float64) for m in copy.optimizer.momentums]
 
 
 def farthest(gradients, exact):
-    """Return the largest error of a gradient, as a share of the gradient's largest element."""
+    """Return the largest error of a gradient, relative to the gradient's largest element."""
     pairs = zip(gradients, exact, strict=True)
     return max(np.abs(g - e).max() / np.abs(e).max() for g, e in pairs)
 
 
 def train(net, learn, test, epochs, seed, batch=64):
-    """Return the mean loss of the last epoch, and the share of test images that are right."""
+    """Train; return the mean loss of the last epoch and the test accuracy."""
     steps = len(learn[1]) // batch
     compiled(net, keras.optimizers.schedules.CosineDecay(0.1, epochs * steps))
     keras.utils.set_random_seed(seed)

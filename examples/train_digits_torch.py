@@ -1,9 +1,9 @@
-"""A residual network learns handwritten digits twice: with PyTorch's batch normalisation and ours.
+"""Train a residual network on handwritten digits twice: with PyTorch's normalisation and with ours.
 
     python examples/train_digits_torch.py [--epochs 4] [--seed 0]
 
-Both networks begin with the same weights and see the same images in the same order. The table says
-how far apart they are at the first step, and how well each learns.
+Both networks begin with the same weights and see the same images in the same order. The table has
+the loss and the error of the gradients of the first step, the last loss, and the test accuracy.
 """
 
 import copy
@@ -51,7 +51,7 @@ def digits():
 
 
 def first_step(net, images, labels):
-    """Return the loss of a batch, and its gradient by each parameter; the network stays."""
+    """Return the loss of a batch, and its gradient by each parameter; `net` is unchanged."""
     net = copy.deepcopy(net)
     loss = nn.functional.cross_entropy(net(images), labels)
     loss.backward()
@@ -59,12 +59,12 @@ def first_step(net, images, labels):
 
 
 def farthest(gradients, exact):
-    """Return the largest error of a gradient, as a share of the gradient's largest element."""
+    """Return the largest error of a gradient, relative to the gradient's largest element."""
     return max(((gradients[k] - exact[k]).abs().max() / exact[k].abs().max()).item() for k in exact)
 
 
 def train(net, learn, test, epochs, seed, batch=64):
-    """Return the mean loss of the last epoch, and the share of test images that are right."""
+    """Train; return the mean loss of the last epoch and the test accuracy."""
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
     order = torch.Generator().manual_seed(seed)

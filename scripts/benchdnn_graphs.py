@@ -1,7 +1,7 @@
-"""Write benchdnn's graphs that hold batch normalisation, and list the lines that run them.
+"""Write benchdnn's graphs that contain batch normalisation, and list the lines that run them.
 
-Shapes, types, attributes and ids are those of oneDNN's tests/benchdnn/inputs/graph; the files are
-written anew from the table below. There are three sets of files:
+Shapes, types, attributes and ids are those of oneDNN's tests/benchdnn/inputs/graph; the files
+themselves are generated. There are three sets of files:
 
     3.13        the 6 files of oneDNN 3.8 to 3.13, whose types are an option (--dt)
     3.2         the 16 files of oneDNN 3.2 to 3.6, one for each type
@@ -33,7 +33,7 @@ _QUANTISATION = {"zps": ("s64[]", [0]), "qtype": ("string", "per_tensor"), "axis
 
 
 class _File:
-    """A graph file in the making: operators, and a description of each tensor by its id."""
+    """Builds a graph file from operators and descriptions of their tensors."""
 
     def __init__(self, data_type: str, *, unknown: Sequence[int] = ()) -> None:
         self.type, self.unknown = data_type, unknown
@@ -119,7 +119,7 @@ def _relu_backward(file: _File) -> None:
 
 
 def _int8(file: _File) -> None:
-    """Add Dequantize, inference, ReLU and Quantize; names of ours."""
+    """Add Dequantize, inference, ReLU and Quantize, with our own names of operators."""
     integers, data, channels = (QUANTISED, "s8"), (QUANTISED, "f32"), (QUANTISED_CHANNELS, "f32")
     norm = {"data_format": ("string", "NXC"), "epsilon": ("f32", 1.001e-5)}
     scale = ("f32[]", [0.629168])
@@ -178,7 +178,7 @@ def suites() -> dict[str, dict[str, dict[str, object]]]:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of the harness files, of op and then of pattern, without --reset."""
+    """Yield the lines of the harness files, first of op, then of pattern, without --reset."""
     nxc = "--op-attrs=0:data_format:NXC"
     x, x_and_dy = "--in-shapes=0:2x71x71x192", "--in-shapes=0:2x71x71x192+1:2x71x71x192"
     for dt in ("", "--dt=bf16 ", "--dt=f16 "):
@@ -187,12 +187,12 @@ def _lines() -> Iterator[str]:
         yield f"{dt}{x} {nxc} --case=op/f32/bnorm.json"
         yield f"{dt}{x} {nxc} --case=op/f32/bnorm_fwd_d.json"
         yield f"{dt}{x_and_dy} {nxc} --case=op/f32/bnorm_bwd.json"
-    # The files of continuous integration repeat four of them.
+    # The files of continuous integration repeat four of these lines.
     yield f"{x} {nxc} --case=op/f32/bnorm_fwd_d.json"
     yield f"{x_and_dy} {nxc} --case=op/f32/bnorm_bwd.json"
     yield f"--dt=bf16 {x} {nxc} --case=op/f32/bnorm.json"
     yield f"--dt=f16 {x} {nxc} --case=op/f32/bnorm.json"
-    # The large scope.
+    # Lines with large shapes.
     large, epsilon = "96x192x71x71", "--op-attrs=0:epsilon:0.0625"
     forward = f"--in-shapes=0:{large}+1:192+2:192+3:192+4:192 {epsilon}"
     backward = f"--in-shapes=0:{large}+1:{large}+2:192+3:192+4:192 {epsilon}"

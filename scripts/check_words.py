@@ -51,7 +51,7 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def offences(path: Path) -> Iterator[str]:
-    """Yield a line for each offence in a file; of tests, only names are checked."""
+    """Yield a line for each offence in a file; in tests, only names are checked."""
     tree = ast.parse(path.read_bytes())
     texts = () if path.parts[0] == "tests" else (*strings(tree), *comments(path))
     for line, text in texts:
@@ -59,7 +59,7 @@ def offences(path: Path) -> Iterator[str]:
             yield f"{path}:{line}: {text[found.start(found.lastindex or 0) :][:70]!r}"
     for line, name in names(tree):
         if _NAME.match(name):
-            yield f"{path}:{line}: the name {name!r} is no noun of its content, such as `expected`"
+            yield f"{path}:{line}: name {name!r} must be a noun of its content, such as `expected`"
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ _BINS, _POINTS = 36, 6
 
 
 def _points(name: str) -> list[list[float]]:
-    """Return condition and relative error of elements of dx: of all conditions, the worst, too."""
+    """Return [condition, relative error] of random elements of dx in each bin, and of the worst."""
     rng = np.random.default_rng(_SEED)
     data = realistic_data(_SHAPE, DTYPES["float32"], data_format="NXC", rng=rng)
     x, dy, *channels = data.backward_inputs
@@ -54,7 +54,8 @@ def _points(name: str) -> list[list[float]]:
 def _second(name: str) -> dict[str, list[float]]:
     """Return the largest errors of the gradients of the backward pass, in multiples of u T.
 
-    By type; with respect to x, dy and gamma. u is the unit roundoff of the type of each.
+    The keys are types; the values are errors with respect to x, dy and gamma. u is the unit
+    roundoff of the type.
     """
     found = {}
     for dtype in ("float32", "float64"):

@@ -1,6 +1,6 @@
 """Measure the contents of docs/conformance.md: implementations, the tests of projects, errors.
 
-Every implementation runs in processes of its own, one after the other.
+Every implementation runs in its own processes, one after the other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHAPES = ((4, 8, 7, 7), (16, 8, 14, 14), (32, 8, 28, 28))
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A row of the table: the subject of `backnorm verify`, and what it is called with."""
+    """A row of the table: a subject of `backnorm verify`, with its packages and environment."""
 
     label: str
     subject: str
@@ -85,7 +85,7 @@ SUBJECTS = (
 _DRAWN = {"numpy": "NumPy, textbook", "tensorflow": "TensorFlow, Eigen", "torch": "PyTorch",
           "backnorm": "backnorm"}  # fmt: skip
 
-#: Those whose second order is measured.
+#: The implementations whose second order is measured.
 _SECOND = {"torch": "PyTorch", "backnorm": "backnorm"}
 
 
@@ -114,7 +114,7 @@ def _subject(contestant: Contestant) -> dict[str, Any]:
     with _environment(contestant.environment):
         results = verify(Job(contestant.subject, _SELECTION, timeout=120.0))
     known = counts(results)
-    # Environment variables with which the run can be repeated by hand.
+    # The environment variables of a command that repeats the run.
     prefix = "".join(f"{name}={value} " for name, value in contestant.environment.items())
     return {
         "label": contestant.label,
@@ -167,7 +167,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _tests() -> Iterator[dict[str, Any]]:
-    """Yield what the test of every project does, and one tolerance with other losses and data."""
+    """Yield audits of every project's test, and of one test with other losses and data."""
     for name, policy in POLICIES.items():
         yield _test(name, name, policy.data, policy.loss)
     for loss in audit_data.LOSSES[1:]:
@@ -197,7 +197,7 @@ def _test(label: str, name: str, data: str, loss: str) -> dict[str, Any]:
 
 
 def _battery() -> dict[str, Any]:
-    """Return how many wrong kernels the cases of verify reject, and in how many right ones."""
+    """Return the number of wrong kernels that verify rejects, and of rejected right results."""
     caught: set[str] = set()
     alarms, number = dict.fromkeys(RIGHT, 0), 0
     for case in selected(_SELECTION):
@@ -217,7 +217,7 @@ def _battery() -> dict[str, Any]:
 
 
 def _python(*arguments: str) -> str:
-    """Return what a Python of its own prints."""
+    """Return the output of a new Python process."""
     environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "0"}
     command = [sys.executable, *arguments]
     done = subprocess.run(  # noqa: S603 (the code above)

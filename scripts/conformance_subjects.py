@@ -1,4 +1,4 @@
-"""Implementations of the table of docs/conformance.md that `backnorm verify` has no name for.
+"""Implementations in the table of docs/conformance.md that `backnorm verify` has no name for.
 
 Usage: backnorm verify scripts/conformance_subjects.py:tensorflow_xla
 """
@@ -33,7 +33,7 @@ def onednn_graph(
     if not training or mean.dtype != np.float32 or x.dtype == np.float64:
         raise RefusedError("the operator has float32 statistics, of x, and no float64")
     if x.dtype == np.float16 or (data_format == "NXC" and x.ndim < 4):
-        # A C++ exception (dnnl::error, std::bad_alloc) leaves dnnl_graph_partition_compile.
+        # A C++ exception (dnnl::error, std::bad_alloc) escapes from dnnl_graph_partition_compile.
         raise RefusedError("version 3.2.0 ends the process for float16, and in NXC of rank 2 and 3")
     scale = np.ones_like(mean) if gamma is None else gamma
     inputs = tuple(map(np.ascontiguousarray, (x, dy, mean, variance, scale)))

@@ -1,4 +1,4 @@
-"""The common part of scripts that generate files: write them, or name those that are outdated."""
+"""Write generated files, or name the outdated ones; common to all scripts that generate files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["between", "write_or_check"]
 
 
 def write_or_check(texts: Mapping[Path, str]) -> int:
-    """Write files, or with --check say which are not current, and write nothing.
+    """Write files; with --check, name those that are not current, and write nothing.
 
-    Returns the exit status of the script that was started.
+    Return the exit status of the script.
     """
     stale = [
         path

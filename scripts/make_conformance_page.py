@@ -1,8 +1,8 @@
-"""Write the tables of docs/conformance.md, its picture and the README's from docs/conformance.json.
+"""Write the tables of docs/conformance.md and two pictures from docs/conformance.json.
 
-With --measure: run every implementation first (five minutes; all of the dependency group
-`test` has to be installed), and write docs/conformance.json. With --check: say whether the page is
-current, and write nothing.
+With --measure: first run every implementation and write docs/conformance.json; this takes five
+minutes, and needs the whole dependency group `test`. With --check: say whether the page is current,
+and write nothing.
 
 Usage: python scripts/make_conformance_page.py [--measure | --check]
 """
@@ -98,7 +98,7 @@ def _arguments(command: str) -> str:
 
 
 def _short(finding: str) -> str:
-    """Return a finding without what the heading, or the table of rungs, has."""
+    """Return a finding without text that the heading or the table of rungs already has."""
     finding = re.sub(r" \((?:b?float\d+ \w+(?:, )?)+\)$", "", finding)
     return finding.replace(" what serial sums may lose", "")
 
@@ -136,7 +136,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def draw(points: dict[str, list[list[float]]], path: Path) -> None:
-    """Draw errors over condition numbers, and bounds."""
+    """Plot errors and their bounds against condition numbers."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -144,7 +144,7 @@ def draw(points: dict[str, list[list[float]]], path: Path) -> None:
 
     mpl.rcParams |= {"svg.hashsalt": "backnorm", "svg.fonttype": "none"}
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    # The worst ones below.
+    # Draw the worst implementations first, below the others.
     for name in reversed(_DRAWN):
         label, colour = _DRAWN[name]
         conditions, errors = np.array(points[name]).T
@@ -176,7 +176,7 @@ def draw(points: dict[str, list[list[float]]], path: Path) -> None:
 
 
 def draw_overview(points: dict[str, list[list[float]]], path: Path) -> None:
-    """Draw the largest error of each implementation by decade of the condition number."""
+    """Plot the largest error of each implementation by decade of the condition number."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -190,7 +190,7 @@ def draw_overview(points: dict[str, list[list[float]]], path: Path) -> None:
         conditions, errors = np.array(points[name]).T
         decade = np.floor(np.log10(conditions)).astype(int)
         worst = [errors[decade == each].max() for each in decades]
-        # Two implementations have nearly the same errors: dashes leave the line below in sight.
+        # Two implementations have nearly the same errors: dashes keep the lower line visible.
         style = "o--" if name == "torch" else "o-"
         axes.semilogy(decades, worst, style, color=colour, lw=2, label=label)
     axes.set_xticks(decades, [f"10$^{each}$ to 10$^{each + 1}$" for each in decades])
@@ -206,7 +206,7 @@ def draw_overview(points: dict[str, list[list[float]]], path: Path) -> None:
 
 
 def main() -> int:
-    """Write the page and its picture, or with --check say whether the page is current."""
+    """Write the page and the pictures; with --check, say whether the page is current."""
     if "--measure" in sys.argv[1:]:
         RESULT.write_text(json.dumps(measured(), indent=1) + "\n", encoding="utf-8")
     result = json.loads(RESULT.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
 """Make src/backnorm/data/digits_batchnorm.npz: batch-normalisation tensors of a real training step.
 
 A small convolutional network with three batch-normalisation layers learns scikit-learn's
-handwritten digits for two epochs. At one more step, what enters and leaves the backward pass of
-each of those layers is captured: x (its input), dy (the gradient of the loss with respect to its
-output), gamma, and the mean and biased variance of x, all float32, channels first:
+handwritten digits for two epochs. In one more step, the operands of each layer's backward pass are
+captured: x (the layer's input), dy (the gradient of the loss with respect to the layer's output),
+gamma, and the mean and biased variance of x, all float32, channels first:
 
     conv8   (96, 16, 8, 8)   after the first convolution
     conv4   (96, 32, 4, 4)   after the second convolution, of stride 2
@@ -74,7 +74,7 @@ def capture(network: Network, images: torch.Tensor, labels: torch.Tensor) -> dic
     def watch(name: str, layer: nn.Module) -> None:
         def keep(_: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
             output.retain_grad()
-            # A clone, for the ReLU that follows must not share its memory.
+            # Clone the input, so that no later operation can overwrite it.
             seen[name] = (inputs[0].detach().clone(), output)
 
         layer.register_forward_hook(keep)
@@ -101,7 +101,7 @@ def capture(network: Network, images: torch.Tensor, labels: torch.Tensor) -> dic
 
 
 def save(tensors: dict[str, np.ndarray], path: Path) -> None:
-    """Write a compressed .npz whose bytes depend on the tensors alone (no time stamps)."""
+    """Write a compressed .npz without time stamps: its bytes depend only on the tensors."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, array in tensors.items():
             entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))

@@ -1,6 +1,6 @@
-"""Write docs/features.md from what the frameworks' tests say that they show.
+"""Write docs/features.md from tests/frameworks/features.toml, whose tests must exist.
 
-With --check: say whether the page is current, and whether the tests exist, and write nothing.
+With --check: say whether the page is current, and write nothing.
 
 Usage: python scripts/make_features_page.py [--check]
 """
@@ -61,14 +61,14 @@ def _table(features: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _cell(found: dict[str, Any]) -> str:
-    """Return what the table says: works, perhaps with a remark; or why not; or a dash."""
+    """Return "yes", perhaps with a remark; or "no" with the reason; or a dash."""
     if "tests" in found:
         return f"yes; {found['but']}" if "but" in found else "yes"
     return f"no: {found['no']}" if "no" in found else "-"
 
 
 def missing() -> Iterator[str]:
-    """Yield what the source names and is not there: features' cells, and tests."""
+    """Yield a line for each missing or invalid cell of the source, and each missing test."""
     for feature in features():
         for framework, folder in FRAMEWORKS.items():
             found = feature.get(framework)
@@ -85,7 +85,7 @@ def missing() -> Iterator[str]:
 
 @functools.cache
 def _functions(file: Path) -> frozenset[str]:
-    """Return the names of all functions in a file, or none if it is not there."""
+    """Return the names of all functions in a file; none if the file does not exist."""
     if not file.exists():
         return frozenset()
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def _functions(file: Path) -> frozenset[str]:
 
 
 def main() -> int:
-    """Write the page, or with --check say whether it is current."""
+    """Write the page; with --check, say whether it is current."""
     wrong = list(missing())
     if wrong:
         print("\n".join([f"{SOURCE.name}:", *wrong]), file=sys.stderr)

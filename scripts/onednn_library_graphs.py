@@ -1,17 +1,17 @@
-"""Run benchdnn's graphs in oneDNN's library beside ours, and print a table for the documentation.
+"""Run benchdnn's graphs in oneDNN's library, and print a table of the errors.
 
-Each graph is a child process: it adds the operators of the file to a graph of the library's C API
-(oneapi/dnnl/dnnl_graph.h), takes the partitions of the fusion policy, compiles and executes them on
-random tensors, and writes what they return. Results of batch normalisation are compared with the
-exact ones: what their error has beyond half an ulp is given in u T, where u is 2**-24, the rounding
-of float32, and T the sum of the magnitudes of the element's terms. A sum of M elements in float32
-may have an error of M u T, so up to there a result counts as equal within the library's own
-arithmetic. Integers count as equal to ours if no element differs by more than 1.
+Each graph has a child process, which adds the operators of the file to a graph of the library's C
+API (oneapi/dnnl/dnnl_graph.h), gets the partitions of the fusion policy, compiles and executes them
+on random tensors, and writes the results. Results of batch normalisation are compared with the
+exact ones. The error beyond half an ulp is given in u T: u is 2**-24, the unit roundoff of float32,
+and T is the sum of the magnitudes of the element's terms. A sum of M elements in float32 may have
+an error of M u T, so a result with at most this error counts as equal. Integers count as equal if
+no element differs from ours by more than 1.
 
     python -m scripts.onednn_library_graphs [LIBRARY ...]
 
 Without an argument, LIBRARY is the libdnnl of the package onednn-cpu-gomp. The library of the
-package onednn computes by SYCL, and needs the package dpctl.
+package onednn computes with SYCL, and needs the package dpctl.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class _Runner:
 
 
 class _SyclRunner(_Runner):
-    """A library that computes by SYCL, on memory of its own; the package dpctl makes that."""
+    """A library that computes with SYCL, in memory that the package dpctl allocates."""
 
     def _prepare(self) -> None:
         import dpctl.memory
@@ -292,7 +292,7 @@ def _errors(
 def _of_normalisation(
     step: Step, arrays: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
 ) -> float:
-    """Return the largest error of a batch normalisation's results in u T, beyond half an ulp."""
+    """Return the largest error of a batch normalisation beyond half an ulp, in u T."""
     call = registry.canonical(step.dialect, step.op, arrays, step.attributes, tuple(step.outputs))
     options = {} if call.operation == "backward" else {"activation": RELU if step.relu else None}
     oracle = getattr(reference, call.operation)
@@ -310,7 +310,7 @@ def _of_normalisation(
 
 
 def compare(library: str, file: Path, folder: Path) -> str:
-    """Return what the library does with a graph, in words."""
+    """Run a graph in the library; return the outcome in words."""
     graph = load_graph(file)
     inputs = _inputs(graph)
     source, target = folder / "in.npz", folder / "out.npz"

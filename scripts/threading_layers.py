@@ -1,7 +1,7 @@
-"""Try what each way of running threads does in the situations that a library meets.
+"""Try each threading layer in the situations that a library meets.
 
-Run it with ``python scripts/threading_layers.py``; docs/decisions/own-threads.md quotes its output.
-Each trial is a process of its own, because some of them end it.
+Run ``python scripts/threading_layers.py``; docs/decisions/own-threads.md quotes the output. Each
+trial has its own process, because some trials end the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if layer == "backnorm":
     from backnorm.cpu.kinds import Kind
     from backnorm.cpu.record import ADDRESSES
     from backnorm.cpu.stage import Stage
-    # Items of one element, of which the kernel moves none: it goes by vectors.
+    # The kernel moves only whole vectors, so it moves nothing of items of one element.
     nothing = Stage(
         Kind("floor", "float64", "float64", "move"), dict(size=2, share=1),
         channels=0, partial=0, own=8, participants=2, items=2,

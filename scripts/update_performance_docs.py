@@ -1,10 +1,10 @@
 """Write the tables and plots of the pages of measurements from the results in docs/bench.
 
-zen5.json is the result of `operator` that the README shows; the others of that kind are of other
-machines. models.json is of whole models, models-of-*.json of the same on other machines,
-models-frameworks-*.json of models of other frameworks, and models-versions.json of two versions.
-Text between the markers is replaced, all other text stays. With --check: report the pages that
-are not current, and write nothing.
+zen5.json is the result of `operator` that the README shows; other files named after processors are
+results of `operator` on other machines. models.json is of whole models, models-of-*.json of the
+same on other machines, models-frameworks-*.json of models of other frameworks, and
+models-versions.json of two versions of backnorm. Only text between the markers is replaced. With
+--check: report the pages that are not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -44,8 +44,7 @@ BENCH = Path("docs/bench")
 RESULT, MODELS, VERSIONS = "zen5.json", "models.json", "models-versions.json"
 MEASURED = "docs/measurements"
 
-# Tables by cell are of the operator that the project is about, and of the most common type in
-# training.
+# Tables by cell have the project's main operator and the most common type in training.
 _OP, _DTYPE = "backward", "float32"
 _KIND = ["op", "dtype"]
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -53,8 +52,8 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _CHANNELS = {"NCX": "channels first", "NXC": "channels last"}
 
 _CALL = "a call from Python costs more than the work; oneDNN's primitive is made beforehand"
-# Why cells are as they are, by the number of caches that x is larger than (a core's, the shared
-# one) and by layout.
+# Reasons for the ratios of cells, by layout and by the number of caches (a core's, the shared one)
+# that x exceeds.
 _WHY = {
     (0, "NCX"): _CALL,
     (0, "NXC"): _CALL,
@@ -64,7 +63,7 @@ _WHY = {
     (2, "NXC"): "memory limits the fastest peers as it limits us",
 }
 
-# A virtual machine cannot count on more of the last-level cache of its processor.
+# The most of its processor's last-level cache that a virtual machine can rely on.
 _MOST_SHARED = 32 << 20
 
 # Tables by layout: bytes of x above which cells count (below, a call from Python costs more than
@@ -85,7 +84,7 @@ _QUANTITIES = (
 # The ratio from which a cell counts as much slower, and how many slower cells are shown.
 _FAR_SLOWER, _SHOWN = 1.25, 3
 
-# The share of another's time that a float32 cell should take at most: operation, whose time, share.
+# The largest ratio that a float32 cell should have: operation, compared time, ratio.
 _LIMITS = (
     ("backward", "in_float32", 0.9),
     ("backward", "torch", 1.0),
@@ -96,7 +95,7 @@ _LIMITS = (
     ("inference", "ratio", 1.0),
 )
 
-# Columns of the tables of models: heading, the variant, its quantity, the variant it is beside.
+# Columns of the tables of models: heading, variant, quantity, variant that it is compared with.
 _COLUMNS = (
     ("normalisation", "backnorm-fused", "normalization", "torch"),
     ("memory", "backnorm-fused", "memory", "torch"),
@@ -165,10 +164,11 @@ def pages(root: Path) -> dict[Path, str]:
 
 
 def _cells(result: Result) -> pd.DataFrame:
-    """Return the cells, the most important operation and type first, with their figures.
+    """Return the cells, sorted by operation and type, with further columns.
 
-    Columns besides those of the file: `nbytes`; our time over the best peer's, `ratio` and
-    `in_float32`, over each of `_PEERS`, and over the floor's, `to_floor` and `floor_in_float32`.
+    These are `nbytes` and the ratios of our time to others: to the best peer's, `ratio` and
+    `in_float32`; to each peer's, named like the peer; to the floor's, `to_floor` and
+    `floor_in_float32`.
     """
     frame = result.frame
     frame = frame.assign(
@@ -190,7 +190,7 @@ def _caches(result: Result) -> tuple[int, int]:
 
 
 def _where_text(environment: Mapping[str, Any]) -> str:
-    """Return where and when a run was: the processor, its threads, the day."""
+    """Return the processor, the threads and the date of a run."""
     kind = environment.get("microarchitecture")
     cpu = f"{environment['cpu']} ({kind})" if kind else environment["cpu"]
     threads = f"{environment['threads']} thread" + "s" * (environment["threads"] != 1)
@@ -330,7 +330,7 @@ def _steps(results: Iterable[Result]) -> str:
 
 
 def _machine(where: Mapping[str, Any]) -> str:
-    """Return the name of a processor's kind for people."""
+    """Return the display name of a processor's microarchitecture."""
     kind = where.get("microarchitecture") or "Intel Xeon"
     return str(kind).replace("znver", "AMD Zen ")
 
@@ -365,7 +365,7 @@ def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:
 
 
 def _slower(result: Result, frame: pd.DataFrame) -> str:
-    """Return how many cells a peer is faster in, and the worst, by operation, type and layout."""
+    """Return the cells in which a peer is faster: their number, and the worst of each kind."""
     compared = frame[frame.ratio.notna()]
     lines = []
     for (op, dtype, layout), cells in compared.groupby([*_KIND, "layout"], observed=True):
@@ -389,7 +389,7 @@ def _slower(result: Result, frame: pd.DataFrame) -> str:
 
 
 def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
-    """Return a line for every operation and type; the sweep counts in no mean."""
+    """Return a line for every operation and type; means leave out the sweep."""
     workload = frame[frame.suite != SWEEP].groupby(_KIND, observed=True)
     every = frame.groupby(_KIND, observed=True)
     beyond = frame[large].groupby(_KIND, observed=True)
@@ -429,7 +429,7 @@ def _by_shape(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame]) -> str:
-    """Return the machines, and the means of each by layout, and what is above the limits."""
+    """Return the machines, the means of each by layout, and the cells above the limits."""
     where: list[dict[str, str]] = []
     tables: dict[str, dict[str, pd.Series]] = {}
     limits = {}
@@ -478,7 +478,7 @@ def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame])
 
 
 def _short(environment: Mapping[str, Any]) -> str:
-    """Return the name of a machine in the head of a column."""
+    """Return the name of a machine for the head of a column."""
     return _machine(environment).replace("emeraldrapids", "Emerald Rapids")
 
 
@@ -497,7 +497,7 @@ def _mean(found: pd.Series) -> str:
 
 
 def _models_table(result: Result, runs: Mapping[str, Result]) -> str:
-    """Return a line for each model and layout: of one machine, and the steps of all."""
+    """Return a line for each model and layout: figures of one machine, and steps of all."""
     frame, steps = result.frame, _runs(runs)
     table = pd.DataFrame(
         {
@@ -543,7 +543,7 @@ def _range(ratio: pd.Series) -> str:
 
 
 def _frameworks(results: Iterable[Result]) -> str:
-    """Return the text and the table of other frameworks, a result for each number of threads."""
+    """Return the text and the table of other frameworks; each result has another thread count."""
     lines, versions = [], {}
     for result in results:
         where = result.environment

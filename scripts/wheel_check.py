@@ -2,10 +2,10 @@
 
     python scripts/wheel_check.py
 
-`pyproject.toml` names the supported Pythons; those on PATH and among pyenv's are used. A wheel must
-hold the library and the command and nothing else, and bring no framework and nothing that only
-tests, benchmarks, examples or the documentation need. The first failure ends it with status 1.
-BACKNORM_BUILD_LEVELS chooses the levels of processors that the wheel is built for.
+`pyproject.toml` names the supported Pythons; those on PATH or in pyenv are used. The wheel must
+contain only the library and the command. It must not install a framework, or a package that only
+tests, benchmarks, examples or the documentation need. The first failure ends the script with status
+1. BACKNORM_BUILD_LEVELS selects the levels of processors that the wheel is built for.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 _TOP = re.compile(r"backnorm/|_backnorm_pytest\.py$|backnorm-[^/]+\.dist-info/")
-# Parts of paths that are none of the library's.
+# Parts of paths that must not be in the wheel.
 _STRANGE = re.compile(
     r"(^|/)(tests?|test_[^/]*|check_[^/]*|conftest\.py|bench[^/]*|examples?|training|docs?)(/|$)"
 )
 
-# A package that a dependency brings (typer in some releases), also if a group names it.
+# A package that a dependency installs (typer in some releases), although a group names it, too.
 _BROUGHT = {"pydantic"}
 
 
 def strangers(names: Iterable[str]) -> list[str]:
-    """Return those files of a wheel that are neither the library's nor the command's."""
+    """Return the files of a wheel that belong neither to the library nor to the command."""
     source = ROOT / "src"
     return sorted(
         name
@@ -54,13 +54,13 @@ def strangers(names: Iterable[str]) -> list[str]:
 
 
 def names_of(requirements: Iterable[object]) -> set[str]:
-    """Return the normalised names of packages in requirements, without groups in groups."""
+    """Return the normalised names of packages in requirements; included groups are ignored."""
     texts = [text for text in requirements if isinstance(text, str)]
     return {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", text)[0]).lower() for text in texts}
 
 
 def unwanted() -> set[str]:
-    """Return the packages that only extras or the groups for working on backnorm name."""
+    """Return the packages that only extras or dependency groups for developers name."""
     project = PROJECT["project"]
     lists = [*project["optional-dependencies"].values(), *PROJECT["dependency-groups"].values()]
     wanted = names_of(project["dependencies"]) | _BROUGHT | {"backnorm"}
@@ -68,7 +68,7 @@ def unwanted() -> set[str]:
 
 
 def supported() -> list[str]:
-    """Return the versions of Python that the package says it runs on."""
+    """Return the versions of Python that the package supports."""
     versions = (
         re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line)
         for line in PROJECT["project"]["classifiers"]
@@ -77,18 +77,18 @@ def supported() -> list[str]:
 
 
 def interpreter(version: str) -> str | None:
-    """Return a Python of a version, from PATH or pyenv; None if the machine has none that runs."""
+    """Return a working Python of a version, from PATH or pyenv, or None."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = sorted(home.glob(f"versions/{version}.*/bin/python"))
     for path in (shutil.which(f"python{version}"), *map(str, found)):
-        # One of pyenv's shims is there for versions that are not chosen, and fails.
+        # pyenv has shims of versions that are not activated; these fail.
         if path and not _ran([path, "-c", "import venv"]).returncode:
             return path
     return None
 
 
 def check(wheel: Path, python: str, folder: Path) -> str:
-    """Install the wheel in an environment of its own and run the demo; return its first line."""
+    """Install the wheel in a new environment, run the demo, and return a summary."""
     _run([python, "-m", "venv", str(folder)])
     inside = str(folder / "bin" / "python")
     pip = [inside, "-m", "pip", "--disable-pip-version-check"]
@@ -97,15 +97,15 @@ def check(wheel: Path, python: str, folder: Path) -> str:
     listed = json.loads(_run([*pip, "list", "--format", "json"]))
     installed = {re.sub(r"[-_.]+", "-", entry["name"]).lower() for entry in listed}
     if strange := sorted(installed & unwanted()):
-        sys.exit(f"with the wheel came {', '.join(strange)}")
+        sys.exit(f"the wheel installed unwanted packages: {', '.join(strange)}")
     demo = _run([str(folder / "bin" / "backnorm"), "demo"])
     _run([str(folder / "bin" / "backnorm"), "info"])
     others = sorted(installed - {"pip", "setuptools", "backnorm"})
-    return f"{demo.splitlines()[0]}\n  with it came {', '.join(others)}"
+    return f"{demo.splitlines()[0]}\n  installed with it: {', '.join(others)}"
 
 
 def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
-    # Not from the checkout: what is imported must be what was installed.
+    # Run outside the checkout, so that the installed package is imported.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     return subprocess.run(  # noqa: S603 (commands of ours)
         command, capture_output=True, text=True, cwd=tempfile.gettempdir(), env=environment
@@ -130,7 +130,7 @@ def main() -> None:
         (wheel,) = Path(scratch).glob("*.whl")
         names = zipfile.ZipFile(wheel).namelist()
         if strange := strangers(names):
-            sys.exit(f"no part of the library, but in the wheel: {', '.join(strange)}")
+            sys.exit(f"the wheel contains files that do not belong to it: {', '.join(strange)}")
         size, seconds = wheel.stat().st_size / 2**20, time.perf_counter() - begin
         print(f"{wheel.name}: {len(names)} files, {size:.1f} MiB, built in {seconds:.0f} s")
         checked = 0

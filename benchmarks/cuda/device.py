@@ -1,7 +1,7 @@
 """An NVIDIA GPU as the device of a run: PyTorch, a cell's tensors, events, the speed of copying.
 
-The calls of CUDA are methods of their own, so a test replaces them and all else runs on PyTorch's
-CPU tensors.
+Each call of CUDA has its own method. Tests replace these methods, and all other code runs on
+PyTorch's CPU tensors.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from benchmarks.turns import Timing, timing
 
 __all__ = ["Cuda"]
 
-# The amount of memory that is read to empty the L2, in its sizes: its halves are filled unevenly,
-# and its replacement is not documented.
+# The memory that is read to empty the L2, in multiples of the L2's size. One is not enough, because
+# the L2's halves fill unevenly, and its replacement policy is not documented.
 _FLUSH = 4
 _LEAST_FLUSH = 1 << 20
 
-# Blocks of x's size that hold NaN before a call: it allocates its result, and may take more.
+# Blocks of x's size to fill with NaN before a call: it may allocate a result and a temporary.
 _SPOILED = 2
 
-# Bytes of the buffer whose copying is timed: far beyond any cache, and long compared to a launch;
-# at most a third of the free memory. Then copies that do not count, and those that do.
+# Bytes of the buffer whose copying is timed: far more than any cache has, and slow compared to a
+# launch; at most a third of the free memory. Then the numbers of untimed and of timed copies.
 _COPIED, _COPIED_SHARE = 1 << 30, 3
 _WARM, _SAMPLES = 3, 20
 
@@ -39,7 +39,7 @@ class Cuda:
     Attributes
     ----------
     place : str
-        PyTorch's name of it.
+        PyTorch's name of the device.
     torch : module
         PyTorch, imported by `start`.
     copies : Timing
@@ -59,7 +59,7 @@ class Cuda:
         self._flush_seconds = 0.0
 
     def library(self) -> Any:
-        """Import PyTorch, and check that it has a GPU and that our kernels have Triton."""
+        """Import PyTorch, and check that there are a GPU for it and Triton for our kernels."""
         if importlib.util.find_spec("torch") is None:
             raise Missing("PyTorch is not installed: pip install torch")
         import torch
@@ -74,7 +74,7 @@ class Cuda:
         return torch
 
     def facts(self) -> dict[str, Any]:
-        """Return what PyTorch knows."""
+        """Return the properties of the device that PyTorch reports."""
         properties = self.torch.cuda.get_device_properties(self.torch.cuda.current_device())
         return {
             "name": properties.name,
@@ -86,7 +86,7 @@ class Cuda:
         }
 
     def event(self) -> Any:
-        """Return a CUDA event that takes the time."""
+        """Return a CUDA event that records the time."""
         return self.torch.cuda.Event(enable_timing=True)
 
     def synchronise(self) -> None:
@@ -94,13 +94,13 @@ class Cuda:
         self.torch.cuda.synchronize()
 
     def free_memory(self) -> float:
-        """Return the free memory of the device, and what PyTorch holds of it without using it."""
+        """Return the free bytes of the device, and those that PyTorch reserves without use."""
         free, _ = self.torch.cuda.mem_get_info()
         unused = self.torch.cuda.memory_reserved() - self.torch.cuda.memory_allocated()
         return float(free + unused)
 
     def release(self) -> None:
-        """Return the memory that PyTorch keeps for later: other processes allocate, too."""
+        """Free the memory that PyTorch caches, because other processes allocate, too."""
         self.torch.cuda.empty_cache()
 
     def start(self, threads: int) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Cuda:
     def spoil(self, data: Data) -> None:
         """Fill with NaN the memory that PyTorch will give to the next call that allocates.
 
-        It gives a block of the right size again, and the one before may have left right results.
+        PyTorch reuses blocks of the same size, which may still have right results of another call.
         """
         blocks = [
             self.torch.full((data.x.nbytes,), 0xFF, dtype=self.torch.uint8, device=self.place)
@@ -145,14 +145,14 @@ class Cuda:
         return Queued(prepared.call, prepared.finish, cold=cell.nbytes > SMALL)
 
     def once(self, call: Queued) -> tuple[Any, float]:
-        """Make a call and wait for it; return what it returned, and the seconds."""
+        """Make a call and wait for it; return its result and the seconds."""
         begin = time.perf_counter()
         returned = call.call()
         self.wait(call, returned)
         return returned, time.perf_counter() - begin
 
     def wait(self, call: Queued, returned: Any) -> None:
-        """Wait for a call that returned something, and for all before it."""
+        """Wait for a call, which returned `returned`, and for all calls before it."""
         if call.finish is not None:
             call.finish(returned)
         else:
@@ -163,13 +163,13 @@ class Cuda:
         return WholeWatch(self) if cell.nbytes <= SMALL else None
 
     def survived(self) -> None:
-        """Raise an error if one has left the device of no more use to this process."""
+        """Raise an error if an earlier error has made the device unusable for this process."""
         self.synchronise()
 
     def flush(self, seconds: float) -> None:
         """Read more than the L2 holds, for `seconds` or longer, before the next call.
 
-        Read, not written: lines that wait to be written would take their time from the next call.
+        The memory is not written, because write-backs of the L2 would slow the next call.
         """
         times = max(1, -int(-seconds // self._flush_seconds)) if self._flush_seconds else 1
         for _ in range(times):

@@ -1,23 +1,23 @@
-"""Clocks for the two times of a call on a GPU: the device's, and that of a whole call.
+"""Clocks for the two times of a call on a GPU: the device's time, and that of a whole call.
 
-The device's time is read off CUDA events. A call costs the host some microseconds (looking up the
-operator, allocating, launching) before the device has anything to do. So before each measured
-stretch the device is given work that keeps it busy until the host has queued the stretch whole;
-events then meet a device that goes from one kernel to the next.
+CUDA events measure the device's time. A call costs the host some microseconds (looking up the
+operator, allocating, launching) before the device has work. So before each measured stretch of
+calls the device gets other work, which lasts until the host has queued the whole stretch. Then the
+device runs the kernels of the stretch without gaps.
 
-That work is reading several times as many bytes as the L2 cache holds, which also makes all
-problems meet the same cache:
+The other work is reading several times as many bytes as the L2 cache holds. It also determines the
+state of the cache:
 
-- A call on more than `SMALL` bytes of x is one stretch, so it finds the L2 without its inputs. The
-  inputs of a backward pass were written long before, and a problem of 20 MB would otherwise be
-  timed from a cache that it finds in no training. Inputs are not rotated instead, because that
-  takes several times the memory, and leaves something of them in a cache as large as three arrays.
-- Smaller calls are repeated in one stretch, after one that does not count: a pair of events costs
-  as much as such a call, and what is left of it in a long stretch is little. They find their
-  inputs in the L2, as they do in use, where the layer before has just written them.
+- A call on more than `SMALL` bytes of x is one stretch, and the L2 has none of its inputs. In
+  training the inputs of a backward pass were written long before the pass, so a warm L2 would make
+  a problem of 20 MB too fast. Inputs are not rotated instead, because rotation takes several times
+  the memory, and a cache as large as three arrays would still hold some of them.
+- Smaller calls are repeated in one stretch, after an untimed call, because a pair of events costs
+  as much as such a call. In a long stretch that cost is small. The L2 has the inputs of these
+  calls, as in a network, where the layer before has just written them.
 
-The time of a whole call is the host's: many calls in a row, then wait for all. It is what the
-device takes, or what the host takes for its part, whichever is longer.
+The time of a whole call is measured by the host: it makes many calls in a row, then waits for all.
+This is the larger of the device's time and the host's.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALL", "DeviceWatch", "Queued", "WholeWatch"]
 
-#: Bytes of x up to which a problem is small: the host's part of a call shows.
+#: Bytes of x up to which a problem is small, so that the host's part of a call is noticeable.
 SMALL = 1 << 20
 
-# The host may take so many times as long as the slowest call took while it was watched (a call that
-# took many times the fastest was interrupted), and so many seconds for the events themselves.
+# The device's other work lasts `_MARGIN` times the slowest observed dispatch of the calls, plus
+# `_EVENTS` seconds for the events. A dispatch of more than `_INTERRUPTED` times the fastest was
+# interrupted, and is ignored.
 _MARGIN = 1.5
 _INTERRUPTED = 5
 _EVENTS = 2e-5
 
-# Calls in one stretch: the device's queue takes a thousand launches, and a call is a few.
+# The most calls of a stretch: the device's queue holds a thousand launches, a call makes a few.
 _MOST_QUEUED = 100
 
-# Calls that the host's clock times instead of one, so that waiting for the last shows little.
+# Calls that the host's clock times together, so that the wait for the last adds little to each.
 _MANY = 20
 
 
@@ -71,18 +72,18 @@ class Queued:
 
 
 class DeviceWatch:
-    """Tells the device's time of a call.
+    """Measures the device's time of a call.
 
-    Calls that have a `finish` are not in PyTorch's stream, and its events do not see them. They are
-    timed as whole calls, in long rows: the host's part of a call shows only where it is longer than
-    the device's. The L2 is emptied before a row, not before a call.
+    Calls that have a `finish` are not in PyTorch's stream, so its events cannot time them. They are
+    timed as whole calls, in long rows, where the host's part matters only if it is longer than the
+    device's. The L2 is emptied before each row, not before each call.
     """
 
     def __init__(self, device: Cuda) -> None:
         self._device = device
 
     def warm(self, call: Queued, seconds: float) -> float:
-        """Make calls for so long; return about how long one takes, and note the host's part."""
+        """Make calls for `seconds`; store `dispatch`; return the approximate seconds of a call."""
         begin = time.perf_counter()
         spent = []
         while True:
@@ -92,8 +93,8 @@ class DeviceWatch:
             self._device.wait(call, returned)
             if time.perf_counter() - begin >= seconds:
                 break
-        # The host of a virtual machine takes three times as long for some calls as for others. If
-        # the device had nothing to do before a call is queued, its time would be the host's.
+        # On a virtual machine some dispatches take three times as long as others. If the device had
+        # no work until a call is queued, the events would measure the host.
         fastest = min(spent)
         call.dispatch = max(each for each in spent if each <= _INTERRUPTED * fastest)
         return self.sample(call, 1)
@@ -114,7 +115,7 @@ class DeviceWatch:
         return milliseconds / 1e3 / loop
 
     def _stretch(self, call: Queued, loop: int) -> tuple[Any, Any]:
-        """Queue calls between two events behind work that lasts until they are queued."""
+        """Queue calls between two events, after other work that lasts until they are queued."""
         self._device.flush(_MARGIN * (loop + 1) * call.dispatch + _EVENTS)
         start, end = self._device.event(), self._device.event()
         if not call.cold:
@@ -127,13 +128,13 @@ class DeviceWatch:
 
 
 class WholeWatch:
-    """Tells the time of a whole call, dispatch included, as the host sees it."""
+    """Measures the time of a whole call, dispatch included, by the host's clock."""
 
     def __init__(self, device: Cuda) -> None:
         self._device = device
 
     def warm(self, call: Queued, seconds: float) -> float:
-        """Make calls for so long; return how long one takes."""
+        """Make calls for `seconds`; return the seconds of one."""
         begin = time.perf_counter()
         calls = 0
         while True:
@@ -144,7 +145,7 @@ class WholeWatch:
                 return warmed / calls
 
     def sample(self, call: Queued, loop: int) -> float:
-        """Make `loop` calls many times over; return the seconds of one."""
+        """Make `loop * _MANY` calls; return the seconds of one."""
         return _row(self._device, call, loop * _MANY)
 
 

@@ -15,12 +15,12 @@ PRECISIONS = ("float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework that trains.
+    """A framework whose training steps are timed.
 
     Attributes
     ----------
     module : str
-        Its training steps: `Trainer` (see `steps`), and `start`.
+        The module of its training steps, with `Trainer` (see `steps`) and `start`.
     variants : tuple of str
         The first has the framework's own layers, which all others are compared with. fused: ReLU
         and addition in the layer. float32: with ``arithmetic="float32"``. compiled: the model is
@@ -42,7 +42,7 @@ FRAMEWORKS = {
         LAYOUTS,
         PRECISIONS,
     ),
-    # Compiled as a whole by XLA, and by TensorFlow without it.
+    # flax: each step is compiled as a whole by XLA. Keras: a TensorFlow graph, without XLA.
     "flax": Framework(
         "benchmarks.models.of_flax",
         ("flax", "backnorm", "backnorm-fused", "backnorm-float32", "backnorm-fused-float32"),
@@ -57,8 +57,8 @@ _FRAMEWORK_OF = {"torchvision": "torch", "timm": "torch", "flax": "flax", "keras
 # Shapes of inputs as (N, C, ...) in every layout: a small batch and a large one.
 _IMAGES = ((8, 3, 160, 160), (16, 3, 224, 224))
 
-#: Library and shapes of inputs. Videos and segmentation, which take longer, have a small batch
-#: alone.
+#: Library and shapes of inputs. Videos and segmentation take longer, so they have only a small
+#: batch.
 MODELS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
     "resnet18": ("torchvision", _IMAGES),
     "resnet50": ("torchvision", _IMAGES),
@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
     "deeplabv3_resnet50": ("torchvision", ((2, 3, 160, 160),)),
     "efficientnet_b0": ("timm", _IMAGES),
     "regnety_008": ("timm", _IMAGES),
-    # On small images it has a stem without a stride, as for CIFAR.
+    # On small images this model has a stem without a stride, as for CIFAR.
     "flax-resnet18": ("flax", ((16, 3, 32, 32), (8, 3, 160, 160))),
     "keras-resnet50": ("keras", ((4, 3, 96, 96), (8, 3, 160, 160))),
 }
@@ -102,7 +102,7 @@ class Case:
         return FRAMEWORKS[_FRAMEWORK_OF[MODELS[self.model][0]]]
 
     def variants(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        """Return those variants that the framework has, its own layers first in any case."""
+        """Return the framework's own layers, and the wanted variants that the framework has."""
         own, *others = self.framework.variants
         return (own, *(each for each in others if each in wanted))
 

@@ -21,7 +21,7 @@ _Conv = partial(nnx.Conv, use_bias=False)
 
 
 def activated(norm: Any, x: jax.Array, residual: Any = None, *, fused: bool) -> jax.Array:
-    """Return relu(norm(x) + residual); `fused`: computed by the layer."""
+    """Return relu(norm(x) + residual), computed by the layer if `fused`."""
     if fused:
         y: jax.Array = norm(x, activation="relu", residual=residual)
         return y
@@ -30,14 +30,14 @@ def activated(norm: Any, x: jax.Array, residual: Any = None, *, fused: bool) -> 
 
 
 def norm_of(variant: str) -> Any:
-    """Return what makes the layer of a variant."""
+    """Return the layer class of a variant."""
     if variant == "flax":
         return nnx.BatchNorm
     return partial(BatchNorm, arithmetic="float32") if variant.endswith("float32") else BatchNorm
 
 
 class _Block(nnx.Module):
-    """Two convolutions, and what they are added to."""
+    """A residual block of two convolutions."""
 
     def __init__(
         self, channels: int, features: int, strides: int, norm: Any, rngs: Any, fused: bool
@@ -53,7 +53,7 @@ class _Block(nnx.Module):
             self.norm_0 = norm(features)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return what the next block takes."""
+        """Return the input of the next block."""
         y = self.conv_2(self.activated(self.norm_1, self.conv_1(x)))
         if self.is_projected:
             x = self.norm_0(self.conv_0(x))
@@ -61,7 +61,7 @@ class _Block(nnx.Module):
 
 
 class _ResNet(nnx.Module):
-    """The network; `small`: for images of which a stride in the stem would leave nothing."""
+    """The network; `small`: for small images, without strides in the stem."""
 
     def __init__(self, norm: Any, rngs: Any, *, classes: int, small: bool, fused: bool) -> None:
         self.activated = partial(activated, fused=fused)
@@ -78,7 +78,7 @@ class _ResNet(nnx.Module):
         self.linear = nnx.Linear(channels, classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return a number for each class."""
+        """Return the logits."""
         x = self.activated(self.norm, self.conv(x))
         if not self.small:
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
@@ -88,7 +88,7 @@ class _ResNet(nnx.Module):
 
 
 def resnet18(variant: str, *, classes: int, small: bool) -> nnx.Module:
-    """Return the network in training mode with a variant's layers, and the same weights in all."""
+    """Return the network in training mode, with the same weights for every variant."""
     rngs = nnx.Rngs(0)
     norm = partial(norm_of(variant), momentum=_MOMENTUM, rngs=rngs)
     model = _ResNet(norm, rngs, classes=classes, small=small, fused="fused" in variant)

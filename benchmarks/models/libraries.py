@@ -1,4 +1,4 @@
-"""Import timm and torchvision, built for CUDA or not, with a PyTorch for the CPU."""
+"""Import timm and torchvision with PyTorch for the CPU, even if torchvision needs CUDA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import types
 
 import torch
 
-# Operators that torchvision describes to the compiler, and defines in a library built for CUDA.
+# Operators that torchvision's library defines, and that its Python code requires.
 _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -17,7 +17,7 @@ _kept: list[torch.library.Library] = []
 
 
 def torchvision() -> types.ModuleType:
-    """Return torchvision, its operators declared if its own library cannot be loaded."""
+    """Return torchvision; declare its operators if its library cannot be loaded."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError:

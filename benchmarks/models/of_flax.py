@@ -14,7 +14,7 @@ __all__ = ["Trainer", "start"]
 
 
 def start(threads: int) -> dict[str, str]:
-    """Limit everything to so many threads; return versions."""
+    """Limit this process to `threads` threads; return versions of packages."""
     limit_processors(threads)
     import flax
     import jax
@@ -45,7 +45,7 @@ class Trainer:
         """Return the gradients of all parameters in float64."""
         import jax
 
-        # The model's weights are those of float32: the numbers drawn in float64 are others.
+        # Draw the weights in float32, because float64 draws other random numbers.
         narrow = self._made("flax")
         with jax.enable_x64(True):
             return _Step(narrow, self._x, wide=True).gradients()
@@ -56,7 +56,7 @@ class Trainer:
 
 
 class _Step:
-    """A training step, whose arrays are those of the step before."""
+    """A training step, which continues from the state of the previous step."""
 
     def __init__(self, model: Any, x: np.ndarray, wide: bool = False) -> None:
         import jax
@@ -75,7 +75,7 @@ class _Step:
 
         def gradients_of(parameters: Any, others: Any) -> Any:
             def loss_of(parameters: Any) -> Any:
-                # Statistics are moved at the level of the derivative, where they came from none.
+                # flax updates statistics only of a model that is made in the same trace.
                 model = nnx.merge(graph, parameters, others, copy=True)
                 logs = jax.nn.log_softmax(model(x))
                 loss = -jnp.take_along_axis(logs, labels[:, None], 1).mean()
@@ -100,11 +100,11 @@ class _Step:
         jax.block_until_ready(self._state)
 
     def gradients(self) -> list[np.ndarray]:
-        """Make the first step; return its gradients, which are all that momenta have by then."""
+        """Make the first step; return its gradients, which the momenta then equal."""
         import jax
 
         self()
         return [np.array(each) for each in jax.tree.leaves(self._state[1])]
 
     def normalization(self) -> None:
-        """Return nothing: XLA has made other functions of what a model says."""
+        """Return None, because XLA fuses normalisations with other operations."""

@@ -1,4 +1,4 @@
-"""Training steps with Keras on TensorFlow, each a `tf.function`, as that of `fit` is."""
+"""Training steps with Keras on TensorFlow, each a `tf.function`, like that of `fit`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Trainer", "start"]
 
 
 def start(threads: int) -> dict[str, str]:
-    """Limit everything to so many threads; return versions."""
+    """Limit this process to `threads` threads; return versions of packages."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    # TensorFlow's own threads are as many as it is told; those of oneDNN and Eigen are not.
+    # TensorFlow's settings limit its own threads, but not those of oneDNN and Eigen.
     limit_processors(threads)
     import keras
     import tensorflow as tf
@@ -97,7 +97,7 @@ class _Step:
                 loss = loss_of(labels, model(x, training=True))
             gradients = tape.gradient(loss, model.trainable_weights)
             optimizer.apply(gradients, model.trainable_weights)
-            # Traced once: a function of their own would take as long again.
+            # A second function for the gradients would take as long again to trace.
             return gradients
 
         self._step = tf.function(step)
@@ -111,4 +111,4 @@ class _Step:
         return [each.numpy() for each in self._step()]
 
     def normalization(self) -> None:
-        """Return nothing: additions and activations are operators of the graph like others."""
+        """Return None, because additions of a graph may have nothing to do with normalisation."""

@@ -1,4 +1,4 @@
-"""Training steps with PyTorch: eager and compiled, profiled, and how much memory they take."""
+"""Training steps with PyTorch, eager and compiled; eager steps can be profiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.models.steps import CLASSES, MOMENTUM, RATE
 
 __all__ = ["Trainer", "start"]
 
-# Steps that the profiler sees.
+# The number of profiled steps.
 _PROFILED = 7
 
 # The profiler's names of normalisation, activations and additions, without their callers.
@@ -33,7 +33,7 @@ _OF_NORMALIZATION = (
 
 
 def start(threads: int) -> dict[str, str]:
-    """Limit everything to so many threads; return versions."""
+    """Limit this process to `threads` threads; return versions of packages."""
     torch.set_num_threads(threads)
     backnorm.set_num_threads(threads)
     torchvision, timm = libraries.torchvision(), libraries.timm()
@@ -93,7 +93,7 @@ class _Step:
     def normalization(self) -> float | None:
         """Return the seconds of a step in normalisation, activations and additions, if eager.
 
-        The additions of the optimizer to every parameter do not count.
+        The optimizer's additions do not count.
         """
         if self._compiled:
             return None
@@ -116,14 +116,14 @@ def _made(case: Case) -> tuple[nn.Module, Tensor]:
     else:
         options: dict[str, Any] = {"weights": None, "num_classes": CLASSES}
         if case.model == "inception_v3":
-            # PyTorch draws these for a minute; and the auxiliary classifier takes images of 299.
+            # Drawing weights takes a minute; the auxiliary classifier needs images of 299 x 299.
             options["init_weights"] = options["aux_logits"] = False
         if case.model.startswith("deeplab"):
             options["weights_backbone"] = None
         model = libraries.torchvision().models.get_model(case.model, **options)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            # Random numbers would be others in each variant.
+            # Random numbers would differ between variants.
             module.p = 0.0
         if type(module).__name__ in ("StochasticDepth", "DropPath"):
             module.p = module.drop_prob = 0.0

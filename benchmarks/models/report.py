@@ -51,7 +51,7 @@ def models_lines(result: Result) -> list[str]:
 
 
 def models_plot(result: Result, path: Path) -> None:
-    """Draw our time over that with the framework's own layers for each case and variant."""
+    """Plot the ratio of our step to the framework's own, for each case and variant."""
     frame = result.frame
     names = frame.model + " " + frame["shape"] + " " + frame.layout
     with ratio_plot(path, (8.5, 1.2 + 0.17 * len(frame)), "x") as axes:
@@ -70,7 +70,7 @@ def _variants(frame: pd.DataFrame) -> list[str]:
 def _ratios(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.Series]]:
     """Yield our variants, the variants they are compared with, and the ratios of their steps.
 
-    Compiled ones are compared with the framework's own layers compiled.
+    Compiled variants are compared with the framework's own layers, compiled.
     """
     variants = _variants(frame)
     for variant in (name for name in variants if name.startswith("backnorm")):

@@ -1,6 +1,6 @@
-"""`models`: each variant of a case in a process of its own, judged, then timed in turns.
+"""`models`: each variant of a case in its own process, judged, then timed in turns.
 
-In one process, what an allocator keeps for one variant changes how many new pages another needs.
+In a common process, the allocator would reuse pages of one variant for another.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from benchmarks.turns import take_turns, timing
 
 __all__ = ["ModelsRun"]
 
-# glibc's allocator keeps all memory that it was ever given, as the allocators do that PyTorch's
-# guide to performance recommends. With its defaults it returns some in some steps and not in
-# others, of any variant: the same step of RegNetY takes 163 or 190 ms (Intel Xeon, 28,000 pages).
+# With these settings glibc's allocator never returns memory to the system, like the allocators that
+# PyTorch's guide to performance recommends. With its defaults it returns memory in some steps only,
+# in any variant: the same step of RegNetY takes 163 or 190 ms (Intel Xeon, 28,000 pages).
 _KEEPING = {
     "GLIBC_TUNABLES": ":".join(
         f"glibc.malloc.{each}"
@@ -31,7 +31,7 @@ _KEEPING = {
 }
 
 # Seconds between steps: OpenMP's threads spin for milliseconds after the last region of a process,
-# on the processors that the next one needs.
+# on processors that the next process needs.
 _PAUSE = 0.05
 
 
@@ -48,10 +48,10 @@ class ModelsRun:
     Attributes
     ----------
     versions : dict of str to str
-        The versions of the packages that took part.
+        The versions of the packages.
     """
 
-    #: The module that trains.
+    #: The module that child processes run.
     worker = "benchmarks.models.worker"
 
     def __init__(
@@ -67,12 +67,12 @@ class ModelsRun:
         Returns
         -------
         dict
-            The fields of the case, with the shape as text; "layers", how many are ours. For each
-            right variant "VARIANT.step" and ".p20", ".p80", seconds of a step; ".ratio", the
-            median over turns of its step over that of the framework's own layers;
+            The fields of the case, with the shape as text; "layers", the number of our layers. For
+            each right variant: "VARIANT.step", ".p20" and ".p80", seconds of a step; ".ratio", the
+            median over turns of the ratio of its step to that with the framework's own layers;
             ".normalization", seconds of an eager step in normalisation, activations and additions;
             ".memory", bytes that its first steps take; ".error", the distance of its gradients
-            from float64. In "notes" why others were not timed.
+            from float64. "notes": why other variants were not timed.
         """
         row = dataclasses.asdict(case) | {"shape": ",".join(map(str, case.shape)), "layers": 0}
         notes: list[str] = []
@@ -118,14 +118,14 @@ class ModelsRun:
                     f"{name}.p80": step.p80,
                     f"{name}.ratio": float(np.median(np.divide(samples[name], samples[own]))),
                     f"{name}.normalization": normalization,
-                    # A compiler's memory is not that of steps.
+                    # The memory of compiled steps includes that of the compiler.
                     f"{name}.memory": None if normalization is None else memory[name],
                     f"{name}.error": compared[name].error,
                 }
 
     @contextmanager
     def _child(self, case: Case) -> Iterator[Child]:
-        """Give a new process for a case.
+        """Yield a new process for a case.
 
         Raises
         ------

@@ -22,12 +22,13 @@ CLASSES = 100
 #: A learning rate so small that a thousand steps train nothing; and the momentum.
 RATE, MOMENTUM = 1e-7, 0.9
 
-# A distance from float64 that is larger by so much than that of the framework's own layers is a
-# fault, unless it is so small that a few elements on the other side of a ReLU explain it.
+# Gradients are wrong if their distance from float64 is more than `_WORST` times that of the
+# framework's own layers, and more than `_CHAOS`, which a few sign changes at a ReLU can explain.
 _WORST, _CHAOS = 2.0, 0.05
 
-# Gradients of an unrelated direction, as bfloat16 may give, are 1.4 off. PyTorch's convolution of
-# three dimensions gives some of 1e34, or NaN, in bfloat16 on a Zen 5.
+# Gradients with a larger distance are not compared at all. Gradients of an unrelated direction,
+# which bfloat16 may give, have a distance of 1.4. PyTorch's convolution of three dimensions returns
+# elements of 1e34 or NaN in bfloat16 on a Zen 5.
 _LOST = 10.0
 
 
@@ -37,13 +38,13 @@ class Step(Protocol):
     Attributes
     ----------
     layers : int
-        Layers of batch normalisation that are ours.
+        The number of our batch normalisation layers.
     """
 
     layers: int
 
     def __call__(self) -> None:
-        """Make a step; it is done when this returns."""
+        """Make a step; it is complete when this returns."""
 
     def gradients(self) -> list[np.ndarray]:
         """Return the gradients of all parameters; called once, before any step is made."""
@@ -58,14 +59,14 @@ class Trainer(Protocol):
     def __init__(self, case: Case) -> None: ...
 
     def step(self, variant: str) -> Step:
-        """Return a step of a variant, which begins with the same parameters as every other."""
+        """Return a step of a variant; all variants begin with the same parameters."""
 
     def exact(self) -> list[np.ndarray]:
         """Return the gradients of all parameters in float64."""
 
 
 class Comparison(NamedTuple):
-    """The distance of a variant's gradients from float64, or why it is not to be timed."""
+    """The distance of a variant's gradients from float64, or the reason not to time it."""
 
     detail: str = ""
     error: float | None = None
@@ -73,9 +74,9 @@ class Comparison(NamedTuple):
 
 
 def limit_processors(threads: int) -> None:
-    """Limit this process to so many processors, and our kernels to so many threads.
+    """Limit this process to `threads` processors, and our kernels to `threads` threads.
 
-    Must precede the import of XLA and TensorFlow, which make threads for all processors.
+    Call this before XLA and TensorFlow are imported, which start threads for all processors.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     backnorm.set_num_threads(threads)
@@ -96,7 +97,7 @@ def compare(trainer: Trainer, variants: Sequence[str]) -> dict[str, Comparison]:
         except Exception as error:  # a compiler can raise any
             found[variant] = Comparison(f"{type(error).__name__}: {error}"[:200])
             if variant == own:
-                # Without it nothing can be judged or compared.
+                # Without the framework's own layers nothing can be judged or compared.
                 failed = Comparison(f"not compared: {own} failed")
                 return found | dict.fromkeys(others, failed)
             continue
@@ -117,20 +118,20 @@ def growth(step: Callable[[], object]) -> int:
 
 
 def reserve(step: Callable[[], object], size: int) -> None:
-    """Give the allocator so many more bytes of the system's memory, then make steps.
+    """Give the allocator `size` more bytes of the system's memory, then make steps.
 
-    An allocator that keeps all memory needs some ten steps until no step takes new pages, and
-    longer under a profiler, which takes memory of its own; new pages are a tenth of a step till
-    then, and of one variant more than of another. With twice what steps take, no step takes any.
+    An allocator that keeps all memory needs some ten steps until no step takes new pages, and more
+    under a profiler, which allocates, too. Until then new pages take a tenth of a step, and more in
+    some variants than in others. With twice the memory of the first steps, no step takes new pages.
     """
-    # The system gives memory when it is written to.
+    # The system assigns memory when it is written to.
     bytearray(b"\1") * size
     step()
     step()
 
 
 def _distance(found: Iterable[np.ndarray], exact: Iterable[np.ndarray]) -> float:
-    """Return how far gradients are from the exact ones, relative to their length."""
+    """Return the distance of gradients from the exact ones, relative to the exact length."""
     pairs = [(np.asarray(one, np.float64), other) for one, other in zip(found, exact, strict=True)]
     off = sum(float(np.square(one - other).sum()) for one, other in pairs)
     length = sum(float(np.square(other).sum()) for _, other in pairs)

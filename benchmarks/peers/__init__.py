@@ -1,4 +1,4 @@
-"""The contestants of `operator`, a file each; frameworks are imported here and nowhere else."""
+"""The contestants of `operator`, one per file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from benchmarks.cells import FLOOR, OURS, OURS_IN_FLOAT32
 
 __all__ = ["CONTESTANTS", "PLACES", "peers"]
 
-#: Devices in the conditions that there are for each, and where they are defined.
+#: The class of each device, by device and condition.
 PLACES = {
     ("cpu", "quiet"): "benchmarks.host:Host",
     ("cpu", "after-convolution"): "benchmarks.host:AfterConvolution",
     ("cuda", "quiet"): "benchmarks.cuda.device:Cuda",
 }
 
-#: The contestants of each device and where they are defined, in the order of the tables.
+#: The class of each contestant, by device and name, in the order of the tables.
 CONTESTANTS = {
     "cpu": {
         "backnorm": "benchmarks.peers.ours:Backnorm",
@@ -40,5 +40,5 @@ _ALWAYS = (OURS, OURS_IN_FLOAT32, FLOOR)
 
 
 def peers(device: str) -> tuple[str, ...]:
-    """Return the names that ``--peer`` accepts for a device; the others always take part."""
+    """Return the names that ``--peer`` accepts for a device; all others always run."""
     return tuple(name for name in CONTESTANTS[device] if name not in _ALWAYS)

@@ -1,6 +1,6 @@
 """PyTorch's own operators without autograd, ``native_batch_norm`` and its gradient, on any device.
 
-PyTorch's module is an argument, so nothing is imported here.
+The torch module is an argument, so this file imports no framework.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from benchmarks.peers.tensors import LayerTensors
 
 __all__ = ["NAMES", "inverse_deviation", "native_call"]
 
-#: The results of the operators that are compared, in their order. The third of a forward pass is
-#: the inverse deviation, for which we have no name.
+#: The compared results of the operators, in order. The third result of a forward pass, the inverse
+#: deviation, is not compared.
 NAMES: dict[Operation, tuple[str, ...]] = {
     "backward": ("dx", "dgamma", "dbeta"),
     "forward": ("y", "mean"),
@@ -36,5 +36,5 @@ def native_call(
 
 
 def inverse_deviation(torch: Any, variance: Any, epsilon: float) -> Any:
-    """Return 1/sqrt(variance + epsilon), which PyTorch keeps in the place of the variance."""
+    """Return 1/sqrt(variance + epsilon), which PyTorch saves instead of the variance."""
     return (1.0 / torch.sqrt(variance.double() + epsilon)).to(variance.dtype)

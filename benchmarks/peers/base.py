@@ -1,4 +1,4 @@
-"""The interface of a contestant, and the two ways to decline."""
+"""The interface of a contestant, and the exceptions of a missing or unsupported one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARE = 0.8
 
 
 class Missing(Exception):  # noqa: N818 (an answer rather than an error)
-    """The contestant or device is not there; the message says what is missing."""
+    """The contestant or device is not available; the message says what is missing."""
 
 
 class Unsupported(Exception):  # noqa: N818 (likewise)
@@ -41,7 +41,7 @@ class Data(LayerData):
     mean, variance, gamma, beta : numpy.ndarray
         Shape (C,); float64 with a float64 x, else float32. mean and variance (biased) are x's.
     out : numpy.ndarray
-        Like x: the result of a contestant of the form "out".
+        Like x: memory for the result in the form "out".
     """
 
     out: np.ndarray = field(kw_only=True)
@@ -54,15 +54,15 @@ class Prepared:
     Attributes
     ----------
     call : callable
-        Without arguments; on the CPU done when it returns. It converts or copies no array that
-        the framework would have had in its own form.
+        Takes no arguments; on the CPU it is complete when it returns. It does not convert or copy
+        arrays that a user of the framework would already have in the framework's form.
     results : callable
-        Turns what `call` returned into NumPy arrays, by name: "dx", "dgamma", "dbeta" of a
+        Converts the result of `call` to NumPy arrays, by name: "dx", "dgamma", "dbeta" of a
         backward pass, "y", "mean", "variance" (biased) of a forward pass, "y" of an inference. dx
         and y have x's shape and type, and one of them is required. Not timed.
     finish : callable or None
-        On a GPU, for work outside PyTorch's stream, which its events do not see: waits for what
-        `call` returned, and for all calls before it.
+        On a GPU, for work outside PyTorch's stream, which PyTorch's events cannot time: waits for
+        the result of `call`, and for all calls before it.
     """
 
     call: Callable[[], Any]
@@ -80,7 +80,7 @@ class Verdict(NamedTuple):
     detail : str
         Why it is not "ok".
     timing : Timing or None
-        Where it follows from earlier measurements.
+        The time, if it follows from earlier measurements.
     whole : bool
         Whether `Work.turn` can time whole calls, too.
     """
@@ -93,7 +93,7 @@ class Verdict(NamedTuple):
 
 
 class Contestant(abc.ABC):
-    """An implementation that takes part, in a process of its own.
+    """An implementation that is timed in its own process.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Contestant(abc.ABC):
         Raises
         ------
         Missing
-            If it is not installed.
+            If the framework is not installed.
         """
         return {}
 
@@ -128,5 +128,5 @@ class Contestant(abc.ABC):
         Raises
         ------
         Unsupported
-            If it cannot compute this cell.
+            If the contestant cannot compute this cell.
         """

@@ -1,4 +1,4 @@
-"""The contestants on an NVIDIA GPU but for JAX, on tensors of PyTorch's, all allocating.
+"""The contestants on an NVIDIA GPU, except JAX: all take PyTorch tensors and allocate results.
 
 NXC is channels_last memory (channels_last_3d for volumes, a permuted view for other ranks).
 """
@@ -59,11 +59,11 @@ class Backnorm(Contestant):
 class Floor(Contestant):
     """The floor: the bytes that a cell must move, at the speed of copying; not timed in turns.
 
-    These are the bytes that no order of work saves: inputs read once, output written once, 3 arrays
-    of x's size for a backward pass (x, dy, dx), 2 for a forward pass and for inference. A backward
-    pass in two passes over the data, sums first and dx afterwards, moves 5, and a forward pass 3;
-    where arrays do not stay in the L2 between the two, such a kernel at the full speed of memory
-    takes 5/3 (3/2) of the floor.
+    Inputs are read once and the output is written once: 3 arrays of x's size for a backward pass
+    (x, dy, dx), 2 for a forward pass and for inference. A backward pass that goes over the data
+    twice, for the sums and then for dx, moves 5 arrays, and such a forward pass 3. If the arrays do
+    not stay in the L2 in between, these passes take 5/3 and 3/2 of the floor at the full speed of
+    memory.
     """
 
     name = FLOOR
@@ -94,7 +94,7 @@ class Native(Contestant):
 class CuDnn(Contestant):
     """cuDNN as PyTorch calls it: ``cudnn_batch_norm`` and its gradient.
 
-    PyTorch's operator raises an error for what cuDNN declines, and the cell is unsupported.
+    If cuDNN declines a cell, PyTorch's operator raises an error, and the cell is unsupported.
     """
 
     name = "cudnn"
@@ -112,14 +112,14 @@ class CuDnn(Contestant):
         return self.device.torch.ops.aten
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
-        """Return the allocating form; a backward pass takes what a forward pass has kept."""
+        """Return the allocating form; a backward pass takes the saved results of a forward pass."""
         aten, t = self.operators(), self.device.tensors
         running = (t.mean, t.variance) if cell.op == "inference" else (None, None)
         options = cell.op != "inference", 0.0, data.epsilon
         operands = (t.x, t.gamma, t.beta, *running, *options)
         call = partial(aten.cudnn_batch_norm.default, *operands)
         if cell.op == "backward":
-            # Its own statistics and its reserve, without which it refuses some layouts.
+            # cuDNN's own statistics and reserve; without the reserve it rejects some layouts.
             _, mean, saved, reserve = call()
             operands = (t.x, t.dy, t.gamma, None, None, mean, saved, data.epsilon, reserve)
             call = partial(aten.cudnn_batch_norm_backward.default, *operands)
@@ -127,7 +127,7 @@ class CuDnn(Contestant):
 
 
 class Compiled(Contestant):
-    """``torch.compile`` of the formula as one writes it, at its defaults, anew for every cell."""
+    """``torch.compile`` of the plain formula with default options, anew for every cell."""
 
     name = "compile"
     temporaries = 3.0
@@ -136,7 +136,7 @@ class Compiled(Contestant):
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return the allocating form; it is compiled when it is first called."""
         torch = self.device.torch
-        # After a few shapes of one function it would no longer compile, without a message.
+        # After a few shapes of one function, torch.compile silently stops compiling it.
         torch.compiler.reset()
         library = Library(torch.rsqrt, lambda x, dtype: x.to(dtype), torch.float32)
         function = torch.compile(formula(library, cell, 1, data.epsilon), **self.options)

@@ -1,4 +1,4 @@
-"""The floor: the memory that a cell's operation moves, and nothing else."""
+"""The floor: a kernel that only moves the memory that a cell's operation moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.peers.base import Contestant, Data, Prepared, Unsupported
 
 __all__ = ["Floor", "move"]
 
-# A float64, as which the floor sees all memory.
+# Bytes of a float64. The floor treats all memory as float64.
 _UNIT = 8
 
 # The most elements of an item. GB/s of a backward pass over 160 MB (AMD EPYC, 2 threads) by the
@@ -33,18 +33,18 @@ _ABSENT = (0,) * (len(ADDRESSES) - 3)
 
 
 class Floor(Contestant):
-    """Two plain loops over the memory, with the threads and stores that ours would use."""
+    """Two plain loops over the memory, with the threads and stores of our plan."""
 
     name = FLOOR
     temporaries = 0.0
 
     def start(self, threads: int) -> dict[str, str]:
-        """Set the number of threads: that of ours."""
+        """Set our number of threads."""
         backnorm.set_num_threads(threads)
         return {}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
-        """Return the form "out"; there is no result to look at."""
+        """Return the form "out"; there is no result to judge."""
         if cell.nbytes < _UNIT:
             raise Unsupported("less memory than the floor moves at a time")
         plan = backnorm.explain(*data.backward_inputs, **data.options)
@@ -83,9 +83,9 @@ def move(
     x, dy, out : numpy.ndarray
         Contiguous float64, of one length. The values of `out` have no meaning afterwards.
     reads_first : bool
-        Whether there is a reduction before the writing.
+        Whether to read the arrays once before, as a reduction does.
     streaming : bool
-        Whether to write past the caches.
+        Whether stores bypass the caches.
     threads : int
     """
     stage = _stage(x.size, reads_first, streaming, threads)

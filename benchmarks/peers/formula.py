@@ -1,4 +1,4 @@
-"""The formulas as one writes them, for NumPy, JAX and PyTorch's compiler.
+"""The plain formulas, for NumPy, JAX and PyTorch's compiler.
 
 Elements of 16 bits are widened to float32 first, as the layers of JAX's libraries do.
 """
@@ -27,7 +27,7 @@ OUTPUTS: dict[Operation, tuple[str, ...]] = {
 
 
 class Library(NamedTuple):
-    """The differences between libraries: 1/sqrt, the conversion of an array, and a type."""
+    """The operations that differ between libraries: 1/sqrt and a conversion; and a type."""
 
     rsqrt: Callable[[Any], Any]
     cast: Callable[[Any, Any], Any]
@@ -37,7 +37,7 @@ class Library(NamedTuple):
 def formula(
     library: Library, cell: Cell, axis: int, epsilon: float
 ) -> Callable[..., tuple[Any, ...]]:
-    """Return a cell's operation as a function of a library's arrays, channels along an axis."""
+    """Return a cell's operation as a function of a library's arrays, with channels along `axis`."""
     rsqrt, cast, float32 = library
     rank = len(cell.shape)
     axes = tuple(i for i in range(rank) if i != axis)

@@ -1,4 +1,4 @@
-"""JAX: the formula as one writes it, under ``jit``, on the CPU or on a GPU."""
+"""JAX: the plain formula under ``jit``, on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Jax", "JaxOnGpu"]
 
 
 class Jax(Contestant):
-    """Allocating: a compiled function returns new arrays."""
+    """JAX, only allocating: a compiled function returns new arrays."""
 
     name = "jax"
     temporaries = 3.0
 
     def start(self, threads: int) -> dict[str, str]:
         """Import JAX with a pool of `threads` threads."""
-        # XLA's CPU client sizes its pool by this variable, when it is made.
+        # XLA's CPU client takes the size of its pool from these variables when it is created.
         os.environ["NPROC"] = os.environ["PJRT_NPROC"] = str(threads)
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         return self._import()
@@ -40,7 +40,7 @@ class Jax(Contestant):
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return the allocating form, compiled."""
-        # Aligned arrays are taken as they are.
+        # With `may_alias`, aligned arrays are not copied.
         call, results = self._compiled(cell, data, partial(self._jax.device_put, may_alias=True))
         wait = self._jax.block_until_ready
         return {"allocate": Prepared(lambda: wait(call()), results)}
@@ -62,15 +62,15 @@ class Jax(Contestant):
 
 
 class JaxOnGpu(Jax):
-    """On the first GPU that JAX sees, from arrays of its own, in streams of its own."""
+    """JAX on the first GPU that it finds, with its own arrays and streams."""
 
     platform = "cuda"
-    # Its inputs, besides what `Jax` allocates.
+    # The temporaries of `Jax`, and copies of x and dy.
     temporaries = 5.0
 
     def start(self, threads: int) -> dict[str, str]:
         """Import JAX, which must have a GPU."""
-        # By default it takes three quarters of the memory at once.
+        # By default JAX reserves three quarters of the memory at once.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         versions = self._import()
         try:

@@ -14,14 +14,15 @@ from benchmarks.peers.base import Contestant, Data, Missing, Prepared, Unsupport
 
 __all__ = ["OneDnn"]
 
-# The fast implementations know 2 to 5 axes; more would be left to the library's slow reference.
+# The fast implementations take 2 to 5 axes; with more, the library uses a slow reference.
 _MOST_AXES = 5
 
 
 class OneDnn(Contestant):
-    """oneDNN (package onednn-cpu-gomp), on NumPy's own memory in its plain layouts.
+    """oneDNN (package onednn-cpu-gomp), on NumPy's memory in plain layouts.
 
-    The primitive is made beforehand, as a framework would keep it; a call executes it and waits.
+    The primitive is made beforehand, because a framework would cache it. A call executes the
+    primitive and waits.
     """
 
     name = "onednn"
@@ -36,7 +37,7 @@ class OneDnn(Contestant):
         return {"oneDNN": self._library.version}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
-        """Return the one form that it has: into `data.out`."""
+        """Return the form "out"; oneDNN has no other."""
         if data.mean.dtype != FLOAT32:
             raise Unsupported(f"its statistics are float32, not {data.mean.dtype}")
         library = self._library
@@ -63,7 +64,7 @@ def _memory(library: Library, cell: Cell, dtype: np.dtype) -> Handle:
 
 
 def _arrays(cell: Cell, data: Data) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the operands of a primitive, and those of them that are its results, by our names."""
+    """Return a primitive's operands by oneDNN's names, and its results by our names."""
     if cell.op == "backward":
         dgamma, dbeta = np.empty_like(data.gamma), np.empty_like(data.beta)
         inputs = {"src": data.x, "diff_dst": data.dy, "mean": data.mean, "variance": data.variance}

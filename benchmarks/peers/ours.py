@@ -34,7 +34,7 @@ class Backnorm(Contestant):
         return {"backnorm": backnorm.__version__}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
-        """Return both forms; they can compute any cell."""
+        """Return both forms; each can compute any cell."""
         operands = [getattr(data, name) for name in INPUTS[cell.op]]
         call = partial(_FUNCTIONS[cell.op], *operands, **data.options, **self.options)
         return {
@@ -44,13 +44,13 @@ class Backnorm(Contestant):
 
 
 class BacknormInFloat32(Backnorm):
-    """Ours in float32 arithmetic, which is a choice for elements of float32 alone."""
+    """Ours in float32 arithmetic, which is an option only for float32 elements."""
 
     name = OURS_IN_FLOAT32
     options: ClassVar = {"arithmetic": "float32"}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
-        """Return both forms of cells of float32, and none of others."""
+        """Return both forms of a float32 cell, and none of other cells."""
         return super().prepare(cell, data) if cell.dtype == "float32" else {}
 
 
@@ -61,7 +61,7 @@ class BacknormReproducible(Backnorm):
     options: ClassVar = {"reproducible": True}
 
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
-        """Return both forms of cells with sums, and none of others."""
+        """Return both forms of a cell with sums, and none of inference."""
         return super().prepare(cell, data) if cell.op != "inference" else {}
 
 

@@ -19,7 +19,7 @@ __all__ = ["Torch"]
 
 
 class Torch(Contestant):
-    """Allocating, and the operators' ``.out`` variants."""
+    """PyTorch, in both forms: the allocating operators, and their ``.out`` variants."""
 
     name = "torch"
 

@@ -1,6 +1,7 @@
 """TensorFlow's FusedBatchNormV3 and FusedBatchNormGradV3, eager, on the CPU.
 
-The operator knows four axes; any other rank runs as (N, S, 1, C), or (N, C, S, 1): the same memory.
+The operators take four axes. Arrays of other ranks are reshaped, without a change in memory, to
+(N, S, 1, C) or (N, C, S, 1).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ __all__ = ["TensorFlow"]
 
 
 class TensorFlow(Contestant):
-    """Allocating: the raw operators have no other form."""
+    """TensorFlow, only allocating: the raw operators have no other form."""
 
     name = "tensorflow"
     temporaries = 4.0
 
     def start(self, threads: int) -> dict[str, str]:
-        """Import TensorFlow and set its threads, which it allows before its first operator only."""
+        """Import TensorFlow and set its threads, which must precede its first operator."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
             import tensorflow
@@ -70,7 +71,7 @@ class TensorFlow(Contestant):
                 return {"dx": first, "dgamma": returned[1].numpy(), "dbeta": returned[2].numpy()}
             if cell.op == "inference":
                 return {"y": first}
-            # The fifth is the biased variance, the third that with M - 1.
+            # The fifth result is the biased variance, the third the variance with M - 1.
             return {"y": first, "mean": returned[1].numpy(), "variance": returned[4].numpy()}
 
         return {"allocate": Prepared(call, results)}

@@ -1,6 +1,6 @@
-"""NumPy's arrays as PyTorch's tensors (N, C, spatial ...), and back.
+"""Convert NumPy arrays to PyTorch tensors (N, C, spatial ...), and back.
 
-PyTorch's module is an argument, so nothing is imported here.
+The torch module is an argument, so this file imports no framework.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WHOLE = ("dx", "y")
 
 
 class LayerTensors(NamedTuple):
-    """A cell's tensors: x and dy as (N, C, spatial ...), in memory as the cell's layout says."""
+    """A cell's tensors: x and dy as (N, C, spatial ...), in the memory order of the layout."""
 
     x: Any
     dy: Any
@@ -32,7 +32,7 @@ class LayerTensors(NamedTuple):
 
 
 def layer_tensors(torch: Any, data: Data, place: str = "cpu") -> LayerTensors:
-    """Return a cell's tensors on a device of PyTorch's; on the CPU over the arrays' own memory."""
+    """Return a cell's tensors on a PyTorch device; on the CPU they share the arrays' memory."""
     last = data.data_format == "NXC"
     x, dy = (to_tensor(torch, array, last, place) for array in (data.x, data.dy))
     vectors = data.mean, data.variance, data.gamma, data.beta
@@ -40,7 +40,7 @@ def layer_tensors(torch: Any, data: Data, place: str = "cpu") -> LayerTensors:
 
 
 def to_tensor(torch: Any, array: np.ndarray, last: bool, place: str = "cpu") -> Any:
-    """Return an array as a tensor, on the CPU over its own memory.
+    """Return an array as a tensor; on the CPU both share their memory.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ def to_tensor(torch: Any, array: np.ndarray, last: bool, place: str = "cpu") -> 
     array : numpy.ndarray
         Contiguous.
     last : bool
-        Whether the channels are the array's last axis. They are the tensor's second: a view, whose
-        memory is channels_last (channels_last_3d for volumes).
+        Whether the channels are the array's last axis. The result is then a view with the channels
+        as second axis and channels_last memory (channels_last_3d for volumes).
     place : str
         PyTorch's name of a device.
     """
@@ -57,7 +57,7 @@ def to_tensor(torch: Any, array: np.ndarray, last: bool, place: str = "cpu") -> 
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)
-    # Moved while it is contiguous: a view's strides need not survive the journey.
+    # Move the tensor while it is contiguous, because a move may change the strides of a view.
     tensor = tensor.to(place)
     return tensor.movedim(-1, 1) if last else tensor
 
@@ -65,7 +65,7 @@ def to_tensor(torch: Any, array: np.ndarray, last: bool, place: str = "cpu") -> 
 def named_arrays(
     torch: Any, names: Iterable[str], tensors: Iterable[Any], last: bool
 ) -> dict[str, np.ndarray]:
-    """Return tensors, as many as there are names, as arrays of the cell's layout."""
+    """Return as many tensors as there are names, as arrays in the cell's layout."""
     return {
         name: _array(torch, tensor.movedim(1, -1) if last and name in _WHOLE else tensor)
         for name, tensor in zip(names, tensors, strict=False)

@@ -1,4 +1,4 @@
-"""NumPy: the formula as one writes it."""
+"""NumPy: the plain formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMPY = Library(lambda x: 1 / np.sqrt(x), lambda x, dtype: x.astype(dtype, copy
 
 
 class Textbook(Contestant):
-    """Allocating: each operation makes its array. Element-wise operations use one thread."""
+    """NumPy, only allocating: each operation makes a new array, with one thread."""
 
     name = "numpy"
     temporaries = 5.0

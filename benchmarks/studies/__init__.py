@@ -1,4 +1,4 @@
-"""Measurements that pages of the documentation quote, each a module to run by hand.
+"""Measurements that pages of the documentation quote; each is a module to run by hand.
 
 ``python -m benchmarks.studies.NAME`` prints a table in Markdown.
 """
@@ -13,7 +13,7 @@ __all__ = ["arguments", "show"]
 
 
 def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
-    """Return the options of the command line, which have the types of their defaults."""
+    """Parse the command line; options have the names, defaults and types of `defaults`."""
     parser = argparse.ArgumentParser(description=description)
     for name, value in defaults.items():
         if value is False:
@@ -24,7 +24,7 @@ def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
 
 
 def show(rows: Iterable[Sequence[object]]) -> None:
-    """Print a table as its rows come, the headings first."""
+    """Print a table row by row, with the headings first."""
     for number, row in enumerate(rows):
         print(f"| {' | '.join(map(str, row))} |", flush=True)
         if number == 0:

@@ -1,7 +1,7 @@
-"""How far off float32 results are: the tables of docs/measurements/errors.md.
+"""Measure the errors of float32 results: the tables of docs/measurements/errors.md.
 
-Gradients of each contestant of `operator`, from the same arrays and statistics, each in a process
-of its own. ``--compiled``: layers of PyTorch and ours under `torch.compile`, each with the
+Each contestant of `operator` computes gradients in its own process, from the same arrays and
+statistics. ``--compiled``: layers of PyTorch and ours under `torch.compile`, each with the
 statistics that it computes itself.
 """
 
@@ -66,9 +66,10 @@ def make(plane: int, ratio: float, layout: str) -> Data:
 
 
 def exact_gradients(data: Data, *, takes_inverse: bool) -> Truth:
-    """Return the exact gradients of the arrays that a contestant is given.
+    """Return the exact gradients for the arrays that a contestant gets.
 
-    PyTorch is given 1/sqrt(variance + epsilon) rounded to float32, and is judged by that.
+    PyTorch gets 1/sqrt(variance + epsilon) rounded to float32. If `takes_inverse`, the variance is
+    computed from that number.
     """
     variance, epsilon = data.variance, data.epsilon
     if takes_inverse:
@@ -84,7 +85,7 @@ def truth_of(exact: reference.ExactGradients) -> dict[str, tuple[Exact, FloatArr
 
 
 def errors_of(results: Mapping[str, np.ndarray], truth: Truth) -> Errors:
-    """Return how far off results are."""
+    """Return the errors of results."""
     found = {"dx in ulp": _summary(ulp_error(results["dx"], truth["dx"][0], FLOAT32))}
     for name, (exact, terms) in truth.items():
         lost = np.abs((results[name].astype(FLOAT64) - exact.hi) - exact.lo)
@@ -97,7 +98,7 @@ def _summary(errors: np.ndarray) -> tuple[float, float]:
 
 
 def measured(name: str, layout: str) -> Iterator[tuple[tuple[int, float], Errors]]:
-    """Yield the errors of a contestant, which runs in a process of its own.
+    """Yield the errors of a contestant, which runs in its own process.
 
     Raises
     ------
@@ -119,7 +120,7 @@ class Work:
     """The process of a contestant."""
 
     def results(self, place: str, plane: int, ratio: float, layout: Layout) -> object:
-        """Return its gradients, or why there are none."""
+        """Return the contestant's gradients, or the reason why there are none."""
         try:
             contestant = load(place)()
             contestant.start(2)
@@ -141,7 +142,7 @@ def compiled(planes: Iterable[int], ratios: Iterable[float]) -> Found:
     functions = {"PyTorch": torch.nn.functional.batch_norm, "backnorm": backnorm.torch.batch_norm}
     found: dict[str, dict[tuple[int, float], Errors]] = {}
     for plane, (name, function) in itertools.product(planes, functions.items()):
-        # Compiled for one shape: a shape that varies is another program.
+        # Compile for one shape, because code for dynamic shapes is different.
         torch._dynamo.reset()
         run = torch.compile(function, dynamic=False)
         for ratio, (layout, memory) in itertools.product(ratios, formats.items()):
@@ -180,7 +181,7 @@ def tables(found: Found) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure all, and print the tables; those that cannot take part go to standard error."""
+    """Measure all, and print the tables; name contestants that cannot run on standard error."""
     of_compiled = arguments(__doc__, compiled=False).compiled
     found = dict(compiled(PLANES, RATIOS) if of_compiled else {})
     for title, name, layout in () if of_compiled else ENTRIES:

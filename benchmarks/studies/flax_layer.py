@@ -1,7 +1,6 @@
-"""The end of a residual block in flax: relu(norm(x) + residual) and its gradients, compiled.
+"""Time the end of a residual block in flax: relu(norm(x) + residual) and gradients, compiled.
 
-The normalisation is that of `flax.nnx.BatchNorm`, ours, and ours with ReLU and addition in the
-same pass.
+The normalisation is `flax.nnx.BatchNorm`, ours, and ours with ReLU and addition fused into it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SETTINGS = Settings(rounds=12, samples=5, least=0.005, limit=10.0)
 
 
 def _call(name: str, shape: tuple[int, ...]) -> Callable[[], object]:
-    """Return both passes of a variant."""
+    """Return a call that runs both passes of a variant."""
     import jax
     from flax import nnx
 

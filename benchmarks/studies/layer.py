@@ -1,4 +1,4 @@
-"""A layer alone: forward, backward and both, of PyTorch's `BatchNorm2d` and ours as modules."""
+"""Time a single layer, PyTorch's `BatchNorm2d` or ours: forward, backward, and both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SETTINGS = Settings(rounds=30, samples=5, warm=0.002, least=0.002, limit=10.0)
 
 
 def _calls(layer: torch.nn.Module, x: Tensor, dy: Tensor) -> dict[str, Callable[[], object]]:
-    """Return the calls of a layer by the pass."""
+    """Return the calls of a layer by pass."""
     inputs = [x, *layer.parameters()]
     y = layer(x)
     return {

@@ -1,7 +1,8 @@
-"""The cost in JAX of normalising a batch that lies on several devices, forward and backward.
+"""Time the normalisation of a batch on several JAX devices, forward and backward.
 
-The processors of this machine are as many devices: a batch on one; sharded over all, under
-`jax.jit`; in `jax.shard_map`, with `axis_name`; and XLA's own code for flax' formulas, sharded.
+Each processor of this machine is a device. Compared are a batch on one device; a batch sharded over
+all, under `jax.jit`; the same in `jax.shard_map`, with `axis_name`; and flax's formulas, sharded,
+as XLA compiles them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The cost of normalising over several processes, and its exactness.
+"""Measure the time and the errors of normalising over several processes.
 
-Each process, of gloo on this machine, has 8 images of 160 x 160 of each of ResNet-50's layers. In
-turns: our layer of one process, ours synchronised, the same with reproducible sums, and PyTorch's
-operators by the formula of its SyncBatchNorm, which does not run on the CPU. ``--errors``: the
-gradients of those, of parts of different sizes, compared with the exact ones of the batch.
-``--messages``: the messages alone, of processes that do nothing else.
+Each process (gloo, on this machine) has the inputs of ResNet-50's layers for 8 images of 160 x 160.
+Timed in turns are our layer of one process, ours synchronised, ours with reproducible sums, and the
+formula of PyTorch's SyncBatchNorm in PyTorch's operators, because SyncBatchNorm does not run on the
+CPU. ``--errors``: compare their gradients, from parts of different sizes, with the exact gradients
+of the batch. ``--messages``: time the messages alone, in processes that do nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from backnorm.dtypes import FLOAT32
 from benchmarks.studies import arguments, show
 from benchmarks.studies.errors import RATIOS, errors_of, truth_of
 
-# Channels and side of the layers, and how many there are of a kind.
+# Channels and side of each kind of layer, and the number of such layers.
 _LAYERS = ((64, 80, 1), (64, 40, 6), (256, 40, 4), (128, 40, 1), (128, 20, 7), (512, 20, 5),
           (256, 20, 1), (256, 10, 11), (1024, 10, 7), (512, 10, 1), (512, 5, 5),
           (2048, 5, 4))  # fmt: skip
@@ -44,7 +44,7 @@ _MESSAGES = 200
 
 
 class _OfOperators(Function):
-    """Forward and backward pass as of PyTorch's SyncBatchNorm, by operators that CPUs have."""
+    """The passes of PyTorch's SyncBatchNorm, by operators that exist for CPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -149,7 +149,7 @@ def _times(rank: int, size: int) -> Iterator[Sequence[object]]:
 
 
 def _errors(rank: int, size: int) -> Iterator[Sequence[object]]:
-    """Yield how far the gradients of a batch are from the exact ones, in float32."""
+    """Yield the errors of the float32 gradients of a batch."""
     shape = 16, 16, 28, 28
     # The first process has two thirds of the batch.
     first = shape[0] * 2 // 3
@@ -181,7 +181,7 @@ def _errors(rank: int, size: int) -> Iterator[Sequence[object]]:
 
 
 def _messages(rank: int, size: int) -> Iterator[Sequence[object]]:
-    """Yield how long a message of the forward pass and one of the backward pass take."""
+    """Yield the times of a message of the forward pass and of one of the backward pass."""
     yield "processes", "channels", "forward", "backward", "reproducible", "PyTorch's forward"
     for channels in _CHANNELS:
         moments = torch.ones(2 * channels + 1, dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""Check the built site: every public name is in its inventory, and no page loads from elsewhere.
+"""Check the built site: its inventory has every public name, and no page loads from other sites.
 
-Where there is a browser (Debian's package chromium), it opens some pages, and must not complain.
+If a browser is installed (Debian's package chromium), it opens some pages without an error.
 
 Usage: python scripts/site/check.py [SITE]
 """
@@ -55,7 +55,7 @@ def public_names() -> set[str]:
 
 def missing(site: Path) -> list[str]:
     """Return the public names that the site's inventory lacks."""
-    # Four lines of text, then compressed: a line for a name, which is the first word.
+    # Four lines of text precede the compressed lines, whose first word is a name.
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     known = {line.split(" ")[0] for line in zlib.decompress(packed).decode().splitlines()}
     return sorted(public_names() - known)
@@ -87,7 +87,7 @@ def complaints(site: Path, browser: str) -> list[str]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)  # noqa: S603 (a browser)
             lines = done.stderr.splitlines()
             found += [f"{page}: {line}" for line in lines if "CONSOLE" in line]
-            # The theme's scripts put "js" in the place of "no-js" when they run.
+            # The theme's scripts replace "no-js" with "js" when they run.
             if done.returncode or not re.search(r'<html[^>]* class="js\b', done.stdout):
                 found.append(f"{page}: is not shown")
         server.shutdown()
@@ -95,7 +95,7 @@ def complaints(site: Path, browser: str) -> list[str]:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files without a line for each."""
+    """Serves files without logging."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Write nothing."""
@@ -115,10 +115,10 @@ def _exported(path: Path) -> list[str]:
 
 
 def main() -> int:
-    """Say what is wrong with the site; returns the exit status."""
+    """Print what is wrong with the site; return the exit status."""
     site = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "site"
     wrong = [f"not in the inventory: {name}" for name in missing(site)]
-    wrong += [f"fetched from elsewhere: {what}" for what in fetched(site)]
+    wrong += [f"fetched from another site: {what}" for what in fetched(site)]
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser:
         wrong += [f"in the browser: {line}" for line in complaints(site, browser)]

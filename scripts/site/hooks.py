@@ -1,4 +1,4 @@
-"""For mkdocs: the pages that lie above docs/, and links from pages to files of the repository."""
+"""mkdocs hooks: add pages from outside docs/, and adapt links to files outside docs/."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-# Files above `docs`, and the pages that they become.
+# Files outside `docs`, and their pages.
 _ABOVE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -22,7 +22,7 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the pages, with their links as they are from within docs/."""
+    """Add the pages, with links relative to docs/."""
     for name, page in _ABOVE.items():
         text = (_ROOT / name).read_text(encoding="utf-8")
         if name == "LICENSE":
@@ -32,7 +32,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Let links to what lies above docs/ go to its page; what has none is named, not linked."""
+    """Change links to files outside docs/ to their pages; if there is no page, keep the text."""
     folders = page.file.src_uri.count("/")
     up, down = "../" * (folders + 1), "../" * folders
 

@@ -1,4 +1,4 @@
-"""For mkdocs: the notebooks of examples/, run while the site is built, as pages with output."""
+"""mkdocs hooks: run the notebooks of examples/, and add them as pages with their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 _FOLDER = Path(__file__).resolve().parents[2] / "examples"
 
-# Where they stand in the navigation, and the folder of their pages.
+# The section of the notebooks in the navigation, and the folder of their pages.
 _SECTION = "Tutorial"
 _PAGES = "tutorial/notebooks"
 
@@ -32,7 +32,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     for path in _notebooks():
         names: dict[str, object] = {}
         content = "\n\n".join(part for cell in _cells(path) for part in _markdown(cell, names))
-        # Notebooks name each other.
+        # Links between notebooks become links between pages.
         content = re.sub(r"(?<=\]\()(\w+)\.ipynb\b", r"\1.md", content)
         files.append(File.generated(config, _page(path), content=content + "\n"))
     return files
@@ -64,7 +64,7 @@ def _markdown(cell: dict[str, Any], names: dict[str, object]) -> Iterator[str]:
         return
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        # Our own; without Jupyter, which the site would need for this alone.
+        # The code is our own. Jupyter would be a dependency only for this.
         exec(compile(source, f"notebook, {cell['id']}", "exec"), names)  # noqa: S102
     yield f"```python\n{source}\n```"
     if printed.getvalue():

@@ -1,8 +1,8 @@
-"""For griffe, which reads the sources for the reference: what only the imported package knows.
+"""Extend griffe, which reads the sources for the reference, by facts of the imported package.
 
-Most operators of the dialects are instances of a class, and are called as functions are.
-`backnorm.tensorflow` has the names of `backnorm.keras`. Docstrings are reStructuredText, and pages
-are Markdown.
+Most operators of the dialects are instances of a class, but are called like functions.
+`backnorm.tensorflow` re-exports names of `backnorm.keras`. Docstrings are reStructuredText, and
+pages are Markdown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEHIND = re.compile(r"::[ \t]*$", re.MULTILINE)
 
 
 class Operators(griffe.Extension):
-    """Make members of the package what they are at run time."""
+    """Describes members of the package as they are at run time."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Write a docstring as Markdown."""
@@ -34,7 +34,7 @@ class Operators(griffe.Extension):
             obj.docstring.value = _markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Describe the operators of all dialects, and names that a module has of another."""
+        """Describe the operators of all dialects, and the names that a module re-exports."""
         if pkg.path != "backnorm":
             return
         for dialect in DIALECTS:
@@ -51,7 +51,7 @@ def _markdown(text: str) -> str:
 
 
 def _describe(module: griffe.Module) -> None:
-    """Show an operator that is not configured as a function, which it is called as."""
+    """Describe each operator that is an instance as a function, because it is called like one."""
     for name, operator in importlib.import_module(module.path).OPERATORS.items():
         if not isinstance(operator, type):
             # The class that defines the method: versions of an operator share it.

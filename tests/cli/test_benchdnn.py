@@ -162,7 +162,7 @@ def test_every_large_line_passes_in_the_memory_of_the_page(folder, line):
 @pytest.mark.parametrize("option", ["--in-shapes", "--dt", "--op-attrs"])
 def test_call_has_no_overrides(refused, write_json, call, option):
     line = refused("run", write_json(call()), "--random", 0, option, "0:2x3")
-    assert f"error: {option}: changes a oneDNN graph; got " in line
+    assert f"error: {option}: applies only to a oneDNN graph; got " in line
     assert "a call; expected a file with the key 'graph'" in line
 
 

@@ -108,7 +108,7 @@ def test_npz_reader_rejects_large_contents_before_memory_is_taken(tmp_path):
     np.savez_compressed(tmp_path / "small.npz", **zeros)
     np.savez(tmp_path / "large.npz", **zeros)
     tracemalloc.start()
-    with pytest.raises(ArgumentValueError, match=r"unpacks to too much.*--max-unpacked"):
+    with pytest.raises(ArgumentValueError, match=r"is too large when unpacked.*--max-unpacked"):
         load(tmp_path / "small.npz", max_unpacked=7)
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()

@@ -130,7 +130,7 @@ def test_without_saved_statistics_they_are_those_of_x(batch, types, mode):
 
 @pytest.mark.parametrize("absent", ["savedMean", "savedInvVariance"])
 def test_saved_statistics_are_both_given_or_neither(operands, absent):
-    rejects(ValueError, "savedMean and savedInvVariance are either all given or none", operands,
+    rejects(ValueError, "savedMean and savedInvVariance must be given together", operands,
             **{absent: None})  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def test_blending_needs_something_to_blend_into(operands):
     memory = memory_like(operands, 0.0)
     for name, beta in (("dx", "betaDataDiff"), ("dBnScale", "betaParamDiff"),
                        ("dBnBias", "betaParamDiff")):  # fmt: skip
-        rejects(TypeError, f"^{name}: is required where {beta} is not 0", operands,
+        rejects(TypeError, f"^{name}: is required if {beta} is not 0", operands,
                 **memory | {name: None, beta: 0.5})  # fmt: skip
 
 
@@ -243,9 +243,9 @@ def test_every_word_of_an_error_is_cudnns(operands):
     )
     rejects(ValueError, "bnScale: must have the rank of x", operands, bnScale=np.ones(3, "f"))
     per_activation = np.ones((1, 3, 5, 2), "f")
-    rejects(ValueError, r"bnScale: must have the shape that the mode says; got \(1, 3, 5, 2\) and "
+    rejects(ValueError, r"bnScale: must have the shape that mode requires; got \(1, 3, 5, 2\) and "
             r"\(1, 3, 1, 1\)", operands, bnScale=per_activation)  # fmt: skip
-    rejects(ValueError, "savedMean: must have the shape that the mode says", operands,
+    rejects(ValueError, "savedMean: must have the shape that mode requires", operands,
             savedMean=per_activation)  # fmt: skip
     rejects(ValueError, "epsilon: must be finite and not negative", operands, epsilon=-1.0)
     flat = np.ones((4, 3), "f")

@@ -140,7 +140,7 @@ def test_shapes(training):
         r"Mean: must have the rank of Input; got shape \(3,\)",
         Mean=np.ones(3, "f"),
     )
-    rejects(training, ValueError, r"Mean: must have in each axis the size of Input, or 1; "
+    rejects(training, ValueError, r"Mean: must have the size of Input, or 1, in each axis; "
             r"got shape \(1, 2, 1, 1\)", Mean=np.ones((1, 2, 1, 1), "f"))  # fmt: skip
     for name in ("Variance", "Scale"):
         rejects(training, ValueError, f"{name}: must have the shape of Mean",

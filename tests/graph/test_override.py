@@ -151,7 +151,7 @@ GRAMMAR = "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES"
         ({"in_shapes": "0:2x3*"}, "--in-shapes 0", GRAMMAR),
         ({"in_shapes": "0:abcd"}, "--in-shapes 0", GRAMMAR),
         ({"in_shapes": "0:" + "9" * 5000}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:2x3,0:4x3"}, "--in-shapes", "one of them a run"),
+        ({"in_shapes": "0:2x3,0:4x3"}, "--in-shapes", "one alternative per run"),
         ({"in_shapes": "0:2x3+0:2x3"}, "--in-shapes", "occurs twice"),
         ({"in_shapes": "9:2x3"}, "--in-shapes", "got 9; expected 0, 1, 2, 3, 4"),
         ({"in_shapes": "5:2x3"}, "--in-shapes", "not the id of an input of the graph"),
@@ -176,7 +176,7 @@ GRAMMAR = "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES"
         ({"op_attrs": "10:eps:1"}, "--op-attrs 10", "got eps; expected epsilon, data_format"),
         ({"op_attrs": "10:epsilon:x"}, "--op-attrs 10:epsilon", "a value of type f32"),
         ({"op_attrs": "10:epsilon:nan"}, "--op-attrs 10:epsilon", "a value of type f32"),
-        ({"op_attrs": "10:epsilon:1,10:epsilon:2"}, "--op-attrs", "one of them a run"),
+        ({"op_attrs": "10:epsilon:1,10:epsilon:2"}, "--op-attrs", "one alternative per run"),
     ],
 )
 def test_bad_text_is_refused_by_the_name_of_its_option(graph, texts, where, says):

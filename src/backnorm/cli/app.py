@@ -45,7 +45,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def main() -> None:
-    """Run the command and exit; the console script."""
+    """Run the console script `backnorm` and exit."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
         # Characters that the terminal's encoding lacks are printed as their codes.
         sys.stdout = io.TextIOWrapper(
@@ -101,7 +101,7 @@ def run(
     ] = None,
     max_unpacked: Annotated[
         int,
-        typer.Option(metavar="MIB", min=1, help="The limit of a .npz unpacked, beyond its size."),
+        typer.Option(metavar="MIB", min=1, help="How much a .npz may grow when unpacked."),
     ] = MEBIBYTES,
     in_shapes: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Parse the small JSON "call": one operator of any dialect, on named tensors."""
+"""Parse a JSON "call": one operator of any dialect, with named tensors."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def parse_call(document: Mapping[str, object]) -> Program:
         ``attributes`` : object, by the dialect's names (optional).
         ``inputs`` : object, the operator's input -> the tensor's name in the file. The default for
         a required input is its own name; an optional input that is not listed is not passed.
-        ``outputs`` : the outputs to write. An object maps the operator's output to the name to
-        write it under; a list has outputs that keep their names; the default is all outputs.
+        ``outputs`` : the outputs to write. An object maps the operator's output to its name in the
+        file. A list contains outputs that keep their names. The default is all outputs.
         Optional outputs that are not listed are not requested from the operator.
         ``shapes``, ``types`` : objects, the operator's input -> list of integers, or name of an
-        element type. Given tensors are checked against them, and random tensors get them.
+        element type. Tensors from a file must match them, and random tensors are made with them.
 
     Raises
     ------
     ArgumentError
-        Naming the place in the document, what came and what is accepted.
+        If the document is invalid. The error names the place in the document.
     """
     _refuse_unknown(document, _KEYS, "call")
     dialect = expect_string(document.get("dialect"), "dialect")
@@ -53,7 +53,7 @@ def parse_call(document: Mapping[str, object]) -> Program:
     inputs = _input_names(document.get("inputs", {}), schema)
     written = _output_names(document.get("outputs"), schema)
     requested = [t.name for t in schema.outputs if t.required or t.name in written]
-    # Names in files are printable, so these keys are different from those of the inputs.
+    # Names in files are printable, so no input has a key with a line break.
     outputs = {port: f"output\n{port}" for port in requested}
     tensors = _declared(inputs, document)
     tensors |= {key: Tensor(key, (key,)) for key in outputs.values()}
@@ -73,7 +73,7 @@ def _input_names(value: object, schema: OperatorSchema) -> dict[str, str]:
 
 
 def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
-    """Return output -> name to write it under, in the operator's order."""
+    """Return output -> name in the file, in the operator's order."""
     known = [t.name for t in schema.outputs]
     if value is None:
         return {name: name for name in known}

@@ -1,4 +1,4 @@
-"""All dialects, layouts and types on real tensors, checked and compared (`backnorm demo`)."""
+"""Run all dialects on real tensors, check and compare the results (`backnorm demo`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYERS = ("conv8", "conv4", "dense")
 
 # A call takes well under a millisecond here; the median of a few calls is steady enough.
 _REPEAT = 5
-# Most epsilons are a float32; a double gets the same value.
+# Most dialects have a float32 epsilon; those with a double get the same value.
 _EPSILON = float(np.float32(1e-5))
 
 #: Tensors of one layer in training, by their roles in schemas: float32, channels first.
@@ -87,7 +87,7 @@ class Case:
         }
 
     def channels_first(self, dx: np.ndarray, layer: Layer) -> np.ndarray:
-        """Return the gradient of x in the shape of the layer's own tensors."""
+        """Return `dx` in the shape of the layer's x, channels first."""
         first = np.moveaxis(dx, self._axis(dx.ndim), 1)
         return np.ascontiguousarray(first).reshape(layer["x"].shape)
 
@@ -124,7 +124,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """One case, over all layers.
+    """The measurements of one case, over all layers.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class DemoRow:
     worst_ulp : float
         Largest error of any gradient, in ulps of its type.
     worst_gradient : str
-        The gradient that has it: "dx", "dgamma" or "dbeta".
+        The gradient with the largest error: "dx", "dgamma" or "dbeta".
     budget_used : float
         Largest error as a fraction of the error allowed at that element.
     judged : int
@@ -166,11 +166,10 @@ class Agreement:
     """Whether the results for one type of data have the same bits in all dialects.
 
     Dialects that take the inverse standard deviation are only compared with each other, because
-    rounding it changes the variance that it corresponds to. Results of float32 and float64 are
-    compared across layouts. Results of 16-bit data are not, because short runs are summed in
-    float32, in an order that depends on the layout. Gradients of parameters are compared between
-    dialects that return them in one type. `compared` counts the arrays that were compared with
-    another one.
+    rounding the inverse changes the variance. Results of float32 and float64 are compared across
+    layouts. Results of 16-bit data are not, because short runs are summed in float32, in an order
+    that depends on the layout. Gradients of parameters are compared between dialects that return
+    the same type. `compared` is the number of comparisons.
     """
 
     dtype: str
@@ -191,7 +190,7 @@ class DemoReport:
 
     @property
     def verdict(self) -> str:
-        """The outcome in words; its first line is complete."""
+        """The outcome in words; the first line is a summary."""
         if not self.passed:
             wrong = [f"{row.call} {failure}" for row in self.rows for failure in row.failures]
             wrong += [text for agreement in self.agreements for text in agreement.differences]
@@ -204,9 +203,8 @@ class DemoReport:
         )
 
 
-# Results that must be equal, each with its call. The keys have the type of the data, the layer, the
-# gradient and its type, the layout if it may make a difference, and the statistic that the dialect
-# takes in addition to the mean.
+# Results that must be equal, each with its call. A key has the type of the data, the layer, the
+# gradient and its type, the layout of 16-bit data, and the dialect's statistic besides the mean.
 _Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 
@@ -294,7 +292,7 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
 
 
 def _agreement(dtype: str, groups: _Groups) -> Agreement:
-    """Compare, in each group of one type of data, every result with the first, bit for bit."""
+    """Compare the results for data of `dtype`, bit for bit, with the first of their group."""
     compared, differences = 0, []
     for (group_dtype, layer, gradient, *_), ((first, expected), *others) in groups.items():
         if group_dtype != dtype:

@@ -70,7 +70,7 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
 
 
 def _operators(dialect: str) -> Mapping[str, Any]:
-    """Return the operators of a dialect, which may have functions alone."""
+    """Return the operators of a dialect; empty for a dialect that has only functions."""
     if dialect in registry.PARTS and dialect not in registry.DIALECTS:
         return {}
     return registry.operators(dialect)
@@ -92,7 +92,7 @@ def _installation() -> dict[str, object]:
 
 def _versions() -> dict[str, str | None]:
     own = {"backnorm": backnorm.__version__, "python": platform.python_version()}
-    # The versions are read from the packages' metadata, so that the packages are not imported.
+    # Reading the versions from metadata avoids importing the packages.
     return own | {package: _version(package) for package in (*_REQUIRED, *_OPTIONAL)}
 
 
@@ -104,12 +104,12 @@ def _version(package: str) -> str | None:
 
 
 def _machine_code() -> dict[str, object]:
-    """Return the level of this processor, and the levels of the libraries that exist for it."""
+    """Return the level of this processor, and facts about the libraries built for it."""
     names = sorted(LIBRARIES.keys() - {PROBE})
     try:
         level = library.level()
     except MachineCodeError:
-        # Without any library, the level cannot be determined.
+        # The library that detects the level is not built.
         level = None
     paths = {name: library.path_of(name) for name in names} if level else {}
     found = {name: path for name, path in paths.items() if path}

@@ -25,8 +25,8 @@ from backnorm.graph.program import Step
 
 Result = TypeVar("Result")
 
-# The oracle's results, and what judging them takes, are a few hundred bytes an element; they are
-# held for channels of about this many elements at a time.
+# The oracle and the judge use a few hundred bytes an element, so they process groups of channels of
+# about this many elements.
 _JUDGED_TOGETHER = 2**22
 
 
@@ -135,12 +135,12 @@ def check_pointwise(
 
 
 def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
-    """Return some channels of data, or of values per channel."""
+    """Return the channels `part` of data, or of values per channel."""
     return array[part] if array.ndim == 1 else array[(slice(None),) * axis + (part,)]
 
 
 def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return a verdict on channels from `start`, with indices in the whole output."""
+    """Return the verdict on channels from `start`, with indices in the whole output."""
     where = verdict.where
     if where:
         where = (*where[:axis], where[axis] + start, *where[axis + 1 :])
@@ -149,7 +149,7 @@ def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
 
 
 def _worse(first: Verdict | None, second: Verdict) -> Verdict:
-    """Return the verdict on both parts of an output: the worse one, with the larger error."""
+    """Return the worse verdict of two parts of an output, with the larger error of both."""
     if first is None:
         return second
     worse = second if second.worst_excess > first.worst_excess else first

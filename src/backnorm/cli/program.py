@@ -46,6 +46,6 @@ def exits_in_one_line() -> Iterator[None]:
 
 
 def begin(threads: int | None = None) -> None:
-    """Set the number of threads of a command, if it was given."""
+    """Set the number of threads, unless `threads` is None."""
     if threads is not None:
         backnorm.set_num_threads(threads)

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-#: Takes a description of the work that begins; the previously described work is done.
+#: Called when a piece of work begins, with its description; the previous piece is then done.
 Advance = Callable[[str], None]
 
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Advance]:
-    """Show a bar of `total` pieces of work; yield the function that advances it."""
+    """Show a bar of `total` pieces of work; yield the function that advances the bar."""
     console, done = Console(stderr=True), itertools.count()
     with Progress(
         BarColumn(20),

@@ -18,7 +18,7 @@ from backnorm.graph.program import Tensor
 
 
 def random_data(tensor: Tensor, seed: int) -> np.ndarray:
-    """Return an array for a tensor of declared shape and type that belongs to no normalisation.
+    """Return an array of the shape and type of `tensor`, an input of an elementwise operator.
 
     Integers are uniform over the range of their type, other numbers normally distributed.
     """
@@ -45,7 +45,7 @@ def random_tensors(
     schema : OperatorSchema
     attributes : mapping
     known, missing : mapping
-        By the operator's input names; values of `missing` are the declared tensors.
+        Arrays, and declarations of missing tensors, by the operator's input names.
     seed : int
         Each tensor's values depend on the seed, its key and its shape, so supplying one tensor does
         not change the others.
@@ -55,8 +55,8 @@ def random_tensors(
     dict
         x, dy and beta are normally distributed; the mean and deviation of x differ between
         channels. gamma is in [0.5, 1.5). For a backward pass, the mean and the biased variance are
-        those of x (a variance of 0 is replaced by 1), and an inverse deviation is that of the
-        variance and 1e-5. Otherwise the mean is normal and the variance is in [0.5, 2).
+        those of x (a variance of 0 is replaced by 1), and an inverse deviation is
+        1 / sqrt(variance + 1e-5). Otherwise the mean is normal and the variance is in [0.5, 2).
 
     Raises
     ------
@@ -84,7 +84,7 @@ def random_tensors(
     axes = _channel_axes(schema, attributes, shapes, shape)
     kept = kept_shape(shape, axes)
     arrays = dict(known)
-    # x comes before the statistics that are computed from it.
+    # Make x before the statistics, which are computed from it.
     for port in sorted(missing, key=lambda port: specs[port].kind != "data"):
         spec = specs[port]
         rng = _generator(missing[port], seed)
@@ -128,9 +128,9 @@ def _channel_axes(
 ) -> tuple[int, ...]:
     """Return the channel axes, or axis 1 if they depend on a tensor of unknown or wrong shape.
 
-    The operator rejects such a tensor, or an axis that the data do not have.
+    When the operator runs, it rejects such a tensor, or an axis that the data do not have.
     """
-    # Arrays of one element are broadcast, so that they have a shape and take no memory.
+    # Arrays broadcast from one element have a shape and take no memory.
     known = {**shapes, schema.words["x"]: shape}
     arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
     checked = check_attributes(schema, attributes)
@@ -146,7 +146,7 @@ def _channel(
     x: np.ndarray | None,
     axes: tuple[int, ...],
 ) -> np.ndarray:
-    """Return a per-channel tensor; a statistic is that of `x` if `x` has elements."""
+    """Return a per-channel tensor; a statistic is computed from `x` if `x` has elements."""
     role, keepdims = spec.role, spec.kind == "kept"
     if role == "gamma":
         return rng.uniform(0.5, 1.5, shape)

@@ -14,13 +14,13 @@ from backnorm.cli.text import counted, plain
 
 _ERRORS_NOTE = (
     "ulp: largest error, in units in the last place; correct rounding has at most 0.5. budget: "
-    "largest error over the error that is allowed at that element; correct rounding uses up to "
-    "100%, and more than 100% fails. An element whose terms nearly cancel may be many ulps off."
+    "largest ratio of an element's error to its allowed error; correct rounding uses up to 100%, "
+    "and more than 100% fails. An element whose terms nearly cancel may be many ulps off."
 )
 
 
 def run_table(report: RunReport) -> Table:
-    """Return a row per operator that was run, followed by rows for its inputs and outputs."""
+    """Return a table: a row per operator, followed by rows for its inputs and outputs."""
     caption = (
         f"{counted(report.threads, 'thread')}; time: median of {report.repeat} warm calls. "
         f"{_ERRORS_NOTE}"
@@ -45,17 +45,17 @@ def run_table(report: RunReport) -> Table:
 
 
 def demo_summary(report: DemoReport) -> Table:
-    """Return a row per element type: how many gradients are right, and which have equal bits."""
+    """Return a table with a row per element type: right gradients, equal bits, and time."""
     layers = ", ".join(
         f"{layer['name']} {'x'.join(map(str, layer['shape']))}" for layer in report.layers
     )
     caption = (
         f"Gradients of batch normalisation at the layers {layers} of a network that learns to read "
         f"digits, in two layouts, on {counted(report.threads, 'thread')}; time: all layers, median "
-        "over the calls. Every dialect gets 1e-5 rounded to float32 as epsilon, since some "
-        "specifications have an epsilon of that type. Bits of 16-bit types are compared within a "
-        "layout, because the order of their float32 sums depends on it. backnorm demo --details "
-        "prints a row per call."
+        "over the calls. Every dialect gets 1e-5 rounded to float32 as epsilon, because some "
+        "specifications have a float32 epsilon. 16-bit results are compared within a layout, "
+        "because the layout determines the order of float32 sums. backnorm demo --details prints a "
+        "row per call."
     )
     headings = ("type", "dialects", "calls", "right gradients", "equal bits", "time")
     table = _plain_table(caption)
@@ -78,13 +78,13 @@ def demo_summary(report: DemoReport) -> Table:
 
 
 def demo_details(report: DemoReport) -> Table:
-    """Return a row per call, by element type."""
+    """Return a table with a row per call, grouped by element type."""
     caption = (
         "Time and bandwidth (x and dy read twice, dx written): over all layers, medians of warm "
-        "calls. NXC of a dialect that has only channel axis 1 is a view of channels-last memory. "
-        f"{_ERRORS_NOTE} The gradient of the largest error is named. In most dialects, dgamma and "
-        "dbeta of 16-bit data are float32, of which an ulp of float16 has 8192 and an ulp of "
-        "bfloat16 65536."
+        "calls. For NXC, a dialect that has only channel axis 1 gets a view of channels-last "
+        f"memory. {_ERRORS_NOTE} The gradient with the largest error is named. In most dialects, "
+        "dgamma and dbeta of 16-bit data are float32: an ulp of float16 is 8192 ulps of float32, "
+        "an ulp of bfloat16 65536."
     )
     table = _measurements_table("", "call", caption)
     for dtype, rows in groupby(report.rows, key=lambda row: row.dtype):
@@ -132,14 +132,14 @@ def _number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str
 def _duration_text(seconds: float) -> str:
     """Return a duration in the largest unit in which it is at least 1, with three digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        # 999.6 µs has the three digits 1000, and is 1 ms.
+        # 999.6 µs is 1000 µs in three digits, so it is shown as 1 ms.
         if float(f"{seconds * scale:.3g}") >= 1.0:
             return f"{_three_digits(seconds * scale)} {unit}"
     return f"{seconds * 1e9:.0f} ns"
 
 
 def _three_digits(number: float) -> str:
-    """Return at least three digits of a number, without an exponent."""
+    """Return a number with at least three digits and without an exponent."""
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
@@ -152,7 +152,7 @@ def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple
 
 
 def _tensor_text(tensor: TensorFacts) -> str:
-    """Return port, type and shape, and the tensor's name if it is not that of the port."""
+    """Return port, type and shape, and the tensor's name if it differs from the port's."""
     dims = "x".join(map(str, tensor.shape)) or "scalar"
     text = f"{tensor.port} {tensor.dtype} {dims}"
     if tensor.name is not None and tensor.name != tensor.port:

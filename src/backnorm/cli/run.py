@@ -1,4 +1,4 @@
-"""Run the operators that a file describes on the tensors of another (`backnorm run`)."""
+"""Run the operators that a file describes on tensors of another file (`backnorm run`)."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class RunOptions:
     seed : int or None
         Make up missing tensors with this seed.
     repeat : int
-        Timed calls of each operator, after one that does not count.
+        Timed calls of each operator, after an untimed one.
     arithmetic : {"float32", "float64"} or None
         The type in which elements are computed.
     max_unpacked : int
         Mebibytes by which compressed tensors may be larger in memory than on disk.
     overrides : mapping of str to str
-        Arguments of :func:`backnorm.graph.override_graph`; only a graph may have them.
+        Arguments of :func:`backnorm.graph.override_graph`, allowed only for a graph.
     """
 
     file: Path
@@ -70,7 +70,7 @@ class TensorFacts:
     Attributes
     ----------
     port : str
-        The operator's name of the tensor.
+        The operator's name for the tensor.
     name : str or None
         The name in the tensor file; None for an output that is not written.
     shape : tuple of int
@@ -93,9 +93,9 @@ class StepReport:
     Attributes
     ----------
     dialect, op, label : str
-        `op` also names a ReLU that runs in the same pass.
+        `op` also names a fused ReLU.
     layout : {"NCX", "NXC"} or None
-        None for an operator to which the position of the channels means nothing.
+        None for an elementwise operator.
     arithmetic : str or None
         The type in which elements are computed; None if they are only selected.
     inputs, outputs : tuple of TensorFacts
@@ -178,7 +178,7 @@ def _read_program(path: Path, overrides: Mapping[str, str]) -> Program:
         for name in overrides:
             raise ArgumentValueError(
                 f"--{name.replace('_', '-')}",
-                "changes a oneDNN graph",
+                "applies only to a oneDNN graph",
                 came=f"{path}, a call",
                 accepted="a file with the key 'graph'",
             )
@@ -191,7 +191,7 @@ def _read_program(path: Path, overrides: Mapping[str, str]) -> Program:
 
 
 def _read_inputs(program: Program, options: RunOptions, advance: Advance) -> dict[str, np.ndarray]:
-    """Return the inputs in the tensor file; raise if others are missing and not made random."""
+    """Return the inputs in the tensor file; raise if inputs are missing and there is no seed."""
     values: dict[str, np.ndarray] = {}
     if options.tensors is not None:
         advance(f"reading {options.tensors}")
@@ -263,7 +263,7 @@ def _random(
     missing: Mapping[str, Tensor],
     options: RunOptions,
 ) -> dict[str, np.ndarray]:
-    """Return made-up arrays for the missing inputs of a step."""
+    """Return random arrays for the missing inputs of a step."""
     assert options.seed is not None
     seed = options.seed
     if step.op in POINTWISE:
@@ -284,7 +284,7 @@ def _random(
 def _canonical(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> CanonicalCall:
-    """Return the canonical call of a batch normalisation, with the ReLU behind it."""
+    """Return the canonical call of a batch normalisation, with the ReLU fused into it."""
     arrays = {port: array for port, array in inputs.items() if port != RELU_PORT}
     call = registry.canonical(
         step.dialect, step.op, arrays, step.attributes, tuple(step.outputs), arithmetic=arithmetic

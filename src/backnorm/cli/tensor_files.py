@@ -44,7 +44,7 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
     """
     kind = _kind(path)
     try:
-        # Opening the file first gives the same errors for both formats if it cannot be read.
+        # Opening the file here gives both formats the same error for an unreadable file.
         with path.open("rb") as stream:
             if kind == ".npz":
                 tensors = _read_npz(path, stream, select, max_unpacked)
@@ -74,7 +74,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         if _kind(path) == ".safetensors":
             stream.write(save(arrays))
             return
-        # Like `numpy.savez`, which cannot write an array called "file".
+        # `numpy.savez` cannot write an array named "file".
         with zipfile.ZipFile(stream, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -84,7 +84,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 def _read_npz(
     path: Path, stream: BinaryIO, select: Selection, max_unpacked: int
 ) -> dict[str, np.ndarray]:
-    # NumPy would treat any other file as a pickle, and its error would say so.
+    # NumPy would take any other file for a pickle, and its error would be misleading.
     if not zipfile.is_zipfile(stream):
         raise ArgumentValueError(str(path), "is not a .npz file")
     stream.seek(0)
@@ -93,9 +93,9 @@ def _read_npz(
         if unpacked - path.stat().st_size > max_unpacked * 2**20:
             raise ArgumentValueError(
                 str(path),
-                "unpacks to too much",
+                "is too large when unpacked",
                 came=f"{unpacked} bytes",
-                accepted=f"at most {max_unpacked} MiB more than the file has",
+                accepted=f"at most {max_unpacked} MiB more than the size of the file",
                 hint="--max-unpacked MIB allows more",
             )
         return {key: np.asarray(file[name]) for key, name in select(file.files).items()}

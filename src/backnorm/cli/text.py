@@ -15,9 +15,9 @@ from rich.text import Text
 
 
 class Output(io.FileIO):
-    """Standard output, whose reader may close it (``| head -1``): it drops what cannot be written.
+    """Standard output that drops its text after the reader closed it (``| head -1``).
 
-    Another error, as of a full disk, is raised once, and not again when Python flushes at its exit.
+    Another error, such as a full disk, is raised once, and not again when Python flushes at exit.
     """
 
     _is_lost = False
@@ -55,7 +55,7 @@ def print_line(line: str) -> None:
 
 
 def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
-    """Print `value` as JSON on stdout, NaN and infinity as strings; or print its tables.
+    """Print `value` as JSON, with NaN and infinity as strings, or print its tables.
 
     If stdout is not a terminal, the width of a table is not limited.
     """

@@ -1,4 +1,4 @@
-"""`backnorm verify`, `judge`, `cases`, `tolerance`: the judge of other implementations."""
+"""`backnorm verify`, `judge`, `cases`, `tolerance`: judge other implementations."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Tier = Annotated[
 Dtypes = Annotated[str, typer.Option(help="Element types, separated by commas.")]
 Layouts = Annotated[str, typer.Option(help="Layouts: NCX, NXC.")]
 Only = Annotated[list[str] | None, typer.Option(help="Only cases whose names match; repeatable.")]
-Skip = Annotated[list[str] | None, typer.Option(help="No cases whose names match; repeatable.")]
+Skip = Annotated[list[str] | None, typer.Option(help="Skip cases whose names match; repeatable.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
-AtLeast = Annotated[Rung, typer.Option(help="An output of a worse arithmetic is a finding.")]
+AtLeast = Annotated[Rung, typer.Option(help="An output worse than this rung is a finding.")]
 Xfail = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Expected failures, one a line: pattern  # reason."),
@@ -45,14 +45,14 @@ Html = Annotated[
 ]
 Show = Annotated[bool, typer.Option("--show", help="Print the worst element of each output.")]
 
-# More elements than an index of 32 bits counts.
+# A huge case has more elements than this, the number that a signed 32-bit index can address.
 _HUGE = 1 << 31
 _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
 
 
 @dataclass(frozen=True, slots=True)
 class _Reports:
-    """The files of reports, and the expected failures."""
+    """The options of reports, and the files of expected failures."""
 
     at_least: Rung
     show: bool
@@ -64,7 +64,7 @@ class _Reports:
     baseline: Path | None
 
     def check(self) -> None:
-        """Raise an error now that :meth:`write` would raise after the run."""
+        """Raise an error for a file that :meth:`write` could not read or write after the run."""
         from backnorm.conformance.verify import _expected as expected
 
         if self.xfail is not None:
@@ -90,12 +90,12 @@ class _Reports:
         from backnorm.conformance.verify.findings import counts, findings
 
         judged = counts(results)["judged"]
-        # The reports may be written over the baseline.
+        # Read the baseline first, because a report may overwrite it.
         before = None if self.baseline is None else expected.read_baseline(self.baseline)
         if self.xfail is not None:
             known = expected.read_expectations(self.xfail)
             results, failed, passed = expected.without_expected(results, known)
-            console.print(f"{failed} expected failures; {passed} were expected, and passed")
+            console.print(f"{failed} outputs failed as expected; {passed} passed unexpectedly")
         found = findings(results, self.at_least)
         report.show(results, found, console)
         if self.show:
@@ -133,7 +133,7 @@ def verify(
         ),
     ],
     dialect: Annotated[
-        str | None, typer.Option(help="The dialect by whose names the function is called.")
+        str | None, typer.Option(help="The dialect whose names the function's arguments have.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
     operation: Annotated[
@@ -143,8 +143,8 @@ def verify(
         bool,
         typer.Option(
             "--command",
-            help="SUBJECT is a command; {inputs} is a folder that cases export writes, and "
-            "{outputs} a folder that judge reads.",
+            help="SUBJECT is a command. In it, {inputs} is replaced by a folder as cases export "
+            "writes it, and {outputs} by a folder for the results, as judge reads it.",
         ),
     ] = False,
     tier: Tier = "smoke",
@@ -241,8 +241,8 @@ def judge(
         Path,
         typer.Argument(
             metavar="RESULTS",
-            help="A folder with a folder per case of dx.bin, dgamma.bin and dbeta.bin (or .npy), "
-            "or an .npz or .safetensors file with the names case/output.",
+            help="A folder that has, for each case, a folder with dx.bin, dgamma.bin and dbeta.bin "
+            "(or .npy), or an .npz or .safetensors file with the names case/output.",
         ),
     ],
     at_least: AtLeast = "serial",
@@ -338,13 +338,13 @@ def tolerance(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The same for the test of a project, such as pytorch."),
+        typer.Option(metavar="NAME", help="Like --audit, for the test of a project, e.g. pytorch."),
     ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
             metavar="FUNCTION",
-            help="The same for a function of an array and the expected array: "
+            help="Like --audit, with a function of an array and the expected array: "
             "file.py:function or module:function.",
         ),
     ] = None,

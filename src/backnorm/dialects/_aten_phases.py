@@ -54,7 +54,7 @@ _STATISTICS = (
 INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
 
 
-# In a 16-bit model on a GPU, weights have 16 bits and statistics are float32.
+# Per-channel types may differ: on a GPU, a 16-bit model has 16-bit weights and float32 statistics.
 _phase = partial(common_rules, inputs=INPUTS, attributes=(), one_channel_type=False)
 _REDUCE = _phase(
     op="batch_norm_backward_reduce",
@@ -98,11 +98,12 @@ def batch_norm_backward_reduce(
     grad_out, input : array of rank 2 or more
         Arrays of one shape (N, C, ...) and one element type (f64, f32, f16 or bf16).
     mean, invstd : array of shape (C,)
-        Statistics of the whole batch, of the type of `input`; for a 16-bit `input` also float32.
+        Statistics of the whole batch, in the type of `input`; if that has 16 bits, float32 also
+        works.
     weight : array of shape (C,), optional
-        Only its type is used, for grad_weight and grad_bias. None: they have the type of `mean`.
+        Only the type is used: grad_weight and grad_bias have it. None: that of `mean`.
     input_g, weight_g, bias_g : bool
-        Whether to return the two sums, grad_weight and grad_bias; the others are None.
+        Whether to return both sums, grad_weight, grad_bias; results not requested are None.
     arithmetic : {"float32", "float64"}, optional
         An extension of backnorm: the compute type of elements; see `backnorm.arithmetic`.
 
@@ -115,7 +116,7 @@ def batch_norm_backward_reduce(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If an argument does not match its description; the error has its name here.
+        If an argument does not match its description; the error names the argument.
     """
     wanted = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
     for name, flag in wanted.items():
@@ -146,7 +147,7 @@ def batch_norm_backward_elemt(
     *,
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
-    """Return grad_input of one part of a batch, from sums over the whole.
+    """Return grad_input of one part of a batch, from sums over the whole batch.
 
     With M the sum of `count`, and weight 1 if it is None::
 
@@ -155,7 +156,7 @@ def batch_norm_backward_elemt(
     Parameters
     ----------
     grad_out, input, mean, invstd, weight, arithmetic
-        As `batch_norm_backward_reduce`; here the values of `weight` are used.
+        As in `batch_norm_backward_reduce`, but the values of `weight` are used.
     sum_dy, sum_dy_xmu : array of shape (C,)
         The results of `batch_norm_backward_reduce`, added up over all parts; of the type of `mean`
         or float64.
@@ -170,7 +171,7 @@ def batch_norm_backward_elemt(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If an argument does not match its description; the error has its name here.
+        If an argument does not match its description; the error names the argument.
     """
     arrays = _checked(_ELEMT, grad_out, input, mean, invstd, weight)
     x, dy = arrays["input"], arrays["grad_out"]
@@ -238,8 +239,8 @@ def _total(count: ArrayLike | None, x: np.ndarray) -> int:
     if any(value < 0 for value in counts) or not own <= sum(counts) <= sys.maxsize:
         raise ArgumentValueError(
             "count",
-            "must be the numbers of elements per channel of all parts, that of input among them",
+            "must be the number of elements per channel of each part, including input",
             came=counts,
-            accepted=f"numbers that are not negative, {own} to {sys.maxsize} together",
+            accepted=f"non-negative numbers whose sum is from {own} to {sys.maxsize}",
         )
     return sum(counts)

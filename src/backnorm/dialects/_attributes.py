@@ -25,7 +25,7 @@ def check_attributes(schema: OperatorSchema, attributes: Mapping[str, object]) -
 def refuse_unknown(
     names: Iterable[str], known: Sequence[str], kind: str, schema: OperatorSchema
 ) -> None:
-    """Raise if one of the names is not an input, or attribute (`kind`), of the operator."""
+    """Raise if a name is not one of the known inputs or attributes (`kind`) of the operator."""
     for name in names:
         if name not in known:
             raise ArgumentTypeError(
@@ -75,7 +75,7 @@ def _axes(spec: AttributeSpec, value: object) -> tuple[int, ...]:
 
 
 def elements(argument: str, collection: Any, accepted: str) -> list[Any]:
-    """Return the elements of a collection, whose own methods may raise."""
+    """Return the elements of a collection; if its methods raise, raise ArgumentTypeError."""
     try:
         return list(collection)
     except Exception as error:

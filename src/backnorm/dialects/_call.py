@@ -36,7 +36,7 @@ class Call:
     arithmetic: Arithmetic
 
     def by_role(self, role: str) -> Any:
-        """Return the input with a canonical role, or None if it is not given."""
+        """Return the input with a canonical role, or None if it is absent."""
         return self.inputs.get(self.schema.words.get(role, ""))
 
     def number(self, name: str) -> float:
@@ -76,7 +76,7 @@ class CanonicalCall:
         if the dialect takes an inverse standard deviation, which already includes epsilon.
     inputs : dict
         Canonical name (x, dy, mean, variance, gamma, beta) -> the dialect's input name, for the
-        inputs that are given and used.
+        inputs that are present and used.
     outputs : dict
         Canonical name (dx, dgamma, dbeta; or y, mean, variance) -> the dialect's output name,
         for the outputs that are returned.
@@ -89,11 +89,11 @@ class CanonicalCall:
     weight : float or None
         The weight of the batch in the running statistics; None: they are not updated.
     blended : bool
-        Whether the dialect's own code writes the results: weighted, and added to the previous
+        Whether the operator's `finish` writes the results, e.g. weighted and added to the previous
         contents of the memory.
     arithmetic : {"float32", "float64"}
     activation : Activation or None
-        The activation behind a forward pass, in the same pass; graphs have it.
+        The activation fused into a forward pass; only graphs use it.
     """
 
     operation: Operation
@@ -111,14 +111,14 @@ class CanonicalCall:
 
     @property
     def recomputes(self) -> bool:
-        """Whether a backward pass has no statistics as inputs, and computes those of x."""
+        """Whether a backward pass without statistics as inputs computes them from x."""
         return self.operation == "backward" and "mean" not in self.inputs
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
         """Return arrays by canonical names, from arrays by the dialect's names.
 
-        An inverse standard deviation is converted to a float64 variance for `epsilon` = 0.
-        Statistics that were not given are computed in float64.
+        An inverse standard deviation is converted to a float64 variance that includes epsilon.
+        Absent statistics are computed in float64.
         """
         arrays = {role: np.asarray(inputs[name]) for role, name in self.inputs.items()}
         if self.recomputes:
@@ -131,8 +131,8 @@ class CanonicalCall:
     def as_canonical(self, role: str, array: np.ndarray) -> np.ndarray:
         """Return an input or output of the dialect in the form of the canonical operator.
 
-        If the channel axes differ from that of `data_format`, they are merged into the second axis
-        of a tensor of two axes.
+        If the channel axes differ from the channel axis of `data_format`, the result has two axes,
+        and the second axis merges the channel axes.
         """
         if role not in _DATA:
             return array.reshape(-1)
@@ -146,7 +146,7 @@ class CanonicalCall:
 
 
 def canonical_call(call: Call) -> CanonicalCall:
-    """Return the canonical call of a call, by the roles in the schema."""
+    """Return the canonical call that `call` corresponds to, by the roles in the schema."""
     schema = call.schema
     training = call.attributes.get(schema.words.get("training", ""), not schema.frozen)
     inverse = call.by_role("inverse_deviation") is not None

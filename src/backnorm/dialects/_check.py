@@ -1,6 +1,6 @@
 """Check the inputs and requested outputs of a call against the rules of its operator.
 
-Errors use the names and words of the dialect. This module has no check for a particular dialect.
+Errors use the names and words of the dialect. No check here is specific to a dialect.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
         if not required <= number <= len(names):
             raise ArgumentValueError(
                 "outputs",
-                f"{schema.op} has no such number of outputs",
+                f"{schema.op} does not have this number of outputs",
                 came=number,
                 accepted=accepted,
             )
@@ -127,7 +127,7 @@ def channel_axes_of(
 
 
 def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
-    """Return a shape with 1 for each reduced axis; `axes` are those that are not reduced."""
+    """Return `shape` with 1 for each reduced axis, i.e. each axis that is not in `axes`."""
     return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
@@ -164,13 +164,13 @@ def _check_together(groups: Iterable[tuple[str, ...]], names: Collection[str], v
             absent = [name for name in group if name not in names]
             raise ArgumentValueError(
                 absent[0],
-                f"{' and '.join(group)} are either all {verb} or none of them",
+                f"{' and '.join(group)} must be {verb} together or not at all",
                 came=f"{' and '.join(present)} alone",
             )
 
 
 def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) -> TypeRule:
-    """Check x, and that dy has its shape and type; return the rule for x's element type."""
+    """Check x and the data tensors that must match it; return the rule for x's element type."""
     words = schema.words
     name = words["x"]
     x = arrays[name]
@@ -227,7 +227,7 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
 def _rule_of(schema: OperatorSchema, name: str, x: np.ndarray) -> TypeRule:
     dtype = element_type(x.dtype)
     for rule in schema.type_rules:
-        # NumPy's float64 type equals None.
+        # None must not be compared with a dtype, because NumPy's float64 type equals None.
         if dtype is not None and ELEMENT_TYPE_NAMES[rule.data] == dtype:
             return rule
     raise ArgumentTypeError(

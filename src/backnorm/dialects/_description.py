@@ -1,7 +1,7 @@
-"""Complete a schema by the parameters, defaults and documentation of the operator's class.
+"""Complete a schema with the parameters, defaults and documentation of the operator's class.
 
-They are read from the signature and the docstring of ``__call__``, and of ``__init__`` if the
-operator is configured before it is called.
+They are read from the signature and the docstring of ``__call__``. If the operator is configured
+before it is called, attributes are read from the signature of ``__init__`` and the class docstring.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
 def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     """Return the schema of an operator, with the parameters and documentation of its class.
 
-    A function that computes a part of a gradient is described like the call of an operator.
+    `cls` may also be a function that computes a part of a gradient.
     """
     is_function = inspect.isfunction(cls)
     is_configured = not is_function and cls.__init__ is not object.__init__
@@ -37,7 +37,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     # An operator with revisions takes the inputs of the revision, in the revision's order.
     order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
     if is_function:
-        # It may have parameters that its rules do not.
+        # A function may have parameters that its rules do not list.
         order = tuple(name for name in call if name != "arithmetic")
     return replace(
         rules,
@@ -63,7 +63,7 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 def _completed(
     spec: AttributeSpec, parameters: Mapping[str, inspect.Parameter], summary: str
 ) -> AttributeSpec:
-    """Return an attribute with the default of its parameter and its documentation."""
+    """Return an attribute with its documentation and the default of its parameter."""
     default = parameters[spec.name].default if spec.default is UNKNOWN else spec.default
     return replace(spec, default=default, summary=summary)
 

@@ -1,7 +1,7 @@
-"""Parts of a gradient: the gradients of the parameters, and then that of x, which takes them.
+"""Compute parts of a gradient: the gradients of the parameters, and from them the gradient of x.
 
-A specification may define an operator for each. They are functions here, with the same tables of
-rules as whole operators, and keep nothing from one call to the next.
+Some specifications have an operator for each part. Here these operators are functions, which have
+tables of rules like other operators, but whose calls are not cached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def bind(
     attributes: Sequence[object],
     arithmetic: Arithmetic | None,
 ) -> Call:
-    """Check a call against the rules, which have the inputs and the attributes in this order."""
+    """Return the checked call; `inputs` and `attributes` are in the order of the rules."""
     values = zip((spec.name for spec in schema.attributes), attributes, strict=True)
     checked = check_attributes(schema, dict(values))
     named = dict(zip((tensor.name for tensor in schema.inputs), inputs, strict=True))
@@ -47,8 +47,8 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
         dbeta  = sum dy
         dgamma = sum dy*(x - mean) / sqrt(variance + epsilon)
 
-    They have the type of the mean, or `dtype`. Without statistics, dbeta has the type of x, and
-    dgamma has no meaning.
+    The results have the type of the mean, or `dtype`. Without statistics, dbeta has the type of x
+    and dgamma is meaningless.
     """
     mean, variance = call.by_role("mean"), call.by_role("variance")
     if mean is None:
@@ -61,13 +61,13 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
 
 
 def input_gradient(call: Call) -> np.ndarray:
-    """Return dx from the gradients of the parameters, in the formula of training.
+    """Return dx in training, from the gradients of the parameters.
 
     With M elements per channel, s = 1 / sqrt(variance + epsilon), and gamma 1 if there is none::
 
         dx = gamma*s * (dy - dbeta/M - (x - mean)*s * dgamma/M)
 
-    A gradient that is not given is computed, and not rounded.
+    An absent gradient of a parameter is computed and not rounded.
     """
     mean, variance, gamma = map(call.by_role, ("mean", "variance", "gamma"))
     dgamma, dbeta = map(call.by_role, ("dgamma", "dbeta"))
@@ -92,7 +92,7 @@ def _run(
     gamma: np.ndarray | None,
     **numbers: Any,
 ) -> Any:
-    """Run an operation whose operands are x, dy and those of the channels."""
+    """Run an operation on x, dy and per-channel operands."""
     x, dy = call.by_role("x"), call.by_role("dy")
     problem = Problem(
         operation,

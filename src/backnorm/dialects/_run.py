@@ -1,8 +1,8 @@
 """Bind a checked call to an executable, for this call and all calls with the same metadata.
 
-The checks of a dialect imply those of the canonical operator, so the Problem is made directly. The
-executable checks values and the memory for an output; its errors are raised again with the
-dialect's names.
+The checks of a dialect imply those of the canonical operator, so the Problem is made without
+further checks. The executable checks values and the memory for an output; its errors are raised
+again with the dialect's names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Arrays = Mapping[str, np.ndarray]
 Convert = Callable[[Any], np.ndarray]
 Finish = Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
-# The inputs that determine the element type of a result: the first that is given.
+# The inputs that may determine the element type of a result: the first that is present does.
 _TYPED_LIKE = {
     "dgamma": ("gamma", "mean"),
     "dbeta": ("beta", "gamma", "mean"),
@@ -56,23 +56,23 @@ class BoundCall:
     is_plain : bool
         Whether kernels read all arrays of such calls in place.
     operands : callable
-        Returns the canonical operands, given the inputs in order, followed by None.
+        Maps the inputs in order, followed by None, to the canonical operands.
     converted : tuple of str, or None
         The operands whose element type is not the executable's; None if the executable takes all
         operands as they are.
     memory : int or None
         The position of the input that is memory for the first output.
     running : callable or None
-        Returns copies of the running statistics before their update, given the inputs.
+        Maps the inputs to copies of the running statistics before their update.
     numbers : mapping of str to float
         The weight of the batch, if the executable updates the running statistics.
     results : tuple of (str, callable or None)
-        The role of each canonical result, each running statistic and an empty array, and the
-        function that converts it to the dialect's type and shape.
+        For each canonical result, each running statistic and an empty array: the role, and the
+        function that converts the array to the dialect's type and shape.
     select : callable
-        Returns the outputs, given these results.
+        Maps these results to the outputs.
     finish : callable or None
-        Returns all results of the dialect by role, if there are other outputs than these.
+        `Operator.finish`, if the dialect's results are more than these.
     """
 
     call: Call
@@ -91,7 +91,7 @@ class BoundCall:
     finish: Finish | None
 
     def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
-        """Return the outputs for inputs of the same metadata, and memory for the first output."""
+        """Return the outputs for inputs of the same metadata; `memory` is for the first output."""
         operands = self.operands((*inputs, None))
         if self.converted is not None:
             operands = self._prepared(operands, self.converted)
@@ -114,7 +114,7 @@ class BoundCall:
         return self.select(results) if self.finish is None else self._finished(inputs, results)
 
     def _prepared(self, operands: Sequence[Any], converted: Sequence[str]) -> tuple[Any, ...]:
-        """Return operands of the executable's element types, with statistics in a backward pass."""
+        """Return operands of the executable's element types; compute statistics that are absent."""
         values = dict(zip(self.problem.signature.names, operands, strict=True))
         for name in converted:
             values[name] = values[name].astype(self.problem.statistics_dtype)
@@ -125,7 +125,7 @@ class BoundCall:
         return tuple(values.values())
 
     def _finished(self, inputs: Sequence[Any], values: Results) -> tuple[np.ndarray, ...]:
-        """Return the outputs if they are more than the canonical results."""
+        """Return the outputs that `finish` makes of the canonical results."""
         assert self.finish is not None
         schema = self.call.schema
         arrays = {
@@ -195,7 +195,7 @@ def _running(
 ) -> Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None:
     """Return the function that copies the running statistics from the inputs to new memory.
 
-    If their weight is 0, they are not read: they may be NaN, or absent.
+    If their weight is 0, they are not read, because they may be NaN or absent.
     """
     dtype, channels = problem.statistics_dtype, problem.channels
     if weight is None:
@@ -232,7 +232,7 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 def _selection(
     call: Call, results: Sequence[tuple[str, Convert | None]]
 ) -> Callable[[Results], tuple[np.ndarray, ...]]:
-    """Return the function that makes the outputs from these results."""
+    """Return the function that maps these results to the outputs."""
     roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
     places = {role: (place, convert) for place, (role, convert) in enumerate(results)}
     recipes = [places[roles[name]] for name in call.outputs if roles[name] in places]
@@ -281,7 +281,7 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
         return FLOAT64
     if canonical.operation == "backward" and len(inputs) > 1:
         return FLOAT64
-    # Several types of inputs are float32 and one of 16 bits.
+    # If inputs have several types, these are float32 and one 16-bit type.
     common = FLOAT32
     if len(inputs) <= 1:
         (common,) = inputs or results or {FLOAT32 if is_16_bit(dtype) else dtype}

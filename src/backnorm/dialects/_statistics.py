@@ -26,10 +26,10 @@ def native(like: Any) -> np.dtype:
 def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
     """Return, in float64, the v with ``1 / sqrt(v) == inverse``, to within 2^-52.
 
-    For an inverse standard deviation, v is variance + epsilon. It stays in float64, because
-    rounding it to float32 would change the last bit of results. For an infinite inverse (variance +
-    epsilon = 0), v is 1e-300 instead of 0, which the canonical operator rejects. 1 / sqrt(1e-300)
-    overflows float32, so the infinity propagates.
+    For an inverse standard deviation, v is variance + epsilon. Rounding v to float32 would change
+    the last bit of results. For an infinite inverse (variance + epsilon = 0), v is 1e-300 instead
+    of 0, which the canonical operator rejects. 1 / sqrt(1e-300) overflows float32, so the infinity
+    propagates.
 
     Negative values are invalid and give NaN; callers reject them first.
     """
@@ -66,7 +66,7 @@ def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and biased variance of x, computed in float64 in any arithmetic."""
+    """Return mean and biased variance of x in float64, whichever arithmetic a call has."""
     known = x.shape, channel_axes, native(x), FLOAT64
     arithmetic = own_arithmetic(native(x))
     problem = Problem("forward", *known, epsilon=epsilon, arithmetic=arithmetic)

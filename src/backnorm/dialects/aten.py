@@ -148,7 +148,7 @@ class _NativeBatchNormBackward(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----

@@ -3,8 +3,8 @@
 Source: hicann/ops-nn of 2026, norm/bn_training_update_grad (commit 3838a30) and
 norm/bn_training_reduce_grad (commit 06b6ec6): README.md and op_graph/*_proto.h, and
 tests/assets/golden.py for the formulas; for NC1HWC0 and NDC1HWC0 the older TBE implementations,
-impl/bn_training_reduce_grad.py and impl/dynamic/bn_training_update_grad.py. An array has no format,
-so it is an argument here.
+impl/bn_training_reduce_grad.py and impl/dynamic/bn_training_update_grad.py. A NumPy array has no
+format, so the format is an argument here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FORMATS = (
     FormatSpec("NC1HWC0", "NCX", 5),
     FormatSpec("NDC1HWC0", "NCX", 6),
 )
-# The channel axes of the formats that have two; a channel is c1 * C0 + c0.
+# The formats with two channel axes; the index of a channel is c1 * C0 + c0.
 _SPLIT = {"NC1HWC0": (1, 4), "NDC1HWC0": (2, 5)}
 _C0 = 16
 _STATISTICS = {"batch_mean": "mean", "batch_variance": "variance"}
@@ -99,18 +99,18 @@ def _reduce(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
     )
 
 
-# The rules by whether the channels are split over two axes.
+# The rules: False for one channel axis, True for two.
 _UPDATE = {False: _update(channel), True: _update(kept)}
 _REDUCE = {False: _reduce(channel), True: _reduce(kept)}
 
 
 def _is_split(format: object) -> bool:
-    # A subclass of strings can define any comparison.
+    # A subclass of str may override comparison, so compare a plain str.
     return issubclass(type(format), str) and str.__str__(format) in _SPLIT
 
 
 def _check(call: Call) -> Call:
-    """Raise for an empty tensor, and for another C0 than 16."""
+    """Return the call; raise if a tensor is empty or C0 is not 16."""
     shape = call.by_role("x").shape
     if 0 in shape:
         raise ArgumentValueError("grads", "must not be empty", came=f"shape {shape}")
@@ -149,8 +149,8 @@ def BNTrainingUpdateGrad(
     epsilon : float, finite and not negative, rounded to float32
         Added to the variance.
     format : {"ND", "NCHW", "NHWC", "NCDHW", "NC1HWC0", "NDC1HWC0"}
-        The format of `grads` and `x`, which their descriptions have in CANN. ND is of any rank and
-        has the channels in axis 1.
+        The format of `grads` and `x`, in CANN a part of their descriptions. ND means any rank, with
+        the channels in axis 1.
     arithmetic : {"float32", "float64"}, optional
         An extension of backnorm: the compute type of elements; see `backnorm.arithmetic`.
 
@@ -163,7 +163,7 @@ def BNTrainingUpdateGrad(
     ------
     ArgumentTypeError, ArgumentValueError
         If an argument does not match its description, or the sum of a variance and epsilon is not
-        positive; the error has the argument's name here.
+        positive; the error names the argument.
     """
     inputs = grads, x, batch_mean, batch_variance
     call = _check(bind(_UPDATE[_is_split(format)], inputs, (epsilon, format), arithmetic))
@@ -210,8 +210,8 @@ def BNTrainingReduceGrad(
 
     Notes
     -----
-    CANN computes ``(grads + a*x + b) * scale*s`` with `batch_mean` in `b`, in float32, which loses
-    digits where the mean is many deviations from 0. Here, the mean is subtracted from `x`.
+    CANN computes ``(grads + a*x + b) * scale*s`` in float32, where `b` includes `batch_mean`. This
+    loses digits if the mean is many deviations from 0. Here, the mean is subtracted from `x`.
     """
     inputs = grads, x, diff_scale, diff_offset, scale, batch_mean, batch_variance
     call = _check(bind(_REDUCE[_is_split(format)], inputs, (epsilon, format), arithmetic))

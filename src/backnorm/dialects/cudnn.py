@@ -82,7 +82,7 @@ class _BatchNormalizationBackward(Operator):
             channel_axes=_channel_axes,
             phrases=Phrases(
                 channel_rank="must have the rank of {x}",
-                channel_size="must have the shape that the mode says",
+                channel_size="must have the shape that mode requires",
             ),
         ),
     )
@@ -159,7 +159,7 @@ class _BatchNormalizationBackward(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -171,7 +171,7 @@ class _BatchNormalizationBackward(Operator):
         - An output becomes alpha * result + beta * old contents, where the result is first
           rounded to the output's type. If beta is 0, the old contents are not read. MIOpen's
           function has the same arguments and only accepts alpha 1 and beta 0.
-        - Without saved statistics, those of x are computed again, with epsilon.
+        - Without saved statistics, they are computed from x and epsilon.
         """
         dx, dBnScale, dBnBias = self._run(
             (x, dy, dx, bnScale, dBnScale, dBnBias, savedMean, savedInvVariance),
@@ -182,7 +182,7 @@ class _BatchNormalizationBackward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call, whose results do not include weighted gradients.
+        """Return the canonical call; if gradients are weighted, it has no outputs.
 
         Raise if beta is not 0 for an output without memory, or if memory is not writable.
         """
@@ -191,7 +191,7 @@ class _BatchNormalizationBackward(Operator):
             memory = call.inputs.get(name)
             if memory is None and call.number(beta) != 0.0:
                 problem = (
-                    f"is required where {beta} is not 0: it is what the result is blended into"
+                    f"is required if {beta} is not 0, because the result includes its old contents"
                 )
                 raise ArgumentTypeError(name, problem, came="None", accepted="an array")
             if memory is not None:
@@ -212,7 +212,7 @@ class _BatchNormalizationBackward(Operator):
         """
         memory = {"dx": "dx", "dgamma": "dBnScale", "dbeta": "dBnBias"}
         for role, name in memory.items():
-            # With alpha 1 and beta 0, the executable has checked the memory of dx, and a kernel has
+            # With alpha 1 and beta 0, the executable has already checked the memory of dx and
             # written to it.
             if name in arrays and arrays[name] is not results[role]:
                 _check_apart(name, arrays)

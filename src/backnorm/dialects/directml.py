@@ -3,8 +3,8 @@
 Source: the documentation of DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC and
 DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC (MicrosoftDocs/sdk-api, the second with pull request 1262
 of August 2022).
-Statistics and scale have the rank of the input. The axes in which they have size 1 are reduced;
-they may be any set of axes.
+Statistics and scale have the rank of the input, and size 1 in the reduced axes. Any set of axes
+may be reduced.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ __all__ = [
 def _channel_axes(
     attributes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> tuple[int, ...]:
-    """Return the axes in which Mean has more than one element, or none."""
+    """Return the axes in which the size of Mean is not 1."""
     shape, mean = arrays["Input"].shape, arrays["Mean"].shape
     if len(mean) != len(shape):
         raise ArgumentValueError(
             "Mean",
             "must have the rank of Input",
             came=f"shape {mean}",
-            accepted=f"rank {len(shape)}, as Input of shape {shape}",
+            accepted=f"rank {len(shape)}, like Input of shape {shape}",
         )
     if any(own not in (1, size) for own, size in zip(mean, shape, strict=True)):
         raise ArgumentValueError(
             "Mean",
-            "must have in each axis the size of Input, or 1",
+            "must have the size of Input, or 1, in each axis",
             came=f"shape {mean}",
             accepted=f"sizes of {shape}, or 1",
         )
@@ -147,7 +147,7 @@ class _BatchNormalizationTrainingGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -221,14 +221,14 @@ class _BatchNormalizationGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
 
-        - DirectML does not broadcast an axis of size 1 by itself: its tensor description must
-          have stride 0 there. The stride of an array in an axis of size 1 has no effect.
+        - DirectML broadcasts an axis of size 1 only if its tensor description has stride 0
+          there. Here, the stride of an array in an axis of size 1 has no effect.
         - If the axes that are not reduced are adjacent in memory, they are merged into one
           without a copy; otherwise Input and InputGradient are copied.
         """

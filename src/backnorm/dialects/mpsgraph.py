@@ -1,10 +1,10 @@
 """Apple's MPSGraph: normalizationGradient, normalizationGammaGradient, normalizationBetaGradient.
 
 Source: MPSGraphNormalizationOps.h of the macOS 11 SDK and Apple's documentation of the three
-methods. Neither has formulas or element types: these are those with which PyTorch calls the methods
-(aten/src/ATen/native/mps/operations/Normalization.mm, commit 013c316), so that they give the
-gradient of training. Arguments have the labels of the selectors. Tensors of statistics and
-parameters have the rank of the source, and size 1 in the reduced axes.
+methods. Neither has formulas or element types. The element types are those with which PyTorch calls
+the methods (aten/src/ATen/native/mps/operations/Normalization.mm, commit 013c316). The formulas are
+those with which PyTorch's calls return the gradient in training. Arguments have the labels of the
+selectors. Statistics and parameters have the rank of the source, and size 1 in the reduced axes.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def normalizationBetaGradient(
         Gradient of the output, and input of the forward: of one shape and element type (f32, f16
         or bf16). The values of `sourceTensor` are not used.
     reductionAxes : sequence of int
-        The axes that are reduced: different, and not negative. For batch normalisation, all but
-        that of the channels.
+        The axes that are reduced: different, and not negative. For batch normalisation, all axes
+        but the channel axis.
     name : str, optional
         Name of the operation; ignored.
     arithmetic : {"float32", "float64"}, optional
@@ -109,13 +109,13 @@ def normalizationBetaGradient(
     Returns
     -------
     numpy.ndarray
-        The type is that of `sourceTensor`, with size 1 in the reduced axes; summed in a wider type
-        and rounded once.
+        The type is that of `sourceTensor`, and the size is 1 in the reduced axes. The sum is
+        computed in a wider type and rounded once.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If an argument does not match its description; the error has its name here.
+        If an argument does not match its description; the error names the argument.
     """
     inputs = incomingGradientTensor, sourceTensor
     call = bind(_BETA, inputs, (reductionAxes, name), arithmetic)
@@ -157,7 +157,7 @@ def normalizationGammaGradient(
     ------
     ArgumentTypeError, ArgumentValueError
         If an argument does not match its description, or the sum of a variance and epsilon is not
-        positive; the error has the argument's name here.
+        positive; the error names the argument.
     """
     inputs = incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
     call = bind(_GAMMA, inputs, (reductionAxes, epsilon, name), arithmetic)
@@ -196,8 +196,8 @@ def normalizationGradient(
         Scale. None: 1.
     gammaGradientTensor, betaGradientTensor : array, size 1 in the reduced axes, optional
         The results of `normalizationGammaGradient` and `normalizationBetaGradient`. None: it is
-        computed from the other arguments, and not rounded; Apple's documentation says of None only
-        that it is accepted.
+        computed from the other arguments, and not rounded. Apple's documentation only says that
+        None is accepted.
 
     Returns
     -------
@@ -211,8 +211,8 @@ def normalizationGradient(
 
     Notes
     -----
-    The gradients of the parameters are rounded to the element type, which loses digits in 16 bits:
-    the whole gradient of another dialect rounds only once.
+    The gradients of the parameters are rounded to the element type, which loses digits in 16 bits.
+    A dialect with one operator for all gradients does not round them before it computes that of x.
     """
     inputs = incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
     parameters = gammaTensor, gammaGradientTensor, betaGradientTensor

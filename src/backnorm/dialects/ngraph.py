@@ -110,7 +110,7 @@ class _BatchNormTrainingBackprop(Operator):
         epsilon : float, finite and not negative
             added to the variance, as a double
         input_delta : numpy.ndarray, optional
-            memory for this output; may be delta, which it then overwrites
+            memory for this output; may be delta, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
@@ -126,7 +126,7 @@ class _BatchNormTrainingBackprop(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -231,7 +231,7 @@ class _BatchNormTraining(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -316,7 +316,7 @@ class _BatchNormInference(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----

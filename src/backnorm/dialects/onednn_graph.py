@@ -149,7 +149,7 @@ class BatchNormTrainingBackward(Operator):
         outputs : int or collection of str
             the number of outputs, counted from the first, or their names
         diff_src : numpy.ndarray, optional
-            memory for this output; may be diff_dst, which it then overwrites
+            memory for this output; may be diff_dst, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
@@ -165,7 +165,7 @@ class BatchNormTrainingBackward(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -293,7 +293,7 @@ class BatchNormForwardTraining(Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -384,7 +384,7 @@ class BatchNormInference(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----

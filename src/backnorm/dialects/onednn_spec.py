@@ -1,4 +1,4 @@
-"""oneDNN Graph specification: BatchNormTrainingBackprop-1 and its partners.
+"""oneDNN Graph specification: BatchNormTrainingBackprop-1 and its forward operators.
 
 Three versions of the specification have operators of these names; ``revision`` selects one:
 
@@ -59,8 +59,7 @@ Revision = Literal["latest", "2020-21", "early"]
 
 _REVISION = AttributeSpec("revision", "string", choices=REVISIONS, extension=True)
 _IS_TRAINING = AttributeSpec("is_training", "bool", role="training", default=True)
-# For each revision: the type symbol of the data, that of the parameters, and the types that they
-# stand for.
+# For each revision: the type symbols of data and of per-channel tensors, and the permitted types.
 _TYPES = {
     "latest": ("T1", "T2", TYPE_RULES),
     "2020-21": ("T", "f32", type_rules(f32="f32", bf16="f32", f16="f32")),
@@ -148,7 +147,7 @@ class _OfRevision(Operator):
     def _arranged(
         self, inputs: tuple[ArrayLike | None, ...], named: Mapping[str, ArrayLike | None]
     ) -> tuple[ArrayLike | None, ...]:
-        """Return inputs by position and by name in the order of the revision; None if absent."""
+        """Return all inputs, passed by position or by name, in the order of the revision."""
         names = self.schema.order
         if len(inputs) == len(names) and not named:
             return inputs
@@ -235,7 +234,7 @@ class BatchNormTrainingBackprop(_OfRevision):
         outputs : int or collection of str
             the number of outputs, counted from the first, or their names
         input_delta : numpy.ndarray, optional
-            memory for this output; may be output_delta, which it then overwrites
+            memory for this output; may be output_delta, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
@@ -251,16 +250,16 @@ class BatchNormTrainingBackprop(_OfRevision):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
-        with f32; bf16 with f32 alone in the revision "2020-21".
+        with f32; bf16 only with f32 in the revision "2020-21".
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
           input's type, independently of the others. A gradient has the type of its parameter; if
-          the parameter is absent, the type of gamma, else of mean.
+          the parameter is absent, the type of gamma or, without gamma, of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, outputs=outputs, memory=input_delta, arithmetic=arithmetic)
@@ -344,16 +343,16 @@ class BatchNormForwardTraining(_OfRevision, Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
-        with f32; bf16 with f32 alone in the revision "2020-21".
+        with f32; bf16 only with f32 in the revision "2020-21".
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
           input's type, independently of the others. A gradient has the type of its parameter; if
-          the parameter is absent, the type of gamma, else of mean.
+          the parameter is absent, the type of gamma or, without gamma, of mean.
         - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as in
           oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0) does
           not change the running statistics.
@@ -423,16 +422,16 @@ class BatchNormInference(_OfRevision):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16, f16
-        with f32; bf16 with f32 alone in the revision "2020-21".
+        with f32; bf16 only with f32 in the revision "2020-21".
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
           input's type, independently of the others. A gradient has the type of its parameter; if
-          the parameter is absent, the type of gamma, else of mean.
+          the parameter is absent, the type of gamma or, without gamma, of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, memory=output, arithmetic=arithmetic)

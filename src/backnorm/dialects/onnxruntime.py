@@ -109,7 +109,7 @@ class _BatchNormalizationGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -211,7 +211,7 @@ class _BatchNormInternal(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -221,7 +221,7 @@ class _BatchNormInternal(Operator):
         - running = momentum * old + (1 - momentum) * batch, with the biased batch variance. An
           empty batch (M = 0) does not change the running statistics.
         - training_mode=0 returns input_mean and input_var unchanged as running statistics, and
-          as saved statistics in the form of mean and inverse standard deviation.
+          input_mean and 1 / sqrt(input_var + epsilon) as saved statistics.
         """
         Y, running_mean, running_var, saved_mean, saved_inv_std = self._run(
             (X, scale, B, input_mean, input_var),
@@ -237,7 +237,7 @@ class _BatchNormInternal(Operator):
         if mode not in (0, 1):
             raise ArgumentValueError("training_mode", "unknown mode", came=mode, accepted="0 or 1")
         if mode:
-            # saved_inv_std is computed from the variance before it is rounded.
+            # saved_inv_std is computed from the variance before the variance is rounded.
             weight = 1.0 - call.number("momentum") if call.count else 0.0
             return replace(canonical, inverse_std=True, weight=weight)
         inputs = canonical.inputs | {"mean": "input_mean", "variance": "input_var"}
@@ -247,7 +247,7 @@ class _BatchNormInternal(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add the given statistics of inference, as running and as saved statistics."""
+        """Add the input statistics of inference, as running and as saved statistics."""
         mean, variance = arrays["input_mean"], arrays["input_var"]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))

@@ -83,7 +83,8 @@ class Operator:
     def translate(cls, call: Call) -> CanonicalCall:
         """Return the canonical call that a checked call corresponds to.
 
-        It depends only on shapes, types and attributes, so a repeated call is not translated again.
+        The result depends only on shapes, types and attributes, so a repeated call is not
+        translated again.
 
         Raises
         ------
@@ -98,9 +99,9 @@ class Operator:
     ) -> dict[str, np.ndarray]:
         """Return all results by role, given the results of the canonical operation.
 
-        This is called if the operator has outputs that the canonical operation does not have, or if
-        there is memory for the gradients of parameters. `call` has the shapes and types of the
-        inputs, `arrays` their values.
+        This is called if the operator has outputs that the canonical operation does not have, if
+        the canonical call is `blended`, or if there is memory for the gradients of parameters.
+        `call` has the shapes and types of the inputs, `arrays` their values.
         """
         return results
 
@@ -117,8 +118,8 @@ class Operator:
     ) -> dict[str, np.ndarray]:
         """Call by the dialect's names; return the requested outputs in index order.
 
-        `out` is an array for the first output; it may be the gradient of the output. `activation`
-        follows a forward pass.
+        `out` is memory for the first output; in a backward pass, `out` may be dy. `activation` is
+        fused into a forward pass.
         """
         call = cls.bind(inputs, attributes, outputs, arithmetic)
         values = cls._bound(call, activation)(_in_order(call), out)
@@ -147,7 +148,7 @@ class Operator:
         outputs: Outputs = None,
         arithmetic: Arithmetic | None = None,
     ) -> Call:
-        """Check a call against the schema."""
+        """Return the call, checked against the schema."""
         for name, values in {"inputs": inputs, "attributes": attributes}.items():
             if not issubclass(type(values), Mapping):
                 raise ArgumentTypeError(
@@ -174,7 +175,7 @@ class Operator:
     ) -> tuple[np.ndarray, ...]:
         """Return the outputs for inputs and attributes in the order of the rules.
 
-        A configured operator passes its own attributes.
+        A configured operator passes no attributes, because they are in `self.attributes`.
         """
         key: tuple[object, ...] | None
         options = (*attributes, outputs, arithmetic)
@@ -213,7 +214,7 @@ class Operator:
         arithmetic: Arithmetic | None,
     ) -> tuple[np.ndarray, ...]:
         """Check and run a call; cache it under the key, if there is one."""
-        # Kernels cannot read these arrays in place, so the plan also depends on their layouts.
+        # The plan for arrays that kernels cannot read in place also depends on the layouts.
         layouts = None if key is None else NUMPY.layouts(inputs)
         copied = None if layouts is None else (key, layouts)
         repeated: BoundCall | None = CALLS.get(copied)

@@ -172,21 +172,21 @@ class _BatchNormGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
         Element types of data and of per-channel tensors: f32 with f32, f64 with f64, f16 with
-        f32, bf16 with f32. Paddle's CPU kernel has no elements of 16 bits.
+        f32, bf16 with f32. Paddle's CPU kernel does not take 16-bit elements.
 
-        - The name of saved_variance says variance, but it holds the inverse standard deviation;
-          variance_out holds the variance.
+        - Despite its name, saved_variance is the inverse standard deviation. variance_out is the
+          variance.
         - The statistics that a call does not use are not checked, and may be empty. saved_mean
           and saved_variance are always required.
         - In training, a batch of one element per channel gives x_grad = out_grad and zeros for
           the parameters: Paddle's forward copies such a batch to its output.
-        - Without scale or bias, Paddle returns no gradients of the parameters. Here, they are
-          those of a scale of 1.
+        - Without scale or bias, Paddle returns no gradients of the parameters. This operator
+          returns those of a scale of 1.
         """
         statistics = mean_out, variance_out, saved_mean, saved_variance
         x_grad, scale_grad, bias_grad = self._run(
@@ -206,7 +206,7 @@ class _BatchNormGrad(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; it has no results for a copied batch."""
+        """Return the canonical call; for a batch that is copied, it has no outputs."""
         canonical = super().translate(call)
         is_copied = call.schema.copies_one and canonical.training and call.count == 1
         return replace(canonical, blended=True, outputs={}) if is_copied else canonical

@@ -43,8 +43,8 @@ DIALECTS: Mapping[str, str] = {
     )
 }
 
-#: The module of each dialect with functions that compute a part of a gradient. Functions are no
-#: operators: graphs, `invoke` and the commands `run` and `verify` do not know them.
+#: The module of each dialect with functions that compute a part of a gradient. These functions are
+#: not operators: graphs, `invoke` and the commands `run` and `verify` cannot call them.
 PARTS: Mapping[str, str] = {
     name: f"backnorm.dialects.{name}" for name in ("aten", "mpsgraph", "cann")
 }
@@ -82,7 +82,7 @@ def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:
 
 
 def operator(dialect: str, op: str) -> Operator | type[Operator]:
-    """Return an operator, which ``.schema`` describes; ``.schema_for(attributes)``: its revision.
+    """Return an operator; ``.schema``, or ``.schema_for(attributes)``, describes it.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def invoke(
     arithmetic : {"float32", "float64"}, optional
         The type in which elements are computed; see `backnorm.arithmetic`.
     activation : Activation, optional
-        The activation behind a forward pass, computed in the same pass.
+        The activation fused into a forward pass.
 
     Returns
     -------

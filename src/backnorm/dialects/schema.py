@@ -92,7 +92,7 @@ class Required:
 
 REQUIRED = Required()
 
-#: Marks an attribute in a table whose default is in the operator's signature.
+#: The default of an attribute in a table, to be replaced by that of the operator's signature.
 UNKNOWN = object()
 
 
@@ -152,8 +152,8 @@ class AttributeSpec:
         As in the dialect. The value of an ``f32`` attribute is rounded to float32.
     role : str or None
         The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
-        ``"training"``; ``"frozen"`` is the opposite of ``"training"``,
-        and ``"reduced_axes"`` of ``"channel_axis"``.
+        ``"training"``; ``"frozen"`` is the opposite of ``"training"``, and ``"reduced_axes"`` are
+        all axes that are not channel axes.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
@@ -192,9 +192,9 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class FormatSpec:
-    """A data format: the dialect's name, the canonical layout, and its rank if it fixes one.
+    """A data format: the dialect's name, the canonical layout, and the rank if the format fixes it.
 
-    `is_any` says that any axis may be the channel axis; `layout` is then the usual one.
+    If `is_any`, any axis may be the channel axis, and `layout` is the usual layout.
     """
 
     name: str
@@ -256,9 +256,9 @@ class OperatorSchema:
     inputs_together, outputs_together : tuple of tuple of str
         Groups of names that must be given (requested) together or not at all.
     unbiased : bool
-        Whether running variances average variances with Bessel's correction.
+        Whether running variances are averages of variances with Bessel's correction.
     frozen : bool
-        Whether the statistics are constants, in an operator without an attribute that says so.
+        Whether the statistics are constants, for an operator without an attribute for this.
     copies_one : bool
         Whether a batch of one element per channel is copied in training, and not normalised.
     channel_axes : callable, optional
@@ -309,7 +309,7 @@ class OperatorSchema:
     takes_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a table with a wrong word, which would make kernels read missing operands."""
+        """Raise for a wrong role or type, with which kernels would read absent operands."""
         for specs, roles in (
             ((*self.inputs, *self.outputs), get_args(TensorRole)),
             (self.attributes, (*get_args(AttributeRole), None)),
@@ -319,7 +319,7 @@ class OperatorSchema:
                     self._refuse(f"the role of {spec.name}", spec.role, roles)
         names = {tensor.role for tensor in self.inputs}
         names |= {"variance"} if "inverse_deviation" in names else set()
-        # Operators that compute a part of a gradient may do without statistics.
+        # An operator that computes a part of a gradient may have no statistics.
         if self.operation in ("backward", "forward", "inference"):
             for operand in SIGNATURES[self.operation].operands:
                 if operand.required and operand.name not in names:

@@ -1,7 +1,7 @@
 """StableHLO: batch_norm_grad, batch_norm_training, batch_norm_inference.
 
 Source: the StableHLO specification, v1. All tensors have one element type. The rank is 1 or more,
-and any axis can be that of the features. An operand of rank 1 has one element per feature: a batch
+and any axis can be the feature axis. An operand of rank 1 has one element per feature: a batch
 of one.
 """
 
@@ -113,15 +113,15 @@ class _BatchNormGrad(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
         Element types of data and of per-channel tensors: f64 with f64, f32 with f32, f16 with
         f16, bf16 with bf16.
 
-        - XLA's CPU code multiplies f16 gradients by the number of elements in f16, which gives
-          infinity from 65,504 / |grad_output| elements on. Here sums have a wider type.
+        - XLA's CPU code multiplies f16 gradients by the number of elements, in f16. The product
+          is infinite from 65,504 / |grad_output| elements on. Here, sums have a wider type.
         - An empty operand gives zeros for the parameters.
         """
         grad_operand, grad_scale, grad_offset = self._run(
@@ -191,7 +191,7 @@ class _BatchNormTraining(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -261,7 +261,7 @@ class _BatchNormInference(Operator):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----

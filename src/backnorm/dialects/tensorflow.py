@@ -120,7 +120,7 @@ def _rules(
     types = ("float32",) if version == 1 else ("half", "bfloat16", "float32")
     choices = tuple(f.name for f in formats)
     data_format = AttributeSpec("data_format", "string", role="data_format", choices=choices)
-    # exponential_avg_factor comes before is_training.
+    # In the signature, data_format is immediately before is_training.
     place = attributes.index(_IS_TRAINING)
     ranks = "4 or 5" if version == 3 else "4"
     return OperatorSchema(
@@ -296,7 +296,7 @@ class _FusedBatchNormGradV3(_Gradient):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -390,7 +390,7 @@ class _FusedBatchNormGrad(_Gradient):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -435,7 +435,7 @@ class _Forward(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add the statistics: NaN for an empty batch in training, the given ones in inference."""
+        """Add statistics: NaN for an empty batch in training, the input statistics in inference."""
         for role in ("mean", "variance"):
             if call.attributes["is_training"]:
                 results[f"running_{role}"] = np.full_like(results[role], np.nan)
@@ -504,7 +504,7 @@ class _FusedBatchNormV3(_Forward):
         batch_mean : array of U, shape (C,)
             running mean
         batch_variance : array of U, shape (C,)
-            running variance, of variances with Bessel's correction
+            running variance, an average of variances with Bessel's correction
         reserve_space_1 : array of U, shape (C,)
             batch mean
         reserve_space_2 : array of U, shape (C,)
@@ -515,7 +515,7 @@ class _FusedBatchNormV3(_Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----
@@ -597,7 +597,7 @@ class _FusedBatchNorm(_Forward):
         batch_mean : array of U, shape (C,)
             running mean
         batch_variance : array of U, shape (C,)
-            running variance, of variances with Bessel's correction
+            running variance, an average of variances with Bessel's correction
         reserve_space_1 : array of U, shape (C,)
             batch mean
         reserve_space_2 : array of U, shape (C,)
@@ -606,7 +606,7 @@ class _FusedBatchNorm(_Forward):
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error has its name here
+            if an argument does not match its description; the error names the argument
 
         Notes
         -----

@@ -11,8 +11,7 @@ from backnorm.graph.strict_json import expect_key, expect_object, expect_string
 def parse_attributes(value: object, where: str) -> dict[str, object]:
     """Return name -> value of a JSON object ``{name: {"type": ..., "value": ...}}``.
 
-    Each value is checked against its declared type. The operator checks later whether it has the
-    attribute and accepts the value.
+    Each value is checked against its declared type. The operator later checks names and values.
     """
     attributes = {}
     for name, entry in expect_object(value, where).items():

@@ -19,23 +19,23 @@ from backnorm.graph.program import Program, Step, Tensor
 def build_program(graph: Graph, *, fuse: bool = True) -> Program:
     """Return the program that runs `graph`.
 
-    A tensor's key is its name, or, without a name, its id in decimal. A tensor may also be supplied
-    by its id or by ``operator name.port`` (``bn1.src``). If only one tensor of the graph is at a
-    port of that name, the port alone is enough (``src``).
+    A tensor's key is its name or, without a name, its id. A tensor may also be supplied by its id
+    or by ``OPERATOR.PORT`` (``bn1.src``). The port alone (``src``) is enough if only one tensor of
+    the graph is at a port of that name.
 
     Parameters
     ----------
     graph : Graph
     fuse : bool
-        Whether a ReLU behind a normalisation, and a ReLUBackward before the `diff_dst` of a
-        BatchNormTrainingBackward, run in the same pass if nothing else reads the tensor between
-        them. The results have the same bits.
+        Whether to fuse a normalisation with the ReLU after it, and a ReLUBackward with the
+        BatchNormTrainingBackward whose `diff_dst` it produces, if nothing else reads the tensor
+        between the two operators. The results have the same bits.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If an operator has a wrong number of tensors, or tensors of types that it does not accept,
-        or, for operators other than batch normalisation, a wrong attribute.
+        If an operator has a wrong number of tensors, a tensor of an unsupported type, or a wrong
+        attribute. Attributes of a batch normalisation are checked when it runs.
     """
     steps = []
     ports: dict[int, list[str]] = {id_: [] for id_ in graph.tensors}
@@ -104,10 +104,7 @@ def _check_types(operator: Operator, types: Mapping[str, np.dtype]) -> None:
 
 
 def _attributes(operator: Operator, types: Mapping[str, np.dtype]) -> Mapping[str, object]:
-    """Return the attributes, checked unless they are those of a batch normalisation.
-
-    A dialect's operator checks its own.
-    """
+    """Return the attributes of `operator`, checked unless it is a batch normalisation."""
     pointwise = POINTWISE.get(operator.kind)
     if pointwise is None:
         return operator.attributes
@@ -124,11 +121,11 @@ def _attributes(operator: Operator, types: Mapping[str, np.dtype]) -> Mapping[st
 def _aliases(
     keys: dict[int, str], ports: dict[int, list[str]]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (key, all names) of each tensor; a name that fits two tensors is left out."""
+    """Return (key, all names) of each tensor, without names that fit two tensors."""
     primary = Counter(keys.values())
     twice = next((key for key, count in primary.items() if count > 1), None)
     if twice is not None:
-        raise ArgumentValueError("graph", f"two logical tensors go by the name {twice!r}")
+        raise ArgumentValueError("graph", f"two logical tensors have the name {twice!r}")
     names = {id_: dict.fromkeys([keys[id_], str(id_), *(ports[id_])]) for id_ in keys}
     uses = Counter(name for own in names.values() for name in own)
     return [

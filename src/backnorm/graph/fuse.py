@@ -1,9 +1,9 @@
-"""Let a ReLU next to a batch normalisation run in its pass.
+"""Fuse a batch normalisation with the ReLU or ReLUBackward next to it.
 
-Two pairs of steps are the same mathematics as one fused kernel, with the same bits: a normalisation
-whose `dst` a ReLU alone reads, and a ReLUBackward whose `diff_src` is the `diff_dst` of a
-BatchNormTrainingBackward alone. oneDNN's own pattern of the latter two operators joins them at
-`src`, which is not such a pair; it is run as it is written.
+A fused kernel returns the same bits as either of two pairs of steps: a normalisation and a ReLU, if
+only the ReLU reads `dst`; a ReLUBackward and a BatchNormTrainingBackward, if only the latter reads
+`diff_src`, as its `diff_dst`. oneDNN's own pattern joins the second pair at `src`. That pattern is
+a different computation and is not fused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BACKWARD = "BatchNormTrainingBackward"
 
 
 def fused(program: Program) -> Program:
-    """Return the program in which every such pair of steps is one step."""
+    """Return `program` with each such pair of steps fused into one step."""
     steps, tensors = list(program.steps), dict(program.tensors)
     reads = Counter(key for step in steps for key in step.inputs.values())
     reads.update(program.results.values())
@@ -34,7 +34,7 @@ def fused(program: Program) -> Program:
             joined = producer.outputs["dst"] == between
             dst = tensors[step.outputs["dst"]]
             if joined and _agree(tensors[between], dst):
-                # At the normalisation's place, because steps before the ReLU may read its
+                # The fused step replaces the normalisation: steps before the ReLU may read the
                 # statistics.
                 steps[steps.index(producer)] = _normalisation(producer, step)
                 steps.remove(step)
@@ -64,7 +64,7 @@ def notes(program: Program) -> tuple[str, ...]:
 
 
 def _agree(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors can have one shape; if not, running step by step says what is wrong."""
+    """Whether two tensors can have one shape; if not, a step raises the error when it runs."""
     return first.shape is None or second.shape is None or first.shape == second.shape
 
 

@@ -20,10 +20,7 @@ OLDER_NAMES: Mapping[str, str] = {
 
 
 class Port(NamedTuple):
-    """An input or output: its name, its accepted element types, and whether it is data.
-
-    Other ports have a value per channel.
-    """
+    """An input or output of an operator. A port that is not data has a value per channel."""
 
     name: str
     types: Types
@@ -32,7 +29,7 @@ class Port(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Ports in index order, and the type of each attribute as oneDNN's JSON names it."""
+    """An operator's ports in index order, and its attributes' types as in oneDNN's JSON."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]

@@ -31,7 +31,7 @@ MAX_ELEMENTS = 2**48
 MAX_RANK = 12  # DNNL_MAX_NDIMS
 
 _MAX_ID = 2**64 - 1
-# Values of a dimension or stride in oneDNN's files that is not known yet.
+# The values of an unknown dimension or stride in oneDNN's files.
 _UNKNOWN = (-1, -(2**63))
 _LAYOUT_TYPES = ("strided", "any", "undef")
 _PROPERTY_TYPES = ("undef", "variable", "constant")
@@ -40,7 +40,7 @@ _PROPERTY_TYPES = ("undef", "variable", "constant")
 def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> LogicalTensor:
     """Return the logical tensor that the JSON `value` at `where` describes.
 
-    The shape of an input must be known; that of an output may be left to the operator.
+    An input must have a known shape; an output may have an unknown one.
     """
     fields = expect_object(value, where)
     layout_type = expect_choice(fields, "layout_type", _LAYOUT_TYPES, where)
@@ -65,8 +65,8 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
 def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
-    Dimensions of 0 are left out of the product. The other dimensions of an empty array are limited,
-    too, because NumPy limits them and because they are the sizes of the parameters.
+    The product skips dimensions of 0, so the other dimensions of an empty array are limited, too:
+    NumPy limits them, and parameters have their sizes.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(
@@ -75,7 +75,7 @@ def check_elements(shape: tuple[int, ...], where: str) -> None:
 
 
 def merge(known: LogicalTensor, other: LogicalTensor, where: str) -> LogicalTensor:
-    """Merge two descriptions of a tensor, of which each may have facts that the other lacks."""
+    """Return one description of a tensor from two that may each lack facts."""
     for attribute in ("dtype", "shape", "stride", "name"):
         first, second = getattr(known, attribute), getattr(other, attribute)
         if first is not None and second is not None and first != second:
@@ -118,7 +118,7 @@ def _parse_stride(value: object, shape: tuple[int, ...], where: str) -> tuple[in
 
 
 def check_stride(stride: tuple[int, ...], shape: tuple[int, ...], where: str) -> None:
-    """Raise if `stride` is not one for `shape`, or two elements would share memory."""
+    """Raise if `stride` does not fit `shape` or two elements would share memory."""
     if len(stride) != len(shape):
         raise ArgumentValueError(
             where,
@@ -140,7 +140,7 @@ def check_stride(stride: tuple[int, ...], shape: tuple[int, ...], where: str) ->
 
 
 def _parse_sizes(value: object, where: str, most: int) -> tuple[int, ...] | None:
-    """Return the entries of a list, or None if one is not known yet."""
+    """Return the entries of a list, or None if an entry is unknown."""
     entries = expect_list(value, where, most=MAX_RANK)
     if any(type(entry) is int and entry in _UNKNOWN for entry in entries):
         return None

@@ -10,20 +10,20 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LogicalTensor:
-    """Metadata of a tensor; logical tensors with the same id are the same tensor.
+    """Metadata of a tensor. Logical tensors with the same id are the same tensor.
 
     Attributes
     ----------
     id : int
     dtype : numpy.dtype
     shape : tuple of int or None
-        None: not known before the graph runs (outputs only).
+        None for an output whose shape is not known before the graph runs.
     stride : tuple of int or None
         In elements; None unless `layout_type` is "strided" and the shape is known.
     layout_type : {"strided", "any", "undef"}
     property_type : {"undef", "variable", "constant"}
     name : str or None
-        Not part of oneDNN's own files; backnorm uses it where present.
+        An extension of backnorm: oneDNN's own files have no names of tensors.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Sort the operators of a graph in an order in which they can run."""
+"""Sort the operators of a graph topologically."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     except CycleError as error:
         raise ArgumentValueError(
             f"graph[{error.args[1][0]}]",
-            "the operator waits for its own output: the graph has a cycle",
+            "the operator depends on its own output: the graph has a cycle",
         ) from None
 
 

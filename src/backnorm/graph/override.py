@@ -1,8 +1,8 @@
-"""Override shapes, types and attributes of a graph, in the words of benchdnn.
+"""Override shapes, types and attributes of a graph, in the syntax of benchdnn.
 
-Source: oneDNN 3.13, tests/benchdnn/graph (its parser and its rewriting of a graph), and the lines
-of tests/benchdnn/inputs/graph. A list of alternatives, which benchdnn runs one after the other, is
-refused: a run is one graph.
+Source: oneDNN 3.13, the parser and the rewriting of graphs in tests/benchdnn/graph, and the options
+in tests/benchdnn/inputs/graph. benchdnn runs a list of alternatives one after the other; here a
+list is an error, because a run has one graph.
 """
 
 from __future__ import annotations
@@ -46,22 +46,21 @@ def override_graph(
     in_shapes : str, optional
         ``ID:SHAPE[*STRIDES]+...``: shapes (``2x192x71x71``) of inputs of the graph, and strides, as
         numbers or as a tag (``acdb``: the axes from the slowest to the fastest). Without strides,
-        the tensor is dense in row-major order; ``ID:*STRIDES`` keeps the shape. Shapes and strides
-        of all other tensors follow from the operators.
+        the tensor is dense in row-major order; ``ID:*STRIDES`` keeps the shape. Other inputs keep
+        their shapes. Shapes of computed tensors follow from the operators.
     dt : {"f32", "bf16", "f16"}, optional
-        The element type of the data of the graph: of x, y, dy and dx, and of all tensors of ReLU
-        and ReLUBackward. Statistics and parameters keep theirs. A graph with Quantize or Dequantize
-        is refused.
+        The element type of x, y, dy and dx, and of all tensors of ReLU and ReLUBackward. Statistics
+        and parameters keep their types. A graph with Quantize or Dequantize is an error.
     op_attrs : str, optional
-        ``ID:NAME:VALUE*NAME:VALUE+...``: attributes of operators, by their ids. Entries of a list
-        are joined by x (``zps:1x2``), booleans are 0, 1, false or true.
+        ``ID:NAME:VALUE*NAME:VALUE+...``: attributes of operators, by the operators' ids. Entries
+        of a list are joined by x (``zps:1x2``); booleans are 0, 1, false or true.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        For text that is not of this form, an id that the graph does not have, strides that do not
-        fit, an attribute that the operator does not have, or a type that is not accepted. The
-        error's name is that of benchdnn's option.
+        For text in another form, an unknown id, strides that do not fit the shape, an attribute
+        that the operator does not have, or an unsupported type. The error names benchdnn's option
+        (``--dt``).
     """
     if in_shapes is not None:
         graph = _with_shapes(graph, in_shapes)
@@ -112,7 +111,7 @@ def _tagged(where: str, tag: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _dense(shape: tuple[int, ...], order: Any) -> tuple[int, ...]:
-    """Return the strides of dense memory with the axes in this order, the slowest first."""
+    """Return the strides of dense memory with the axes in `order`, the slowest first."""
     stride, step = [0] * len(shape), 1
     for axis in reversed(list(order)):
         stride[axis] = step
@@ -188,7 +187,7 @@ def _entries(option: str, text: str, known: list[int], noun: str) -> dict[int, s
     """Return id -> the text after its colon."""
     if "," in text:
         raise ArgumentValueError(
-            option, "has a list of alternatives", came=text, accepted="one of them a run"
+            option, "has a list of alternatives", came=text, accepted="one alternative per run"
         )
     entries: dict[int, str] = {}
     for entry in text.split("+"):

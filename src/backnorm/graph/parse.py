@@ -27,23 +27,22 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
     ----------
     document : object
         The parsed JSON: an object with ``version`` ("3..."), ``graph`` (a list of operators) and,
-        optionally, ``output_ports`` (the ids of the tensors to return). Further keys
-        (``engine_kind``, ``fpmath_mode``, ``input_ports``) are accepted and have no effect:
-        results are always exact to one rounding.
+        optionally, ``output_ports`` (the ids of the tensors to return). Other keys
+        (``engine_kind``, ``fpmath_mode``, ``input_ports``) are ignored.
     where : str
         The name of the document in errors.
 
     Raises
     ------
     ArgumentError
-        If the document is invalid. The error has the place in the document, the value and the
+        If the document is invalid. The error names the place in the document, the value and the
         accepted values.
     """
     fields = expect_object(document, where)
     _check_version(fields, where)
     entries = expect_list(fields.get("graph"), "graph", most=_MAX_OPERATORS)
     if not entries:
-        raise ArgumentValueError("graph", "holds no operator")
+        raise ArgumentValueError("graph", "has no operators")
     tensors: dict[int, LogicalTensor] = {}
     operators = [_parse_operator(e, f"graph[{i}]", tensors) for i, e in enumerate(entries)]
     seen: set[int] = set()
@@ -99,7 +98,7 @@ def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]
 
 
 def _graph_outputs(fields: dict[str, object], operators: tuple[Operator, ...]) -> tuple[int, ...]:
-    """Return the declared outputs, or, without a declaration, all that no operator consumes."""
+    """Return the declared outputs; if none are declared, those that no operator consumes."""
     produced = dict.fromkeys(id_ for operator in operators for id_ in operator.outputs)
     declared = expect_list(fields.get("output_ports", []), "output_ports")
     if not declared:

@@ -1,10 +1,8 @@
-"""The other operators of oneDNN's graphs: ReLU, its gradient, quantisation.
-
-Each element of a result depends on the elements at its place alone.
+"""The elementwise operators of oneDNN's graphs: ReLU, its gradient, quantisation.
 
 Source: oneDNN developer guide (oneDNN 3.13), operations ReLU, ReLUBackward, Quantize and
-Dequantize. Two rules are ours, because the guide leaves them open: `Quantize` rounds halves to even
-and saturates, and NaN passes a ReLU and is refused by `Quantize`.
+Dequantize. The guide leaves two points open. Here `Quantize` rounds halves to even and saturates.
+ReLU returns NaN for NaN, and `Quantize` raises an error for NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _QTYPES = ("per_tensor", "per_channel")
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """An operator whose results depend on the elements at their place.
+    """An elementwise operator.
 
     Attributes
     ----------
@@ -45,7 +43,7 @@ class Pointwise:
         Takes checked attributes, the element type of the result, and the inputs; returns the
         result.
     one_type : bool
-        Whether all ports have one element type.
+        Whether all ports must have the same element type.
     arithmetic : str or None
         The type of the arithmetic; None if elements are only selected.
     """
@@ -76,7 +74,7 @@ def _use_dst(
 def _quantisation(
     label: str, attributes: Attributes, types: Mapping[str, np.dtype]
 ) -> dict[str, object]:
-    """Return qtype, axis, scales and zero points; the latter as arrays."""
+    """Return qtype and axis, and scales and zero points as arrays."""
     where = {name: f"{label}.{name}" for name in _QUANTISATION}
     accepted = " or ".join(_QTYPES)
     qtype = check_word(where["qtype"], attributes.get("qtype", _QTYPES[0]), accepted=accepted)
@@ -133,7 +131,7 @@ def _zero_point(where: str, value: object, integers: np.iinfo) -> int:
 def _relu(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.ndarray:
     """Return src where it is positive, and 0 elsewhere; NaN stays NaN."""
     dst = src.copy(order="K")
-    # Compared in float32, because ml_dtypes warns when it compares NaN.
+    # Compare in float32, because ml_dtypes warns when it compares NaN.
     dst[src.astype(np.float32, copy=False) <= 0] = 0
     return dst
 
@@ -143,7 +141,7 @@ def _relu_backward(
 ) -> np.ndarray:
     """Return diff_dst where the ReLU's src is positive, and 0 elsewhere.
 
-    The ReLU's dst is positive where its src is, so `use_dst` makes no difference.
+    The ReLU's dst is positive exactly where its src is, so `use_dst` makes no difference.
     """
     if diff_dst.shape != src.shape:
         raise ArgumentValueError(
@@ -160,8 +158,8 @@ def _relu_backward(
 def _quantize(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.ndarray:
     """Return round(src / scale + zp), saturated.
 
-    The quotient and the sum are rounded to float32, and then to the nearest integer, halves to
-    even.
+    The quotient and the sum are each rounded to float32. The sum is then rounded to the nearest
+    integer, halves to even.
     """
     scales, zps = _spread(attributes, src.shape)
     if np.isnan(src).any():

@@ -1,4 +1,4 @@
-"""Programs: operators of any dialect in an order in which they can run, and their tensors."""
+"""Programs: operators of any dialect in topological order, and their tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-#: The input of a backward pass with a ReLUBackward in it: the src or dst of the ReLU.
+#: The added input of a backward pass fused with a ReLUBackward: the src or dst of the ReLU.
 RELU_PORT = "relu"
 
 
@@ -24,7 +24,7 @@ class Tensor:
     aliases : tuple of str
         All names under which the tensor may be supplied, including the key.
     shape : tuple of int or None
-        None if it is not declared.
+        None if not declared.
     dtype : numpy.dtype or None
     stride : tuple of int or None
         Declared distance, in elements, between neighbours along each axis.
@@ -44,19 +44,19 @@ class Step:
     Attributes
     ----------
     dialect, op : str
-        The operator's name in `backnorm.dialects.registry`, or, in a graph, in `graph.pointwise`.
+        The operator's name in `backnorm.dialects.registry` or `backnorm.graph.pointwise`.
     label : str
         The name of this step in tables and errors.
     attributes : mapping
         The attributes by the dialect's names.
     inputs, outputs : mapping of str to str
-        The key of the tensor for each given input and each requested output, by the operator's
-        names.
+        The tensor's key for each supplied input and each requested output, by the operator's
+        names for them.
     dtype : numpy.dtype or None
-        The element type of the first output, if it is declared.
+        The element type of the first output; None if not declared.
     relu : bool
-        Whether a ReLU behind the normalisation, or the ReLUBackward before the backward pass, runs
-        in the same pass. A backward pass then has the input `RELU_PORT`.
+        Whether a ReLU after the normalisation, or a ReLUBackward before the backward pass, is fused
+        into this step. A fused backward pass has the input `RELU_PORT`.
     """
 
     dialect: str
@@ -70,7 +70,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The name of the operator, and of the ReLU that runs in its pass."""
+        """The name of the operator, with that of a fused ReLU."""
         if not self.relu:
             return self.op
         return f"ReLUBackward + {self.op}" if RELU_PORT in self.inputs else f"{self.op} + ReLU"
@@ -78,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Steps in an order in which they can run, and their tensors.
+    """Steps in topological order, and their tensors.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Program:
     results : mapping of str to str
         The results to return: name of the result -> key of the tensor.
     notes : tuple of str
-        Remarks for who runs the program.
+        Remarks to show to the user.
     """
 
     steps: tuple[Step, ...]
@@ -104,12 +104,12 @@ class Program:
         return tuple(key for key in read if key not in produced)
 
     def find_inputs(self, names: Collection[str]) -> dict[str, str]:
-        """Return the key of each input that `names` supplies, with the name that supplies it.
+        """Return {key: name} for each input that `names` supplies.
 
         Raises
         ------
         ArgumentValueError
-            If `names` has two names of one tensor.
+            If `names` contains two names of one tensor.
         """
         found = {}
         for key in self.inputs:

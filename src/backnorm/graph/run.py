@@ -53,8 +53,7 @@ def run_program(
 def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:
     """Check `array` against the declaration of the tensor `key`; return it in the declared layout.
 
-    The order of axes in memory is that of the declared strides. Declared padding between elements
-    is not reproduced, because it has no values.
+    The axes of the result are ordered in memory as declared, without declared padding.
     """
     tensor = program.tensors[key]
     _check_declared(tensor, array)
@@ -93,7 +92,7 @@ def run_step(
 def _masked_backward(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> dict[str, np.ndarray]:
-    """Return the gradients through a ReLU, with a mask of where its src or dst is positive."""
+    """Return the gradients through a ReLU, masked by where the ReLU's src or dst is positive."""
     arrays = dict(inputs)
     x, relu = arrays["src"], arrays.pop(RELU_PORT)
     call = registry.canonical(

@@ -1,4 +1,4 @@
-"""Read JSON from untrusted files: limited in size, strict, with errors that name the place."""
+"""Read JSON from untrusted files: limited size, strict syntax, errors that name the place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-#: The largest accepted file. A description of operators is much smaller.
+#: The size of the largest accepted file. A description of operators is much smaller.
 MAX_BYTES = 16 * 2**20
 
 _LONGEST_NAME = 200
@@ -20,7 +20,7 @@ _RESERVED_NAMES = ("__metadata__",)
 def read_json(path: Path) -> object:
     """Return the JSON document in a file of at most `MAX_BYTES`.
 
-    The resulting Python objects take up to 44 times as much memory.
+    The resulting Python objects take up to 44 times the memory of the file.
     """
     with path.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
@@ -73,7 +73,7 @@ def expect_key(fields: dict[str, object], key: str, where: str) -> object:
 def expect_choice(
     fields: dict[str, object], key: str, accepted: tuple[str, ...], where: str
 ) -> str:
-    """Return the value of a key if it is an accepted word; without the key, the first word."""
+    """Return the value of `key` if it is accepted; without the key, the first accepted word."""
     value = expect_string(fields.get(key, accepted[0]), f"{where}.{key}")
     if value not in accepted:
         raise ArgumentValueError(
@@ -101,7 +101,7 @@ def expect_string(value: object, where: str) -> str:
 
 
 def expect_name(value: object, where: str) -> str:
-    """Return `value` if it can name a tensor: short, printable, and a name in any tensor file."""
+    """Return `value` if it can name a tensor: short, printable, not reserved in tensor files."""
     name = expect_string(value, where)
     if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or name in _RESERVED_NAMES:
         raise ArgumentValueError(
