@@ -105,7 +105,7 @@ class _Item(pytest.Item):
         if not is_at_least(verdict.status, at_least):
             text = verdict.text
             if verdict.grade is not None:
-                text = f"{verdict.grade.worst_ulp:.4g} ulp at worst, at {verdict.grade.where}"
+                text = f"error {verdict.grade.ulp:.4g} ulp at {verdict.grade.where}"
             raise AssertionError(f"{self._key[1]} is {verdict.status}: {text}")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> str:

@@ -120,10 +120,11 @@ def test_judge_missing_and_unsupported_results_are_counted(tmp_path):
     results = judge(tmp_path / "cases", tmp_path / "results")
     by_case = {v.case: (v.status, v.text) for v in results.verdicts}
     assert by_case[names[0]] == ("refused", "no frozen statistics")
-    assert by_case[names[1]] == ("not_written", "no result")
-    [finding] = findings(results)
-    assert finding.says.startswith(f"no result in {len(names) - 1} cases: {names[1]}, {names[2]}")
-    assert finding.reproduce == ""
+    assert by_case[names[1]] == ("not_written", "no dbeta; the case has no result")
+    found = findings(results)
+    assert [finding.outputs for finding in found] == [("dx",), ("dgamma",), ("dbeta",)]
+    assert found[0].says.startswith(f"no dx in {len(names) - 1} cases: {names[1]}, {names[2]}")
+    assert {finding.reproduce for finding in found} == {""}
 
 
 def test_judge_output_that_is_missing_is_a_finding(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -11,14 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from backnorm.cli.app import app
-from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.ladder import RUNGS, Grade
 from backnorm.conformance.verify._peers import missing_package
+from backnorm.conformance.verify._report import show_case
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
-from backnorm.conformance.verify.run import STATUSES, Job, verify
+from backnorm.conformance.verify.run import STATUSES, Job, Results, Verdict, verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.errors import ArgumentValueError
 from tests.required import require
@@ -225,7 +228,7 @@ def test_verify_nothing_judged_fails(tmp_path):
     assert 'skipped message="ValueError: unsupported"' in (tmp_path / "junit.xml").read_text()
 
 
-def finding_ids(folder, body):
+def finding_ids(folder, body, selection=ONE):
     subject = folder / "mine.py"
     subject.write_text(
         "from backnorm import batch_norm_backward\n"
@@ -233,7 +236,7 @@ def finding_ids(folder, body):
         "    dx, dgamma, dbeta = batch_norm_backward(*a, **k)\n"
         f"    {body}\n"
     )
-    _, found = found_in(f"{subject}:backward", ONE)
+    _, found = found_in(f"{subject}:backward", selection)
     return {finding.id for finding in found}, [finding.says for finding in found]
 
 
@@ -256,6 +259,24 @@ def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
             f"expected an array of shape {shape}, float32"
         ) in says
     assert len(says) == len(outputs)
+
+
+def test_verify_wrong_type_in_all_cases_is_a_finding_for_each_output(tmp_path):
+    ids, says = finding_ids(tmp_path, "return dx, dgamma.astype('f8'), dbeta.astype('f8')", SMALL)
+    assert ids == {"wrong-type-or-shape"}
+    assert [text.partition(" in ")[0] for text in says] == [
+        f"{output} has a wrong type or shape" for output in ("dgamma", "dbeta")
+    ]
+    assert "got float64 of shape (24,), expected float32 of shape (24,)" in says[0]
+
+
+def test_show_case_prints_the_error_of_the_element_that_it_names():
+    grade = Grade("wrong", 99.0, {"serial": 3.0}, (4, 1), 1.5, 1.25, 2.0, 1.0)
+    verdict = Verdict("a-case", "dx", "float32", "NCX", "wrong", grade=grade)
+    console = Console(file=io.StringIO())
+    show_case(Results(Job("subject"), [verdict]), console)
+    assert "a-case dx[4, 1]: wrong; got 1.5 " in console.file.getvalue()
+    assert ", error 2 ulp, " in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

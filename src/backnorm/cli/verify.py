@@ -43,7 +43,7 @@ Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Mar
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the printed report as HTML.")
 ]
-Show = Annotated[bool, typer.Option("--show", help="Print the worst element of each output.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the element that decides each verdict.")]
 
 # More elements than an index of 32 bits counts.
 _HUGE = 1 << 31

@@ -95,7 +95,7 @@ class CheckedCase:
             line = f"{output} is {status}, not {self.at_least} or better"
             line += (
                 f": {output}{list(grade.where)} = {grade.got!r}, exact {grade.exact!r}, "
-                f"{grade.worst_ulp:.4g} ulp at worst, condition {grade.condition:.3g}"
+                f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}"
             )
             lines.append(f"{line} {text}".strip())
         if lines:

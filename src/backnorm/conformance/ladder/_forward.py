@@ -199,7 +199,7 @@ class ForwardLadder:
                 accepted=str(exact.shape),
             )
         if actual.size == 0 or self.count == 0:
-            return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 1.0)
+            return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 0.0, 1.0)
         bounds = self.allowances(name, output, kind=kind)
         if name == "variance":
             below = actual.astype(FLOAT64) < exact.hi

@@ -222,7 +222,7 @@ def grade(
             "actual", "must have the shape of exact", came=str(actual.shape), accepted=accepted
         )
     if actual.size == 0:
-        return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 1.0)
+        return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 0.0, 1.0)
     bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)
     return best_rung(actual, exact, terms, bounds, output)
 

@@ -123,7 +123,7 @@ def _summary(results: Results, found: Sequence[Finding]) -> str:
 
 
 def show_case(results: Results, console: Console) -> None:
-    """Print the worst element of each wrong output."""
+    """Print the element of each output that excludes the next better rung."""
     for verdict in results.verdicts:
         grade = verdict.grade
         if grade is None or not grade.where:
@@ -132,7 +132,7 @@ def show_case(results: Results, console: Console) -> None:
         console.print(
             f"{verdict.case} {verdict.output}[{index}]: {verdict.status}; got {grade.got!r} "
             f"({float(grade.got).hex()}), exact {grade.exact!r} ({float(grade.exact).hex()}), "
-            f"{grade.worst_ulp:.4g} ulp at worst, condition {grade.condition:.3g}",
+            f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}",
             highlight=False,
             soft_wrap=True,
         )

@@ -382,11 +382,12 @@ def graded(
             continue
         actual, dtypes, shape = outputs[name], operation.types(case, name), ladder.value(name).shape
         if element_type(actual.dtype) not in dtypes or actual.shape != shape:
-            came, accepted = (
-                f"{actual.dtype} of shape {actual.shape}",
-                " or ".join(map(str, dtypes)),
+            accepted = " or ".join(map(str, dtypes))
+            text = (
+                f"{name} has a wrong type or shape; got {actual.dtype} of shape {actual.shape}, "
+                f"expected {accepted} of shape {shape}"
             )
-            found[name] = "wrong", f"{name} is {came}, not {accepted} of shape {shape}", None
+            found[name] = "wrong", text, None
         else:
             grade = ladder.grade(name, actual)
             found[name] = grade.status, "", grade
