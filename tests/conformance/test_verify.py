@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS, Grade
+from backnorm.conformance.verify._expected import fails
 from backnorm.conformance.verify._peers import missing_package
-from backnorm.conformance.verify._report import show_case
+from backnorm.conformance.verify._report import as_junit, as_markdown, show_case
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.run import STATUSES, Job, Results, Verdict, verify
@@ -150,16 +151,44 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
     assert not validator.is_valid(second | {"tier": "none"})
 
 
-def test_verify_xfail_takes_a_finding_away(tmp_path):
-    expected = tmp_path / "expected.txt"
-    expected.write_text("*/dbeta  # dbeta is known to be wrong\n")
+def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
+    expected, junit = tmp_path / "expected.txt", tmp_path / "junit.xml"
+    expected.write_text("*/dbeta  # dbeta is known to be wrong\n*-NXC/dx  # and dx\n")
     done = CliRunner().invoke(
         app,
         ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
-         "--only", "diagnostic-float32*",
-         "--xfail", str(expected)],
+         "--only", "diagnostic-float32*", "--xfail", str(expected), "--junit", str(junit)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    assert "4 outputs judged: 4 passed, 2 expected to fail; 0 findings" in done.output
+    assert "expects a failure: 1 output" in done.output.replace("\n", " ")
+    assert 'failures="0" skipped="2"' in junit.read_text()
+    assert 'skipped message="dbeta is known to be wrong"' in junit.read_text()
+
+
+def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
+    report, junit = str(tmp_path / "report.json"), tmp_path / "junit.xml"
+    case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX", "--json", report]
+    subject = f"{WRONG_FILE}:DbetaWithS"
+    assert CliRunner().invoke(app, ["verify", subject, *case]).exit_code == 1
+    done = CliRunner().invoke(
+        app, ["verify", subject, *case, "--baseline", report, "--junit", str(junit)]
+    )
+    assert done.exit_code == 0, done.output
+    assert 'failures="0" skipped="1"' in junit.read_text()
+
+
+def test_junit_output_below_the_worst_accepted_rung_is_a_failure():
+    verdicts = [Verdict("a-case", "dx", "float32", "NCX", s) for s in ("float32", "serial", "hang")]
+    text = as_junit(Results(Job("subject"), verdicts), lambda v: fails(v, "float32"))
+    assert 'failures="2" skipped="0"' in text
+
+
+def test_table_cell_shows_every_fault():
+    statuses = "exact", "serial", "nonfinite", "wrong", "refused"
+    verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
+    assert "| dx | WRONG, NONFINITE |" in as_markdown(Results(Job("subject"), verdicts), [])
+    assert "| dx | serial |" in as_markdown(Results(Job("subject"), verdicts[:2]), [])
 
 
 @pytest.mark.parametrize("line", ["*/dbeta # known until 2027-03-01", "*/dbeta # until: 2027"])

@@ -15,6 +15,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
+from backnorm.cli.text import counted
 from backnorm.errors import ArgumentValueError
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
@@ -92,25 +93,35 @@ class _Reports:
         judged = counts(results)["judged"]
         # The reports may be written over the baseline.
         before = None if self.baseline is None else expected.read_baseline(self.baseline)
+        passed = 0
         if self.xfail is not None:
             known = expected.read_expectations(self.xfail)
-            results, failed, passed = expected.without_expected(results, known)
-            console.print(f"{failed} expected failures; {passed} were expected, and passed")
+            results, passed = expected.with_expected(results, known, self.at_least)
+
+        def fails(verdict: Any) -> bool:
+            if before is None:
+                return expected.fails(verdict, self.at_least)
+            return expected.is_new(verdict, before)
+
         found = findings(results, self.at_least)
         report.show(results, found, console)
+        if passed:
+            console.print(
+                f"passed, although {self.xfail} expects a failure: {counted(passed, 'output')}"
+            )
         if self.show:
             report.show_case(results, console)
         if self.json is not None:
             text = report.as_json(results, found)
             sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
         if self.junit is not None:
-            self.junit.write_text(report.as_junit(results))
+            self.junit.write_text(report.as_junit(results, fails))
         if self.markdown is not None:
             self.markdown.write_text(report.as_markdown(results, found))
         if self.html is not None:
             console.save_html(str(self.html))
         if before is not None:
-            new = [v for v in results.verdicts if expected.is_new(v, before)]
+            new = [verdict for verdict in results.verdicts if fails(verdict)]
             console.print(f"{len(new)} outputs are worse than in {self.baseline}")
             return bool(new) or not judged
         return bool(found) or not judged

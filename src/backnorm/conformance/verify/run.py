@@ -52,17 +52,19 @@ Status = (
         "refused",
         "not_run",
         "proves_nothing",
+        "expected_to_fail",
     ]
 )
 #: The statuses of an output, best first.
 STATUSES: tuple[Status, ...] = (
-    *RUNGS, "proves_nothing", "refused", "not_run", "wrong", "nonfinite", "not_written",
-    "changed_input", "not_repeatable", "stale", "wrote_outside", "error", "out_of_memory",
-    "hang", "crash",
+    *RUNGS, "proves_nothing", "refused", "not_run", "expected_to_fail", "wrong", "nonfinite",
+    "not_written", "changed_input", "not_repeatable", "stale", "wrote_outside", "error",
+    "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: The statuses of outputs that do not exist, or that every wrong formula gives as well.
-UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing"
+#: The statuses of outputs that do not exist, that every wrong formula gives as well, or whose
+#: failure is expected.
+UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
 # Seconds that a child has to end after the last case.
 _GRACE = 0.3
@@ -135,7 +137,7 @@ class Verdict:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the subject was run on the case, and supports it."""
+        """Whether the status is not one of :data:`UNJUDGED`."""
         return self.status not in UNJUDGED
 
 
