@@ -38,6 +38,13 @@ _QUANTILE = 0.75
 # The distance of numbers that are not finite.
 _FAR = 1e30
 TINY = float(np.finfo(float).tiny)
+# Mistakes in two steps of the formula that are one mistake in the code, with name and sentence.
+_AS_ONE = {
+    frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped"),
+    frozenset(("dgamma-dbeta", "dbeta-dgamma")): (
+        "dgamma-dbeta-swapped", "dgamma and dbeta are swapped",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +156,14 @@ def named(
         of_right = next((other for other, _, each in distances if not each), _FAR)
         if of_right <= min(near, _MARGIN * nearest):
             return Diagnosis("right", (), "the formula is right")
+        names = tuple(mistake.name for mistake in mistakes)
+        if frozenset(names) in _AS_ONE:
+            name, says = _AS_ONE[frozenset(names)]
+            return Diagnosis("formula", (name,), says)
         # Formulas that the data cannot distinguish.
         same = [each for other, _, each in distances[1:4] if each and other <= _MARGIN * nearest]
         says = ", or ".join(_says(each) for each in (mistakes, *same))
-        return Diagnosis("formula", tuple(mistake.name for mistake in mistakes), says)
+        return Diagnosis("formula", names, says)
     return None
 
 

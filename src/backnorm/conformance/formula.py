@@ -316,10 +316,13 @@ MISTAKES = tuple(
         ("dgamma-mean", "dgamma is divided by M", "dgamma", lambda b, t, s, g, n: s * t / n),
         ("dgamma-sign", "dgamma has the wrong sign", "dgamma", lambda b, t, s, g, n: -s * t),
         ("dgamma-zero", "dgamma is 0", "dgamma", lambda b, t, s, g, n: 0.0 * t),
+        ("dgamma-dbeta", "dgamma has the values of dbeta", "dgamma", lambda b, t, s, g, n: b),
         ("dbeta-mean", "dbeta is divided by M", "dbeta", lambda b, t, s, g, n: b / n),
         ("dbeta-gamma", "dbeta is multiplied by gamma", "dbeta", lambda b, t, s, g, n: g * b),
         ("dbeta-s", "dbeta is multiplied by s", "dbeta", lambda b, t, s, g, n: s * b),
         ("dbeta-sign", "dbeta has the wrong sign", "dbeta", lambda b, t, s, g, n: -b),
         ("dbeta-zero", "dbeta is 0", "dbeta", lambda b, t, s, g, n: 0.0 * b),
+        ("dbeta-dgamma", "dbeta has the values of dgamma", "dbeta",
+         lambda b, t, s, g, n: s * t),
     )
 )  # fmt: skip

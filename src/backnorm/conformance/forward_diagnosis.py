@@ -170,11 +170,6 @@ FORWARD_MISTAKES = tuple(
     )
 )  # fmt: skip
 
-# Mistakes in two steps that are one in the code.
-_AS_ONE = {
-    frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped")
-}
-
 
 def forward_diagnostic_data(
     dtype: np.dtype,
@@ -262,9 +257,6 @@ def diagnose_forward(
         diagnosis = named(
             found, lambda each: _normalization(batch, each), FORWARD_MISTAKES, least, near
         ) or described(found, right, least, near, _TERMS)
-    name, says = _AS_ONE.get(frozenset(diagnosis.names), (None, ""))
-    if name is not None:
-        diagnosis = replace(diagnosis, names=(name,), says=says)
     return replace(diagnosis, evidence=evidence)
 
 
