@@ -186,6 +186,15 @@ def test_command_data_without_dy_is_bad_usage(tmp_path):
     assert "dy" in done.output
 
 
+def test_command_bounds_are_whole_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = run("--elements", "1000000", "--dtype", "float64")
+    assert max(map(len, done.output.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
+    assert "0.5 ulp + 7.96e+03 u T" in done.output
+    assert all(rung in done.output for rung in ("pairwise", "blocked", "serial"))
+
+
 def test_command_policy_says_its_source():
     done = run("--policy", "pytorch", "--shape", "4,3,5")
     assert done.exit_code == 0, done.output

@@ -447,9 +447,10 @@ def _print_bounds(dtype: str, elements: int) -> None:
     own = _element_type(dtype)
     statistics = statistics_types(own)[-1]
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
-    table = Table(title=f"{dtype}, {elements} elements a channel", box=None, title_justify="left")
-    for head in ("rung", "output", "expected", "never beyond"):
-        table.add_column(head, no_wrap=True)
+    title = f"{dtype}, {elements} elements a channel"
+    table = Table(title=title, box=None, title_justify="left", pad_edge=False)
+    for head in ("rung", "output", "expected", "guaranteed"):
+        table.add_column(head, no_wrap=head != "expected")
     for rung in rungs(own):
         for name in GRADIENTS:
             output = own if name == "dx" else statistics
@@ -457,11 +458,13 @@ def _print_bounds(dtype: str, elements: int) -> None:
                 bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS
             ]
             table.add_row(rung, name, *texts)
-    Console().print(table)
-    print(
-        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum of"
+    console = Console()
+    console.print(table)
+    console.print(
+        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum "
+        "of the magnitudes of the terms; V, S, R: see docs/tolerance.md, which derives the bounds.",
+        highlight=False,
     )
-    print("the magnitudes of the terms; V, S, R: see docs/tolerance.md, which has the argument.")
 
 
 def _selection(
