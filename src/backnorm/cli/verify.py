@@ -426,17 +426,26 @@ def _print_audit(
     if project is not None:
         print(f"  {project.source}")
     found = audit(test, runs)
-    total = len(found.caught) + len(found.missed)
-    print(f"  {len(found.caught)} of {total} wrong kernels are caught. These pass:")
-    for name, wrong in found.missed:
-        print(f"    {wrong} ({name})")
-    print(f"  {len(found.invisible)} wrong kernels give the right results on such data:")
-    for name, wrong in found.invisible:
-        print(f"    {wrong} ({name})")
+    # A right kernel in float32 may be no more accurate than an imprecise one.
+    for is_of_formula, noun in ((True, "wrong formula"), (False, "imprecise kernel")):
+        caught, missed, invisible = (
+            [each for each in kernels if each.is_of_formula == is_of_formula]
+            for kernels in (found.caught, found.missed, found.invisible)
+        )
+        visible = counted(len(caught) + len(missed), noun)
+        print(f"  {len(caught)} of {visible} caught. These pass:")
+        _print_kernels(missed)
+        print(f"  {counted(len(invisible), noun)} with the right results on such data:")
+        _print_kernels(invisible)
     for name, number in found.false_alarms.items():
         print(f"  a right kernel, {name}: rejected in {number} of {found.runs}")
     if data != "layer" or loss not in ("none", "cube"):
         print("  --data layer --loss cube shows every mistake that a loss can show.")
+
+
+def _print_kernels(kernels: list[Any]) -> None:
+    for kernel in kernels:
+        print(f"    {kernel.wrong} ({kernel.__name__})")
 
 
 def _print_bounds(dtype: str, elements: int) -> None:
