@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance import mutants
+from backnorm.conformance.battery import cases
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import FORMATS, export, judge
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.subjects import RefusedError, subject_of
 
 SELECTION = Selection(
     dtypes=("float32", "bfloat16"), layouts=("NCX",), only=("realistic-*", "diagnostic-*")
@@ -240,4 +242,7 @@ def test_verify_c_function_is_judged_and_refusals_are_counted(tmp_path):
     assert findings(results) == []
     statuses = {(v.layout, v.status) for v in results.verdicts}
     assert {layout for layout, status in statuses if status == "refused"} == {"NXC"}
+    narrow = next(c for c in cases() if c.name == "realistic-bfloat16-bfloat16-NCX")
+    with pytest.raises(RefusedError, match="16-bit statistics"):
+        subject_of(f"{library}:backward")(narrow.inputs, narrow, {})
     assert any(layout == "NCX" and status != "refused" for layout, status in statuses)

@@ -63,6 +63,8 @@ def test_check_refusal_is_skipped_and_another_exception_is_raised():
         ONE.check(refuses)
     with pytest.raises(KeyError):
         ONE.check(lambda *inputs, **options: {}["dx"])
+    with pytest.raises(TypeError):
+        ONE.check(lambda x, dy: (dy, dy, dy))
 
 
 def test_check_input_that_is_written_fails():

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -61,6 +62,13 @@ def test_screen_is_what_the_command_prints(command, screen, tmp_path):
             continue
         assert line in found, "\n".join(found)
         found = found[found.index(line) + 1 :]
+
+
+def test_page_has_the_type_of_a_function_in_c():
+    folder = resources.files("backnorm.conformance.verify") / "include"
+    header = (folder / "backnorm_subject.h").read_text("utf-8")
+    (code,) = re.findall(r"^```c\n(.+?)^```", (ROOT / PAGE).read_text("utf-8"), re.M | re.S)
+    assert code in header
 
 
 def test_page_names_every_status():

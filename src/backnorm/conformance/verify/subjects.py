@@ -29,7 +29,7 @@ from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.dialects import registry
 from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
+from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
@@ -37,9 +37,11 @@ __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
 
-# The exceptions by which a subject refuses a case, and words in the names of frameworks' own.
-_REFUSALS = RefusedError, TypeError, ValueError, RuntimeError
-_REFUSAL_NAMES = "Unimplemented", "NotImplemented", "InvalidArgument", "InvalidGraph", "Unsupported"
+# Words in the names of exceptions that say that a case is not supported, as NotImplementedError.
+_UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
+# Other exceptions that verify counts as refusals, with words in the names of frameworks' own.
+_REFUSALS = TypeError, ValueError, RuntimeError
+_REFUSAL_NAMES = "InvalidArgument", "InvalidGraph"
 
 
 class Subject(Protocol):
@@ -255,6 +257,8 @@ class OfLibrary:
 
     def __call__(self, inputs: Inputs, case: Case, memory: Mapping[str, np.ndarray]) -> Outputs:
         x = case.data.x
+        if is_16_bit(case.data.mean.dtype):
+            raise RefusedError("a function in C has no argument for the type of 16-bit statistics")
         pointers = [None if a is None else a.ctypes.data for a in inputs.values()]
         pointers += [memory[name].ctypes.data for name in GRADIENTS]
         shape = (ctypes.c_int64 * x.ndim)(*x.shape)
@@ -368,10 +372,19 @@ def _module(place: str, argument: str) -> ModuleType:
     return module
 
 
+def is_unsupported(error: Exception) -> bool:
+    """Whether an exception says by its type that a subject does not support a case."""
+    return isinstance(error, RefusedError) or _is_named(error, _UNSUPPORTED)
+
+
 def is_refusal(error: Exception) -> bool:
-    """Whether an exception says that a subject does not support a case; others are mistakes."""
-    named = any(word in type(error).__name__ for word in _REFUSAL_NAMES)
-    return (named or isinstance(error, _REFUSALS)) and not isinstance(error, RecursionError)
+    """Whether verify counts an exception as a refusal of a case; others are mistakes."""
+    general = isinstance(error, _REFUSALS) and not isinstance(error, RecursionError)
+    return is_unsupported(error) or general or _is_named(error, _REFUSAL_NAMES)
+
+
+def _is_named(error: Exception, words: tuple[str, ...]) -> bool:
+    return any(word in type(error).__name__ for word in words)
 
 
 def described(error: Exception) -> str:
