@@ -72,7 +72,7 @@ def _table(results: Results) -> Table:
     table.add_column("")
     columns = _columns(results)
     for dtype, layout in columns:
-        table.add_column(f"{dtype}\n{layout}")
+        table.add_column(f"{dtype}\n{layout}", overflow="fold")
     for output in results.operation.results:
         table.add_row(output, *(_cell(results, output, *column) for column in columns))
     return table
