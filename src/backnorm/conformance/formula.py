@@ -77,7 +77,7 @@ def rows_of(tensor: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coefficients:
-    """The numbers that describe a backward pass, each of shape (C,); None if not known."""
+    """The numbers that describe a backward pass, each of shape (C,); None if unknown."""
 
     gain: Array | None
     offset: Array | None
@@ -101,7 +101,7 @@ class Steps:
     statistics : callable
         Returns mean and variance of the channels.
     inverse_deviation : callable
-        Takes variance, epsilon and the channels; returns s.
+        Takes variance, epsilon and the channels; returns s = 1/sqrt(variance + epsilon).
     training : callable
         Takes the channels; returns whether the statistics depend on x.
     count : callable
@@ -221,7 +221,7 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
-#: Mistakes in s that forward and backward passes have in common, as arguments of `Mistake`.
+#: Mistakes in s, of forward and backward passes, as arguments of `Mistake`.
 INVERSE_DEVIATION_MISTAKES = (
     ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
      lambda w, e, _: 1.0 / (np.sqrt(w) + e)),
