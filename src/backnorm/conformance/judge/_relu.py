@@ -90,7 +90,7 @@ def check_relu_backward(
 
 
 def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Return the verdict, or a failed one if y is outside of the ReLU's range by an allowed error."""
+    """Return the verdict, or a failed one if y leaves the range of the ReLU by an allowed error."""
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")
