@@ -30,7 +30,7 @@ Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
 AtLeast = Annotated[Rung, typer.Option(help="An output of a worse arithmetic is a finding.")]
 Xfail = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Expected failures, one a line: pattern  # reason."),
+    typer.Option(metavar="FILE", help="Expected failures, one per line: pattern  # reason."),
 ]
 Baseline = Annotated[
     Path | None,
@@ -65,7 +65,7 @@ class _Reports:
     baseline: Path | None
 
     def check(self) -> None:
-        """Raise an error now that :meth:`write` would raise after the run."""
+        """Raise the errors of files before the run, not after it."""
         from backnorm.conformance.verify import _expected as expected
 
         if self.xfail is not None:
@@ -144,7 +144,7 @@ def verify(
         ),
     ],
     dialect: Annotated[
-        str | None, typer.Option(help="The dialect by whose names the function is called.")
+        str | None, typer.Option(help="The dialect whose arguments the function has.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
     operation: Annotated[

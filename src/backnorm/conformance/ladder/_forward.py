@@ -399,7 +399,7 @@ def grade_forward(
 
 
 def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:
-    """Return the error, in roundoffs, of a serial sum whose errors have one sign from `start` on."""
+    """Return the error, in roundoffs, of a serial sum with errors of one sign from `start` on."""
     first = np.minimum(start, terms)
     result: FloatArray = 0.5 * (terms - first * first / max(terms, 1.0))
     return result

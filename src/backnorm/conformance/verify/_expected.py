@@ -81,9 +81,9 @@ def fails(verdict: Verdict, at_least: Rung) -> bool:
 def with_expected(
     results: Results, expectations: list[Expectation], at_least: Rung
 ) -> tuple[Results, int]:
-    """Return the results with expected failures marked, and the number of expectations that passed.
+    """Return the results with expected failures marked, and how many outputs passed unexpectedly.
 
-    An expected failure has the status "expected_to_fail", and its reason as text.
+    An expected failure gets the status "expected_to_fail", and its reason as text.
     """
     today = datetime.datetime.now(tz=datetime.UTC).date()
     verdicts, passed = [], 0
@@ -104,7 +104,7 @@ def read_baseline(path: Path) -> dict[tuple[str, str], str]:
     Raises
     ------
     ArgumentValueError
-        If the file is no such report.
+        If the file is not such a report.
     """
     try:
         report = json.loads(path.read_text())

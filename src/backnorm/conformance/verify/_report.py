@@ -59,7 +59,7 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
 
 
 def _refusals(results: Results) -> list[str]:
-    """Return a line for each of the first reasons of refusals."""
+    """Return a line for each of the first five reasons of refusals."""
     refused = [v for v in results.verdicts if v.status == "refused"]
     return [
         f"refused in {len({v.case for v in refused if v.text == text})} cases: {text}"
@@ -188,7 +188,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to one that JSON supports, without infinities, NaN and tuples."""
+    """Return a value as JSON has it: a list for a tuple, None for NaN and infinities."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, float):

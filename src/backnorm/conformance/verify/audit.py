@@ -107,7 +107,7 @@ def _wide(terms: np.ndarray) -> np.ndarray:
     return total.astype(np.float64)
 
 
-#: Right kernels by how they add up, made for an element type.
+#: Right kernels by their sums; the functions take the element type of the data.
 RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
     "serial sums": lambda data: _Narrow(_serial, data),
     "pairwise sums": lambda data: _Narrow(_pairwise, data),

@@ -238,7 +238,7 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
 
 
 def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
-    """Return a function that takes a case and returns its outputs, or a text if there are none."""
+    """Return a function that takes a case; it returns the outputs, and a reason if it has none."""
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
         with np.load(results, allow_pickle=False) as file:

@@ -26,9 +26,9 @@ _FAULTS = {
     "out_of_memory": "the subject takes more memory than allowed",
 }
 
-# The faults whose text is not that of the status.
+# Faults whose verdicts have a text with details.
 _EVENTS = "wrote_outside", "error", "hang", "crash", "out_of_memory"
-# A finding names so many cases.
+# The most cases that a finding names.
 _NAMED = 8
 
 

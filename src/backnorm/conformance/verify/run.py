@@ -73,7 +73,7 @@ _IMPORT = 120.0
 # After a subject has ended this many children in a row, it is not run on further cases.
 _MOST_ENDS = 8
 
-_BOTH_RIGHT = ": both are right, as sums in another order are, which --any-order accepts"
+_BOTH_RIGHT = ": both are right, as sums in another order are; --any-order accepts them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class Job:
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
     any_order : bool
-        Whether another call may give other bits if the outputs of both are right, as those of
-        atomic additions are; the worse one is the verdict.
+        Whether another call may give other bits, as atomic additions do, if the outputs of both
+        calls are right. The worse output is graded.
     files : bool
         Whether the subject is files of results, which cannot be run again.
     """
@@ -294,7 +294,7 @@ def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
 
 
 def ended(status: int) -> str:
-    """Return how a process ended that is not 0."""
+    """Describe the end of a process whose status is not 0."""
     if status < 0:
         name = signal.Signals(-status).name
         meaning = {
@@ -347,9 +347,10 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 
 
 def absent(case: Case, output: str, names: Collection[str]) -> tuple[Status, str]:
-    """Return the status and text of an output that a subject with outputs of these names left out.
+    """Return the status and text of an output that is missing or None.
 
-    A function may return None for the gradients of parameters in a case without gamma.
+    `names` are the outputs that the subject can have. A function may return None for the gradients
+    of parameters in a case without gamma.
     """
     if output not in names:
         return "not_run", "the operator has no such output"

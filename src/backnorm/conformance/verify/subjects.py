@@ -1,4 +1,4 @@
-"""The subjects, which are judged, and their calling conventions.
+"""Subjects: the functions that are judged, and their calling conventions.
 
 A subject is a function of the inputs of a case, which returns dx, dgamma and dbeta by name. The
 function that a user names has one of three conventions: the canonical one (:class:`Function`), that
@@ -137,7 +137,7 @@ class OfDialect:
             array = found[tensor.role]
             if tensor.kind == "kept" and array is not None and array.shape == _kept_shape(case):
                 found[tensor.role] = array.reshape(-1)
-        # A result in other words, as an inverse deviation for the variance, is not judged.
+        # Other results, such as an inverse deviation, are not judged.
         return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
 
     def _is_extension(self, name: str) -> bool:
