@@ -1,8 +1,8 @@
 """Subjects: the functions that are judged, and their calling conventions.
 
-A subject is a function of the inputs of a case, which returns dx, dgamma and dbeta by name. The
-function that a user names has one of three conventions: the canonical one (:class:`Function`), that
-of a specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
+A subject takes the inputs of a case and returns dx, dgamma and dbeta by name. The function that a
+user names has one of three calling conventions: the canonical one (:class:`Function`), that of a
+specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Subject(Protocol):
 class Function:
     """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
-    The function returns dx, dgamma and dbeta; that of a forward pass is
-    ``f(x, gamma, beta, *, epsilon, data_format)`` and returns y, mean and variance. An option
-    without a parameter is not passed; cases that need it (`data_format` other than NCX, `training`
-    False) are not supported. The function does not return the results named in `omitted`.
+    The function returns dx, dgamma and dbeta. For the forward pass it is
+    ``f(x, gamma, beta, *, epsilon, data_format)``, and returns y, mean and variance. Options that
+    the function has no parameter for are not passed; cases that need one (`data_format` other than
+    NCX, `training` False) are refused. The function does not return the results in `omitted`.
     """
 
     def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
