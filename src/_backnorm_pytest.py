@@ -19,7 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--backnorm", metavar="SUBJECT", help="judge module:function, see backnorm verify"
     )
-    group.addoption("--backnorm-dialect", metavar="DIALECT", help="call it in these words")
+    group.addoption(
+        "--backnorm-dialect", metavar="DIALECT", help="the dialect whose arguments it has"
+    )
     group.addoption("--backnorm-tier", default="smoke", choices=["smoke", "full"])
     group.addoption("--backnorm-dtypes", default="float32,bfloat16,float16")
     group.addoption("--backnorm-at-least", default="serial", metavar="RUNG")
@@ -56,7 +58,7 @@ def pytest_collection_modifyitems(
 
 
 class _Run:
-    """One run of all cases, when the first test needs it."""
+    """The run of all cases, which the first test starts."""
 
     def __init__(self, job: Any, config: pytest.Config) -> None:
         self._job, self._config = job, config
@@ -105,7 +107,7 @@ class _Item(pytest.Item):
         if not is_at_least(verdict.status, at_least):
             text = verdict.text
             if verdict.grade is not None:
-                text = f"{verdict.grade.worst_ulp:.4g} ulp at worst, at {verdict.grade.where}"
+                text = f"error {verdict.grade.ulp:.4g} ulp at {verdict.grade.where}"
             raise AssertionError(f"{self._key[1]} is {verdict.status}: {text}")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> str:
@@ -113,5 +115,5 @@ class _Item(pytest.Item):
         return str(excinfo.value)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Return where the test is: nowhere but in its name."""
+        """Return the location of the test, which is in no file."""
         return self.path, None, self.name

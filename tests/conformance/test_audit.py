@@ -28,8 +28,8 @@ def of_policy(name, dtype="float32", element=FLOAT32):
     return audit(policy.test(dtype), runs)
 
 
-def names(entries):
-    return {name for name, _ in entries}
+def names(kernels):
+    return {kernel.__name__ for kernel in kernels}
 
 
 def comparison(actual, expected, output="dx"):
@@ -184,6 +184,25 @@ def test_command_data_without_dy_is_bad_usage(tmp_path):
     done = run("--audit", "atol=1", "--data", f"{tmp_path}/mine.npz")
     assert done.exit_code == 2
     assert "dy" in done.output
+
+
+def test_command_bounds_are_whole_at_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = run("--elements", "1000000", "--dtype", "float64")
+    assert max(map(len, done.output.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
+    assert "0.5 ulp + 7.96e+03 u T" in done.output
+    assert all(rung in done.output for rung in ("pairwise", "blocked", "serial"))
+
+
+def test_command_counts_imprecise_kernels_apart_from_wrong_formulas():
+    done = run("--audit", "rtol=1e-2,atol=1e-2", "--data", "layer", "--shape", "8,3,5,5")
+    formulas, imprecise = done.output.split(" imprecise kernels caught. These pass:")
+    assert " wrong formulas caught. These pass:" in formulas
+    assert "(DividesByOneLess)" in formulas
+    assert "(Truncates)" not in formulas
+    assert "(Truncates)" in imprecise
+    assert "(DividesByOneLess)" not in imprecise
 
 
 def test_command_policy_says_its_source():

@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance import mutants
+from backnorm.conformance.battery import cases
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import FORMATS, export, judge
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.subjects import RefusedError, subject_of
 
 SELECTION = Selection(
     dtypes=("float32", "bfloat16"), layouts=("NCX",), only=("realistic-*", "diagnostic-*")
@@ -120,10 +122,11 @@ def test_judge_missing_and_unsupported_results_are_counted(tmp_path):
     results = judge(tmp_path / "cases", tmp_path / "results")
     by_case = {v.case: (v.status, v.text) for v in results.verdicts}
     assert by_case[names[0]] == ("refused", "no frozen statistics")
-    assert by_case[names[1]] == ("not_written", "no result")
-    [finding] = findings(results)
-    assert finding.says.startswith(f"no result in {len(names) - 1} cases: {names[1]}, {names[2]}")
-    assert finding.reproduce == ""
+    assert by_case[names[1]] == ("not_written", "no dbeta; the case has no result")
+    found = findings(results)
+    assert [finding.outputs for finding in found] == [("dx",), ("dgamma",), ("dbeta",)]
+    assert found[0].says.startswith(f"no dx in {len(names) - 1} cases: {names[1]}, {names[2]}")
+    assert {finding.reproduce for finding in found} == {""}
 
 
 def test_judge_output_that_is_missing_is_a_finding(tmp_path):
@@ -239,4 +242,7 @@ def test_verify_c_function_is_judged_and_refusals_are_counted(tmp_path):
     assert findings(results) == []
     statuses = {(v.layout, v.status) for v in results.verdicts}
     assert {layout for layout, status in statuses if status == "refused"} == {"NXC"}
+    narrow = next(c for c in cases() if c.name == "realistic-bfloat16-bfloat16-NCX")
+    with pytest.raises(RefusedError, match="16-bit statistics"):
+        subject_of(f"{library}:backward")(narrow.inputs, narrow, {})
     assert any(layout == "NCX" and status != "refused" for layout, status in statuses)

@@ -89,6 +89,16 @@ def test_diagnose_factor_without_a_name_is_described(dtype):
     assert found.says == "dgamma is 0.7 of what it should be in every channel"
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_diagnose_swapped_gradients_of_parameters_are_named(dtype, training):
+    data = diagnostic_data(dtype)
+    dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data, training=training)
+    found = diagnose(data, (dx, dbeta, dgamma), training=training)
+    assert (found.kind, found.names) == ("formula", ("dgamma-dbeta-swapped",))
+    assert found.says == "dgamma and dbeta are swapped"
+
+
 def rolled(dx, data):
     return np.roll(dx, 1, axis=1)
 

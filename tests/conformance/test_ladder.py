@@ -229,6 +229,15 @@ def test_grade_is_the_best_rung_that_holds():
     assert single_element(0.0, terms=7.0).condition == 7.0
 
 
+def test_grade_describes_one_element_although_another_has_more_ulps():
+    exact, terms = Exact.of([1.0, 2.0**-20]), np.array([1.0, 1024.0])
+    actual = np.float32([1.0 + 2.0**-10, 2.0**-20 + 2.0**-13])
+    found = grade("dbeta", actual, exact, terms, Scale(terms, terms, terms), FLOAT32, 100)
+    assert (found.where, found.exact, found.condition) == ((0,), 1.0, 1.0)
+    assert found.ulp == 2.0**13
+    assert found.worst_ulp == 2.0**30
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_grade_of_a_value_that_is_not_finite(value):
     found = single_element(value)

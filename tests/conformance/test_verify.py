@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -11,14 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from backnorm.cli.app import app
-from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.ladder import RUNGS, Grade
+from backnorm.conformance.verify._expected import fails
 from backnorm.conformance.verify._peers import missing_package
+from backnorm.conformance.verify._report import as_junit, as_markdown, show_case
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
-from backnorm.conformance.verify.run import STATUSES, Job, verify
+from backnorm.conformance.verify.run import STATUSES, Job, Results, Verdict, verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.errors import ArgumentValueError
 from tests.required import require
@@ -147,16 +151,44 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
     assert not validator.is_valid(second | {"tier": "none"})
 
 
-def test_verify_xfail_takes_a_finding_away(tmp_path):
-    expected = tmp_path / "expected.txt"
-    expected.write_text("*/dbeta  # dbeta is known to be wrong\n")
+def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
+    expected, junit = tmp_path / "expected.txt", tmp_path / "junit.xml"
+    expected.write_text("*/dbeta  # dbeta is known to be wrong\n*-NXC/dx  # and dx\n")
     done = CliRunner().invoke(
         app,
         ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
-         "--only", "diagnostic-float32*",
-         "--xfail", str(expected)],
+         "--only", "diagnostic-float32*", "--xfail", str(expected), "--junit", str(junit)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    assert "4 outputs judged: 4 passed, 2 expected to fail; 0 findings" in done.output
+    assert "expects a failure: 1 output" in done.output.replace("\n", " ")
+    assert 'failures="0" skipped="2"' in junit.read_text()
+    assert 'skipped message="dbeta is known to be wrong"' in junit.read_text()
+
+
+def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
+    report, junit = str(tmp_path / "report.json"), tmp_path / "junit.xml"
+    case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX", "--json", report]
+    subject = f"{WRONG_FILE}:DbetaWithS"
+    assert CliRunner().invoke(app, ["verify", subject, *case]).exit_code == 1
+    done = CliRunner().invoke(
+        app, ["verify", subject, *case, "--baseline", report, "--junit", str(junit)]
+    )
+    assert done.exit_code == 0, done.output
+    assert 'failures="0" skipped="1"' in junit.read_text()
+
+
+def test_junit_output_below_the_worst_accepted_rung_is_a_failure():
+    verdicts = [Verdict("a-case", "dx", "float32", "NCX", s) for s in ("float32", "serial", "hang")]
+    text = as_junit(Results(Job("subject"), verdicts), lambda v: fails(v, "float32"))
+    assert 'failures="2" skipped="0"' in text
+
+
+def test_table_cell_shows_every_fault():
+    statuses = "exact", "serial", "nonfinite", "wrong", "refused"
+    verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
+    assert "| dx | WRONG, NONFINITE |" in as_markdown(Results(Job("subject"), verdicts), [])
+    assert "| dx | serial |" in as_markdown(Results(Job("subject"), verdicts[:2]), [])
 
 
 @pytest.mark.parametrize("line", ["*/dbeta # known until 2027-03-01", "*/dbeta # until: 2027"])
@@ -225,7 +257,7 @@ def test_verify_nothing_judged_fails(tmp_path):
     assert 'skipped message="ValueError: unsupported"' in (tmp_path / "junit.xml").read_text()
 
 
-def finding_ids(folder, body):
+def finding_ids(folder, body, selection=ONE):
     subject = folder / "mine.py"
     subject.write_text(
         "from backnorm import batch_norm_backward\n"
@@ -233,7 +265,7 @@ def finding_ids(folder, body):
         "    dx, dgamma, dbeta = batch_norm_backward(*a, **k)\n"
         f"    {body}\n"
     )
-    _, found = found_in(f"{subject}:backward", ONE)
+    _, found = found_in(f"{subject}:backward", selection)
     return {finding.id for finding in found}, [finding.says for finding in found]
 
 
@@ -256,6 +288,24 @@ def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
             f"expected an array of shape {shape}, float32"
         ) in says
     assert len(says) == len(outputs)
+
+
+def test_verify_wrong_type_in_all_cases_is_a_finding_for_each_output(tmp_path):
+    ids, says = finding_ids(tmp_path, "return dx, dgamma.astype('f8'), dbeta.astype('f8')", SMALL)
+    assert ids == {"wrong-type-or-shape"}
+    assert [text.partition(" in ")[0] for text in says] == [
+        f"{output} has a wrong type or shape" for output in ("dgamma", "dbeta")
+    ]
+    assert "got float64 of shape (24,), expected float32 of shape (24,)" in says[0]
+
+
+def test_show_case_prints_the_error_of_the_element_that_it_names():
+    grade = Grade("wrong", 99.0, {"serial": 3.0}, (4, 1), 1.5, 1.25, 2.0, 1.0)
+    verdict = Verdict("a-case", "dx", "float32", "NCX", "wrong", grade=grade)
+    console = Console(file=io.StringIO())
+    show_case(Results(Job("subject"), [verdict]), console)
+    assert "a-case dx[4, 1]: wrong; got 1.5 " in console.file.getvalue()
+    assert ", error 2 ulp, " in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import resources
 
 import numpy as np
 import pytest
 
 import backnorm
+from backnorm.conformance.verify.run import STATUSES
 from tests.pages import ROOT, blocks
 
 PAGE = "docs/how-to/verify.md"
@@ -60,6 +62,19 @@ def test_screen_is_what_the_command_prints(command, screen, tmp_path):
             continue
         assert line in found, "\n".join(found)
         found = found[found.index(line) + 1 :]
+
+
+def test_page_has_the_type_of_a_function_in_c():
+    folder = resources.files("backnorm.conformance.verify") / "include"
+    header = (folder / "backnorm_subject.h").read_text("utf-8")
+    (code,) = re.findall(r"^```c\n(.+?)^```", (ROOT / PAGE).read_text("utf-8"), re.M | re.S)
+    assert code in header
+
+
+def test_page_names_every_status():
+    page = (ROOT / PAGE).read_text("utf-8")
+    section = page.partition("## Statuses")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", section)) == set(STATUSES)
 
 
 def test_code_that_reads_cases_judges_results(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
+from backnorm.cli.text import counted
 from backnorm.errors import ArgumentValueError
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
@@ -29,7 +30,7 @@ Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
 AtLeast = Annotated[Rung, typer.Option(help="An output worse than this rung is a finding.")]
 Xfail = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Expected failures, one a line: pattern  # reason."),
+    typer.Option(metavar="FILE", help="Expected failures, one per line: pattern  # reason."),
 ]
 Baseline = Annotated[
     Path | None,
@@ -43,7 +44,7 @@ Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Mar
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the printed report as HTML.")
 ]
-Show = Annotated[bool, typer.Option("--show", help="Print the worst element of each output.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the element that decides each verdict.")]
 
 # A huge case has more elements than this, the number that a signed 32-bit index can address.
 _HUGE = 1 << 31
@@ -92,25 +93,35 @@ class _Reports:
         judged = counts(results)["judged"]
         # Read the baseline first, because a report may overwrite it.
         before = None if self.baseline is None else expected.read_baseline(self.baseline)
+        passed = 0
         if self.xfail is not None:
             known = expected.read_expectations(self.xfail)
-            results, failed, passed = expected.without_expected(results, known)
-            console.print(f"{failed} outputs failed as expected; {passed} passed unexpectedly")
+            results, passed = expected.with_expected(results, known, self.at_least)
+
+        def fails(verdict: Any) -> bool:
+            if before is None:
+                return expected.fails(verdict, self.at_least)
+            return expected.is_new(verdict, before)
+
         found = findings(results, self.at_least)
         report.show(results, found, console)
+        if passed:
+            console.print(
+                f"passed, although {self.xfail} expects a failure: {counted(passed, 'output')}"
+            )
         if self.show:
             report.show_case(results, console)
         if self.json is not None:
             text = report.as_json(results, found)
             sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
         if self.junit is not None:
-            self.junit.write_text(report.as_junit(results))
+            self.junit.write_text(report.as_junit(results, fails))
         if self.markdown is not None:
             self.markdown.write_text(report.as_markdown(results, found))
         if self.html is not None:
             console.save_html(str(self.html))
         if before is not None:
-            new = [v for v in results.verdicts if expected.is_new(v, before)]
+            new = [verdict for verdict in results.verdicts if fails(verdict)]
             console.print(f"{len(new)} outputs are worse than in {self.baseline}")
             return bool(new) or not judged
         return bool(found) or not judged
@@ -133,7 +144,7 @@ def verify(
         ),
     ],
     dialect: Annotated[
-        str | None, typer.Option(help="The dialect whose names the function's arguments have.")
+        str | None, typer.Option(help="The dialect whose arguments the function has.")
     ] = None,
     op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
     operation: Annotated[
@@ -415,17 +426,26 @@ def _print_audit(
     if project is not None:
         print(f"  {project.source}")
     found = audit(test, runs)
-    total = len(found.caught) + len(found.missed)
-    print(f"  {len(found.caught)} of {total} wrong kernels are caught. These pass:")
-    for name, wrong in found.missed:
-        print(f"    {wrong} ({name})")
-    print(f"  {len(found.invisible)} wrong kernels give the right results on such data:")
-    for name, wrong in found.invisible:
-        print(f"    {wrong} ({name})")
+    # A right kernel in float32 may be no more accurate than an imprecise one.
+    for is_of_formula, noun in ((True, "wrong formula"), (False, "imprecise kernel")):
+        caught, missed, invisible = (
+            [each for each in kernels if each.is_of_formula == is_of_formula]
+            for kernels in (found.caught, found.missed, found.invisible)
+        )
+        visible = counted(len(caught) + len(missed), noun)
+        print(f"  {len(caught)} of {visible} caught. These pass:")
+        _print_kernels(missed)
+        print(f"  {counted(len(invisible), noun)} with the right results on such data:")
+        _print_kernels(invisible)
     for name, number in found.false_alarms.items():
         print(f"  a right kernel, {name}: rejected in {number} of {found.runs}")
     if data != "layer" or loss not in ("none", "cube"):
         print("  --data layer --loss cube shows every mistake that a loss can show.")
+
+
+def _print_kernels(kernels: list[Any]) -> None:
+    for kernel in kernels:
+        print(f"    {kernel.wrong} ({kernel.__name__})")
 
 
 def _print_bounds(dtype: str, elements: int) -> None:
@@ -436,9 +456,10 @@ def _print_bounds(dtype: str, elements: int) -> None:
     own = _element_type(dtype)
     statistics = statistics_types(own)[-1]
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
-    table = Table(title=f"{dtype}, {elements} elements a channel", box=None, title_justify="left")
-    for head in ("rung", "output", "expected", "never beyond"):
-        table.add_column(head, no_wrap=True)
+    title = f"{dtype}, {elements} elements a channel"
+    table = Table(title=title, box=None, title_justify="left", pad_edge=False)
+    for head in ("rung", "output", "expected", "guaranteed"):
+        table.add_column(head, no_wrap=head != "expected")
     for rung in rungs(own):
         for name in GRADIENTS:
             output = own if name == "dx" else statistics
@@ -446,11 +467,13 @@ def _print_bounds(dtype: str, elements: int) -> None:
                 bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS
             ]
             table.add_row(rung, name, *texts)
-    Console().print(table)
-    print(
-        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum of"
+    console = Console()
+    console.print(table)
+    console.print(
+        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum "
+        "of the magnitudes of the terms; V, S, R: see docs/tolerance.md, which derives the bounds.",
+        highlight=False,
     )
-    print("the magnitudes of the terms; V, S, R: see docs/tolerance.md, which has the argument.")
 
 
 def _selection(

@@ -1,4 +1,8 @@
-"""Name the mistake of a formula by numbers, and describe outputs that no formula explains."""
+"""Name the mistake in a formula, and describe outputs that no formula explains.
+
+The numbers of a call (`formula.Coefficients` or `forward_diagnosis.Normalization`) are compared
+with those of formulas.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,14 @@ from backnorm.conformance.formula import Mistake
 from backnorm.dtypes import BFLOAT16, FLOAT16
 
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
-# A dataclass of arrays of shape (C,), or None for a number that is not known.
+# A dataclass with a field of shape (C,) for each number, or None if the number is not known.
 Numbers = Any
 
-# A formula matches a call if their numbers differ by at most this, relative, by the element type of
-# dx. Rounding dx to 8 bits changes a coefficient by about 1e-3.
+# The largest relative difference between the numbers of a call and of a formula that matches, by
+# the element type of dx. Rounding dx to 8 bits changes a coefficient by about 1e-3.
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
-# The data cannot distinguish the nearest formula from formulas within this multiple of its
-# distance.
+# A formula within this multiple of the nearest formula's distance may be the right one as well.
 _MARGIN = 2.0
 # The residual of a fit, relative to dx, that rounding can cause.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
@@ -33,11 +36,18 @@ _ROUNDING_OF_WIDE = 2.0**-14
 # If no element has a larger error than this, relative to the largest element, precision is the
 # cause.
 _FEW_BITS = 2.0**-6
-# A mistake may affect only half of the channels, as |gamma| instead of gamma does.
+# The quantile of a difference over the channels: |gamma| for gamma is wrong in half of them.
 _QUANTILE = 0.75
 # The distance of numbers that are not finite.
 _FAR = 1e30
 TINY = float(np.finfo(float).tiny)
+# Mistakes in two steps of the formula that are one mistake in the code, with name and sentence.
+_AS_ONE = {
+    frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped"),
+    frozenset(("dgamma-dbeta", "dbeta-dgamma")): (
+        "dgamma-dbeta-swapped", "dgamma and dbeta are swapped",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +59,15 @@ class Diagnosis:
     kind : {"right", "formula", "described", "precision", "indexing", "memory"}
         formula: one or two mistakes explain all outputs. described: the formula is wrong in a way
         that has no name. precision: the elements of dx have few correct bits. right: the formula is
-        right, and dx shows no loss of precision beyond that of the element type.
+        right, and dx is as precise as its element type. indexing: elements are at wrong places.
+        memory: elements are not finite.
     names : tuple of str
         The names of the mistakes.
     says : str
         The diagnosis as a sentence without a full stop.
     evidence : mapping of str to float
-        The median over channels of each number divided by that of the right formula, and the
-        residual of the fit relative to dx.
+        For each number the ratio to that of the right formula, the median over the channels; and
+        the residual of the fit relative to dx.
     """
 
     kind: Kind
@@ -72,7 +83,9 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
             continue
         wrong = ~np.isfinite(output.astype(float))
         if wrong.all():
-            return Diagnosis("memory", ("not-written",), f"{name} is not written: all is NaN")
+            return Diagnosis(
+                "memory", ("not-written",), f"{name} is not written: no element is finite"
+            )
         if wrong.any():
             first = tuple(map(int, np.argwhere(wrong)[0]))
             return Diagnosis(
@@ -85,7 +98,7 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
 
 
 def nearness(dtype: np.dtype) -> float:
-    """Return how far, relative to each other, numbers of the same formula may be in a type."""
+    """Return the largest relative difference between numbers of one formula in an element type."""
     return _NEAR.get(dtype, _NEAR_OF_WIDE)
 
 
@@ -108,7 +121,10 @@ def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
 
 
 def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
-    """Return the largest relative difference between numbers, a quantile over the channels."""
+    """Return the largest relative difference between two sets of numbers.
+
+    The difference of a number is a quantile over the channels.
+    """
     worst = 0.0
     with np.errstate(all="ignore"):
         for name, own, other in _pairs(found, formula):
@@ -125,16 +141,16 @@ def named(
     least: Mapping[str, np.ndarray],
     near: float,
 ) -> Diagnosis | None:
-    """Return the diagnosis by a formula with at most two mistakes that matches the numbers.
+    """Return the diagnosis if a formula with at most two mistakes matches the numbers, else None.
 
     Parameters
     ----------
     found : Coefficients, or another dataclass of arrays of shape (C,)
     formula : callable
-        Returns the numbers of the formula with some mistakes.
+        Takes mistakes; returns the numbers of the formula with these mistakes.
     mistakes_known : sequence of Mistake
     least : mapping
-        The scales that numbers are compared with if they are 0.
+        By name, the scale that differences of small numbers are relative to.
     near : float
         The largest distance of a formula that matches.
     """
@@ -149,10 +165,14 @@ def named(
         of_right = next((other for other, _, each in distances if not each), _FAR)
         if of_right <= min(near, _MARGIN * nearest):
             return Diagnosis("right", (), "the formula is right")
-        # Formulas that the data cannot distinguish.
+        names = tuple(mistake.name for mistake in mistakes)
+        if frozenset(names) in _AS_ONE:
+            name, says = _AS_ONE[frozenset(names)]
+            return Diagnosis("formula", (name,), says)
+        # Formulas that the data cannot distinguish from the nearest one.
         same = [each for other, _, each in distances[1:4] if each and other <= _MARGIN * nearest]
         says = ", or ".join(_says(each) for each in (mistakes, *same))
-        return Diagnosis("formula", tuple(mistake.name for mistake in mistakes), says)
+        return Diagnosis("formula", names, says)
     return None
 
 
@@ -177,7 +197,7 @@ def described(
     near: float,
     terms: Mapping[str, str],
 ) -> Diagnosis:
-    """Return a diagnosis if no formula fits: numbers that are wrong by a factor, or by channel."""
+    """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
     texts = []
     for name, own, good in _pairs(found, right):
         zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
@@ -206,9 +226,9 @@ def misplaced(
     name : str
         The output.
     functions : str
-        The factors and terms of a formula, in words.
+        The functions of an element whose multiples a right output is a sum of, in words.
     rows, right : numpy.ndarray
-        The output and the right one, as float64 arrays of shape (C, M).
+        The output and the right output, as float64 arrays of shape (C, M).
     dtype : numpy.dtype
         The element type of the output.
     """
@@ -237,7 +257,7 @@ def misplaced(
         return Diagnosis(
             "indexing",
             ("indexing",),
-            f"{name} is no sum of multiples of {functions} in any channel: its elements are read "
+            f"{name} is not a sum of multiples of {functions} in any channel: elements are read "
             "or written at wrong places",
         )
     where = np.argwhere(wrong)

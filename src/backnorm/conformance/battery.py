@@ -89,8 +89,8 @@ class Case:
         The compute dtype of the operator, which determines its error budget; None: see
         :func:`judge.budget`.
     repeats : int
-        How many copies of the channels a call has, one after the other. Results are those of the
-        data in each copy.
+        How many copies of the channels of `data` the arrays of a call have, one after the other.
+        The results of every copy are the same.
     """
 
     name: str
@@ -126,9 +126,9 @@ def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]
     ----------
     seed : int
     arithmetic : {"float32", "float64"}, optional
-        The compute dtype of the operator, which determines its error budget. Cases with types that
-        do not support it are left out. None: all cases, each judged by the default compute dtype of
-        its elements.
+        The compute dtype of the operator, which determines its error budget. Cases whose elements
+        cannot be computed in it are left out. None: all cases, each judged by the default compute
+        dtype of its elements.
     """
     rng = np.random.default_rng(seed)
     every = (case for subject in subjects(_SHAPES) for case in _of_subject(subject, rng))

@@ -69,10 +69,10 @@ class ExactCase(LayerData):
     dx, dgamma, dbeta, y : numpy.ndarray
         Exact results of the training backward pass and of the normalisation by mean and variance,
         in float64. dx and y are representable in x's type. dgamma and dbeta are integers times
-        powers of two; in a narrow type they may have to be rounded once.
+        powers of two, which a narrow type may have to round once.
     true_statistics : bool
-        Whether mean and variance are those of x, so that y is also the result of the training
-        forward.
+        Whether mean and variance are those of x. If so, y is also the result of the forward pass
+        in training.
     """
 
     dx: np.ndarray = field(kw_only=True)
@@ -94,10 +94,10 @@ def exact_data(
 ) -> ExactCase:
     """Return data whose statistics, sums and gradients are exact in any order of evaluation.
 
-    All values are small integers times powers of two, so that every product and every partial
-    sum is representable (in float32 for up to 2**18 elements a channel), and so are the results.
-    Any difference from these results is an error of formula or indexing, not of rounding. The idea
-    is that of oneDNN's benchdnn.
+    All values are small integers times powers of two. Therefore results, products and partial sums
+    are representable, in float32 for up to 2**18 elements per channel. Any difference from the
+    results is an error of formula or indexing, not of rounding. oneDNN's benchdnn has such data,
+    too.
 
     Parameters
     ----------
@@ -111,17 +111,17 @@ def exact_data(
         Type of the per-channel arrays; by default float32 for a 16-bit type, else `dtype`.
     epsilon : float
         0, or a power of two below 1/4 that is representable in the statistics' type. The variance
-        is then a power of four minus epsilon, and is not the variance of x.
+        is a power of four minus epsilon; it is the variance of x only if epsilon is 0.
     mean_magnitude : int
-        Bound of the integer means: up to 2**20 in float32. In 16-bit types about 8, because x has
-        that type, too.
+        Bound of the means, which are integers: up to 2**20 in float32, about 8 in 16-bit types,
+        because x has to be representable, too.
 
     Notes
     -----
-    Deviations come in pairs c = +b u, -b u with u a power of two and b in 1, 2, 3, mixed 5 : any :
-    3, so that the mean of c**2 is (2 u)**2. The dy of a pair are p + q and p - q; adding the
-    remainders of sum(p) and sum(b q) over the pairs makes both sums exact multiples of M. An odd
-    element has c = 0.
+    Deviations from the mean are pairs c = +b u and c = -b u, where u is a power of two. For every
+    five pairs with b = 1 there are three with b = 3; the others have b = 2. So the mean of c**2 is
+    (2 u)**2. The dy of a pair are p + q and p - q. The remainders of sum(p) and sum(b q) modulo M
+    are subtracted, in equal parts, from all pairs. If M is odd, the last element has c = 0.
     """
     axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
     count = math.prod(others)
@@ -182,7 +182,7 @@ def realistic_data(
         As in :func:`exact_data`.
     epsilon : float
     ratio : float
-        Magnitude of the mean of x divided by its standard deviation. With 1e4, formulas in which
+        Magnitude of the mean of x divided by its standard deviation. With 1e4, formulas whose
         terms cancel fail.
     scale : float
         Standard deviation of x; channels vary by a factor of 4 around it.
@@ -192,10 +192,10 @@ def realistic_data(
 
     Notes
     -----
-    mean and variance are computed from x as rounded to `dtype`, and rounded to `statistics_dtype`.
+    mean and variance are computed from the rounded x, and then rounded to `statistics_dtype`.
     """
     axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
-    # The channels are axis 0 until the end, when the axis is moved.
+    # Channels are on axis 0 here.
     per_channel = (channels,) + (1,) * len(others)
 
     deviation = scale * 2.0 ** rng.uniform(-1, 1, per_channel)
@@ -229,7 +229,7 @@ def _layout(
 ) -> tuple[int, int, tuple[int, ...], np.dtype]:
     """Return the channel axis, the channels, the sizes of the other axes, and the statistics type.
 
-    By default the statistics of a 16-bit type are float32, others of the data's own type.
+    The default statistics type is float32 for a 16-bit type, otherwise the data's type.
     """
     axis = channel_axis_of(data_format) % len(shape)
     others = shape[:axis] + shape[axis + 1 :]
@@ -256,7 +256,7 @@ def _exact_channel(
     mean_dy = float(rng.choice([-2, -1, 1, 2]))
     p = rng.integers(-1, 1, pairs, endpoint=True).astype(float)
     p = mean_dy + p - _spread(p.sum(), pairs)
-    # Changing q by 1/2 where b = 2 changes sum(b q) by one.
+    # If q changes by 1/2 where b = 2, sum(b q) changes by one.
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
     # mean(dy b) is 2 sum(b q) / M; for an odd M, sum(b q) must be a multiple of M.

@@ -4,8 +4,8 @@ For every formula, right or wrong, dx is linear in three functions of an element
 x - mean. A least-squares fit gives the three coefficients of every channel; dgamma and dbeta are
 two more numbers. `diagnose` compares these five numbers with those of the right formula and of
 formulas with one or two mistakes (:mod:`backnorm.conformance.formula`). The nearest formula names
-the mistake. A large residual of the fit is an error of indexing or of memory. If the formula is
-right, only the precision can be wrong, which `backnorm.conformance.ladder` grades.
+the mistake. A large residual of the fit means an error of indexing or of memory. The precision of a
+right formula is graded by `backnorm.conformance.ladder`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 24 channels of 6 x 35 elements. epsilon is as large as the variance, statistics are
-    not those of x, gamma has both signs, and dy has a mean and is correlated with x.
+    There are 24 channels of 6 x 35 elements. epsilon is of the size of the variance, mean and
+    variance are not those of x, and gamma has both signs. dy has a mean and is correlated with x.
     """
     rng = np.random.default_rng(seed)
     shape = (6, 24, 5, 7) if data_format == "NCX" else (6, 5, 7, 24)
@@ -154,7 +154,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 
 
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return the scales that offset and slope are compared with if the right values are 0."""
+    """Return the scales that differences of small offsets and slopes are relative to."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
     return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + TINY)}
 

@@ -77,7 +77,7 @@ def rows_of(tensor: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coefficients:
-    """The numbers that describe a backward pass, each of shape (C,); None if not known."""
+    """The numbers that describe a backward pass, each of shape (C,); None if unknown."""
 
     gain: Array | None
     offset: Array | None
@@ -101,7 +101,7 @@ class Steps:
     statistics : callable
         Returns mean and variance of the channels.
     inverse_deviation : callable
-        Takes variance, epsilon and the channels; returns s.
+        Takes variance, epsilon and the channels; returns s = 1/sqrt(variance + epsilon).
     training : callable
         Takes the channels; returns whether the statistics depend on x.
     count : callable
@@ -221,7 +221,7 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
-#: Mistakes in s that forward and backward passes have in common, as arguments of `Mistake`.
+#: Mistakes in s, of forward and backward passes, as arguments of `Mistake`.
 INVERSE_DEVIATION_MISTAKES = (
     ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
      lambda w, e, _: 1.0 / (np.sqrt(w) + e)),
@@ -316,10 +316,13 @@ MISTAKES = tuple(
         ("dgamma-mean", "dgamma is divided by M", "dgamma", lambda b, t, s, g, n: s * t / n),
         ("dgamma-sign", "dgamma has the wrong sign", "dgamma", lambda b, t, s, g, n: -s * t),
         ("dgamma-zero", "dgamma is 0", "dgamma", lambda b, t, s, g, n: 0.0 * t),
+        ("dgamma-dbeta", "dgamma has the values of dbeta", "dgamma", lambda b, t, s, g, n: b),
         ("dbeta-mean", "dbeta is divided by M", "dbeta", lambda b, t, s, g, n: b / n),
         ("dbeta-gamma", "dbeta is multiplied by gamma", "dbeta", lambda b, t, s, g, n: g * b),
         ("dbeta-s", "dbeta is multiplied by s", "dbeta", lambda b, t, s, g, n: s * b),
         ("dbeta-sign", "dbeta has the wrong sign", "dbeta", lambda b, t, s, g, n: -b),
         ("dbeta-zero", "dbeta is 0", "dbeta", lambda b, t, s, g, n: 0.0 * b),
+        ("dbeta-dgamma", "dbeta has the values of dgamma", "dbeta",
+         lambda b, t, s, g, n: s * t),
     )
 )  # fmt: skip

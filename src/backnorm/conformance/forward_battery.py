@@ -14,8 +14,8 @@ from backnorm.conformance.data import read_only
 
 __all__ = ["ForwardCase", "forward_cases", "of_backward"]
 
-# The cases of the gradients' battery that have nothing to say of a forward pass: they differ from
-# others in the statistics that are passed, or in dy.
+# Cases of the backward battery that are left out: they differ from other cases only in dy, or in
+# the statistics that are passed.
 _OF_GRADIENTS = (
     "frozen-", "foreign-statistics-", "exact-statistics-supplied-", "huge-gradients-",
 )  # fmt: skip
@@ -25,8 +25,8 @@ _OF_GRADIENTS = (
 class ForwardCase(Case):
     """One call of a forward pass in training, whose inputs are x, gamma and beta.
 
-    `scaled` says whether gamma and beta are passed. The mean and the variance of the data are the
-    running statistics of operators that take some.
+    `scaled` says whether gamma and beta are passed. Operators with running statistics get
+    `data.mean` and `data.variance`.
     """
 
     @property

@@ -1,9 +1,8 @@
 r"""Diagnose a wrong forward pass: describe the mistake in one sentence.
 
-As in :mod:`backnorm.conformance.diagnosis`: for every formula y is linear in two functions of an
-element, 1 and x - mean. Their coefficients in each channel, and the returned mean and variance, are
-four numbers, which are compared with those of the right formula and of formulas with one or two
-mistakes.
+For every formula, y is linear in two functions of an element: 1 and x - mean. Their coefficients in
+each channel, the returned mean and the returned variance are four numbers. They are compared with
+those of formulas, as in :mod:`backnorm.conformance.diagnosis`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _TERMS = {
 class _Batch:
     """The inputs of a call by channel, in float64: x of shape (C, M), the others of shape (C,).
 
-    The running statistics are those that a specification's operator takes besides x.
+    Operators of some specifications take the running statistics besides x.
     """
 
     x: Array
@@ -84,7 +83,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalization:
-    """The numbers that describe a forward pass, each of shape (C,); None if not known.
+    """The numbers that describe a forward pass, each of shape (C,); None if unknown.
 
     y is ``gain*(x - m) + offset``, with m the mean of x.
     """
@@ -97,7 +96,7 @@ class Normalization:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
-    """The steps of the formula: functions of the batch and of the results of steps before."""
+    """The steps of the formula: functions of the batch and of the results of earlier steps."""
 
     statistics: Callable[[_Batch], tuple[Array, Array]]
     inverse_deviation: Callable[[Array, float, _Batch], Array]
@@ -170,11 +169,6 @@ FORWARD_MISTAKES = tuple(
     )
 )  # fmt: skip
 
-# Mistakes in two steps that are one in the code.
-_AS_ONE = {
-    frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped")
-}
-
 
 def forward_diagnostic_data(
     dtype: np.dtype,
@@ -185,8 +179,8 @@ def forward_diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 24 channels of 6 x 5 elements, so that M - 1 differs from M. epsilon is as large as
-    the variance, and gamma has both signs. `mean` and `variance` are the running statistics.
+    There are 24 channels of 6 x 5 elements, so that M - 1 differs from M. epsilon is of the size
+    of the variance, and gamma has both signs. `mean` and `variance` are the running statistics.
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(
@@ -262,9 +256,6 @@ def diagnose_forward(
         diagnosis = named(
             found, lambda each: _normalization(batch, each), FORWARD_MISTAKES, least, near
         ) or described(found, right, least, near, _TERMS)
-    name, says = _AS_ONE.get(frozenset(diagnosis.names), (None, ""))
-    if name is not None:
-        diagnosis = replace(diagnosis, names=(name,), says=says)
     return replace(diagnosis, evidence=evidence)
 
 
@@ -287,7 +278,7 @@ def _fitted(
 
 
 def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return the scales that numbers are compared with if the right values are near 0."""
+    """Return the scales that differences of small numbers are relative to."""
     deviation = np.sqrt(batch.variance)
     gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)
     return {"offset": 0.2 * gain * deviation + TINY, "mean": 0.2 * deviation + TINY}

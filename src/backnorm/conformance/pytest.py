@@ -30,7 +30,13 @@ from backnorm.conformance.verify.cases import (
 )
 from backnorm.conformance.verify.operations import operation_of
 from backnorm.conformance.verify.run import absent, graded
-from backnorm.conformance.verify.subjects import Function, OfDialect, Subject, described, is_refusal
+from backnorm.conformance.verify.subjects import (
+    Function,
+    OfDialect,
+    Subject,
+    described,
+    is_unsupported,
+)
 from backnorm.errors import ArgumentValueError
 
 __all__ = ["CheckedCase", "cases"]
@@ -56,8 +62,10 @@ class CheckedCase:
         ----------
         function : callable
             A function as in :class:`backnorm.conformance.verify.subjects.Function`, or with
-            `dialect` an implementation of the dialect's operator. A case that it refuses is
-            skipped, see :func:`backnorm.conformance.verify.subjects.is_refusal`.
+            `dialect` an implementation of the dialect's operator. The test is skipped if the
+            function raises NotImplementedError or a framework's error of that meaning, and if it
+            lacks a keyword that the case needs. Any other exception fails the test: a TypeError
+            may be a wrong signature, and all tests would be skipped.
 
         Raises
         ------
@@ -68,13 +76,13 @@ class CheckedCase:
         subject: Subject = Function(function)
         if dialect is not None:
             subject = OfDialect.of(function, dialect, op)
-        # Writing to a read-only array would raise ValueError, as a refusal does.
+        # The ValueError of a write to a read-only array would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in self.case.inputs.items()}
         before = {n: None if a is None else a.tobytes() for n, a in inputs.items()}
         try:
             found = subject(inputs, self.case)
         except Exception as error:
-            if is_refusal(error):
+            if is_unsupported(error):
                 pytest.skip(described(error))
             raise
         outputs = {n: a for n, a in found.items() if a is not None}
@@ -95,7 +103,7 @@ class CheckedCase:
             line = f"{output} is {status}, not {self.at_least} or better"
             line += (
                 f": {output}{list(grade.where)} = {grade.got!r}, exact {grade.exact!r}, "
-                f"{grade.worst_ulp:.4g} ulp at worst, condition {grade.condition:.3g}"
+                f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}"
             )
             lines.append(f"{line} {text}".strip())
         if lines:

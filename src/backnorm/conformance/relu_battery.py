@@ -36,7 +36,7 @@ _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
 class ReluOperators(Protocol):
-    """Three operators with the calling convention of backnorm's."""
+    """Three operators, called as backnorm's."""
 
     def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
         """Return y, mean, variance, mask."""
@@ -183,7 +183,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
 
 
 def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCase:
-    """Return a case whose values differ from the ceiling only before they are rounded."""
+    """Return a case whose y are within a few ulps of the ceiling."""
     data = realistic_data(_SHAPES[subject.data_format], **subject.options, rng=rng)
     near = ceiling * ulp_at(Exact.of(0.5), subject.dtype)
     data = replace(
@@ -203,7 +203,7 @@ def _turned(data: LayerData) -> LayerData:
 
 
 def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
-    """Return a case with NaN in x (so that a channel is NaN), the residual and a masked dy."""
+    """Return a case with NaN in x, in the residual, and in dy where no bit of the mask is set."""
     axis = 1 if data.data_format == "NCX" else -1
     x, dy = (np.moveaxis(array.copy(), axis, 0) for array in (data.x, data.dy))
     case = relu_case(name, data, rng)

@@ -79,6 +79,9 @@ def check(
         "weight": weight,
         "bias": bias,
     }
+    shapes = [tensor.shape for tensor in channels.values() if isinstance(tensor, Tensor)]
+    if len(shapes) > 1 and all(shape == shapes[0] for shape in shapes):
+        _check_channel_axis(input, shapes[0])
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)
@@ -227,6 +230,17 @@ def check_tensor(name: str, tensor: object) -> Tensor:
             hint="backnorm.torch.revert(model) restores a model's original layers",
         )
     return tensor
+
+
+def _check_channel_axis(input: Tensor, shape: torch.Size) -> None:
+    """Raise unless the input has the number of channels that all other tensors have."""
+    if len(shape) == 1 and shape[0] != input.shape[1]:
+        raise TensorValueError(
+            "input",
+            "must have as many channels as the statistics and parameters",
+            came=f"{input.shape[1]} channels on axis 1, shape {tuple(input.shape)}",
+            accepted=f"{shape[0]} channels",
+        )
 
 
 def _check_channels(

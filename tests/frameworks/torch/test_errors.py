@@ -28,6 +28,9 @@ REFUSED = {
     "rank 1": ({"input": torch.randn(3)}, "input", "channel axis"),
     "integers": ({"input": torch.ones(4, 3, dtype=torch.int64)}, "input", "int64"),
     "sparse": ({"input": torch.randn(4, 3).to_sparse()}, "input", "sparse"),
+    "other channels": (
+        {"input": torch.randn(4, 5, 3)}, "input", "got 5 channels on axis 1, .*expected 3 channels",
+    ),
     "weight too short": ({"weight": torch.ones(2)}, "weight", r"shape \(3,\)"),
     "bias wider": ({"bias": torch.ones(3).double()}, "bias", "float64"),
     "weight narrower": ({"weight": torch.ones(3).bfloat16()}, "weight", "bfloat16"),

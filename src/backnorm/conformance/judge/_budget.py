@@ -53,36 +53,35 @@ def budget(
 
     Notes
     -----
-    Half an ulp is for the one rounding to the output's type; where no terms cancel, nothing more is
-    allowed. T is the sum of the magnitudes of the terms of the element's formula (see
-    :mod:`backnorm.reference`). Its coefficient is the error of the arithmetic before that rounding:
+    Half an ulp is the one rounding to the output's type. T is the sum of the magnitudes of the
+    terms of the element's formula (see :mod:`backnorm.reference`). Its coefficient is the error of
+    the arithmetic before that rounding:
 
-    - float64 arithmetic, whose unit roundoff is 2**-53, on narrower data: blocked sums of up to
-      2**30 elements lose a few dozen roundoffs of sum|terms|, so parameter gradients stay within
-      2**-45 T. dx divides two such sums by M and takes about eight more operations; 2**-40 T
-      leaves room for other orders of summation, and is still 2**-16 ulp of T in float32.
-      Elements of 16 bits are then rounded correctly, unless they lie within 2**-40 T of the
-      midpoint between two neighbours.
-    - float64 data has no wider type in which it could be computed. Sums are compensated (2**-48 T
-      holds for parameter gradients, with the rounding of s and of the product), and the dozen
-      float64 operations of the element have an error of 2**-49 T.
-    - float32 arithmetic, whose unit roundoff u is 2**-24, on data of float32 or of 16 bits. A term
-      of a parameter gradient is rounded four times before it is added up in float64: x - mean,
-      the product, and two additions of at most four terms in a row; 2**-22 T is 4 u. dx has those
-      sums as coefficients. The final product is the one rounding of a float32 result. Before it,
-      the term dy is rounded three times (minus the shift, minus the slope, and in the gain), the
-      term of sum dy six times (twice in the sum, once as the shift, and with dy), and the term of
-      x - mean eight times (four times in the sum, once as the slope, x - mean itself, the
-      difference and the gain). If the final rounding reaches the next power of two, it adds half a
-      u of T. With 16-bit data the final product is rounded once more: nine roundings. Together,
-      these are less than 16 u, which is 2**-20 T, and leave room for four more roundings, such as
-      those of longer runs of terms.
+    - float64 arithmetic (unit roundoff 2**-53) on narrower data: blocked sums of up to 2**30
+      elements lose a few dozen roundoffs of sum|terms|, so the error of a parameter gradient is at
+      most 2**-45 T. dx divides two such sums by M and takes about eight more operations. 2**-40 T
+      also allows other orders of summation, and is at most 2**-16 ulp of T in float32. A 16-bit
+      element is then rounded correctly unless its exact value is within 2**-40 T of the midpoint
+      between two neighbours.
+    - float64 data: there is no wider type, so sums are compensated. With the rounding of s and of
+      the product, the error of a parameter gradient is at most 2**-48 T. The dozen float64
+      operations of an element have an error of 2**-49 T.
+    - float32 arithmetic (unit roundoff u = 2**-24) on float32 or 16-bit data: a term of a parameter
+      gradient is rounded four times before it is added up in float64. The roundings are those of
+      x - mean, of the product, and of two additions of at most four terms in a row; 2**-22 T is
+      4 u. dx has those sums as coefficients. Its last product is the rounding of a float32 result.
+      Before it, the term dy is rounded three times (minus the shift, minus the slope, and in the
+      gain). The term of sum dy is rounded six times (twice in the sum, once as the shift, and with
+      dy), and the term of x - mean eight times (four times in the sum, once as the slope, x - mean
+      itself, the difference and the gain). If the last rounding reaches the next power of two, it
+      adds half a u of T. With 16-bit data the last product is rounded once more: nine roundings.
+      Together they are less than 16 u T = 2**-20 T, and leave four roundings for longer runs.
     - mean and variance are sums that are rounded once. They are allowed a whole ulp and the
       coefficient of a parameter gradient, which matters only if the terms of the mean cancel. The
       terms of the variance are all positive, so its T is the variance itself.
-    - y is like dx, with the T of its own formula. In float32 arithmetic x - mean and the gain are
-      rounded once, and so is the constant that has the offset and the low part of the mean. With
-      the rounding of a residual, half of 2**-20 T remains unused. A ReLU does not enlarge an error.
+    - y is like dx, with the T of its own formula. In float32 arithmetic x - mean, the gain, and the
+      constant of the offset and the low part of the mean are rounded once each. With the rounding
+      of a residual, half of 2**-20 T remains unused. A ReLU does not enlarge an error.
     - The second order multiplies two sums and up to three powers of s in a term. Evaluated in
       float64 with compensated sums, no term has more than 32 roundings: 2**-48 T for float64
       data. Sums of float32 data lose a few dozen roundoffs each, and so does the gradient of

@@ -1,4 +1,4 @@
-"""Verdicts on the forward, backward and inference passes, and on the gradients of the backward."""
+"""Verdicts on the forward, backward and inference passes, and on gradients of the backward pass."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def check_double_backward(
 ) -> dict[str, Verdict]:
     """Judge the gradients of the backward pass; see :func:`reference.double_backward`.
 
-    The gradients with respect to x and dy must have x's type and shape, that with respect to gamma
-    mean's.
+    The gradients with respect to x and dy must have x's type and shape. The gradient with respect
+    to gamma must have those of mean.
 
     Parameters
     ----------
@@ -136,18 +136,18 @@ def check_double_backward(
     their type and the number of roundings differ:
 
     - NumPy, PyTorch on a CPU, TensorFlow: float64 and the engine's sums, as :func:`budget` assumes.
-    - PyTorch on a GPU: float64 and PyTorch's sums, which are not compensated but added up in trees:
-      log2(M) roundings for blocks of 2**20 elements, and one for each block. Up to about 2**23
-      elements per channel, that is within the 32 roundings of the budget. Channels of 2**17
-      elements of float64 lost 2**-51 T.
-    - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate. But JAX adds the
-      direct gradient of x and the gradient through the statistics as two arrays of x's type
-      (`in_parts`). Neither exceeds T, so their roundings are at most u*T, where u is half the
-      distance from 1 to the next number of that type. 2*u*T also leaves room for the error of
+    - PyTorch on a GPU: float64 and PyTorch's sums, which are not compensated. Blocks of 2**20
+      elements are added up in trees, with log2(M) roundings, and each block adds one rounding. Up
+      to about 2**23 elements per channel, these are within the 32 roundings of the budget. The
+      measured error of channels of 2**17 float64 elements is 2**-51 T.
+    - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate as PyTorch's. But JAX
+      adds the direct gradient of x and the gradient through the statistics as two arrays of x's
+      type (`in_parts`). Neither array exceeds T, so their roundings are at most u*T, where u is
+      half the distance from 1 to the next number of that type. 2*u*T also allows for the error of
       float32.
     - JAX without `jax_enable_x64`: float32 in all operations and sums (not `wide`). The derivation
       for 16-bit data, 2**-20 T, then also holds for float32 data, whose budget in float64 is 2**20
-      times smaller. Channels of 2**18 elements lost 2**-23 T.
+      times smaller. The measured error of channels of 2**18 elements is 2**-23 T.
     """
     exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
     more = 0.0 if wide else 2.0**-20

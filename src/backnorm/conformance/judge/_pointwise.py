@@ -1,17 +1,17 @@
 """Verdicts on the operators of oneDNN's graphs other than batch normalisation.
 
-The expected values are computed in float64, in other ways than the operators compute them. The
-allowed errors are:
+The expected values are computed in float64, in other ways than by the operators. The allowed
+errors are:
 
-- A ReLU and its gradient select elements: none.
+- A ReLU and its gradient: none, because they select elements.
 - Dequantize: half an ulp. The exact product of a difference of at most 9 bits and a float32 is a
   float64, and is rounded once.
-- Quantize: half an integer, as for every rounding to nearest, and u (|src / scale| +
-  |src / scale + zp|), the error of a quotient and a sum in float32 (u = 2**-24). So only an element
-  as near to the midpoint between two integers as that may become either. Values beyond the
-  integers' range are compared with the nearest integer in it.
+- Quantize: half a step for the rounding to nearest, and u (|src / scale| + |src / scale + zp|) for
+  a quotient and a sum in float32, where u = 2**-24. So an element may become either of two integers
+  only if it is that near to their midpoint. A value beyond the range of the integers is compared
+  with the limit of the range.
 
-An error of an integer is given in steps of 1, as its ulps.
+The ulp of an integer is 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_relu(src: np.ndarray, dst: np.ndarray) -> Verdict:
 
 
 def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndarray) -> Verdict:
-    """Judge diff_src, which is diff_dst where src, the ReLU's src or dst, is positive, else 0."""
+    """Judge diff_src: diff_dst where the ReLU's src (or dst) is positive, 0 elsewhere."""
     if diff_src.dtype != diff_dst.dtype or diff_src.shape != src.shape:
         return _of_other_kind("diff_src", diff_src, diff_dst.dtype, src.shape)
     expected = np.zeros(src.shape)
@@ -67,8 +67,8 @@ def check_quantize(
     quotient = src.astype(np.float64) / scales
     exact = quotient + zps
     limits = np.iinfo(dtype)
-    # Cap the magnitudes, so that the allowance stays below one step. A value beyond the range,
-    # however large, must become exactly the limit.
+    # Cap the magnitudes, so that the allowance stays below one step: every value beyond the range
+    # must become exactly the limit.
     most = float(max(abs(limits.min), limits.max) + 1)
     magnitude = np.minimum(np.abs(quotient), 2 * most) + np.minimum(np.abs(exact), most)
     exact = np.clip(exact, limits.min, limits.max)

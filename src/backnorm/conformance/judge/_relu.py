@@ -32,7 +32,7 @@ def check_relu_forward(
     """Judge `result` (y, mean, variance, mask); see :func:`reference.forward`.
 
     The mask is judged by the operator's y, not by the exact y: a bit must be set if and only if y
-    is more than 0 and less than the ceiling of `activation`, by default a ReLU without a ceiling.
+    is more than 0 and less than the ceiling of `activation`, which is by default a plain ReLU.
     """
     ceiling = options.setdefault("activation", RELU).ceiling
     y, mean, variance, mask = result
@@ -90,7 +90,7 @@ def check_relu_backward(
 
 
 def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Fail a verdict if y exceeds the bounds of a ReLU, which the budget alone would allow."""
+    """Return the verdict, or a failed one if y leaves the range of the ReLU by an allowed error."""
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")
@@ -117,8 +117,8 @@ def _judge_mask(
 def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> Verdict:
     if actual is None or expected is None:
         if actual is expected:
-            return Verdict(0.0, 0.0, True, (), "dresidual is not wanted")
-        return refused(f"dresidual is {'absent' if actual is None else 'not wanted'}")
+            return Verdict(0.0, 0.0, True, (), "dresidual is absent, as it must be")
+        return refused(f"dresidual is {'missing' if actual is None else 'not absent'}")
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         return refused(
             f"dresidual is {actual.dtype} of shape {actual.shape}, "
@@ -131,7 +131,7 @@ def judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Verd
     """Judge an output that must equal the expected one, with NaN where NaN is expected."""
     different = (actual != expected) & ~((actual != actual) & (expected != expected))
     if not different.any():
-        return Verdict(0.0, 0.0, True, (), f"{quantity} is as it must be")
+        return Verdict(0.0, 0.0, True, (), f"{quantity} equals the expected output")
     where = tuple(int(i) for i in np.argwhere(different)[0])
     return refused(
         f"{quantity}[{', '.join(map(str, where))}] = {actual[where]!s}, not {expected[where]!s}; "

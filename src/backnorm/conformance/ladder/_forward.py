@@ -36,12 +36,12 @@ from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.results import Normalized
 
-# Roundings of a term and of the result: of the mean, of the variance, and of an element of y.
+# Roundings of a term and of the result, for the mean, the variance and an element of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
-# The same of compensated sums of float64 data, see `judge.budget`.
+# The same for compensated sums of float64 data, see `judge.budget`.
 _COMPENSATED = 32
-# Roundings after the sum: of the mean (division), and of the variance (division, and what a shift
-# subtracts).
+# Roundings after the sum: of the mean (division), and of the variance (division, square and
+# subtraction of the shifted mean).
 _AFTER_MEAN, _AFTER_VARIANCE = 1, 3
 # The part of a serial sum of squares that is lost below its last place, see docs/tolerance.md.
 _SMALL_SQUARES = 0.05
@@ -78,8 +78,8 @@ class _Channels(NamedTuple):
 class _Errors(NamedTuple):
     """Errors of the statistics of each channel before they are rounded to the output's type.
 
-    `used` is the error of the mean that is subtracted from x. Its square makes a variance larger,
-    never smaller, so it is no part of `variance`.
+    `used` is the error of the mean that is subtracted from x. The square of this error makes the
+    variance larger, never smaller, so `variance` does not contain it.
     """
 
     mean: FloatArray
@@ -171,7 +171,7 @@ class ForwardLadder:
     def grade(self, name: Quantity, actual: np.ndarray, *, kind: BoundKind = "expected") -> Grade:
         """Return the best rung whose bound holds for every element of a result.
 
-        Channels without elements have no statistics; any are "exact".
+        Channels without elements have no statistics, so every result is "exact".
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class ForwardLadder:
                 accepted=str(exact.shape),
             )
         if actual.size == 0 or self.count == 0:
-            return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 1.0)
+            return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 0.0, 1.0)
         bounds = self.allowances(name, output, kind=kind)
         if name == "variance":
             below = actual.astype(FLOAT64) < exact.hi
@@ -292,7 +292,7 @@ class ForwardLadder:
             used = mean + unit * known.terms
             return _Errors(mean, used, of_variance * (squares + np.square(used)))
         height = additions_of(rung, self.count).height
-        # An updated mean has three more roundings, of a part of the deviation, in each update.
+        # Each update of a running mean has three more roundings, of a part of the deviation.
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
@@ -321,7 +321,7 @@ class ForwardLadder:
             + unit * known.mean * self._drift(rung)
         )
         used = mean + unit * known.mean
-        # Two roundings of x - mean in one direction, and products that are exact halves.
+        # Roundings with one sign: two of x - mean, and those of products that are exact halves.
         halves = 2.0 * ROUNDOFF[self.data] ** 2 if rung == "serial" and is_16_bit(self.data) else 0
         one_sign = 2.0 * unit + halves
         small = (2.0 * unit * self.count) ** 1.5 if rung == "serial" else 0.0
@@ -335,12 +335,12 @@ class ForwardLadder:
         return _Errors(mean, used, variance)
 
     def _drift(self, rung: Rung) -> FloatArray:
-        """Return the roundings with the same sign in the partial sums of nearly equal terms.
+        """Return the error, in roundoffs, of additions that are all rounded in one direction.
 
-        Additions are rounded in the same way where the last place of the sum is more than the
-        deviation of what is added.
+        These are additions of nearly equal terms, once the last place of the partial sum is larger
+        than the deviation of the terms.
         """
-        # The sum of so many elements has a last place as large as their deviation.
+        # The number of elements whose sum has a last place as large as their deviation.
         with np.errstate(all="ignore"):
             start = self.channels.deviation / (2.0 * self._unit * self.channels.mean)
         start = np.where(np.isnan(start), np.inf, start)
@@ -357,7 +357,7 @@ class ForwardLadder:
         return np.zeros_like(start)
 
     def _roundings(self, output: np.dtype) -> tuple[int, int]:
-        """Return the roundings of the mean and of the variance, besides those of additions."""
+        """Return the numbers of roundings of the mean and the variance, besides additions."""
         if self.data == FLOAT64:
             return _COMPENSATED, _COMPENSATED
         narrow = int(is_16_bit(output))
@@ -399,14 +399,14 @@ def grade_forward(
 
 
 def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:
-    """Return the error of a serial sum, in roundoffs, whose additions from `start` on agree."""
+    """Return the error, in roundoffs, of a serial sum with errors of one sign from `start` on."""
     first = np.minimum(start, terms)
     result: FloatArray = 0.5 * (terms - first * first / max(terms, 1.0))
     return result
 
 
 def _norm(values: FloatArray, peak: FloatArray, axes: tuple[int, ...], power: int) -> FloatArray:
-    """Return the root of the sum of a power; `peak` keeps powers from over- and underflow."""
+    """Return the `power`-norm over `axes`; dividing by `peak` prevents over- and underflow."""
     share = np.where(peak > 0, values / peak, 0.0)
     total: FloatArray = (share**power).sum(axes, keepdims=True) ** (1.0 / power) * peak
     return total.reshape(-1)

@@ -128,8 +128,8 @@ def bound(
     kind : {"expected", "guaranteed"}
         guaranteed: holds for all data and all orders unless a number over- or underflows. expected:
         assumes that rounding errors have independent signs, except for those of x - mean and of
-        serial sums of products of 16-bit values, and that (except for serial) the order of the
-        elements is unrelated to their values.
+        serial sums of products of 16-bit values. Also assumes, except for serial, that the order of
+        the elements is unrelated to their values.
     accumulator : numpy.dtype, optional
         Type in which the sums of the rungs pairwise, blocked and serial are computed; by default
         that of the elements.
@@ -222,7 +222,7 @@ def grade(
             "actual", "must have the shape of exact", came=str(actual.shape), accepted=accepted
         )
     if actual.size == 0:
-        return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 1.0)
+        return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 0.0, 1.0)
     bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)
     return best_rung(actual, exact, terms, bounds, output)
 
@@ -257,7 +257,7 @@ def allowances(
         if kind == "expected":
             limits.append(bound(rung, quantity, output, data, count))
         least = np.minimum.reduce([limit.allowance(ulp, terms, scale) for limit in limits])
-        # No float64 pair holds a part below 2**-1074, so the oracle itself may be off by that.
+        # A pair of float64 cannot represent parts below 2**-1074, so the oracle has that error.
         least = least + (2.0**-1074 if output == FLOAT64 else 0.0)
         allowed = np.maximum(allowed, least)
         found[rung] = allowed
@@ -385,9 +385,9 @@ def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float
     """Return the expected error, relative to T, of roundings with the same sign in many terms."""
     if quantity == "dbeta":
         return 0.0
-    # x - mean: if neighbouring x are further apart than the last bits of the mean, these
-    # bits are the error of every element. Long sums of products of 16-bit values often round exact
-    # halves: the products are multiples of 4 u**2 of their size, up to the last bits of the mean.
+    # If neighbouring x differ by more than the last bits of the mean, x - mean loses the same bits
+    # in every element. Long sums of products of 16-bit values often round exact halves: the
+    # products are multiples of 4 u**2 of their size, up to the last bits of the mean.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 

@@ -33,7 +33,7 @@ class Grade:
         The best rung whose bound holds for all elements; "wrong" if no bound holds; "nonfinite" if
         an element is NaN or infinite where the exact value is not, or the other way round.
     worst_ulp : float
-        Largest error, in ulps of the output's type at the exact value.
+        Largest error of all elements, in ulps of the output's type at the exact value.
     share : dict
         Largest error as a multiple of the bound of each rung. Rungs that do not exist for the type
         of the data, and rungs with an infinite bound, are left out.
@@ -41,6 +41,8 @@ class Grade:
         Index of the element that excludes the next better rung; empty for an empty output.
     got, exact : float
         The output and the exact value at `where`.
+    ulp : float
+        The error at `where`, in ulps.
     condition : float
         T / abs(exact) at `where`: the error of the result, in roundoffs, if each term has an error
         of one roundoff.
@@ -52,6 +54,7 @@ class Grade:
     where: tuple[int, ...]
     got: float
     exact: float
+    ulp: float
     condition: float
 
     def at_least(self, rung: Rung) -> bool:
@@ -107,9 +110,9 @@ def best_rung(
             status, index = "nonfinite", int(np.argmax(disagreeing))
     where = tuple(int(i) for i in np.unravel_index(index, exact.shape))
     with np.errstate(all="ignore"):
-        ulps, condition = float((error / ulp).max()), terms[where] / np.abs(exact.hi[where])
-    got, value = float(actual[where]), float(exact.hi[where])
-    return Grade(status, ulps, shares, where, got, value, float(condition))
+        ulps, condition = error / ulp, float(terms[where] / np.abs(exact.hi[where]))
+    values = float(actual[where]), float(exact.hi[where]), float(ulps[where])
+    return Grade(status, float(ulps.max()), shares, where, *values, condition)
 
 
 def check_word(argument: str, word: object, accepted: tuple[str, ...]) -> None:

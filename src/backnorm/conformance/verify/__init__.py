@@ -1,15 +1,16 @@
 """The judge of other implementations of the backward pass: `backnorm verify`.
 
-``cases``       which inputs
-``subjects``    what is judged, and how it is called
-``_peers``      the packages that have a name, ``_onednn`` the C API of one
+``cases``       the inputs
+``subjects``    the functions that are judged, and their calling conventions
+``_peers``      functions of other packages by name; ``_onednn``: oneDNN's C API
 ``_command``    a subject that is a program
-``_child``      a process that runs a subject on cases, in memory between unreadable pages
-``run``         starts children, survives their ends, grades what they returned
-``findings``    from grades to sentences
-``proof``       which wrong kernels a case rejects, and whether any
-``_about``      a case, as tables
+``_child``      the process that runs a subject, on arrays between unreadable pages (``_memory``)
+``run``         starts children, handles their crashes and grades the outputs
+``findings``    summarises grades as sentences
+``proof``       finds the wrong kernels that a case rejects
+``_about``      prints a case as tables
 ``_report``     tables, JSON, JUnit and Markdown
-``audit``       what tests of others let through: `backnorm tolerance`; on ``audit_data``, by
-                ``tolerances`` (how arrays are compared) and ``policies`` (the tests of projects)
+``export``      cases and results as files
+``audit``       the wrong kernels that a test accepts: `backnorm tolerance`. ``audit_data`` has the
+                data, ``tolerances`` the comparisons, ``policies`` the tests of projects
 """

@@ -29,7 +29,7 @@ def show_about(case: Case, console: Console) -> None:
     for table in (_inputs(case), _outputs(ladder)):
         console.print()
         console.print(table)
-    console.print("condition: T over the exact value, its median; rungs: median bounds, in ulps")
+    console.print("condition: median of T over the exact value; rungs: median bounds in ulps")
     console.print()
     for verb, names in (("rejects", caught), ("lets pass", passed)):
         text = f"{verb} {len(names)} of {len(MUTANTS)} wrong kernels: {', '.join(names)}"
@@ -51,7 +51,7 @@ def _inputs(case: Case) -> Table:
 
 
 def _outputs(ladder: GradientLadder) -> Table:
-    """Return a column for each output: its type, its condition, the median of each bound."""
+    """Return a table with a column for each output: type, condition, median of each bound."""
     columns: list[list[str]] = []
     for name in GRADIENTS:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)

@@ -36,7 +36,7 @@ from backnorm.conformance.verify.subjects import described, is_refusal, subject_
 
 # The subject is not called again on larger inputs, because that would take minutes.
 _REPEATED = 1 << 22
-# Memory that a subject of a huge case leaves to the system.
+# Bytes of available memory that a subject of a huge case must not use.
 _RESERVED = 1 << 30
 
 
@@ -115,7 +115,7 @@ class Runner:
     def _outputs(
         self, inputs: dict[str, Guarded | None], case: Case
     ) -> tuple[dict[str, np.ndarray | None], dict[str, np.ndarray | None] | None, list[str]]:
-        """Return the outputs of a call, those of a further call if they differ, and faults."""
+        """Return the outputs of a call, those of another call if they differ, and the faults."""
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
@@ -126,7 +126,7 @@ class Runner:
         size = case.data.x.size
         if not size or size > _REPEATED:
             return first, None, faults
-        # Call again with the same buffers and other values: results of -dy, or of -x, are others.
+        # Call again with -dy (or -x) in the same buffers: the results must be others.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         _negate(varied)
@@ -143,11 +143,11 @@ class Runner:
         return first, None, faults
 
     def _of_huge(self, case: Case) -> dict[str, np.ndarray | None]:
-        """Return the worst outputs of a case whose channels are repeated, of a single call."""
+        """Call once on a case whose channels are repeated; return the worst copy of each output."""
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
-            # Filling and comparing takes seconds; the time limit is that of the call.
+            # The time limit is not for filling and comparing the arrays, which take seconds.
             self.say(event="filled")
             if getattr(self.subject, "writes", False):
                 memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}

@@ -6,10 +6,10 @@ import datetime
 import fnmatch
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
 from backnorm.conformance.verify.run import Results, Verdict
 from backnorm.errors import ArgumentValueError
 
@@ -73,22 +73,29 @@ def read_expectations(path: Path) -> list[Expectation]:
     return found
 
 
-def without_expected(results: Results, expectations: list[Expectation]) -> tuple[Results, int, int]:
-    """Return the results without expected failures, their number, and that of expected ones that
-    passed.
+def fails(verdict: Verdict, at_least: Rung) -> bool:
+    """Whether an output was judged, and is on no rung or on a worse one than `at_least`."""
+    return verdict.is_judged and not is_at_least(verdict.status, at_least)
+
+
+def with_expected(
+    results: Results, expectations: list[Expectation], at_least: Rung
+) -> tuple[Results, int]:
+    """Return the results with expected failures marked, and how many outputs passed unexpectedly.
+
+    An expected failure gets the status "expected_to_fail", and its reason as text.
     """
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    kept, failed, passed = [], 0, 0
+    verdicts, passed = [], 0
     for verdict in results.verdicts:
-        if not any(each.matches(verdict, today) for each in expectations):
-            kept.append(verdict)
-        elif verdict.status in RUNGS:
-            passed += 1
-            kept.append(verdict)
+        reasons = [each.reason for each in expectations if each.matches(verdict, today)]
+        if reasons and fails(verdict, at_least):
+            known = replace(verdict, status="expected_to_fail", text=reasons[0], grade=None)
+            verdicts.append(known)
         else:
-            failed += 1
-    rest = Results(results.job, kept, results.outputs, results.seconds, results.interrupted)
-    return rest, failed, passed
+            passed += bool(reasons) and verdict.is_judged
+            verdicts.append(verdict)
+    return replace(results, verdicts=verdicts), passed
 
 
 def read_baseline(path: Path) -> dict[tuple[str, str], str]:
@@ -97,7 +104,7 @@ def read_baseline(path: Path) -> dict[tuple[str, str], str]:
     Raises
     ------
     ArgumentValueError
-        If the file is no such report.
+        If the file is not such a report.
     """
     try:
         report = json.loads(path.read_text())

@@ -1,6 +1,6 @@
-"""Cases with more elements than an index of 32 bits counts.
+"""Cases with more elements than a 32-bit index can count.
 
-Their channels are those of a small case, repeated, and so are the exact results.
+Their channels and exact results are copies of those of a small case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes() -> int:
-    """Return the memory that the system can give without swapping; all of it where not on Linux."""
+    """Return the memory that is available without swapping; the whole memory if not on Linux."""
     if not _MEMINFO.is_file():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = _MEMINFO.read_text().splitlines()
@@ -33,7 +33,7 @@ def available_bytes() -> int:
 
 @contextlib.contextmanager
 def limited_memory(case: Case, allowed: int) -> Iterator[None]:
-    """Limit the data memory of this process to a number of bytes, which spares the system's.
+    """Limit the data memory of this process to `allowed` bytes, so that the system does not swap.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def limited_memory(case: Case, allowed: int) -> Iterator[None]:
 
 
 def repeated(case: Case) -> Case:
-    """Return a case whose channels are those of a case, one copy after the other.
+    """Return a case with `case.repeats` copies of the channels, one after the other.
 
-    The layout is NCX, and there is one image.
+    `case` has the layout NCX and one image.
     """
     data, times = case.data, case.repeats
 
@@ -85,7 +85,7 @@ def repeated(case: Case) -> Case:
 def worst_parts(
     outputs: Mapping[str, np.ndarray | None], case: Case
 ) -> dict[str, np.ndarray | None]:
-    """Return, of each output, the part that differs most from the first copy of the channels."""
+    """Return from each output the copy of the channels that differs most from the first copy."""
     return {
         name: None if array is None else _worst_part(array, case.repeats)
         for name, array in outputs.items()
@@ -95,7 +95,7 @@ def worst_parts(
 def _worst_part(array: np.ndarray, times: int) -> np.ndarray:
     channels = array.shape[1] if array.ndim > 1 else array.size
     if channels % times:
-        # A wrong shape, which the judge describes.
+        # The judge reports the wrong shape.
         return array
     parts = array.reshape(times, -1)
     first, worst, most = parts[0], 0, 0.0

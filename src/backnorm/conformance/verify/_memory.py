@@ -30,7 +30,7 @@ class Guarded:
     Attributes
     ----------
     array : numpy.ndarray
-        Begins at the cache line for which its end is nearest to the upper page.
+        Begins at a cache line, and ends as near to the upper page as possible.
     """
 
     def __init__(self, values: np.ndarray, *, fill: bool = False) -> None:

@@ -85,14 +85,14 @@ class Library:
 
     def __init__(self, path: Path, threads: int) -> None:
         self._library = ctypes.CDLL(str(path))
-        # The library is loaded, and so is its OpenMP runtime, to which this name refers.
+        # The name refers to the OpenMP runtime that the library has loaded.
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(c_int(threads))
         self._engine = self._create("engine", "engine_create", c_int(_CPU), c_size_t(0))
         self.stream = self._create("stream", "stream_create", self._engine, c_uint(_IN_ORDER))
 
     @property
     def version(self) -> str:
-        """The version of the library; that of the wheel is the toolkit's."""
+        """The version of the library; the wheel has the version of the toolkit."""
         function = self._library.dnnl_version
         function.restype = ctypes.POINTER(c_int * 3)
         return ".".join(map(str, function().contents))

@@ -1,4 +1,4 @@
-"""Implementations of others, called as the canonical function."""
+"""Implementations of other packages, called like the canonical function."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def torch(
         statistics = [torch_tensor(mean), torch_tensor(variance), None, None]
     weight = None if gamma is None else torch_tensor(gamma)
     if weight is None and is_16_bit(x.dtype):
-        # Without a weight PyTorch takes the statistics for 16-bit ones.
+        # Without a weight PyTorch expects 16-bit statistics.
         weight = torch_tensor(np.ones_like(mean))
 
     def backward(*operands: Any) -> Any:
@@ -105,7 +105,7 @@ def torch(
         return framework.ops.aten.native_batch_norm_backward(*operands, training, epsilon, mask)
 
     if compiled:
-        # Code for each shape and type; beyond the limit a case would be refused.
+        # Each shape and type is compiled; beyond the limit PyTorch raises an error.
         framework._dynamo.config.recompile_limit = 1 << 16
         framework._dynamo.config.accumulated_recompile_limit = 1 << 16
         backward = framework.compile(backward, fullgraph=True, dynamic=False)
@@ -130,8 +130,8 @@ def jax(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -
 def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> Any:
     """Return the compiled gradient of a call like flax's.
 
-    In training the derivative goes through the mean of x and that of its square, as in flax, and
-    the statistics have the values that are supplied.
+    In training the gradient passes through the means of x and of x**2, as in flax, but the
+    statistics have the values that are supplied.
     """
     import jax as framework
     from jax import numpy as jnp
@@ -269,17 +269,17 @@ def own(
     data_format: Any,
     training: bool,
 ) -> _Gradients:
-    """Return the gradients of this package, in the arithmetic that holds."""
+    """Return the gradients of this package, in the arithmetic that is set."""
     return backnorm.batch_norm_backward(
         x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
     )
 
 
 def missing_package(name: str) -> str | None:
-    """Return what has to be installed for a peer; None if it is."""
+    """Return the package that a peer needs if it is not installed, else None."""
     if name == "onednn":
         return None if library.find() else library.DISTRIBUTION
-    # The package onnxruntime has the same name, and no gradients.
+    # The package onnxruntime has a module of the same name without gradients.
     module, package = {
         "onnxruntime": ("onnxruntime.training", "onnxruntime-training"),
         "torch-compiled": ("torch", "torch"),
@@ -295,7 +295,7 @@ def _inverse_deviation(variance: np.ndarray, epsilon: float) -> np.ndarray:
     return wide.astype(variance.dtype)
 
 
-#: Functions by the names of the command.
+#: Functions by their names on the command line.
 PEERS: Mapping[str, Callable[..., _Gradients]] = MappingProxyType(
     {
         "numpy": textbook,

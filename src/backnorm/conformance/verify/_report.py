@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,7 +17,7 @@ import backnorm
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts
-from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Status, Verdict
+from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Verdict
 
 _LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
 
@@ -59,7 +59,7 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
 
 
 def _refusals(results: Results) -> list[str]:
-    """Return a line for each of the first reasons of refusals."""
+    """Return a line for each of the first five reasons of refusals."""
     refused = [v for v in results.verdicts if v.status == "refused"]
     return [
         f"refused in {len({v.case for v in refused if v.text == text})} cases: {text}"
@@ -72,10 +72,9 @@ def _table(results: Results) -> Table:
     table.add_column("")
     columns = _columns(results)
     for dtype, layout in columns:
-        table.add_column(f"{dtype}\n{layout}")
+        table.add_column(f"{dtype}\n{layout}", overflow="fold")
     for output in results.operation.results:
-        cells = [_cell(_worst(results, output, *column)) for column in columns]
-        table.add_row(output, *cells)
+        table.add_row(output, *(_cell(results, output, *column) for column in columns))
     return table
 
 
@@ -85,22 +84,17 @@ def _columns(results: Results) -> list[tuple[str, str]]:
     return [column for column in itertools.product(DTYPES, LAYOUTS) if column in present]
 
 
-def _worst(results: Results, output: str, dtype: str, layout: str) -> Status | None:
-    of_cell = [
-        v.status
-        for v in results.verdicts
-        if (v.output, v.dtype, v.layout) == (output, dtype, layout)
-    ]
-    judged = [status for status in of_cell if status not in UNJUDGED]
-    return max(judged or of_cell, key=STATUSES.index, default=None)
-
-
-def _cell(status: Status | None) -> Text:
-    if status is None:
-        return Text("")
-    if status in RUNGS or status in UNJUDGED:
-        return Text(status.replace("_", " "))
-    return Text(status.upper().replace("_", " "), style="bold red")
+def _cell(results: Results, output: str, dtype: str, layout: str) -> Text:
+    """Return all faults of an output, or its worst status if it has no fault."""
+    key = output, dtype, layout
+    statuses = {v.status for v in results.verdicts if (v.output, v.dtype, v.layout) == key}
+    ordered = [status for status in STATUSES if status in statuses]
+    faults = [status for status in ordered if status not in (*RUNGS, *UNJUDGED)]
+    if faults:
+        return Text(", ".join(faults).upper().replace("_", " "), style="bold red")
+    judged = [status for status in ordered if status not in UNJUDGED]
+    worst = (judged or ordered)[-1:]
+    return Text("".join(worst).replace("_", " "))
 
 
 def _evidence(finding: Finding) -> str:
@@ -123,7 +117,7 @@ def _summary(results: Results, found: Sequence[Finding]) -> str:
 
 
 def show_case(results: Results, console: Console) -> None:
-    """Print the worst element of each wrong output."""
+    """Print the element of each output that excludes the next better rung."""
     for verdict in results.verdicts:
         grade = verdict.grade
         if grade is None or not grade.where:
@@ -132,7 +126,7 @@ def show_case(results: Results, console: Console) -> None:
         console.print(
             f"{verdict.case} {verdict.output}[{index}]: {verdict.status}; got {grade.got!r} "
             f"({float(grade.got).hex()}), exact {grade.exact!r} ({float(grade.exact).hex()}), "
-            f"{grade.worst_ulp:.4g} ulp at worst, condition {grade.condition:.3g}",
+            f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}",
             highlight=False,
             soft_wrap=True,
         )
@@ -194,7 +188,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to one that JSON supports, without infinities, NaN and tuples."""
+    """Return a value as JSON has it: a list for a tuple, None for NaN and infinities."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, float):
@@ -202,21 +196,28 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def as_junit(results: Results) -> str:
-    """Return the report in JUnit's format, with one test for each output of a case."""
+def as_junit(results: Results, fails: Callable[[Verdict], bool]) -> str:
+    """Return the report in JUnit's format, with one test for each output of a case.
+
+    Parameters
+    ----------
+    results : Results
+    fails : callable
+        Whether a verdict is a failure. Other verdicts that are no rung are skipped tests.
+    """
     suite = ElementTree.Element("testsuite", name=f"backnorm verify {results.job.subject}")
     failed = skipped = 0
     for verdict in results.verdicts:
         test = ElementTree.SubElement(
             suite, "testcase", classname=verdict.case, name=verdict.output
         )
-        if not verdict.is_judged:
-            skipped += 1
-            ElementTree.SubElement(test, "skipped", message=verdict.text)
-        elif verdict.status not in RUNGS:
+        message = verdict.text or verdict.status
+        if fails(verdict):
             failed += 1
-            message = verdict.text or verdict.status
             ElementTree.SubElement(test, "failure", type=verdict.status, message=message)
+        elif verdict.status not in RUNGS:
+            skipped += 1
+            ElementTree.SubElement(test, "skipped", message=message)
     suite.set("tests", str(len(results.verdicts)))
     suite.set("failures", str(failed))
     suite.set("skipped", str(skipped))
@@ -231,7 +232,7 @@ def as_markdown(results: Results, found: Sequence[Finding]) -> str:
     lines.append("| | " + " | ".join(" ".join(column) for column in columns) + " |")
     lines.append("|---" * (len(columns) + 1) + "|")
     for output in results.operation.results:
-        cells = [str(_cell(_worst(results, output, *column))) for column in columns]
+        cells = [str(_cell(results, output, *column)) for column in columns]
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")
     lines += [

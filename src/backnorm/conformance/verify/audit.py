@@ -28,9 +28,9 @@ class Audit:
 
     Attributes
     ----------
-    caught, missed : tuple of (str, str)
-        The wrong kernels that the test rejects, and those that it accepts, with their mistakes.
-    invisible : tuple of (str, str)
+    caught, missed : tuple of type
+        The wrong kernels that the test rejects, and those that it accepts.
+    invisible : tuple of type
         The wrong kernels whose results are right on such data, so that no tolerance rejects them.
     false_alarms : dict of str to int
         The number of runs in which the test rejects each right kernel.
@@ -38,9 +38,9 @@ class Audit:
         The number of runs of each kernel.
     """
 
-    caught: tuple[tuple[str, str], ...]
-    missed: tuple[tuple[str, str], ...]
-    invisible: tuple[tuple[str, str], ...]
+    caught: tuple[type[Kernel], ...]
+    missed: tuple[type[Kernel], ...]
+    invisible: tuple[type[Kernel], ...]
     false_alarms: Mapping[str, int]
     runs: int
 
@@ -60,13 +60,13 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
     runs = list(runs)
     caught, missed, invisible = [], [], []
     for mutant in MUTANTS:
-        entry, results = (mutant.__name__, mutant.wrong), [_of(mutant(), run) for run in runs]
+        results = [_of(mutant(), run) for run in runs]
         if all(map(_is_right, results, runs)):
-            invisible.append(entry)
+            invisible.append(mutant)
         elif any(_rejects(test, *each) for each in zip(results, runs, strict=True)):
-            caught.append(entry)
+            caught.append(mutant)
         else:
-            missed.append(entry)
+            missed.append(mutant)
     alarms = {
         name: sum(_rejects(test, _of(kernel(run.inputs[0].dtype), run), run) for run in runs)
         for name, kernel in RIGHT.items()
@@ -107,7 +107,7 @@ def _wide(terms: np.ndarray) -> np.ndarray:
     return total.astype(np.float64)
 
 
-#: Right kernels by how they add up, made for an element type.
+#: Right kernels by their sums; the functions take the element type of the data.
 RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
     "serial sums": lambda data: _Narrow(_serial, data),
     "pairwise sums": lambda data: _Narrow(_pairwise, data),

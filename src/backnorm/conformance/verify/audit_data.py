@@ -68,8 +68,8 @@ def _sparse(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
 
 #: Data by name. randn: normal x and dy, gamma 1. rand: all uniform in (0, 1). layer: normal x and
 #: dy, random beta, random gamma of both signs. uniform: all in (-1, 1). small: x in (-1, 1), dy and
-#: gamma in (-0.1, 0.1). sparse: x of few binary digits, gamma powers of 2, dy integers, 19 of 20 of
-#: them 0.
+#: gamma in (-0.1, 0.1). sparse: x of few binary digits, gamma powers of 2, dy integers of which 19
+#: in 20 are 0.
 DATA: Mapping[str, _Draw] = {
     "randn": _randn, "rand": _rand, "layer": _layer, "uniform": _uniform, "small": _small,
     "sparse": _sparse,
@@ -99,7 +99,7 @@ def runs(
 
 
 def read(path: Path, epsilon: float) -> Run:
-    """Return the run of a file with the user's own data.
+    """Return the run on the arrays of a file.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def read(path: Path, epsilon: float) -> Run:
     Raises
     ------
     ArgumentValueError
-        If the file is not such a file, or its arrays do not fit together.
+        If the file cannot be read, or an array is missing or has the wrong shape.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -59,7 +59,7 @@ class Selection:
         Shapes (N, C, space) of random data that are the cases instead of those of a tier.
     operation : {"backward", "forward"}
     huge : int
-        How many elements a further case exceeds, of bfloat16; 0: there is none.
+        A further case of bfloat16 has more elements than this; 0: no such case.
     """
 
     tier: str = "smoke"

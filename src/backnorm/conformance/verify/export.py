@@ -34,7 +34,7 @@ __all__ = ["FORMATS", "export", "judge"]
 FORMATS = ("raw", "npy", "npz", "safetensors")
 
 _VERSION = 1
-_NO_RESULT = "no result"
+_NO_RESULT = "the case has no result"
 
 
 def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
@@ -213,7 +213,7 @@ def judge(cases: Path, results: Path) -> Results:
     for case in selected(selection):
         if case.name in names:
             found.verdicts += _judged(case, read, found)
-    if all(verdict.text == _NO_RESULT for verdict in found.verdicts):
+    if all(verdict.text.endswith(_NO_RESULT) for verdict in found.verdicts):
         raise ArgumentValueError(
             "RESULTS", "has no result of any case", came=str(results),
             accepted=f"CASE/OUTPUT, such as {manifest['cases'][0]['name']}/dx",
@@ -227,7 +227,8 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
     if not outputs:
         status: Status = "refused" if text else "not_written"
         for output in GRADIENTS:
-            yield Verdict(case.name, output, *known, status, text or _NO_RESULT)
+            reason = text or f"no {output}; {_NO_RESULT}"
+            yield Verdict(case.name, output, *known, status, reason)
         return
     if case.name.startswith("diagnostic"):
         found.outputs[case.name] = outputs
@@ -237,7 +238,7 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
 
 
 def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
-    """Return a function that takes a case and returns its outputs, or a text if there are none."""
+    """Return a function that takes a case; it returns the outputs, and a reason if it has none."""
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
         with np.load(results, allow_pickle=False) as file:

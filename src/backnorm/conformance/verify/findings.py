@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backnorm.conformance.diagnosis import Diagnosis
-from backnorm.conformance.ladder import RUNGS, Rung
+from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import Job, Results, Verdict
+from backnorm.conformance.verify.run import Job, Results, Status, Verdict
 
 __all__ = ["Finding", "counts", "findings"]
 
@@ -26,9 +26,9 @@ _FAULTS = {
     "out_of_memory": "the subject takes more memory than allowed",
 }
 
-# The faults whose text is not that of the status.
+# Faults whose verdicts have a text with details.
 _EVENTS = "wrote_outside", "error", "hang", "crash", "out_of_memory"
-# A finding names so many cases.
+# The most cases that a finding names.
 _NAMED = 8
 
 
@@ -91,7 +91,7 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     found = [
         *_of_formula(results, diagnosed),
         *_of_numbers(results, diagnosed),
-        *_missing(results),
+        *_unusable(results),
         *_faults(results),
         *_below(results, at_least),
     ]
@@ -109,11 +109,7 @@ def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
         columns.setdefault(diagnosis.says, set()).add((verdict.dtype, verdict.layout))
         first.setdefault(diagnosis.says, (name, diagnosis))
     for says, (name, diagnosis) in first.items():
-        wrong = [
-            v
-            for v in results.verdicts
-            if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) in columns[says]
-        ]
+        wrong = [v for v, _ in _inexact(results) if (v.dtype, v.layout) in columns[says]]
         yield Finding(
             "-".join(diagnosis.names) or diagnosis.kind,
             says,
@@ -130,11 +126,11 @@ def _diagnosed(results: Results) -> dict[str, Diagnosis]:
     cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
     found = {}
     for name, outputs in results.outputs.items():
-        # Outputs of a wrong type or shape have no grade; their text describes the mistake.
-        own = [v for v in results.verdicts if v.case == name]
-        if not any(v.status in ("wrong", "nonfinite") and v.grade is not None for v in own):
+        if not any(v.case == name for v, _ in _inexact(results)):
             continue
-        arrays = {v.output: outputs[v.output] for v in own if v.grade is not None}
+        # Outputs of a wrong type or shape have no grade.
+        graded = [v for v in results.verdicts if v.case == name and v.grade is not None]
+        arrays = {v.output: outputs[v.output] for v in graded}
         case = cases[name]
         diagnosis = results.operation.diagnosis(case, arrays)
         if diagnosis.kind != "right":
@@ -145,55 +141,64 @@ def _diagnosed(results: Results) -> dict[str, Diagnosis]:
 def _of_numbers(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     """Yield the findings for types and layouts with a right formula, by output and case."""
     explained = {(v.dtype, v.layout) for v in results.verdicts if v.case in diagnosed}
-    wrong = [
-        v for v in results.verdicts
-        if v.status in ("wrong", "nonfinite") and (v.dtype, v.layout) not in explained
-    ]  # fmt: skip
+    wrong = [(v, g) for v, g in _inexact(results) if (v.dtype, v.layout) not in explained]
     judged = _judged(results)
 
-    def family(verdict: Verdict) -> tuple[str, str, str]:
+    def family(pair: tuple[Verdict, Grade]) -> tuple[str, str, str]:
+        verdict, _ = pair
         subject = verdict.case.rpartition(f"-{verdict.dtype}-")[0]
         return verdict.output, subject, verdict.status
 
+    def share(pair: tuple[Verdict, Grade]) -> float:
+        return list(pair[1].share.values())[-1]
+
     for (output, about, status), each in itertools.groupby(sorted(wrong, key=family), family):
-        verdicts = list(each)
-        worst = max(verdicts, key=lambda v: v.grade.worst_ulp if v.grade else 0.0)
-        says, evidence = f"{output} is wrong in {about}", {}
-        if worst.grade is None:
-            says = worst.text
-        elif status == "nonfinite":
-            says = f"{output} is {worst.grade.got:g} in {about}, and the exact value is finite: "
-            says += f"{worst.grade.exact:.6g}"
+        pairs = list(each)
+        verdict, grade = worst = max(pairs, key=share)
+        evidence: dict[str, Any] = {}
+        if status == "nonfinite":
+            says = f"{output} is {grade.got:g} in {about}, where the exact value is "
+            says += f"{grade.exact:.6g}"
         else:
-            share = list(worst.grade.share.values())[-1]
-            says = f"{output} is {worst.grade.worst_ulp:.2g} ulp off in {about}, "
-            says += f"{share:.2g} times what serial sums may lose"
+            says = f"{output} is {grade.ulp:.2g} ulp off in {about}, "
+            says += f"{share(worst):.2g} times what serial sums may lose"
             evidence = {
-                "worst_ulp": worst.grade.worst_ulp,
-                "share_of_serial": share,
-                "condition": worst.grade.condition,
-                "where": worst.grade.where,
+                "ulp": grade.ulp,
+                "share_of_serial": share(worst),
+                "condition": grade.condition,
+                "where": grade.where,
             }
-        where = sorted({f"{v.dtype} {v.layout}" for v in verdicts})
+        where = sorted({f"{v.dtype} {v.layout}" for v, _ in pairs})
         yield Finding(
             f"{output}-{status}", f"{says} ({', '.join(where)})", (output,),
-            len({v.case for v in verdicts}), judged, worst.case, evidence,
+            len({v.case for v, _ in pairs}), judged, verdict.case, evidence,
         )  # fmt: skip
 
 
-def _missing(results: Results) -> Iterator[Finding]:
-    """Yield the outputs that are missing, with the names of their cases."""
-    missing = [v for v in results.verdicts if v.status == "not_written"]
-    for what in dict.fromkeys(v.text.partition(";")[0] for v in missing):
-        verdicts = [v for v in missing if v.text.partition(";")[0] == what]
-        cases = list(dict.fromkeys(v.case for v in verdicts))
-        names = ", ".join([*cases[:_NAMED], *["..."] * (len(cases) > _NAMED)])
-        says = f"{what} in {len(cases)} case{'s' * (len(cases) != 1)}: {names}"
-        yield Finding(
-            "not_written", says + verdicts[0].text.removeprefix(what),
-            tuple(o for o in results.operation.results if any(v.output == o for v in verdicts)),
-            len(cases), _judged(results), cases[0],
-        )  # fmt: skip
+def _inexact(results: Results) -> list[tuple[Verdict, Grade]]:
+    """Return the verdicts on outputs of the right type and shape with wrong numbers."""
+    return [
+        (v, v.grade)
+        for v in results.verdicts
+        if v.status in ("wrong", "nonfinite") and v.grade is not None
+    ]
+
+
+def _unusable(results: Results) -> Iterator[Finding]:
+    """Yield a finding for each output that is missing, or has a wrong type or shape."""
+    ids: dict[Status, str] = {"not_written": "not_written", "wrong": "wrong-type-or-shape"}
+    for output, status in itertools.product(results.operation.results, ids):
+        verdicts = [
+            v for v in results.verdicts
+            if v.output == output and v.status == status and v.grade is None
+        ]  # fmt: skip
+        if not verdicts:
+            continue
+        number, names = len(verdicts), [v.case for v in verdicts[:_NAMED]]
+        names += ["..."] * (number > _NAMED)
+        what, _, details = verdicts[0].text.partition("; ")
+        says = f"{what} in {number} case{'s' * (number != 1)}: {', '.join(names)}; {details}"
+        yield Finding(ids[status], says, (output,), number, _judged(results), names[0])
 
 
 def _faults(results: Results) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ Outputs = Mapping[str, np.ndarray | None]
 
 
 class Ladder(Protocol):
-    """The exact results of a call, and the grades of others by them."""
+    """The exact results of a call, by which other results are graded."""
 
     def value(self, name: Quantity) -> Exact:
         """Return the exact value of a result."""
@@ -50,7 +50,7 @@ class Operation:
     results : tuple of str
         The results, in their order.
     varied : str
-        The input whose sign is changed to see whether results are those of an earlier call.
+        The input whose sign is changed to detect results of an earlier call.
     judged : callable
         Takes a case; returns the exact results and their bounds, and a function that says whether a
         wrong formula fails the case.

@@ -26,7 +26,7 @@ class Policy:
     source : str
         The repository on GitHub, and the file or pull request with the tolerance; or a package.
     tolerance : mapping of str to str
-        The tolerance of dx by the element type of x. Without `parameters`, that of all gradients.
+        The tolerance of dx by the element type of x; of all gradients if `parameters` is absent.
     parameters : mapping of str to str, optional
         The tolerance of dgamma and dbeta.
     derived : callable, optional

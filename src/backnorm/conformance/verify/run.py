@@ -52,17 +52,19 @@ Status = (
         "refused",
         "not_run",
         "proves_nothing",
+        "expected_to_fail",
     ]
 )
 #: The statuses of an output, best first.
 STATUSES: tuple[Status, ...] = (
-    *RUNGS, "proves_nothing", "refused", "not_run", "wrong", "nonfinite", "not_written",
-    "changed_input", "not_repeatable", "stale", "wrote_outside", "error", "out_of_memory",
-    "hang", "crash",
+    *RUNGS, "proves_nothing", "refused", "not_run", "expected_to_fail", "wrong", "nonfinite",
+    "not_written", "changed_input", "not_repeatable", "stale", "wrote_outside", "error",
+    "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: The statuses of outputs that do not exist, or that every wrong formula gives as well.
-UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing"
+#: The statuses of outputs that do not exist, that every wrong formula gives as well, or whose
+#: failure is expected.
+UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
 # Seconds that a child has to end after the last case.
 _GRACE = 0.3
@@ -71,7 +73,7 @@ _IMPORT = 120.0
 # After a subject has ended this many children in a row, it is not run on further cases.
 _MOST_ENDS = 8
 
-_BOTH_RIGHT = ": both are right, as sums in another order are, which --any-order accepts"
+_BOTH_RIGHT = ": both are right, as sums in another order are; --any-order accepts them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ class Job:
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
     any_order : bool
-        Whether another call may give other bits if the outputs of both are right, as those of
-        atomic additions are; the worse one is the verdict.
+        Whether another call may give other bits, as atomic additions do, if the outputs of both
+        calls are right. The worse output is graded.
     files : bool
         Whether the subject is files of results, which cannot be run again.
     """
@@ -135,7 +137,7 @@ class Verdict:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the subject was run on the case, and supports it."""
+        """Whether the status is not one of :data:`UNJUDGED`."""
         return self.status not in UNJUDGED
 
 
@@ -292,7 +294,7 @@ def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
 
 
 def ended(status: int) -> str:
-    """Return how a process ended that is not 0."""
+    """Describe the end of a process whose status is not 0."""
     if status < 0:
         name = signal.Signals(-status).name
         meaning = {
@@ -345,9 +347,10 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 
 
 def absent(case: Case, output: str, names: Collection[str]) -> tuple[Status, str]:
-    """Return the status and text of an output that a subject with outputs of these names left out.
+    """Return the status and text of an output that is missing or None.
 
-    A function may return None for the gradients of parameters in a case without gamma.
+    `names` are the outputs that the subject can have. A function may return None for the gradients
+    of parameters in a case without gamma.
     """
     if output not in names:
         return "not_run", "the operator has no such output"
@@ -382,11 +385,12 @@ def graded(
             continue
         actual, dtypes, shape = outputs[name], operation.types(case, name), ladder.value(name).shape
         if element_type(actual.dtype) not in dtypes or actual.shape != shape:
-            came, accepted = (
-                f"{actual.dtype} of shape {actual.shape}",
-                " or ".join(map(str, dtypes)),
+            accepted = " or ".join(map(str, dtypes))
+            text = (
+                f"{name} has a wrong type or shape; got {actual.dtype} of shape {actual.shape}, "
+                f"expected {accepted} of shape {shape}"
             )
-            found[name] = "wrong", f"{name} is {came}, not {accepted} of shape {shape}", None
+            found[name] = "wrong", text, None
         else:
             grade = ladder.grade(name, actual)
             found[name] = grade.status, "", grade

@@ -1,8 +1,8 @@
-"""The subjects, which are judged, and their calling conventions.
+"""Subjects: the functions that are judged, and their calling conventions.
 
-A subject is a function of the inputs of a case, which returns dx, dgamma and dbeta by name. The
-function that a user names has one of three conventions: the canonical one (:class:`Function`), that
-of a specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
+A subject takes the inputs of a case and returns dx, dgamma and dbeta by name. The function that a
+user names has one of three calling conventions: the canonical one (:class:`Function`), that of a
+specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.dialects import registry
 from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
+from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
@@ -37,9 +37,11 @@ __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
 
-# The exceptions by which a subject refuses a case, and words in the names of frameworks' own.
-_REFUSALS = RefusedError, TypeError, ValueError, RuntimeError
-_REFUSAL_NAMES = "Unimplemented", "NotImplemented", "InvalidArgument", "InvalidGraph", "Unsupported"
+# Words in the names of exceptions that say that a case is not supported, as NotImplementedError.
+_UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
+# Other exceptions that verify counts as refusals, with words in the names of frameworks' own.
+_REFUSALS = TypeError, ValueError, RuntimeError
+_REFUSAL_NAMES = "InvalidArgument", "InvalidGraph"
 
 
 class Subject(Protocol):
@@ -52,10 +54,10 @@ class Subject(Protocol):
 class Function:
     """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
-    The function returns dx, dgamma and dbeta; that of a forward pass is
-    ``f(x, gamma, beta, *, epsilon, data_format)`` and returns y, mean and variance. An option
-    without a parameter is not passed; cases that need it (`data_format` other than NCX, `training`
-    False) are not supported. The function does not return the results named in `omitted`.
+    The function returns dx, dgamma and dbeta. For the forward pass it is
+    ``f(x, gamma, beta, *, epsilon, data_format)``, and returns y, mean and variance. Options that
+    the function has no parameter for are not passed; cases that need one (`data_format` other than
+    NCX, `training` False) are refused. The function does not return the results in `omitted`.
     """
 
     def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
@@ -135,7 +137,7 @@ class OfDialect:
             array = found[tensor.role]
             if tensor.kind == "kept" and array is not None and array.shape == _kept_shape(case):
                 found[tensor.role] = array.reshape(-1)
-        # A result in other words, as an inverse deviation for the variance, is not judged.
+        # Other results, such as an inverse deviation, are not judged.
         return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
 
     def _is_extension(self, name: str) -> bool:
@@ -255,6 +257,8 @@ class OfLibrary:
 
     def __call__(self, inputs: Inputs, case: Case, memory: Mapping[str, np.ndarray]) -> Outputs:
         x = case.data.x
+        if is_16_bit(case.data.mean.dtype):
+            raise RefusedError("a function in C has no argument for the type of 16-bit statistics")
         pointers = [None if a is None else a.ctypes.data for a in inputs.values()]
         pointers += [memory[name].ctypes.data for name in GRADIENTS]
         shape = (ctypes.c_int64 * x.ndim)(*x.shape)
@@ -368,10 +372,19 @@ def _module(place: str, argument: str) -> ModuleType:
     return module
 
 
+def is_unsupported(error: Exception) -> bool:
+    """Whether an exception says by its type that a subject does not support a case."""
+    return isinstance(error, RefusedError) or _is_named(error, _UNSUPPORTED)
+
+
 def is_refusal(error: Exception) -> bool:
-    """Whether an exception says that a subject does not support a case; others are mistakes."""
-    named = any(word in type(error).__name__ for word in _REFUSAL_NAMES)
-    return (named or isinstance(error, _REFUSALS)) and not isinstance(error, RecursionError)
+    """Whether verify counts an exception as a refusal of a case; others are mistakes."""
+    general = isinstance(error, _REFUSALS) and not isinstance(error, RecursionError)
+    return is_unsupported(error) or general or _is_named(error, _REFUSAL_NAMES)
+
+
+def _is_named(error: Exception, words: tuple[str, ...]) -> bool:
+    return any(word in type(error).__name__ for word in words)
 
 
 def described(error: Exception) -> str:

@@ -1,8 +1,8 @@
 /* The function that `backnorm verify library.so:symbol` calls.
 
    Arrays are dense, in C order. Statistics and gradients of parameters have `channels` elements:
-   float64 beside a float64 x, else float32, unless a case's manifest says otherwise. The channel
-   axis is 1 or the last. It returns 0, or another number for a call that it does not take. */
+   float64 for a float64 x, otherwise float32. The channel axis is 1 or the last. The function
+   returns 0, or another number for a case that it does not support. */
 #ifndef BACKNORM_SUBJECT_H
 #define BACKNORM_SUBJECT_H
 
