@@ -85,6 +85,7 @@ def models(
     precision: Annotated[str, Option(help="float32, bfloat16 (autocast), or all.")] = "float32",
     batch: Annotated[str, Option(help="small, large, or all.")] = "all",
     variant: Annotated[str, Option(help="backnorm, torch-compiled, ..., or all.")] = "all",
+    allocator: Annotated[str, Option(help="keeping, default, or all.")] = "keeping",
     rounds: Rounds = 9,
     threads: Threads = None,
     out: Out = None,
@@ -99,6 +100,7 @@ def models(
         cells.chosen("--layout", layout, cases.LAYOUTS),
         cells.chosen("--precision", precision, cases.PRECISIONS),
         cells.chosen("--batch", batch, cases.BATCHES),
+        cells.chosen("--allocator", allocator, cases.ALLOCATORS),
     )
     number = threads or backnorm.get_num_threads()
     run = ModelsRun(variants, number, rounds or 1)

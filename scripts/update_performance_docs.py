@@ -2,8 +2,8 @@
 
 zen5.json is the result of `operator` that the README shows; other files named after processors are
 results of `operator` on other machines. models.json is of whole models, models-of-*.json of the
-same on other machines, models-frameworks-*.json of models of other frameworks, and
-models-versions.json of two versions of backnorm. Only text between the markers is replaced. With
+same on other machines, models-frameworks-*.json of models of other frameworks, and models-zen4.json
+of fused models with two allocators. Only text between the markers is replaced. With
 --check: report the pages that are not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
@@ -41,7 +41,7 @@ from scripts.generated import between
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = Path("docs/bench")
-RESULT, MODELS, VERSIONS = "zen5.json", "models.json", "models-versions.json"
+RESULT, MODELS, ALLOCATORS = "zen5.json", "models.json", "models-zen4.json"
 MEASURED = "docs/measurements"
 
 # Tables by cell have the project's main operator and the most common type in training.
@@ -139,14 +139,14 @@ def pages(root: Path) -> dict[Path, str]:
     kinds = _kinds(_compared(frame), _caches(result))
     parts = {
         "README.md": {
-            "numbers": _numbers(results[VERSIONS], results[MODELS], others, result, kinds),
+            "numbers": _numbers(results[ALLOCATORS], results[MODELS], others, result, kinds),
         },
         "docs/performance.md": {
             "operator": _operator(result, frame, kinds),
             "steps": _steps(runs.values()),
         },
         f"{MEASURED}/training-steps.md": {
-            "versions": _versions_table(results[VERSIONS]),
+            "allocators": _allocators_table(results[ALLOCATORS]),
             "models": "\n".join([_LEGEND, _models_table(results[MODELS], runs), _MODELS_PLOT]),
             "frameworks": _frameworks(others),
         },
@@ -211,7 +211,7 @@ def _compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbers(
-    versions: Result,
+    allocators: Result,
     models: Result,
     frameworks: Iterable[Result],
     result: Result,
@@ -222,9 +222,10 @@ def _numbers(
         models.frame, "torch-compiled.ratio"
     )
     own = pd.concat([column(r.frame, "backnorm.ratio") for r in frameworks])
+    fused = _by_allocator(allocators)["backnorm-fused.ratio"]
     sets = {
-        "training step, `fuse=True`": versions.frame["default.this.ratio"],
-        "the same, an allocator that keeps memory": versions.frame["keeping.this.ratio"],
+        "training step, `fuse=True`": fused["default"],
+        "the same, an allocator that keeps memory": fused["keeping"],
         "training step under Inductor": compiled,
         "training step in flax and Keras": own,
         **{
@@ -335,20 +336,28 @@ def _machine(where: Mapping[str, Any]) -> str:
     return str(kind).replace("znver", "AMD Zen ")
 
 
-def _versions_table(result: Result) -> str:
-    """Return the steps of this version, and the means of the one before."""
-    frame, means = result.frame, {}
-    table = pd.DataFrame({"model": frame.model, "layout": frame.layout})
+def _by_allocator(result: Result) -> pd.DataFrame:
+    """Return a row for each model and layout, and columns of (quantity, allocator)."""
+    quantities = ["torch.step", "backnorm-fused.ratio"]
+    index = ["model", "layout"]
+    table = result.frame.pivot(index=index, columns="allocator", values=quantities)
+    return table.reindex(pd.MultiIndex.from_frame(result.frame[index].drop_duplicates()))
+
+
+def _allocators_table(result: Result) -> str:
+    """Return a line for each model and layout: steps with both allocators."""
+    found = _by_allocator(result)
+    table = found.index.to_frame(index=False)
     last = ["geometric mean", ""]
     for allocator in ("default", "keeping"):
-        table[f"PyTorch, {allocator}"] = frame[f"{allocator}.torch.step"].map(_whole_milliseconds)
-        found = frame[f"{allocator}.this.ratio"]
-        table[allocator] = found.map(ratio_text)
-        last += ["", f"**{_mean(found)}**"]
-        means[allocator] = _mean(frame[f"{allocator}.before.ratio"])
+        steps = found["torch.step"][allocator].map(_whole_milliseconds)
+        ratios = found["backnorm-fused.ratio"][allocator]
+        table[f"PyTorch, {allocator}"] = steps.to_numpy()
+        table[allocator] = ratios.map(ratio_text).to_numpy()
+        means = [ratios.xs(layout, level="layout") for layout in ("contiguous", "channels_last")]
+        last += ["", " / ".join(f"**{_mean(found)}**" for found in means)]
     table.loc[len(table)] = last
-    before = ", ".join(f"{mean} {allocator}" for allocator, mean in means.items())
-    return f"{_where(result)}.\n\n{markdown(table)}\nMeans of the version before: {before}.\n"
+    return f"{_where(result)}.\n\n{markdown(table)}"
 
 
 def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:

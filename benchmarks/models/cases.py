@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["BATCHES", "FRAMEWORKS", "LAYOUTS", "MODELS", "PRECISIONS", "VARIANTS", "Case",
-           "Framework", "cases"]  # fmt: skip
+__all__ = ["ALLOCATORS", "BATCHES", "FRAMEWORKS", "LAYOUTS", "MODELS", "PRECISIONS", "VARIANTS",
+           "Case", "Framework", "cases"]  # fmt: skip
 
 BATCHES = ("small", "large")
 LAYOUTS = ("contiguous", "channels_last")
 PRECISIONS = ("float32", "bfloat16")
+ALLOCATORS = ("keeping", "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,15 @@ class Case:
         The layout of inputs and weights.
     precision : {"float32", "bfloat16"}
         bfloat16: under autocast.
+    allocator : {"keeping", "default"}
+        glibc's allocator with settings that keep freed memory, or with its defaults.
     """
 
     model: str
     shape: tuple[int, ...]
     layout: str
     precision: str
+    allocator: str = "keeping"
 
     @property
     def framework(self) -> Framework:
@@ -108,19 +113,23 @@ class Case:
 
     def __str__(self) -> str:
         """Return the case as a short line."""
-        return f"{self.model} {'x'.join(map(str, self.shape))} {self.layout} {self.precision}"
+        size = "x".join(map(str, self.shape))
+        return f"{self.model} {size} {self.layout} {self.precision} {self.allocator}"
 
 
 def cases(
-    models: Sequence[str], layouts: Sequence[str], precisions: Sequence[str], batches: Sequence[str]
+    models: Sequence[str],
+    layouts: Sequence[str],
+    precisions: Sequence[str],
+    batches: Sequence[str],
+    allocators: Sequence[str] = ALLOCATORS[:1],
 ) -> Iterator[Case]:
     """Yield the cases of models."""
     for model in models:
         sizes = dict(zip(BATCHES, MODELS[model][1], strict=False))
-        for shape in (sizes[batch] for batch in batches if batch in sizes):
-            for layout in layouts:
-                for precision in precisions:
-                    case = Case(model, shape, layout, precision)
-                    framework = case.framework
-                    if layout in framework.layouts and precision in framework.precisions:
-                        yield case
+        shapes = [sizes[batch] for batch in batches if batch in sizes]
+        for settings in itertools.product(shapes, layouts, precisions, allocators):
+            case = Case(model, *settings)
+            framework = case.framework
+            if case.layout in framework.layouts and case.precision in framework.precisions:
+                yield case

@@ -24,7 +24,7 @@ __all__ = ["models_lines", "models_plot", "models_table"]
 def models_table(result: Result) -> pd.DataFrame:
     """Return a row for each case and variant; ratios are to the framework's own layers."""
     frame, tables = result.frame, []
-    case = ["model", "shape", "layout", "precision"]
+    case = ["model", "shape", "layout", "precision", "allocator"]
     for variant in _variants(frame):
         table = frame[case].assign(
             variant=variant,

@@ -23,11 +23,10 @@ __all__ = ["ModelsRun"]
 # With these settings glibc's allocator never returns memory to the system, like the allocators that
 # PyTorch's guide to performance recommends. With its defaults it returns memory in some steps only,
 # in any variant: the same step of RegNetY takes 163 or 190 ms (Intel Xeon, 28,000 pages).
-_KEEPING = {
-    "GLIBC_TUNABLES": ":".join(
-        f"glibc.malloc.{each}"
-        for each in ("trim_threshold=1099511627776", "mmap_max=0", "arena_max=1")
-    )
+_KEEPING = "trim_threshold=1099511627776", "mmap_max=0", "arena_max=1"
+_VARIABLES = {
+    "keeping": {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{setting}" for setting in _KEEPING)},
+    "default": {},
 }
 
 # Seconds between steps: OpenMP's threads spin for milliseconds after the last region of a process,
@@ -131,7 +130,7 @@ class ModelsRun:
         ------
         ChildEndedError
         """
-        child = Child(self.worker, _KEEPING, self._patience)
+        child = Child(self.worker, _VARIABLES[case.allocator], self._patience)
         try:
             self.versions |= child.ask("start", self._threads, case)
             yield child

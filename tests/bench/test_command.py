@@ -122,7 +122,7 @@ def test_models_rows_become_a_table_and_a_file(cli, monkeypatch, tmp_path):
     def measure(self, case):
         row = {"model": case.model, "shape": "2,3,4,4", "layout": case.layout, "notes": ""}
         times = {"torch.step": 0.1, "torch.ratio": 1.0, "backnorm.step": 0.2, "backnorm.ratio": 2.0}
-        return {**row, "precision": case.precision, **times}
+        return {**row, "precision": case.precision, "allocator": case.allocator, **times}
 
     monkeypatch.setattr(command.ModelsRun, "measure", measure)
     done = cli("models", "--model", "resnet18", "--batch", "small", "--out", tmp_path)
