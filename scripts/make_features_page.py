@@ -34,9 +34,9 @@ FRAMEWORKS = {
 INTRODUCTION = """\
 # What works in which framework
 
-For users who compare frameworks. *yes* means that a test compares it with the framework's own
-operator or layer (`tests/frameworks/features.toml`). A dash means that the framework has no such
-thing. Other cells say why not.
+For users who compare frameworks. *yes* means that tests cover the feature, where possible against
+the framework's own operator or layer; `tests/frameworks/features.toml` names the tests. A dash
+means that the framework has no such thing. Other cells say why not.
 """
 
 

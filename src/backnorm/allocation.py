@@ -9,8 +9,8 @@ Memory returns to the system as follows:
 
 - The last 12 freed blocks of up to 16 MiB and the last 3 larger ones are kept: together never more
   than 768 MiB. When one more is freed, the oldest of its group is unmapped.
-- A kept block whose last array was allocated more than a second ago is unmapped by the next
-  allocation of an output of 2 to 192 MiB. Until then it stays mapped, because no code of the
+- The next allocation of an output of 2 to 192 MiB unmaps every other kept block whose last array
+  was allocated more than a second ago. Until then a block stays mapped, because no code of the
   package runs between calls.
 - A block that is not kept is unmapped when its array is freed.
 

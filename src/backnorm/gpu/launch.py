@@ -230,7 +230,7 @@ class ForwardLaunch(_Launch):
     def reduce(
         self, x: Any, per_channel: Pointers, running: Pointers = (None, None), momentum: float = 0.0
     ) -> Any:
-        """Return float64 rows of mean, its remainder and variance.
+        """Return float64 rows: the mean, the part of the exact mean beyond float64, the variance.
 
         Also write mean and variance to `per_channel`, and update running statistics, like `run`.
         """
@@ -381,7 +381,7 @@ def _filled(operands: Pointers) -> Pointers:
 
 
 def _some(pointer: Any, otherwise: Any) -> Any:
-    """Return the pointer, or `otherwise` for an absent one, which kernels do not use."""
+    """Return the pointer, or `otherwise` if it is None: kernels need a valid pointer anyway."""
     return otherwise if pointer is None else pointer
 
 

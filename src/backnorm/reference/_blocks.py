@@ -75,7 +75,7 @@ class Part:
 
 
 def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]:
-    """Return each channel's sums of `number` terms, which `terms` yields by blocks."""
+    """Return `number` sums for each channel; `terms` yields one term of each sum per block."""
     totals = [part.channel(None)] * number
     for block in terms:
         totals = [total + term.sum() for total, term in zip(totals, block, strict=True)]

@@ -42,7 +42,8 @@ def named_pairs(
 ) -> list[tuple[Module, Module]]:
     """Return the layers and activations with these names; raise if a pair cannot be fused.
 
-    `classes` maps layers to the classes that they get before pairs are fused, or to None.
+    `classes` maps each layer to the class that `convert` gives it first, or to None if the layer
+    keeps its class.
     """
     structure = _Structure(model)
     modules = dict(model.named_modules(remove_duplicate=False))
