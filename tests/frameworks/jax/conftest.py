@@ -82,9 +82,9 @@ OPTIMISED = {"test_arithmetic", "test_numerics", "test_reproducible", "test_seco
 @pytest.fixture(scope="module", autouse=True)
 def few_optimisations(request):
     """Spare XLA the passes of LLVM, a third of the run, where results have a tolerance."""
-    wanted = request.path.stem not in OPTIMISED
-    if jax.config.jax_disable_most_optimizations != wanted:
-        jax.config.update("jax_disable_most_optimizations", wanted)
+    few = request.path.stem not in OPTIMISED
+    if jax.config.values["jax_disable_most_optimizations"] != few:
+        jax.config.update("jax_disable_most_optimizations", few)
         # JAX's caches do not distinguish programs by this option, which changes bits.
         jax.clear_caches()
 
