@@ -23,13 +23,15 @@ Model = TypeVar("Model", bound=Module)
 
 # Maps modules that define layers to backnorm's modules, which define classes of the same names.
 # backnorm's modules for timm and torchvision import these libraries, so they are imported only if a
-# model has such a layer.
+# model has such a layer or block.
 _LIBRARIES = {
     "torch.nn.modules.batchnorm": "backnorm.torch.modules",
     "timm.layers.norm_act": "backnorm.torch.timm",
     "torchvision.ops.misc": "backnorm.torch.torchvision",
 }
-_ORIGINALS = {ours: library for library, ours in _LIBRARIES.items()}
+# The same for modules that define blocks, which only `fuse` changes.
+_BLOCKS = {"torchvision.models.resnet": "backnorm.torch.resnet"}
+_ORIGINALS = {ours: library for library, ours in (_LIBRARIES | _BLOCKS).items()}
 _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
 # The classes whose `arithmetic` can be set.
 _OURS = modules._BatchNorm, modules.FrozenLayer
@@ -57,8 +59,8 @@ class LayerReport:
     fused : bool
         Whether the layer computes an activation in the same pass.
     reason : str
-        The activation, or the reason why the layer was not converted or not fused. Empty for a
-        layer that is converted without `fuse`.
+        The activation, and an addition before it, or the reason why the layer was not converted or
+        not fused. Empty for a layer that is converted without `fuse`.
     arithmetic : {"float32", "float64"} or None
         The attribute `arithmetic` of the layer.
     """
@@ -105,12 +107,13 @@ def convert(
         Whether a layer also computes the activation that follows it, in the same forward and
         backward pass. The activation is `torch.nn.ReLU`, `ReLU6`, `SiLU`, `Hardswish`, or
         `Hardtanh` from 0 to a number of at most eight binary digits. True: fuse in every
-        `torch.nn.Sequential`, and in timm's layers, which have an activation of their own. Pairs of
-        names, as in `model.named_modules()`: fuse the named layers and activations. The caller then
-        guarantees that the model passes the layer's result only to the activation, and calls the
-        activation with nothing else. The layer gets an `activation`, and the activation's module
-        becomes a `FusedActivation`, which returns its input. Modules that have hooks, or occur more
-        than once in the model, are not fused; a pair with such a module is an error.
+        `torch.nn.Sequential`, in timm's layers, which have an activation of their own, and in
+        torchvision's `BasicBlock` and `Bottleneck`, where the last layer also adds the identity.
+        Pairs of names, as in `model.named_modules()`: fuse the named layers and activations. The
+        caller then guarantees that the model passes the layer's result only to the activation, and
+        calls the activation with nothing else. The layer gets an `activation`, and the activation's
+        module becomes a `FusedActivation`, which returns its input. Modules that have hooks, or
+        occur more than once in the model, are not fused; a pair with such a module is an error.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`: ``report=print`` prints one line per layer,
@@ -152,9 +155,10 @@ def convert(
     Notes
     -----
     If a hook is later registered on a fused layer or its activation, or one of them gets another
-    `forward`, the pair is separated: each module computes what it did before `convert`. A fused
-    layer applies the activation even if the activation's module is not called, as when a part of a
-    sequence is called. `revert` undoes the conversion.
+    `forward`, the pair is separated: each module computes what it did before `convert`. In a block
+    of torchvision, its own forward then runs. A fused layer of a pair applies the activation even
+    if the activation's module is not called, as when a part of a sequence is called. `revert`
+    undoes the conversion.
     """
     _check_model(model)
     fuse = check_fuse(fuse)
@@ -190,8 +194,11 @@ def convert(
     obstacles = fuse_sequences(model) if fuse is True else {}
     for pair in pairs:
         fuse_pair(*pair)
+    in_blocks = _fuse_blocks(model, fuse is True)
     reports = [
-        LayerReport(name, before[name], _class_name(layer), *_outcome(layer, fuse, obstacles))
+        LayerReport(
+            name, before[name], _class_name(layer), *_outcome(layer, fuse, obstacles, in_blocks)
+        )
         for name, layer in layers.items()
     ]
     if not any(isinstance(layer, _OURS) for layer in layers.values()):
@@ -301,6 +308,18 @@ def _synchronise(layers: dict[str, Module], group: Any) -> None:
         )
 
 
+def _fuse_blocks(model: Module, fuse: bool) -> dict[Module, tuple[bool, str]]:
+    """With `fuse`, change the classes of blocks; return the outcomes of layers in blocks."""
+    outcomes = dict[Module, tuple[bool, str]]()
+    for block in model.modules():
+        cls = _namesake(block, _BLOCKS) if fuse else None
+        if cls is not None:
+            _set_class(block, cls)
+        if hasattr(block, "layer_outcomes"):
+            outcomes |= block.layer_outcomes()
+    return outcomes
+
+
 def _class_name(module: Module) -> str:
     """Return the name of a module's class, with the package that users import it from."""
     cls = type(module)
@@ -310,7 +329,10 @@ def _class_name(module: Module) -> str:
 
 
 def _outcome(
-    layer: Module, fuse: object, obstacles: Mapping[Module, str]
+    layer: Module,
+    fuse: object,
+    obstacles: Mapping[Module, str],
+    in_blocks: Mapping[Module, tuple[bool, str]],
 ) -> tuple[bool, str, Arithmetic | None]:
     """Return the last three attributes of a `LayerReport`."""
     if isinstance(layer, torch.nn.SyncBatchNorm):
@@ -327,6 +349,10 @@ def _outcome(
             return True, "its own activation", arithmetic
     elif isinstance(layer, modules.FrozenLayer):
         reason = "its statistics are constants"
+    elif layer in in_blocks:
+        is_fused, reason = in_blocks[layer]
+        if is_fused:
+            return True, reason, arithmetic
     elif fuse is True:
         reason = obstacles.get(layer, "it is not in a torch.nn.Sequential")
     else:

@@ -18,7 +18,13 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from backnorm.activations import Activation
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.torch.activations import activation_of
-from backnorm.torch.modules import BatchNorm2d, FusedActivation, alteration_of, described_activation
+from backnorm.torch.modules import (
+    FusedActivation,
+    alteration_of,
+    applies_activation,
+    described_activation,
+    has_another_forward,
+)
 
 PairNames: TypeAlias = tuple[str, str]
 
@@ -56,7 +62,7 @@ def named_pairs(
                 raise _refusal(names, f"{name!r} is named twice")
             seen.add(modules[name])
         layer, act = (modules[name] for name in names)
-        if not _applies_activation(classes.get(layer) or type(layer)):
+        if not applies_activation(classes.get(layer) or type(layer)):
             cls = type(layer).__name__
             raise _refusal(names, f"{names[0]!r} is a {cls}, not a BatchNorm layer")
         if obstacle := structure.obstacle(layer, act):
@@ -74,7 +80,7 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
     obstacles: dict[Module, str] = {}
     for sequence in filter(_calls_children_in_order, model.modules()):
         for layer, act in itertools.pairwise([*sequence._modules.values(), None]):
-            if layer is None or not _applies_activation(type(layer)):
+            if layer is None or not applies_activation(type(layer)):
                 continue
             if act is None or _activation(act) is None:
                 obstacles.setdefault(layer, "no activation that can be fused follows it")
@@ -121,14 +127,9 @@ class _Structure:
                 return f"{subject} is in {self._places[module]} places of the model"
             if alteration := alteration_of(module):
                 return f"{subject} {alteration}"
-        if type(act).forward.__module__ != type(act).__module__:
+        if has_another_forward(type(act)):
             return "the activation after it is of a class whose forward was replaced"
         return None
-
-
-def _applies_activation(cls: type[Module]) -> bool:
-    """Whether the forward of a class applies the layer's `activation`."""
-    return cls.forward is BatchNorm2d.forward and cls.__call__ is Module.__call__
 
 
 def _calls_children_in_order(module: Module) -> bool:

@@ -291,6 +291,16 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         return self.weight, self.bias, mean, variance, self.num_batches_tracked
 
 
+def applies_activation(cls: type[torch.nn.Module]) -> bool:
+    """Whether the forward of a class applies the layer's `activation`."""
+    return cls.forward is _BatchNorm.forward and cls.__call__ is torch.nn.Module.__call__
+
+
+def has_another_forward(cls: type[torch.nn.Module]) -> bool:
+    """Whether the forward that a class defines was replaced by a function of another module."""
+    return cls.forward.__module__ != cls.__module__
+
+
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d`, computed by backnorm: inputs of shape (N, C) or (N, C, L).
 
