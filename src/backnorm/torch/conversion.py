@@ -188,8 +188,8 @@ def convert(
         if isinstance(layer, modules.SyncBatchNorm):
             layer.name = f"layer {name!r}" if name else "the model itself"
     obstacles = fuse_sequences(model) if fuse is True else {}
-    for pair in pairs:
-        fuse_pair(*pair)
+    for pair, names in zip(pairs, fuse if isinstance(fuse, list) else [], strict=True):
+        fuse_pair(*pair, names)
     reports = [
         LayerReport(name, before[name], _class_name(layer), *_outcome(layer, fuse, obstacles))
         for name, layer in layers.items()
