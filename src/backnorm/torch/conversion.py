@@ -192,8 +192,8 @@ def convert(
         if isinstance(layer, modules.SyncBatchNorm):
             layer.name = f"layer {name!r}" if name else "the model itself"
     obstacles = fuse_sequences(model) if fuse is True else {}
-    for pair in pairs:
-        fuse_pair(*pair)
+    for pair, names in zip(pairs, fuse if isinstance(fuse, list) else [], strict=True):
+        fuse_pair(*pair, names)
     in_blocks = _fuse_blocks(model, fuse is True)
     reports = [
         LayerReport(

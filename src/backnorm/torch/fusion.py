@@ -91,12 +91,16 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
     return obstacles
 
 
-def fuse_pair(layer: Module, act: Module) -> None:
-    """Let a layer compute the activation, and make the activation's module return its input."""
+def fuse_pair(layer: Module, act: Module, names: PairNames | None = None) -> None:
+    """Let a layer compute the activation, and make the activation's module return its input.
+
+    If the caller named the pair, calls of the activation check that their input is the layer's
+    output.
+    """
     if isinstance(act, FusedActivation):
         act.restore()
     layer.activation = activation_of(act)
-    FusedActivation.replace(act, layer)
+    FusedActivation.replace(act, layer, names)
 
 
 class _Structure:

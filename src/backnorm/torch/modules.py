@@ -10,7 +10,9 @@ layer loses the attribute, the activation is still computed exactly once. Both m
 attribute (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
 settings of the activation, a graph of `torch.fx`. Each module then computes its own part.
 
-The modules do not detect that a third module replaces one of them, or is inserted between them.
+The caller of `convert` promises for a named pair that the activation gets the layer's output. An
+eager call of the activation with any other tensor is an error. In a `torch.nn.Sequential` the order
+of the modules is the promise. The modules do not detect that another module replaces one of them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic, check_arithmetic
-from backnorm.errors import BacknormError
+from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, synchronised, tools
 from backnorm.torch.checks import not_a_tensor
@@ -54,6 +56,15 @@ def alteration_of(module: torch.nn.Module) -> str | None:
     if "forward" in module.__dict__ or module._compiled_call_impl is not None:
         return "has a forward of its own"
     return None
+
+
+# The attribute of a fused layer's output.
+_ORIGIN = "_backnorm_origin"
+
+
+def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
+    """Return a mark of a layer's output, which differs after an in-place operation."""
+    return id(layer), 0 if output.is_inference() else output._version
 
 
 class Separable(torch.nn.Module):
@@ -96,19 +107,24 @@ for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 class FusedActivation(Separable, torch.nn.Identity):
     """The module of an activation while the layer before it computes the activation.
 
-    `fused_layer` is this layer, stored in `__dict__`, because it is not a child module.
+    `fused_layer` is this layer, stored in `__dict__`, because it is not a child module. `names` are
+    those of the layer and of this module if the caller of `convert` named the pair.
     """
 
+    names: tuple[str, str] | None = None
+
     @staticmethod
-    def replace(module: torch.nn.Module, layer: torch.nn.Module) -> None:
+    def replace(
+        module: torch.nn.Module, layer: torch.nn.Module, names: tuple[str, str] | None
+    ) -> None:
         """Turn the module of an activation into a `FusedActivation` of a layer."""
-        module.__dict__.update(fused_layer=layer, original_class=type(module))
+        module.__dict__.update(fused_layer=layer, original_class=type(module), names=names)
         module.__class__ = FusedActivation
 
     def restore(self) -> None:
         """Restore the original class of this module."""
         self.separate()
-        del self.__dict__["fused_layer"]
+        del self.__dict__["fused_layer"], self.__dict__["names"]
         self.__class__ = self.__dict__.pop("original_class")
 
     def separate(self) -> None:
@@ -119,9 +135,28 @@ class FusedActivation(Separable, torch.nn.Identity):
         """Return the input; apply the activation first if the layer has not applied it."""
         if isinstance(input, Proxy):
             return self.as_node(input)
-        if getattr(self.fused_layer, "activation", None) is not None:
-            return input
-        return self.original_class.forward(self, input)
+        if getattr(self.fused_layer, "activation", None) is None:
+            return self.original_class.forward(self, input)
+        if self.names is not None and not is_compiling():
+            self._check_origin(input, *self.names)
+        return input
+
+    def _check_origin(self, input: Tensor, layer: str, act: str) -> None:
+        """Raise ArgumentValueError if the input is not the unchanged output of the layer.
+
+        Replicas of `torch.nn.DataParallel` are not checked: they refer to the original layer.
+        """
+        if hasattr(self, "_is_replica") or getattr(input, _ORIGIN, None) == _origin(
+            self.fused_layer, input
+        ):
+            return
+        raise ArgumentValueError(
+            "fuse",
+            f"has the pair {(layer, act)}, but {act!r} was called with a tensor that is not the "
+            f"output of {layer!r}",
+            accepted="only pairs whose activation is called with the layer's output alone; "
+            "`backnorm.torch.revert` separates all pairs",
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Settings of the activation, such as `max_val`, separate the pair; attributes that all
@@ -245,7 +280,10 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        return self._normalised(input, residual, self.activation)
+        y = self._normalised(input, residual, self.activation)
+        if self.activation is not None and not self.owns_activation and not is_compiling():
+            setattr(y, _ORIGIN, _origin(self, y))
+        return y
 
     def _normalised(
         self, input: Tensor, residual: Tensor | None, activation: Activation | None

@@ -339,7 +339,7 @@ def test_tool_that_would_drop_activation_of_layer_raises(name):
     layer = LAYERS[name]()
     model = nn.Sequential(layer)
     attribute = "qconfig" if name == "synchronised" else "num_features"
-    with pytest.raises(backnorm.BacknormError, match=f"^{attribute}: a .*"):
+    with pytest.raises(backnorm.BacknormError, match=f"^{attribute}: .*"):
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert model[0] is layer
     # torch.jit.trace reads every attribute that `dir` names.
@@ -397,3 +397,56 @@ def test_fused_pair_under_autocast_returns_same_type(close):
         results = [model(x) for model in (mine, theirs)]
     assert results[0].dtype == results[1].dtype
     close(*results, factor=2)
+
+
+class SharedReLU(nn.Module):
+    """A block that calls one ReLU twice, as in torchvision's ResNet."""
+
+    def __init__(self, adds_in_place):
+        super().__init__()
+        self.norm1, self.norm2, self.relu = nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.ReLU()
+        self.adds_in_place = adds_in_place
+
+    def forward(self, x):
+        y = self.norm2(self.relu(self.norm1(x)))
+        if self.adds_in_place:
+            y += x
+        else:
+            y = y + x
+        return self.relu(y)
+
+
+@pytest.mark.parametrize("adds_in_place", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("layer", ["norm1", "norm2"])
+def test_named_activation_that_gets_another_tensor_is_error(layer, training, adds_in_place):
+    model = convert(SharedReLU(adds_in_place), fuse=[(layer, "relu")]).train(training)
+    x = torch.randn(6, 3, 5)
+    for context in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with (
+            context(),
+            pytest.raises(ValueError, match=f"'relu' was called .* output of '{layer}'"),
+        ):
+            model(x)
+    expected = SharedReLU(adds_in_place).train(training)
+    torch.testing.assert_close(revert(model)(x), expected(x))
+
+
+class NamedPair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.relu = nn.BatchNorm1d(3), nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.norm(x))
+
+
+def test_named_pair_is_checked_in_copies_and_with_hooks_of_neighbours(close):
+    model = NamedPair().double()
+    block = copy.deepcopy(convert(copy.deepcopy(model), fuse=[("norm", "relu")]))
+    block = pickle.loads(pickle.dumps(block))
+    block.register_forward_hook(lambda module, inputs, output: output * 2)
+    x = batch()
+    close(block(x), 2 * model(x))
+    with pytest.raises(ValueError, match="'relu' was called"):
+        block.relu(x)
