@@ -79,9 +79,9 @@ def check(
         "weight": weight,
         "bias": bias,
     }
-    shapes = [tensor.shape for tensor in channels.values() if isinstance(tensor, Tensor)]
-    if len(shapes) > 1 and all(shape == shapes[0] for shape in shapes):
-        _check_channel_axis(input, shapes[0])
+    tensors = [tensor for tensor in channels.values() if isinstance(tensor, Tensor)]
+    if len(tensors) > 1 and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
+        _check_input(input, tensors[0], allowed)
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)
@@ -160,7 +160,7 @@ def refuse(error: ArgumentError, *operands: Any) -> NoReturn:
     check(*operands)
     if error.argument not in _NAMES:
         raise error
-    raise renamed(error, _NAMES) from error
+    raise renamed(error, _NAMES) from None
 
 
 def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
@@ -232,8 +232,17 @@ def check_tensor(name: str, tensor: object) -> Tensor:
     return tensor
 
 
-def _check_channel_axis(input: Tensor, shape: torch.Size) -> None:
-    """Raise unless the input has the number of channels that all other tensors have."""
+def _check_input(input: Tensor, parameter: Tensor, allowed: tuple[torch.dtype, ...]) -> None:
+    """Raise unless the input fits the shape and type that all other tensors have."""
+    shape, dtype = parameter.shape, parameter.dtype
+    if dtype not in allowed and dtype.is_floating_point:
+        raise TensorTypeError(
+            "input",
+            "must have the element type of the statistics and parameters",
+            came=input.dtype,
+            accepted=f"{dtype}" + ", or 16 bits" * (dtype is torch.float32),
+            hint=f"call input.to({dtype})",
+        )
     if len(shape) == 1 and shape[0] != input.shape[1]:
         raise TensorValueError(
             "input",

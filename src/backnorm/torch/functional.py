@@ -159,7 +159,8 @@ def batch_norm(
         # A tensor other than the input is opaque.
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
-        refuse(error, *operands, training)
+        refused = error
+    refuse(refused, *operands, training)
 
 
 def _is_empty_of_integers(input: Tensor) -> bool:

@@ -31,6 +31,9 @@ REFUSED = {
     "other channels": (
         {"input": torch.randn(4, 5, 3)}, "input", "got 5 channels on axis 1, .*expected 3 channels",
     ),
+    "other type": (
+        {"input": torch.randn(4, 3, 3).double()}, "input", "float64; expected torch.float32, or",
+    ),
     "weight too short": ({"weight": torch.ones(2)}, "weight", r"shape \(3,\)"),
     "bias wider": ({"bias": torch.ones(3).double()}, "bias", "float64"),
     "weight narrower": ({"weight": torch.ones(3).bfloat16()}, "weight", "bfloat16"),
