@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,12 +155,13 @@ def _check_like_input(residual: object, input: Tensor) -> None:
     check_device("residual", tensor, "input", input)
 
 
-def refuse(error: ArgumentError, *operands: Any) -> NoReturn:
-    """Raise the error of an operation with PyTorch's names; `operands` are arguments of `check`."""
+def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
+    """Return the error of an operation with PyTorch's names, or raise the one of `check`.
+
+    `operands` are the arguments of `check`.
+    """
     check(*operands)
-    if error.argument not in _NAMES:
-        raise error
-    raise renamed(error, _NAMES) from None
+    return error if error.argument not in _NAMES else renamed(error, _NAMES)
 
 
 def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:

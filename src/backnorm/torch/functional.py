@@ -21,7 +21,7 @@ from backnorm.torch.checks import (
     check_residual,
     check_statistics,
     not_a_tensor,
-    refuse,
+    refusal,
 )
 from backnorm.torch.options import (
     Options,
@@ -160,7 +160,7 @@ def batch_norm(
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
         refused = error
-    refuse(refused, *operands, training)
+    raise refusal(refused, *operands, training)
 
 
 def _is_empty_of_integers(input: Tensor) -> bool:
