@@ -66,6 +66,7 @@ class _Step:
         from backnorm.jax.nnx import BatchNorm
 
         self.layers = sum(isinstance(each, BatchNorm) for _, each in nnx.iter_modules(model))
+        self.fused = 0
         graph, parameters, others = nnx.split(model, nnx.Param, ...)
         dtype = jnp.float64 if wide else jnp.float32
         parameters, others, x = jax.tree.map(

@@ -66,9 +66,11 @@ class _Step:
     """A training step: gradients of a loss, and a change of the parameters."""
 
     def __init__(self, case: Case, variant: str, model: nn.Module, x: Tensor) -> None:
+        reports: list[backnorm.torch.LayerReport] = []
         if variant.startswith("backnorm"):
-            backnorm.torch.convert(model, fuse="fused" in variant)
+            backnorm.torch.convert(model, fuse="fused" in variant, report=reports.append)
         self.layers = sum(isinstance(each, _BatchNorm) for each in model.modules())
+        self.fused = sum(report.fused for report in reports)
         self._x, self._precision = x, case.precision
         self._parameters = list(model.parameters())
         self._run: Callable[[Tensor], Any] = model

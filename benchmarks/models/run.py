@@ -66,14 +66,16 @@ class ModelsRun:
         Returns
         -------
         dict
-            The fields of the case, with the shape as text; "layers", the number of our layers. For
-            each right variant: "VARIANT.step", ".p20" and ".p80", seconds of a step; ".ratio", the
-            median over turns of the ratio of its step to that with the framework's own layers;
+            The fields of the case, with the shape as text; "layers", the number of our layers, and
+            "fused", how many of them `convert` fused in any variant. For each right variant:
+            "VARIANT.step", ".p20" and ".p80", seconds of a step; ".ratio", the median over turns of
+            the ratio of its step to that with the framework's own layers;
             ".normalization", seconds of an eager step in normalisation, activations and additions;
             ".memory", bytes that its first steps take; ".error", the distance of its gradients
             from float64. "notes": why other variants were not timed.
         """
-        row = dataclasses.asdict(case) | {"shape": ",".join(map(str, case.shape)), "layers": 0}
+        row = dataclasses.asdict(case) | {"shape": ",".join(map(str, case.shape))}
+        row |= {"layers": 0, "fused": 0}
         notes: list[str] = []
         try:
             self._fill(row, case, notes)
@@ -110,7 +112,8 @@ class ModelsRun:
             for name, child in children.items():
                 normalization = child.ask("normalization")
                 step = timing(samples[name])
-                row["layers"] = max(row["layers"], compared[name].layers)
+                for number in ("layers", "fused"):
+                    row[number] = max(row[number], getattr(compared[name], number))
                 row |= {
                     f"{name}.step": step.median,
                     f"{name}.p20": step.p20,

@@ -39,9 +39,12 @@ class Step(Protocol):
     ----------
     layers : int
         The number of our batch normalisation layers.
+    fused : int
+        How many of them `convert(fuse=True)` of `backnorm.torch` fused.
     """
 
     layers: int
+    fused: int
 
     def __call__(self) -> None:
         """Make a step; it is complete when this returns."""
@@ -71,6 +74,7 @@ class Comparison(NamedTuple):
     detail: str = ""
     error: float | None = None
     layers: int = 0
+    fused: int = 0
 
 
 def limit_processors(threads: int) -> None:
@@ -104,7 +108,7 @@ def compare(trainer: Trainer, variants: Sequence[str]) -> dict[str, Comparison]:
         if variant == own:
             limit = max(_WORST * off, _CHAOS)
         detail = f"gradients are {off:.2g} off, more than {limit:.2g}" if off > limit else ""
-        found[variant] = Comparison(detail, off, step.layers)
+        found[variant] = Comparison(detail, off, step.layers, step.fused)
     return found
 
 

@@ -57,7 +57,7 @@ class Trainer:
         gradient = self.gradients[variant]
         if isinstance(gradient, Exception):
             raise gradient
-        return SimpleNamespace(layers=2, gradients=lambda: [np.full(3, gradient)])
+        return SimpleNamespace(layers=2, fused=1, gradients=lambda: [np.full(3, gradient)])
 
 
 @pytest.mark.parametrize("gradient", [np.nan, np.inf, 1e34, -20.0, RuntimeError("no compiler")])
