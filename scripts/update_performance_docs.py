@@ -338,7 +338,7 @@ def _machine(where: Mapping[str, Any]) -> str:
 
 def _by_allocator(result: Result) -> pd.DataFrame:
     """Return a row for each model and layout, and columns of (quantity, allocator)."""
-    quantities = ["torch.step", "backnorm-fused.ratio"]
+    quantities = ["torch.step", "backnorm-fused.ratio", "fused", "layers"]
     index = ["model", "layout"]
     table = result.frame.pivot(index=index, columns="allocator", values=quantities)
     return table.reindex(pd.MultiIndex.from_frame(result.frame[index].drop_duplicates()))
@@ -348,7 +348,11 @@ def _allocators_table(result: Result) -> str:
     """Return a line for each model and layout: steps with both allocators."""
     found = _by_allocator(result)
     table = found.index.to_frame(index=False)
-    last = ["geometric mean", ""]
+    counts = found["fused"]["keeping"], found["layers"]["keeping"]
+    table["fused layers"] = [
+        f"{fused:.0f} of {layers:.0f}" for fused, layers in zip(*counts, strict=True)
+    ]
+    last = ["geometric mean", "", ""]
     for allocator in ("default", "keeping"):
         steps = found["torch.step"][allocator].map(_whole_milliseconds)
         ratios = found["backnorm-fused.ratio"][allocator]
