@@ -79,7 +79,8 @@ def check(
         "weight": weight,
         "bias": bias,
     }
-    tensors = [tensor for tensor in channels.values() if isinstance(tensor, Tensor)]
+    # Nested tensors have no shape; `_check_channels` refuses them.
+    tensors = [t for t in channels.values() if isinstance(t, Tensor) and not t.is_nested]
     if len(tensors) > 1 and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
         _check_input(input, tensors[0], allowed)
     for name, tensor in channels.items():
