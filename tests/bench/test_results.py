@@ -140,7 +140,10 @@ def test_markdown_escapes_pipes():
     assert "a \\| b" in markdown(pd.DataFrame({"x": ["a | b"]}))
 
 
-CASE = {"model": "resnet18", "shape": "2,3,40,40", "layout": "contiguous", "precision": "float32"}
+CASE = {
+    "model": "resnet18", "shape": "2,3,40,40", "layout": "contiguous", "precision": "float32",
+    "allocator": "keeping",
+}  # fmt: skip
 MODELS = result_of(
     {"command": "models"},
     [

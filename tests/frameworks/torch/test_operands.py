@@ -349,7 +349,7 @@ def same(one, other):
 def test_operator_accepts_or_names_every_kind_of_tensor(name):
     operator = OPERATORS[name]
     settings = {
-        "eps": EPSILON, "training": True, "arithmetic": None, "reproducible": False,
+        "eps": EPSILON, "training": True, "arithmetic": "float64", "reproducible": False,
         "layer": "layer 'norm'", "group": None,
     }  # fmt: skip
     names = [each.name for each in operator._schema.arguments]
