@@ -1,8 +1,13 @@
-"""The dialect of docs/how-to/add-a-dialect.md passes the tests of all dialects once registered."""
+"""A new dialect passes the tests of all dialects once it is registered.
+
+It has the operator of docs/how-to/add-a-dialect.md, and one with a single layout, no attributes and
+an inverse standard deviation.
+"""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,17 +17,51 @@ import tests.dialects.test_schema as of_schema
 from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
 from backnorm.dialects import registry
+from backnorm.dialects.operator import Operator, by_name
+from backnorm.dialects.schema import FormatSpec, channel
 from tests.crashers import cases, driver, subjects
 from tests.crashers.test_crashers import fault
 from tests.pages import run
 
+ON_PAGE = run("docs/how-to/add-a-dialect.md", __name__="acme")["norm_grad"]
+(RULES,) = ON_PAGE.rules
 
-@pytest.fixture
-def acme(monkeypatch):
-    """Register the page's dialect, beside one that also takes an inverse standard deviation."""
-    found = run("docs/how-to/add-a-dialect.md", __name__="acme")["OPERATORS"]
+
+class _PlainGrad(Operator):
+    """Acme's `plain_grad`."""
+
+    rules = (
+        replace(
+            RULES,
+            op="plain_grad",
+            inputs=(*RULES.inputs[:-1], channel("saved_inv_std", "inverse_deviation", "f32")),
+            attributes=(),
+            formats=(FormatSpec("N...C", "NXC"),),
+        ),
+    )
+
+    def __call__(
+        self,
+        top_grad=None,
+        bottom=None,
+        scale=None,
+        saved_mean=None,
+        saved_inv_std=None,
+        *,
+        arithmetic=None,
+    ):
+        """Gradients of batch normalisation."""
+        inputs = top_grad, bottom, scale, saved_mean, saved_inv_std
+        return self._run(inputs, arithmetic=arithmetic)
+
+
+@pytest.fixture(params=[ON_PAGE, _PlainGrad()], ids=["on_page", "plain"])
+def acme(monkeypatch, request):
+    """Register acme beside a dialect of each statistic, and return acme's operators by name."""
+    found = by_name(request.param)
     monkeypatch.setitem(sys.modules, "acme", SimpleNamespace(OPERATORS=found))
-    dialects = {"acme": "acme", "cudnn": registry.DIALECTS["cudnn"]}
+    others = {name: registry.DIALECTS[name] for name in ("ngraph", "cudnn")}
+    dialects = {"acme": "acme", **others}
     for module in (registry, subjects):
         monkeypatch.setattr(module, "DIALECTS", dialects)
     return found
@@ -53,7 +92,7 @@ def test_operators_refuse_what_crashed_others(acme):
             assert faults == [None] * len(found)
 
 
-def test_first_operator_passes_the_demo_in_both_layouts(acme, monkeypatch):
+def test_operator_passes_the_demo_in_both_layouts(acme, monkeypatch):
     monkeypatch.setattr(demo, "LAYERS", LAYERS[:1])
     report = run_demo()
     assert report.passed, report.verdict

@@ -61,7 +61,7 @@ def test_the_canonical_call_of_every_operator_gives_its_results(batch, dialect, 
             data_format = schema.formats[layout % len(schema.formats)]
             attributes = required(schema, 0.01)
             if len(schema.formats) > 1:
-                attributes["data_format"] = data_format.name
+                attributes[schema.words["data_format"]] = data_format.name
             if revision:
                 attributes["revision"] = revision
             takes_inverse = "inverse_deviation" in {t.role for t in schema.inputs}
