@@ -72,8 +72,6 @@ _KNOWN = {
     "running_variance": ("old running variance", "new running variance", "running variance"),
 }  # fmt: skip
 _GRADIENTS = ("dx", "dgamma", "dbeta")
-# The roles of attributes that say whether the statistics are constants.
-_FLAGS = ("training", "frozen")
 
 
 def page() -> str:
@@ -322,10 +320,9 @@ def _if_frozen(tensor: TensorSpec, schema: OperatorSchema) -> TensorSpec:
         # Inference normalises with the running statistics.
         role = tensor.role.removeprefix("running_")
         return replace(tensor, role=cast("TensorRole", role))
-    flags = {a.name: a.role == "frozen" for a in schema.attributes if a.role in _FLAGS}
-    if not flags:
+    if schema.dialect not in DIALECTS or schema.op not in operators(schema.dialect):
         return tensor
-    other = operators(schema.dialect)[schema.op].schema_for(flags | {"revision": schema.revision})
+    other = operators(schema.dialect)[schema.op].frozen_schema(schema)
     return next((each for each in other.inputs if each.name == tensor.name), tensor)
 
 

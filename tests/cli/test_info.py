@@ -123,6 +123,15 @@ def test_an_operator_shows_its_schema(cli, dialect, op):
         assert entry.name in table
 
 
+def test_role_that_a_flag_decides_is_shown_for_both_values(cli):
+    roles = {"mean_out": "mean", "variance_out": "variance"}
+    roles |= dict.fromkeys(("saved_mean", "saved_variance"), "ignored")
+    options = "info", "paddle", "batch_norm_grad"
+    assert json.loads(cli(*options, "--json").stdout)["frozen_roles"] == [roles]
+    table = " ".join(cli(*options).stdout.split())
+    assert "ignored in training, mean with constant statistics" in table
+
+
 def test_every_revision_is_shown(cli):
     facts = json.loads(cli("info", "onednn_spec", "BatchNormTrainingBackprop", "--json").stdout)
     assert {s["revision"] for s in facts["schemas"]} == {"latest", "2020-21", "early"}

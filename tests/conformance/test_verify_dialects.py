@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
@@ -32,3 +34,19 @@ def test_verify_operator_is_judged_with_the_statistics_that_it_takes(dialect, op
     judged_outputs = {v.output for v in results.verdicts if v.status in RUNGS}
     assert judged_outputs == {"dx", "dgamma", "dbeta"}
     assert any(refused in v.text for v in results.verdicts if v.status == "refused")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dialect", "caffe"), "dialect: unknown dialect; got 'caffe'; expected onednn_graph, "),
+        (("--dialect", "aten", "--op", "batch_norm"),
+         "op: unknown operator of aten; got 'batch_norm'; expected native_batch_norm_backward"),
+        (("--op", "native_batch_norm_backward"),
+         "--op: must be used with --dialect; got native_batch_norm_backward"),
+    ],
+)  # fmt: skip
+def test_verify_unknown_operator_or_dialect_is_the_error(options, message):
+    done = CliRunner().invoke(app, ["verify", "math:sqrt", *options])
+    assert done.exit_code == 2
+    assert done.stderr.strip().startswith(f"backnorm: error: {message}")

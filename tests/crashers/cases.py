@@ -29,9 +29,14 @@ class Case:
 def all_cases() -> Iterator[Case]:
     """Every case of every operator, in a fixed order."""
     for subject in SUBJECTS.values():
-        for make in (_shapes, _types, _missing, _epsilons, _variances, _values, _memory):
-            yield from make(subject)
+        yield from cases_of(subject)
     yield from _partial_sums()
+
+
+def cases_of(subject: Subject) -> Iterator[Case]:
+    """Every case of an operator."""
+    for make in (_shapes, _types, _missing, _epsilons, _variances, _values, _memory):
+        yield from make(subject)
 
 
 def _rejects(
@@ -127,12 +132,14 @@ def _missing(subject: Subject) -> Iterator[Case]:
 
 def _epsilons(subject: Subject) -> Iterator[Case]:
     bad = {"negative": -0.5, "tiny negative": -1e-30, "nan": np.nan, "infinite": np.inf}
-    if not subject.zero_epsilon:
+    if subject.epsilon is None:
+        return
+    if subject.epsilon.range == "positive":
         bad["zero"] = 0.0
     for label, value in bad.items():
-        yield _rejects(subject, f"{label} epsilon", ValueError, subject.epsilon_word, value)
+        yield _rejects(subject, f"{label} epsilon", ValueError, subject.epsilon.name, value)
     for wrong in ("1e-3", None, True, 1j, [1e-3], np.ones(1)):
-        yield _rejects(subject, f"epsilon {wrong!r}", TypeError, subject.epsilon_word, wrong)
+        yield _rejects(subject, f"epsilon {wrong!r}", TypeError, subject.epsilon.name, wrong)
 
 
 def _variances(subject: Subject) -> Iterator[Case]:
@@ -154,7 +161,7 @@ def _variances(subject: Subject) -> Iterator[Case]:
             yield _rejects(subject, f"{label} variance", ValueError, "variance", variance=variance)
         else:
             yield _propagates(subject, f"{label} variance", "variance", value)
-    if subject.zero_epsilon:
+    if subject.epsilon is not None and subject.epsilon.range != "positive":
         variance = good["variance"].copy()
         variance[0] = 0
         yield _rejects(
@@ -335,8 +342,8 @@ def _check(subject: Subject, arrays: Arrays, results: Results) -> None:
     def spread(values: np.ndarray) -> np.ndarray:
         return values.reshape(shape)
 
-    epsilon = np.longdouble(np.float32(1e-3) if "ngraph" not in subject.name else 1e-3)
-    epsilon = np.longdouble(1e-3) if subject.name.startswith("canonical") else epsilon
+    is_single = subject.epsilon is not None and subject.epsilon.type == "f32"
+    epsilon = np.longdouble(np.float32(1e-3) if is_single else 1e-3)
     m = x.size // x.shape[axis]
     mean = wide["mean"] if subject.operation != "forward" else x.mean(others)
     c = x - spread(mean)

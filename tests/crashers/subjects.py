@@ -13,7 +13,8 @@ import numpy as np
 
 import backnorm
 from backnorm.dialects.registry import DIALECTS, operators
-from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, TensorSpec
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, AttributeSpec, TensorSpec
+from tests.support.attributes import attributes_in_training
 
 Arrays = dict[str, np.ndarray]
 Results = dict[str, np.ndarray]
@@ -31,10 +32,9 @@ class Subject:
     layout: str
     tensors: tuple[TensorSpec, ...]
     call: Callable[..., Results]
-    epsilon_word: str = "epsilon"
+    epsilon: AttributeSpec | None = None
     min_rank: int = 2
     out_word: str = "out"
-    zero_epsilon: bool = True
     min_channels: int = 0
     type_pairs: tuple[tuple[np.dtype, np.dtype], ...] = ()
     takes_out: bool = True
@@ -120,26 +120,26 @@ def _canonical() -> Iterator[Subject]:
         for operation, tensors in tables.items():
             yield Subject(
                 f"canonical-{operation}-{layout}", operation, layout, tensors,
-                caller(operation, layout), type_pairs=pairs,
+                caller(operation, layout), AttributeSpec("epsilon", "f64"), type_pairs=pairs,
             )  # fmt: skip
 
 
-def _dialects() -> Iterator[Subject]:
+def dialect_subjects() -> Iterator[Subject]:
+    """Every operator of every dialect, in each revision."""
     for dialect in DIALECTS:
         for op in operators(dialect).values():
             for schema in op.schemas.values():
                 layout = schema.formats[0].layout
                 name = "-".join(filter(None, (dialect, schema.op, schema.revision)))
-                epsilon = next(a for a in schema.attributes if a.role == "epsilon")
+                epsilon = next((a for a in schema.attributes if a.role == "epsilon"), None)
                 yield Subject(
                     name,
                     schema.operation,
                     layout,
                     schema.inputs,
                     _front_door(dialect, op, schema),
-                    epsilon_word=epsilon.name,
+                    epsilon,
                     min_rank=schema.ranks[0],
-                    zero_epsilon=epsilon.range != "positive",
                     out_word=schema.outputs[0].name,
                     min_channels=schema.min_channels,
                     type_pairs=tuple(
@@ -156,22 +156,19 @@ def _dialects() -> Iterator[Subject]:
 def _front_door(dialect, op, schema):
     tensors = {tensor.role: tensor for tensor in schema.inputs}
     roles = [tensor.role for tensor in schema.outputs]
-    values = {"training": True, "channel_axis": 1}
-    fixed = {a.name: values.get(a.role, a.usual) for a in schema.attributes if a.required}
-    if schema.choice == "output_mask":
-        fixed["output_mask"] = [True] * 3
+    mask = {"output_mask": [True] * 3} if schema.choice == "output_mask" else {}
 
     def call(arrays: Mapping[str, object], epsilon: object = 1e-3, out: object = None) -> Results:
         inputs = {
             tensors[role].name: _shaped(tensors[role], array) for role, array in arrays.items()
         }
         memory = {} if out is None else {schema.outputs[0].name: out}
-        chosen = {schema.words["epsilon"]: epsilon}
+        attributes = attributes_in_training(schema, epsilon)
         if schema.style == "configured":
             revision = {"revision": schema.revision} if schema.revision else {}
-            result = op(**chosen, **revision)(**inputs, **memory)
+            result = op(**attributes, **revision)(**inputs, **memory)
         else:
-            result = op(**inputs, **fixed | chosen, **memory)
+            result = op(**inputs, **attributes, **mask, **memory)
         if isinstance(result, np.ndarray):
             result = (result,)
         return {
@@ -189,5 +186,5 @@ def _shaped(tensor: TensorSpec, array: object) -> object:
     return array[:, None, None] if array.ndim != 1 else array.reshape(1, -1, 1, 1)
 
 
-SUBJECTS = {subject.name: subject for subject in (*_canonical(), *_dialects())}
+SUBJECTS = {subject.name: subject for subject in (*_canonical(), *dialect_subjects())}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -51,16 +51,16 @@ def test_the_cases_are_named_apart_and_cover_every_operator():
 def test_every_case_gives_the_documented_error_or_value(run, subject):
     _, outcomes, _ = run
     wrong = [
-        f"{name}: {fault}"
+        f"{name}: {text}"
         for name, case in CASES.items()
         if name.startswith(f"{subject}:")
-        for fault in [_fault(case, outcomes.get(name))]
-        if fault
+        for text in [fault(case, outcomes.get(name))]
+        if text
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def _fault(case, outcome):
+def fault(case, outcome):
     """Return what is wrong with an outcome, or None."""
     if outcome is None:
         return "did not end"

@@ -17,6 +17,7 @@ from backnorm.arithmetics import own_arithmetic
 from backnorm.dialects import _aten_phases, aten
 from backnorm.dialects.registry import DIALECTS, PARTS, canonical, invoke, operators, parts
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, channel
+from tests.support.attributes import attributes_in_training
 from tests.support.contract import begin, report, sampled, share_of
 
 from ..kinds import (
@@ -40,10 +41,7 @@ class Subject:
 
     def __init__(self, operator, schema):
         self.operator, self.schema = operator, schema
-        values = {"epsilon": 1e-3, "training": True, "channel_axis": 1}
-        self.attributes = {
-            a.name: values.get(a.role, a.usual) for a in schema.attributes if a.required
-        }
+        self.attributes = attributes_in_training(schema, 1e-3)
         if schema.revision:
             self.attributes["revision"] = schema.revision
         self.shape = SHAPES[schema.formats[0].layout]

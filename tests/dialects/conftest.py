@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from backnorm.dialects.schema import OperatorSchema
+from tests.support.attributes import attributes_in_training
 
 Batch = dict[str, np.ndarray]
 
@@ -60,12 +60,4 @@ def batch() -> Callable[..., Batch]:
 @pytest.fixture
 def required() -> Callable[..., dict[str, object]]:
     """Return the attributes that a call must have, by the dialect's names."""
-
-    def make(schema: OperatorSchema, epsilon: float) -> dict[str, object]:
-        values = {"epsilon": epsilon, "channel_axis": 1, "training": True}
-        epsilons = {schema.words[role]: epsilon for role in ("epsilon",) if role in schema.words}
-        return epsilons | {
-            a.name: values.get(a.role, a.usual) for a in schema.attributes if a.required
-        }
-
-    return make
+    return attributes_in_training

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -17,7 +17,7 @@ from backnorm.cli.random_tensors import parameter_type
 from backnorm.cli.text import counted
 from backnorm.conformance.judge import Verdict
 from backnorm.dialects import registry
-from backnorm.dialects.schema import OperatorSchema, TensorSpec
+from backnorm.dialects.schema import FormatSpec, OperatorSchema, TensorSpec
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
 TYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
@@ -40,8 +40,7 @@ class Case:
     ----------
     schema : OperatorSchema
     layout : {"NCX", "NXC"}
-        The layout in memory. A dialect that supports only channel axis 1 gets a transposed view for
-        NXC.
+        The layout in memory. A dialect without a format of this layout gets a transposed view.
     dtype : numpy.dtype
         The element type of x and dy.
     """
@@ -53,19 +52,17 @@ class Case:
     @property
     def call(self) -> str:
         """The call, as text for tables."""
-        names = [f.name for f in self.schema.formats if f.layout == self.layout]
-        argument = names[0] if len(self.schema.formats) > 1 else ""
+        argument = self._formats[0].name if len(self.schema.formats) > 1 else ""
         return f"{self.schema.dialect}.{self.schema.op}({argument})"
 
     def attributes(self, layer: Layer) -> dict[str, object]:
         """Return the operator's attributes."""
         rank = self._rank(layer)
-        formats = [f for f in self.schema.formats if f.layout == self.layout]
         values = {
             "epsilon": _EPSILON,
             "training": True,
             "frozen": False,
-            "data_format": next((f.name for f in formats if f.rank in (None, rank)), None),
+            "data_format": next((f.name for f in self._formats if f.rank in (None, rank)), None),
             "channel_axis": self._axis(rank),
         }
         return {
@@ -108,18 +105,24 @@ class Case:
     def _data(self, array: np.ndarray) -> np.ndarray:
         shape = array.shape + (1,) * (self.schema.ranks[0] - array.ndim)
         array = array.reshape(shape).astype(self.dtype)
-        if self.layout == "NCX":
-            return array
-        last = np.ascontiguousarray(np.moveaxis(array, 1, -1))
-        return np.moveaxis(last, -1, self._axis(array.ndim))
+        if self.layout == "NXC":
+            array = np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+        return np.moveaxis(array, 1, self._axis(array.ndim))
 
     def _rank(self, layer: Layer) -> int:
         return max(layer["x"].ndim, self.schema.ranks[0])
 
     def _axis(self, rank: int) -> int:
         """Return the channel axis in the dialect's arrays."""
-        takes_last = any(f.is_any or f.layout == "NXC" for f in self.schema.formats)
-        return rank - 1 if self.layout == "NXC" and takes_last else 1
+        form = self._formats[0]
+        layout = self.layout if form.is_any else form.layout
+        return rank - 1 if layout == "NXC" else 1
+
+    @property
+    def _formats(self) -> Sequence[FormatSpec]:
+        """The dialect's formats of the layout, or all if it has none of this layout."""
+        formats = self.schema.formats
+        return [f for f in formats if f.layout == self.layout] or formats
 
 
 @dataclass(frozen=True, slots=True)

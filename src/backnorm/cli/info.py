@@ -19,6 +19,7 @@ from backnorm.cpu import library
 from backnorm.cpu.kinds import LIBRARIES, PROBE
 from backnorm.cpu.threads import service
 from backnorm.dialects import registry
+from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, MachineCodeError, shown
 
 Facts = Mapping[str, Any]
@@ -42,7 +43,8 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
         Without arguments: ``versions``, ``machine``, ``threads``, ``threads_of``, ``machine_code``,
         ``dialects``.
         With a dialect: ``dialect``, ``operators``. With an operator: ``dialect``, ``op``,
-        ``schemas`` (one for each revision of the specification).
+        ``schemas`` (one for each revision of the specification), ``frozen_roles`` (for each schema,
+        the roles of the inputs that have another role if the statistics are constants, by name).
 
     Raises
     ------
@@ -66,7 +68,14 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
         )
     operator = registry.operator(dialect, op)
     revisions = [schema.to_dict() for schema in operator.schemas.values()]
-    return {"dialect": dialect, "op": op, "schemas": revisions}
+    roles = [_frozen_roles(operator, schema) for schema in operator.schemas.values()]
+    return {"dialect": dialect, "op": op, "schemas": revisions, "frozen_roles": roles}
+
+
+def _frozen_roles(operator: Any, schema: OperatorSchema) -> dict[str, str]:
+    roles = {tensor.name: tensor.role for tensor in schema.inputs}
+    frozen = operator.frozen_schema(schema).inputs
+    return {each.name: each.role for each in frozen if each.role != roles[each.name]}
 
 
 def _operators(dialect: str) -> Mapping[str, Any]:
@@ -127,8 +136,9 @@ def _machine_code() -> dict[str, object]:
 def info_tables(facts: Facts) -> Iterator[Table]:
     """Yield tables of the facts that :func:`describe` returned."""
     if "schemas" in facts:
-        for schema in facts["schemas"]:
-            yield from _schema_tables(schema)
+        for place, schema in enumerate(facts["schemas"]):
+            frozen = facts["frozen_roles"][place] if "frozen_roles" in facts else {}
+            yield from _schema_tables(schema, frozen)
     elif "operators" in facts:
         rows = [[o["op"], o["operation"], o["summary"], o["source"]] for o in facts["operators"]]
         yield _table(facts["dialect"], ("operator", "operation", "computes", "specification"), rows)
@@ -159,11 +169,19 @@ def _installation_table(facts: Facts) -> Table:
     return _table("backnorm", ("", ""), rows)
 
 
-def _schema_tables(schema: Facts) -> Iterator[Table]:
+def _schema_tables(schema: Facts, frozen_roles: Mapping[str, str]) -> Iterator[Table]:
     revision = f" ({schema['revision']})" if schema["revision"] else ""
     title = f"{schema['dialect']}.{schema['op']}{revision}: {schema['summary']}"
     tensors = [
-        [way, t["name"], t["role"], t["type"], t["shape"], _NEED[t["required"]], t["summary"]]
+        [
+            way,
+            t["name"],
+            _role(t, frozen_roles),
+            t["type"],
+            t["shape"],
+            _NEED[t["required"]],
+            t["summary"],
+        ]
         for way in ("inputs", "outputs")
         for t in schema[way]
     ]
@@ -177,6 +195,13 @@ def _schema_tables(schema: Facts) -> Iterator[Table]:
         "attributes", ("attribute", "type", "", "default", "accepted", "meaning"), attributes
     )
     yield _table("rules", ("", ""), _rules(schema))
+
+
+def _role(tensor: Facts, frozen_roles: Mapping[str, str]) -> str:
+    """Return the role of a tensor; both, where an attribute decides which."""
+    role = str(tensor["role"])
+    frozen = frozen_roles.get(tensor["name"], role)
+    return role if frozen == role else f"{role} in training, {frozen} with constant statistics"
 
 
 def _rules(schema: Facts) -> Iterator[tuple[str, object]]:

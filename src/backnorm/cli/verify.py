@@ -146,7 +146,10 @@ def verify(
     dialect: Annotated[
         str | None, typer.Option(help="The dialect whose arguments the function has.")
     ] = None,
-    op: Annotated[str | None, typer.Option(help="The operator of the dialect.")] = None,
+    op: Annotated[
+        str | None,
+        typer.Option(help="The operator of the dialect (default: the first of the operation)."),
+    ] = None,
     operation: Annotated[
         Literal["backward", "forward"], typer.Option(help="The pass that the subject computes.")
     ] = "backward",
@@ -211,6 +214,8 @@ def verify(
     from backnorm.conformance.verify.run import Job
     from backnorm.conformance.verify.run import verify as run_job
 
+    if op is not None and dialect is None:
+        raise ArgumentValueError("--op", "must be used with --dialect", came=op)
     if command and dialect is not None:
         raise ArgumentValueError("--dialect", "must be absent with --command", came=dialect)
     if huge and (tier != "full" or command):

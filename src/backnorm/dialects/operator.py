@@ -80,6 +80,19 @@ class Operator:
         return cls.schemas[_revision(attributes.get("revision", schema.revision), cls)]
 
     @classmethod
+    def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
+        """Return the schema of a call whose statistics are constants, of the revision of `schema`.
+
+        An operator that no attribute tells that the statistics are constants has one schema.
+        """
+        flags = {
+            spec.name: spec.role == "frozen"
+            for spec in schema.attributes
+            if spec.role in ("training", "frozen")
+        }
+        return cls.schema_for({**flags, "revision": schema.revision}) if flags else schema
+
+    @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
         """Return the canonical call that a checked call corresponds to.
 

@@ -80,11 +80,9 @@ class _BatchNormGrad(Operator):
             attributes=(
                 AttributeSpec("momentum", "f32", usual=0.9),
                 AttributeSpec("epsilon", "f32", role="epsilon", range="not negative"),
-                AttributeSpec(
-                    "data_format", "string", "data_format", ("NCHW", "NHWC"), usual="NCHW"
-                ),
+                AttributeSpec("data_format", "string", "data_format", ("NCHW", "NHWC")),
                 AttributeSpec("is_test", "bool", usual=False),
-                AttributeSpec("use_global_stats", "bool", role="frozen", usual=False),
+                AttributeSpec("use_global_stats", "bool", role="frozen"),
                 AttributeSpec("trainable_statistics", "bool", usual=False),
             ),
             type_rules=type_rules(f32="f32", f64="f64", f16="f32", bf16="f32"),

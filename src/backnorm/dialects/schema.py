@@ -9,11 +9,11 @@ read it. Parameters, defaults and documentation belong to the operator's class;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -161,7 +161,8 @@ class AttributeSpec:
     extension : bool
         True for an extension of backnorm, which the specification does not have.
     usual : object
-        The value in a demonstration, for a required attribute without a role.
+        The value that `backnorm demo`, `backnorm verify` and the tests pass for a required
+        attribute. They have values of their own for all roles except ``"reduced_axes"``.
     default : object
         From the operator's signature, unless a revision has its own; :data:`REQUIRED` if there is
         no default. If the default is None, the value None is accepted.
@@ -309,28 +310,48 @@ class OperatorSchema:
     takes_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for a wrong role or type, with which kernels would read absent operands."""
-        for specs, roles in (
-            ((*self.inputs, *self.outputs), get_args(TensorRole)),
-            (self.attributes, (*get_args(AttributeRole), None)),
+        """Raise for a wrong word or type, with which kernels would read absent operands."""
+        for name, came, accepted in self._words():
+            if came not in accepted:
+                expected = " or ".join(map(repr, accepted))
+                operator = f"{self.dialect}.{self.op}"
+                raise ValueError(f"{operator}: {name}: got {came!r}; expected {expected}")
+
+    def _words(self) -> Iterator[tuple[str, object, Collection[object]]]:
+        """Yield each word and type in the tables: its name, its value, and the accepted values."""
+        yield "operation", self.operation, SIGNATURES
+        for table, (kind, fields) in _TABLES.items():
+            yield table, type(getattr(self, table)).__name__, ["tuple"]
+            for spec in getattr(self, table):
+                yield table, type(spec).__name__, [kind.__name__]
+                for each, words in fields.items():
+                    yield f"{table}: the {each} of {spec.name}", getattr(spec, each), words
+        for table, roles in (
+            ("inputs", [*get_args(TensorRole)]),
+            ("outputs", ["empty", *_results(self.operation)]),
+            ("attributes", [None, *get_args(AttributeRole)]),
         ):
-            for spec in specs:
-                if spec.role not in roles:
-                    self._refuse(f"the role of {spec.name}", spec.role, roles)
+            for spec in getattr(self, table):
+                yield f"{table}: the role of {spec.name} (each role once)", spec.role, roles
+                # No other tensor or attribute of the table may have the role.
+                if spec.role not in ("ignored", "empty", None):
+                    roles.remove(spec.role)
         names = {tensor.role for tensor in self.inputs}
         names |= {"variance"} if "inverse_deviation" in names else set()
         # An operator that computes a part of a gradient may have no statistics.
         if self.operation in ("backward", "forward", "inference"):
             for operand in SIGNATURES[self.operation].operands:
                 if operand.required and operand.name not in names:
-                    self._refuse("the roles of the inputs", sorted(names), [operand.name])
-        types = {name for rule in self.type_rules for name in (rule.data, *rule.channel)}
-        if unknown := types - set(ELEMENT_TYPE_NAMES):
-            self._refuse("type_rules", sorted(unknown), list(ELEMENT_TYPE_NAMES))
-
-    def _refuse(self, name: str, came: object, accepted: Collection[object]) -> NoReturn:
-        expected = " or ".join(map(repr, accepted))
-        raise ValueError(f"{self.dialect}.{self.op}: {name}: got {came!r}; expected {expected}")
+                    yield "inputs: the roles", sorted(names), [operand.name]
+        for name in (name for rule in self.type_rules for name in (rule.data, *rule.channel)):
+            yield "type_rules", name, ELEMENT_TYPE_NAMES
+        for spec in self.attributes:
+            choices = f"attributes: the choices of {spec.name}"
+            yield choices, type(spec.choices).__name__, ["tuple"]
+            if spec.role == "data_format":
+                yield choices, {*spec.choices}, [{form.name for form in self.formats}]
+            if spec.required and spec.role in (None, "reduced_axes") and spec.usual is None:
+                yield f"attributes: the usual value of {spec.name}", None, ["a value"]
 
     @property
     def call(self) -> str:
@@ -389,6 +410,29 @@ class OperatorSchema:
             **_values(self, "min_channels", "inputs_together", "outputs_together", "call"),
             **_values(self, "encoding", "notes"),
         }
+
+
+#: The type of the entries of each table, and the accepted words of their fields.
+_TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
+    "ranks": (int, {}),
+    "type_rules": (TypeRule, {}),
+    "formats": (FormatSpec, {"layout": ("NCX", "NXC")}),
+    "inputs": (TensorSpec, {"kind": get_args(TensorKind)}),
+    "outputs": (TensorSpec, {"kind": get_args(TensorKind)}),
+    "attributes": (
+        AttributeSpec,
+        {"type": get_args(AttributeType), "range": get_args(Range)},
+    ),
+}
+
+
+def _results(operation: Operation) -> Iterator[str]:
+    """Yield the roles that the outputs of an operation may have."""
+    yield from (result.name for result in SIGNATURES[operation].results)
+    if operation == "forward":
+        yield from ("inverse_deviation", "running_mean", "running_variance")
+    if operation == "reduce":
+        yield from ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
 
 
 def _values(described: object, *names: str) -> dict[str, object]:

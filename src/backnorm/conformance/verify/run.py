@@ -21,6 +21,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, operation_of
+from backnorm.conformance.verify.subjects import schema_of
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
 
@@ -179,8 +180,11 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
     Raises
     ------
     ArgumentError
-        If the subject cannot be imported, or no case is selected.
+        If the subject cannot be imported, there is no such dialect or operator, or no case is
+        selected.
     """
+    if job.dialect is not None:
+        schema_of(job.dialect, job.op, job.selection.operation)
     cases = {case.name: case for case in selected(job.selection)}
     if not cases:
         raise ArgumentValueError("--only", "no case is selected", came=job.selection.only)

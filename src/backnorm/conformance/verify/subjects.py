@@ -32,7 +32,7 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Inputs", "Subject", "function_of", "subject_of"]
+__all__ = ["Inputs", "Subject", "function_of", "schema_of", "subject_of"]
 
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
@@ -108,10 +108,6 @@ class OfDialect:
     """
 
     def __init__(self, function: Callable[..., Any], schema: OperatorSchema) -> None:
-        if schema.operation not in OPERATIONS:
-            raise ArgumentValueError(
-                "op", "is neither a gradient nor a forward pass in training", came=schema.op
-            )
         self._function, self._schema = function, schema
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
@@ -152,19 +148,7 @@ class OfDialect:
         operation: str = "backward",
     ) -> OfDialect:
         """Return the subject of a dialect's operator, by default its first of the operation."""
-        known = registry.operators(dialect)
-        fitting = [n for n, each in known.items() if each.schema.operation == operation]
-        if not fitting:
-            raise ArgumentValueError(
-                "dialect", f"has no {operation} pass in training", came=dialect
-            )
-        schema = registry.operator(dialect, op or fitting[0]).schema
-        if schema.operation != operation:
-            accepted = ", ".join(fitting)
-            raise ArgumentValueError(
-                "op", f"must be a {operation} pass", came=op, accepted=accepted
-            )
-        return cls(function, schema)
+        return cls(function, schema_of(dialect, op, operation))
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
         mean, variance = case.data.mean, case.data.variance
@@ -223,6 +207,26 @@ class OfDialect:
             spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
             for spec in schema.attributes
         } | flags
+
+
+def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
+    """Return the rules of a dialect's operator, by default its first of the operation.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If there is no such dialect or operator, or if it computes another operation.
+    """
+    known = registry.operators(dialect)
+    fitting = [name for name, each in known.items() if each.schema.operation == operation]
+    if not fitting:
+        raise ArgumentValueError("dialect", f"has no {operation} pass in training", came=dialect)
+    schema = registry.operator(dialect, op or fitting[0]).schema
+    if schema.operation != operation:
+        raise ArgumentValueError(
+            "op", f"must be a {operation} pass", came=op, accepted=", ".join(fitting)
+        )
+    return schema
 
 
 def _kept_shape(case: Case) -> tuple[int, ...]:

@@ -1,0 +1,100 @@
+"""A new dialect passes the tests of all dialects once it is registered.
+
+It has the operator of docs/how-to/add-a-dialect.md, and one with a single layout, no attributes and
+an inverse standard deviation.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import tests.dialects.test_registry as of_registry
+import tests.dialects.test_schema as of_schema
+from backnorm.cli import demo
+from backnorm.cli.demo import LAYERS, run_demo
+from backnorm.dialects import registry
+from backnorm.dialects.operator import Operator, by_name
+from backnorm.dialects.schema import FormatSpec, channel
+from tests.crashers import cases, driver, subjects
+from tests.crashers.test_crashers import fault
+from tests.pages import run
+
+ON_PAGE = run("docs/how-to/add-a-dialect.md", __name__="acme")["norm_grad"]
+(RULES,) = ON_PAGE.rules
+
+
+class _PlainGrad(Operator):
+    """Acme's `plain_grad`."""
+
+    rules = (
+        replace(
+            RULES,
+            op="plain_grad",
+            inputs=(*RULES.inputs[:-1], channel("saved_inv_std", "inverse_deviation", "f32")),
+            attributes=(),
+            formats=(FormatSpec("N...C", "NXC"),),
+        ),
+    )
+
+    def __call__(
+        self,
+        top_grad=None,
+        bottom=None,
+        scale=None,
+        saved_mean=None,
+        saved_inv_std=None,
+        *,
+        arithmetic=None,
+    ):
+        """Gradients of batch normalisation."""
+        inputs = top_grad, bottom, scale, saved_mean, saved_inv_std
+        return self._run(inputs, arithmetic=arithmetic)
+
+
+@pytest.fixture(params=[ON_PAGE, _PlainGrad()], ids=["on_page", "plain"])
+def acme(monkeypatch, request):
+    """Register acme beside a dialect of each statistic, and return acme's operators by name."""
+    found = by_name(request.param)
+    monkeypatch.setitem(sys.modules, "acme", SimpleNamespace(OPERATORS=found))
+    others = {name: registry.DIALECTS[name] for name in ("ngraph", "cudnn")}
+    dialects = {"acme": "acme", **others}
+    for module in (registry, subjects):
+        monkeypatch.setattr(module, "DIALECTS", dialects)
+    return found
+
+
+def test_operators_pass_the_tests_of_tables(acme, required):
+    for op, found in acme.items():
+        of_schema.test_operator_has_a_docstring_of_its_own_and_types_of_its_choices("acme", op)
+        of_schema.test_call_parameters_have_the_names_order_and_defaults_of_the_table("acme", op)
+        of_schema.test_a_schema_is_plain_json(found.schema)
+        of_schema.test_a_schema_is_consistent(found.schema)
+        of_schema.test_every_type_rule_runs_and_gives_the_described_outputs(found.schema, required)
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_operators_give_the_results_of_their_canonical_calls(acme, batch, layout, required):
+    of_registry.test_the_canonical_call_of_every_operator_gives_its_results(
+        batch, "acme", layout, required
+    )
+
+
+def test_operators_refuse_what_crashed_others(acme):
+    for subject in subjects.dialect_subjects():
+        if subject.name.startswith("acme"):
+            found = list(cases.cases_of(subject))
+            faults = [fault(case, driver.outcome(case)) for case in found]
+            assert len(found) > 40
+            assert faults == [None] * len(found)
+
+
+def test_operator_passes_the_demo_in_both_layouts(acme, monkeypatch):
+    monkeypatch.setattr(demo, "LAYERS", LAYERS[:1])
+    report = run_demo()
+    assert report.passed, report.verdict
+    rows = {(row.layout, row.dtype) for row in report.rows if row.dialect == "acme"}
+    assert rows == {(layout, t) for layout in ("NCX", "NXC") for t in ("float32", "float16")}
