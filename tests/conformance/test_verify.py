@@ -31,7 +31,7 @@ from .wrong_subjects import WRONG
 
 HERE = Path(__file__).parent
 WRONG_FILE = HERE / "wrong_subjects.py"
-QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_beyond"]
+QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_beyond", "writes_input"]
 SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
 
 ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
@@ -311,7 +311,8 @@ def test_show_case_prints_the_error_of_the_element_that_it_names():
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return {}['dx']", "KeyError: 'dx'"),
+        ("return {}['dx']", "KeyError: 'dx' (mine.py:4)"),
+        ("__import__('string').Template('$dx').substitute()", "KeyError: 'dx' (mine.py:4)"),
         ("dx.nothing", "AttributeError: "),
         ("raise RecursionError", "RecursionError"),
         ("import no_such_module", "ModuleNotFoundError: "),
@@ -323,6 +324,45 @@ def test_verify_exception_that_is_no_refusal_is_a_finding(body, text, tmp_path):
     ids, [says] = finding_ids(tmp_path, body)
     assert ids == {"error"}
     assert text in says
+
+
+def test_verify_input_that_is_written_in_place_is_a_finding_with_its_name(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def backward(x, dy, mean, *rest, **options):\n"
+        "    dy -= dy.mean()\n"
+        "    return dy.copy(), mean, mean\n"
+    )
+    results, found = found_in(f"{tmp_path / 'mine.py'}:backward", ONE)
+    assert "the subject writes to an input: dy" in [finding.says for finding in found]
+    assert {v.status for v in results.verdicts} == {"changed_input"}
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax (mine.py, line 1)"),
+        ("\n1 / 0", "ZeroDivisionError: division by zero (mine.py:2)"),
+        ("import no_such", "ModuleNotFoundError: No module named 'no_such' (mine.py:1)"),
+    ],
+)
+def test_verify_subject_that_cannot_be_imported_has_the_line(code, text, tmp_path):
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(ArgumentValueError, match=r"^SUBJECT: cannot be imported; ") as raised:
+        verify(Job(f"{tmp_path / 'mine.py'}:f", ONE))
+    assert str(raised.value).endswith(f"; {text}")
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "text"),
+    [
+        ("./mine.so:f", {"operation": "forward"}, "--operation: must be backward for a function"),
+        ("jax", {"operation": "forward"}, "SUBJECT: unknown; got 'jax'; expected module:function"),
+        ("no_such:f", {}, "SUBJECT: no such module; got no_such; expected module:function"),
+    ],
+)
+def test_verify_subject_that_is_not_accepted_is_an_error_without_an_import(subject, options, text):
+    with pytest.raises(ArgumentValueError, match=f"^{text}"):
+        verify(Job(subject, Selection(**options)))
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def verify(
 ) -> None:
     """Judge implementations of the backward pass, or of the forward pass in training.
 
-    Each implementation runs in its own process, on read-only inputs between unreadable pages. Exit
+    Each implementation runs in its own process, on inputs between unreadable pages. Exit
     status: 0 no finding, 1 a finding or nothing judged, 2 bad usage.
     """
     from backnorm.conformance.verify.run import Job

@@ -210,7 +210,7 @@ def _faults(results: Results) -> Iterator[Finding]:
                 o for o in results.operation.results if any(v.output == o for v in verdicts)
             )
             text = f"{says}: {first.text}" if status in _EVENTS else says
-            if status == "not_repeatable" and len({v.text for v in verdicts}) == 1:
+            if status not in _EVENTS and len({v.text for v in verdicts}) == 1:
                 text += first.text.removeprefix(status)
             number = len({v.case for v in verdicts})
             yield Finding(status, text, outputs, number, _judged(results), first.case)
