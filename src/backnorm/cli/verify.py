@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,8 +26,12 @@ Tier = Annotated[
 ]
 Dtypes = Annotated[str, typer.Option(help="Element types, separated by commas.")]
 Layouts = Annotated[str, typer.Option(help="Layouts: NCX, NXC.")]
-Only = Annotated[list[str] | None, typer.Option(help="Only cases whose names match; repeatable.")]
-Skip = Annotated[list[str] | None, typer.Option(help="Skip cases whose names match; repeatable.")]
+Only = Annotated[
+    list[str] | None, typer.Option(help="Only cases whose names match the glob; repeatable.")
+]
+Skip = Annotated[
+    list[str] | None, typer.Option(help="Skip cases whose names match the glob; repeatable.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
 AtLeast = Annotated[Rung, typer.Option(help="An output worse than this rung is a finding.")]
 Xfail = Annotated[
@@ -93,38 +99,60 @@ class _Reports:
         judged = counts(results)["judged"]
         # Read the baseline first, because a report may overwrite it.
         before = None if self.baseline is None else expected.read_baseline(self.baseline)
-        passed = 0
+        passed, unmatched = list[str](), list[str]()
         if self.xfail is not None:
             known = expected.read_expectations(self.xfail)
-            results, passed = expected.with_expected(results, known, self.at_least)
+            results, passed, unmatched = expected.with_expected(results, known, self.at_least)
 
-        def fails(verdict: Any) -> bool:
-            if before is None:
-                return expected.fails(verdict, self.at_least)
-            return expected.is_new(verdict, before)
-
+        fails: Callable[[Any], bool] = partial(expected.fails, at_least=self.at_least)
         found = findings(results, self.at_least)
+        failed: list[Any] = found
+        if before is not None:
+            fails, number = before.is_worse, before.number(results)
+            failed = [verdict for verdict in results.verdicts if fails(verdict)]
+            found = [
+                replace(each, known=bool(number) and (not failed or each.id in before.findings))
+                for each in found
+            ]
         report.show(results, found, console)
-        if passed:
-            console.print(
-                f"passed, although {self.xfail} expects a failure: {counted(passed, 'output')}"
-            )
+        _print_list(
+            f"passed, although {self.xfail} expects a failure: {counted(len(passed), 'output')}",
+            passed, console,
+        )  # fmt: skip
+        _print_list(f"{self.xfail} has patterns that match no output:", unmatched, console)
+        if before is not None:
+            if not number and not results.interrupted:
+                raise ArgumentValueError(
+                    "--baseline", "has no output of this run", came=str(self.baseline),
+                    accepted="a report with the operation, types, tier and seed of the run",
+                )  # fmt: skip
+            text = f"{number} of {len(results.verdicts)} outputs are in {self.baseline}"
+            console.print(f"{text}; {len(failed)} are worse", highlight=False, soft_wrap=True)
+            _print_list("worse:", list(map(before.change, failed)), console)
         if self.show:
             report.show_case(results, console)
         if self.json is not None:
             text = report.as_json(results, found)
             sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
         if self.junit is not None:
-            self.junit.write_text(report.as_junit(results, fails))
+            self.junit.write_text(report.as_junit(results, found, fails))
         if self.markdown is not None:
             self.markdown.write_text(report.as_markdown(results, found))
         if self.html is not None:
             console.save_html(str(self.html))
-        if before is not None:
-            new = [verdict for verdict in results.verdicts if fails(verdict)]
-            console.print(f"{len(new)} outputs are worse than in {self.baseline}")
-            return bool(new) or not judged
-        return bool(found) or not judged
+        return bool(failed) or not judged
+
+
+def _print_list(title: str, lines: list[str], console: Console) -> None:
+    """Print the first lines below a title, unless there are none."""
+    from backnorm.conformance.verify._report import NAMED
+
+    if not lines:
+        return
+    more = len(lines) - NAMED
+    shown = [f"  {line}" for line in lines[:NAMED]] + [f"  and {more} more"] * (more > 0)
+    text = "\n".join([title, *shown])
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_schema(wanted: bool) -> None:
@@ -228,6 +256,12 @@ def verify(
         )
     if command and operation != "backward":
         raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
+    files = {"--junit": junit, "--markdown": markdown, "--html": html}
+    files |= {} if json == Path("-") else {"--json": json}
+    for option, path in files.items():
+        if path is not None and len(subjects) > 1:
+            came = f"{len(subjects)} subjects"
+            raise ArgumentValueError(option, "must be used with one subject", came=came)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     reports.check()
     console, failed = reports.console(), False

@@ -187,7 +187,10 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
         schema_of(job.dialect, job.op, job.selection.operation)
     cases = {case.name: case for case in selected(job.selection)}
     if not cases:
-        raise ArgumentValueError("--only", "no case is selected", came=job.selection.only)
+        raise ArgumentValueError(
+            "--only", "no case is selected", came=job.selection.only,
+            accepted="globs such as 'realistic*'", hint="backnorm cases list prints the names",
+        )  # fmt: skip
     results, started = Results(job), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="backnorm-verify-") as folder:
         done: list[str] = []
