@@ -188,11 +188,11 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
     assert 'failures="0" skipped="1"' in junit.read_text()
     assert "\nknown: dbeta is multiplied by s  [1 of 1 cases]" in done.output
     assert "; 0 findings, 1 known\n" in done.output
-    assert f"3 of 3 outputs are in {report}; 0 are worse" in done.output
+    assert f"3 of 3 outputs are in {report}; 0 worse\n" in done.output
     others = [*case[:2], "--only", "diagnostic-float32-float32-N*"]
     done = CliRunner().invoke(app, ["verify", subject, *others, "--baseline", report])
     assert done.exit_code == 1
-    assert f"3 of 6 outputs are in {report}; 1 are worse" in done.output
+    assert f"3 of 6 outputs are in {report}; 1 worse\n" in done.output
     assert "\n  diagnostic-float32-float32-NXC/dbeta: not in it -> wrong\n" in done.output
 
 
@@ -283,7 +283,7 @@ def test_verify_baseline_that_the_report_overwrites_is_read_before(tmp_path):
     subject = f"{tmp_path / 'kernel.py'}:f"
     done = CliRunner().invoke(app, ["verify", subject, *case, "--baseline", report])
     assert done.exit_code == 1
-    assert f"3 of 3 outputs are in {report}; 3 are worse" in done.stdout
+    assert f"3 of 3 outputs are in {report}; 3 worse\n" in done.stdout
     assert "\n  diagnostic-float32-float32-NCX/dbeta: exact -> not_written\n" in done.stdout
 
 

@@ -108,27 +108,28 @@ class _Reports:
         found = findings(results, self.at_least)
         failed: list[Any] = found
         if before is not None:
-            fails, number = before.is_worse, before.number(results)
+            fails, compared = before.is_worse, before.number(results)
             failed = [verdict for verdict in results.verdicts if fails(verdict)]
             found = [
-                replace(each, known=bool(number) and (not failed or each.id in before.findings))
+                replace(each, known=bool(compared) and (not failed or each.id in before.findings))
                 for each in found
             ]
         report.show(results, found, console)
-        _print_list(
-            f"passed, although {self.xfail} expects a failure: {counted(len(passed), 'output')}",
-            passed, console,
-        )  # fmt: skip
-        _print_list(f"{self.xfail} has patterns that match no output:", unmatched, console)
+        if passed:
+            number = counted(len(passed), "output")
+            title = f"passed, although {self.xfail} expects a failure: {number}"
+            _print_list(title, passed, console)
+        if unmatched:
+            _print_list(f"{self.xfail} has patterns that match no output:", unmatched, console)
         if before is not None:
-            if not number and not results.interrupted:
+            if not compared and not results.interrupted:
                 raise ArgumentValueError(
                     "--baseline", "has no output of this run", came=str(self.baseline),
                     accepted="a report with the operation, types, tier and seed of the run",
                 )  # fmt: skip
-            text = f"{number} of {len(results.verdicts)} outputs are in {self.baseline}"
-            console.print(f"{text}; {len(failed)} are worse", highlight=False, soft_wrap=True)
-            _print_list("worse:", list(map(before.change, failed)), console)
+            title = f"{compared} of {len(results.verdicts)} outputs are in {self.baseline}"
+            changes = [before.change(each) for each in failed]
+            _print_list(f"{title}; {len(failed)} worse", changes, console)
         if self.show:
             report.show_case(results, console)
         if self.json is not None:
@@ -144,11 +145,9 @@ class _Reports:
 
 
 def _print_list(title: str, lines: list[str], console: Console) -> None:
-    """Print the first lines below a title, unless there are none."""
+    """Print the first lines below a title."""
     from backnorm.conformance.verify._report import NAMED
 
-    if not lines:
-        return
     more = len(lines) - NAMED
     shown = [f"  {line}" for line in lines[:NAMED]] + [f"  and {more} more"] * (more > 0)
     text = "\n".join([title, *shown])

@@ -51,7 +51,7 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
     console.print()
     console.print(_summary(results, found), highlight=False)
     for line in _reasons(results):
-        console.print(f"  {line}", highlight=False, markup=False)
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     nothing = list(dict.fromkeys(v.case for v in results.verdicts if v.status == "proves_nothing"))
     for case in nothing[:NAMED]:
         console.print(f"  {case} proves nothing: every wrong formula passes", highlight=False)
