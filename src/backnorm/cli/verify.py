@@ -36,7 +36,10 @@ Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
 AtLeast = Annotated[Rung, typer.Option(help="An output worse than this rung is a finding.")]
 Xfail = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Expected failures, one per line: pattern  # reason."),
+    typer.Option(
+        metavar="FILE",
+        help="Expected failures, a line each: glob of CASE or CASE/OUTPUT  # reason.",
+    ),
 ]
 Baseline = Annotated[
     Path | None,
