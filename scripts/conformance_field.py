@@ -127,7 +127,7 @@ def _subject(contestant: Contestant) -> dict[str, Any]:
         "refused": sorted({v.text for v in results.verdicts if v.status == "refused"}),
         "cells": _cells(results),
         "findings": [
-            {"says": each.says, "cases": each.cases, "reproduce": prefix + each.reproduce}
+            {"says": each.says, "cases": len(each.cases), "reproduce": prefix + each.reproduce}
             for each in findings(results)
         ],
     }

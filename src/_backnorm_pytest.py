@@ -64,6 +64,7 @@ class _Run:
         self._job, self._config = job, config
         self._verdicts: dict[tuple[str, str], Any] | None = None
         self.is_judged = False
+        self.findings: list[Any] = []
 
     def verdict(self, key: tuple[str, str]) -> Any:
         """Return the verdict on an output of a case."""
@@ -79,9 +80,10 @@ class _Run:
                 pytest.exit(f"--backnorm: {error}", pytest.ExitCode.USAGE_ERROR)
             self._verdicts = {(v.case, v.output): v for v in results.verdicts}
             self.is_judged = any(v.is_judged for v in results.verdicts)
+            self.findings = findings(results, self._config.getoption("--backnorm-at-least"))
             report = self._config.getoption("--backnorm-report")
             if report is not None:
-                Path(report).write_text(as_json(results, findings(results)))
+                Path(report).write_text(as_json(results, self.findings))
         return self._verdicts.get(key)
 
 
@@ -95,6 +97,7 @@ class _Item(pytest.Item):
     def runtest(self) -> None:
         """Fail if the output is worse than the rung."""
         from backnorm.conformance.ladder import is_at_least
+        from backnorm.conformance.verify.findings import sentence
 
         verdict = self._run.verdict(self._key)
         if verdict is None:
@@ -105,9 +108,9 @@ class _Item(pytest.Item):
             pytest.skip(verdict.text)
         at_least = self.config.getoption("--backnorm-at-least")
         if not is_at_least(verdict.status, at_least):
-            text = verdict.text
+            text = sentence(verdict, self._run.findings)
             if verdict.grade is not None:
-                text = f"error {verdict.grade.ulp:.4g} ulp at {verdict.grade.where}"
+                text += f"; error {verdict.grade.ulp:.4g} ulp at {verdict.grade.where}"
             raise AssertionError(f"{self._key[1]} is {verdict.status}: {text}")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> str:

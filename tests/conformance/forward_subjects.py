@@ -150,7 +150,7 @@ WRONG = {
     "reversed_elements": "elements-permuted",
     "last_not_written": "partly-written",
     "cached": "stale",
-    "writes_input": "crash",
+    "writes_input": "changed_input",
     "one_pass": "variance-wrong",
 }
 

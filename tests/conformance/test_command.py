@@ -96,7 +96,10 @@ def test_verify_command_that_fails_is_a_finding(mistake, status, text, tmp_path)
 
 @pytest.mark.parametrize(
     ("command", "text"),
-    [("ls {inputs}", "must be a command"), ("no-such {inputs} {outputs}", "no such program")],
+    [
+        ("ls {inputs}", r"^SUBJECT: must be a command with {inputs} and {outputs}; got ls"),
+        ("no-such {inputs} {outputs}", "^SUBJECT: no such program; got no-such$"),
+    ],
 )
 def test_verify_words_that_are_no_command_are_bad_usage(command, text):
     with pytest.raises(ArgumentValueError, match=text):

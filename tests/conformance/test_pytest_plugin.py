@@ -131,6 +131,7 @@ def test_plugin_with_a_subject_has_a_test_for_each_output(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1
     assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "dbeta is wrong: dbeta is multiplied by s; error " in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["findings"][0]["id"] == "dbeta-s"
 
 

@@ -11,15 +11,16 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS, Grade
-from backnorm.conformance.verify._expected import fails
+from backnorm.conformance.verify._expected import Baseline, fails
 from backnorm.conformance.verify._peers import missing_package
-from backnorm.conformance.verify._report import as_junit, as_markdown, show_case
+from backnorm.conformance.verify._report import as_junit, as_markdown, show, show_case
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.run import STATUSES, Job, Results, Verdict, verify
@@ -31,7 +32,7 @@ from .wrong_subjects import WRONG
 
 HERE = Path(__file__).parent
 WRONG_FILE = HERE / "wrong_subjects.py"
-QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_beyond"]
+QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_beyond", "writes_input"]
 SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
 
 ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
@@ -94,8 +95,12 @@ def test_subject_of_package_that_is_missing_names_it(monkeypatch):
 
 def test_verify_subject_that_ends_processes_leaves_cases_in_order():
     selection = Selection(dtypes=("float32",))
-    results, _ = found_in(f"{WRONG_FILE}:reads_beyond", selection)
-    assert counts(results)["not_run"]
+    results, found = found_in(f"{WRONG_FILE}:reads_beyond", selection)
+    number = counts(results)["not_run"] // 3
+    console = Console(file=io.StringIO(), width=200)
+    show(results, found, console)
+    text = f"\n  not run in {number} cases: the subject ended 8 processes in a row\n"
+    assert text in console.file.getvalue()
     found = list(dict.fromkeys(verdict.case for verdict in results.verdicts))
     assert found == [case.name for case in selected(selection)]
 
@@ -123,6 +128,10 @@ def test_verify_json_names_finding_and_verdicts(tmp_path):
     assert read["counts"]["wrong"] == 2
     assert {v["output"] for v in read["verdicts"]} == {"dx", "dgamma", "dbeta"}
     assert 'failures="2"' in (tmp_path / "junit.xml").read_text()
+    assert 'message="dbeta is multiplied by s"' in (tmp_path / "junit.xml").read_text()
+    wrong = next(each for each in read["verdicts"] if each["status"] == "wrong")
+    got, exact = (float.fromhex(wrong[name]) for name in ("got", "exact"))
+    assert abs(got - exact) / wrong["ulp"] == pytest.approx(np.spacing(np.float32(abs(exact))))
 
 
 def test_verify_json_is_what_the_schema_says(tmp_path):
@@ -153,7 +162,7 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
 
 def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
     expected, junit = tmp_path / "expected.txt", tmp_path / "junit.xml"
-    expected.write_text("*/dbeta  # dbeta is known to be wrong\n*-NXC/dx  # and dx\n")
+    expected.write_text("*/dbeta # dbeta is known to be wrong\n*-NXC/dx # and\nno-case # none\n")
     done = CliRunner().invoke(
         app,
         ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
@@ -161,7 +170,8 @@ def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "4 outputs judged: 4 passed, 2 expected to fail; 0 findings" in done.output
-    assert "expects a failure: 1 output" in done.output.replace("\n", " ")
+    assert "expects a failure: 1 output\n  diagnostic-float32-float32-NXC/dx\n" in done.output
+    assert "expected.txt has patterns that match no output:\n  no-case\n" in done.output
     assert 'failures="0" skipped="2"' in junit.read_text()
     assert 'skipped message="dbeta is known to be wrong"' in junit.read_text()
 
@@ -176,11 +186,57 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert 'failures="0" skipped="1"' in junit.read_text()
+    assert "\nknown: dbeta is multiplied by s  [1 of 1 cases]" in done.output
+    assert "; 0 findings, 1 known\n" in done.output
+    assert f"3 of 3 outputs are in {report}; 0 worse\n" in done.output
+    others = [*case[:2], "--only", "diagnostic-float32-float32-N*"]
+    done = CliRunner().invoke(app, ["verify", subject, *others, "--baseline", report])
+    assert done.exit_code == 1
+    assert f"3 of 6 outputs are in {report}; 1 worse\n" in done.output
+    assert "\n  diagnostic-float32-float32-NXC/dbeta: not in it -> wrong\n" in done.output
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_worse"),
+    [
+        ("exact", "serial", True),
+        ("serial", "exact", False),
+        ("exact", "refused", True),
+        ("float32", "not_run", True),
+        ("exact", "proves_nothing", False),
+        ("exact", "expected_to_fail", False),
+        ("refused", "wrong", True),
+        ("wrong", "wrong", False),
+        ("crash", "wrong", False),
+        ("wrong", "crash", True),
+        (None, "wrong", True),
+        (None, "refused", False),
+        (None, "serial", False),
+    ],
+)
+def test_baseline_worse_status_is_worse(before, now, is_worse):
+    verdict = Verdict("a-case", "dx", "float32", "NCX", now)
+    baseline = Baseline(0, {} if before is None else {("a-case", "dx"): before}, ())
+    assert baseline.is_worse(verdict) == is_worse
+
+
+@pytest.mark.parametrize("options", [["--seed", "1"], ["--dtypes", "bfloat16"]])
+def test_verify_baseline_of_other_outputs_is_bad_usage(options, tmp_path):
+    report = str(tmp_path / "report.json")
+    case = ["--only", "diagnostic-*-NCX"]
+    done = CliRunner().invoke(
+        app, ["verify", "backnorm", *case, "--dtypes", "float32", "--json", report]
+    )
+    assert done.exit_code == 0
+    options = ["--dtypes", "float32", *options]
+    done = CliRunner().invoke(app, ["verify", "backnorm", *case, *options, "--baseline", report])
+    assert done.exit_code == 2
+    assert f"--baseline: has no output of this run; got {report}; expected" in done.stderr
 
 
 def test_junit_output_below_the_worst_accepted_rung_is_a_failure():
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", s) for s in ("float32", "serial", "hang")]
-    text = as_junit(Results(Job("subject"), verdicts), lambda v: fails(v, "float32"))
+    text = as_junit(Results(Job("subject"), verdicts), [], lambda v: fails(v, "float32"))
     assert 'failures="2" skipped="0"' in text
 
 
@@ -189,6 +245,23 @@ def test_table_cell_shows_every_fault():
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
     assert "| dx | WRONG, NONFINITE |" in as_markdown(Results(Job("subject"), verdicts), [])
     assert "| dx | serial |" in as_markdown(Results(Job("subject"), verdicts[:2]), [])
+
+
+def test_table_cell_shows_expected_failures_beside_rungs():
+    statuses = "exact", "float32", "expected_to_fail"
+    verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
+    text = as_markdown(Results(Job("subject"), verdicts), [])
+    assert "| dx | float32, expected to fail |" in text
+    text = as_markdown(Results(Job("subject"), verdicts[2:]), [])
+    assert "| dx | expected to fail |" in text
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit", "--markdown", "--html"])
+def test_verify_report_file_of_several_subjects_is_bad_usage(option, tmp_path):
+    done = CliRunner().invoke(app, ["verify", "no:f", "no:g", option, str(tmp_path / "report")])
+    assert done.exit_code == 2
+    assert f"error: {option}: must be used with one subject; got 2 subjects" in done.stderr
+    assert not (tmp_path / "report").exists()
 
 
 @pytest.mark.parametrize("line", ["*/dbeta # known until 2027-03-01", "*/dbeta # until: 2027"])
@@ -210,7 +283,8 @@ def test_verify_baseline_that_the_report_overwrites_is_read_before(tmp_path):
     subject = f"{tmp_path / 'kernel.py'}:f"
     done = CliRunner().invoke(app, ["verify", subject, *case, "--baseline", report])
     assert done.exit_code == 1
-    assert "3 outputs are worse" in done.stdout.replace("\n", " ")
+    assert f"3 of 3 outputs are in {report}; 3 worse\n" in done.stdout
+    assert "\n  diagnostic-float32-float32-NCX/dbeta: exact -> not_written\n" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["not JSON", "[]", "{}", '{"verdicts": [1]}'])
@@ -242,6 +316,12 @@ def test_verify_unknown_subject_is_bad_usage():
     assert done.exit_code == 2
 
 
+def test_verify_pattern_without_a_case_is_bad_usage_that_says_how_to_find_one():
+    done = CliRunner().invoke(app, ["verify", "backnorm", "--only", "realistic"])
+    assert done.exit_code == 2
+    assert "expected globs such as 'realistic*'; backnorm cases list prints" in done.stderr
+
+
 def test_verify_nothing_judged_fails(tmp_path):
     refuses = tmp_path / "refuses.py"
     refuses.write_text("def backward(*a, **k):\n    raise ValueError('unsupported')\n")
@@ -254,7 +334,10 @@ def test_verify_nothing_judged_fails(tmp_path):
     reason = "refused in 2 cases: ValueError: unsupported"
     assert reason in done.output
     assert f"- {reason}" in (tmp_path / "report.md").read_text()
-    assert 'skipped message="ValueError: unsupported"' in (tmp_path / "junit.xml").read_text()
+    assert (
+        'skipped message="ValueError: unsupported (refuses.py:2)"'
+        in (tmp_path / "junit.xml").read_text()
+    )
 
 
 def finding_ids(folder, body, selection=ONE):
@@ -311,7 +394,8 @@ def test_show_case_prints_the_error_of_the_element_that_it_names():
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return {}['dx']", "KeyError: 'dx'"),
+        ("return {}['dx']", "KeyError: 'dx' (mine.py:4)"),
+        ("__import__('string').Template('$dx').substitute()", "KeyError: 'dx' (mine.py:4)"),
         ("dx.nothing", "AttributeError: "),
         ("raise RecursionError", "RecursionError"),
         ("import no_such_module", "ModuleNotFoundError: "),
@@ -323,6 +407,45 @@ def test_verify_exception_that_is_no_refusal_is_a_finding(body, text, tmp_path):
     ids, [says] = finding_ids(tmp_path, body)
     assert ids == {"error"}
     assert text in says
+
+
+def test_verify_input_that_is_written_in_place_is_a_finding_with_its_name(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def backward(x, dy, mean, *rest, **options):\n"
+        "    dy -= dy.mean()\n"
+        "    return dy.copy(), mean, mean\n"
+    )
+    results, found = found_in(f"{tmp_path / 'mine.py'}:backward", ONE)
+    assert "the subject writes to an input: dy" in [finding.says for finding in found]
+    assert {v.status for v in results.verdicts} == {"changed_input"}
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax (mine.py, line 1)"),
+        ("\n1 / 0", "ZeroDivisionError: division by zero (mine.py:2)"),
+        ("import no_such", "ModuleNotFoundError: No module named 'no_such' (mine.py:1)"),
+    ],
+)
+def test_verify_subject_that_cannot_be_imported_has_the_line(code, text, tmp_path):
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(ArgumentValueError, match=r"^SUBJECT: cannot be imported; ") as raised:
+        verify(Job(f"{tmp_path / 'mine.py'}:f", ONE))
+    assert str(raised.value).endswith(f"; {text}")
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "text"),
+    [
+        ("./mine.so:f", {"operation": "forward"}, "--operation: must be backward for a function"),
+        ("jax", {"operation": "forward"}, "SUBJECT: unknown; got 'jax'; expected module:function"),
+        ("no_such:f", {}, "SUBJECT: no such module; got no_such; expected module:function"),
+    ],
+)
+def test_verify_subject_that_is_not_accepted_is_an_error_without_an_import(subject, options, text):
+    with pytest.raises(ArgumentValueError, match=f"^{text}"):
+        verify(Job(subject, Selection(**options)))
 
 
 @pytest.mark.parametrize(

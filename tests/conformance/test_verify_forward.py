@@ -59,6 +59,18 @@ def test_verify_wrong_forward_is_found_and_named(name):
     assert counts(results)["judged"]
 
 
+def test_verify_y_that_is_beta_for_each_x_is_not_stale(tmp_path):
+    subject = tmp_path / "mine.py"
+    subject.write_text(
+        "from backnorm import batch_norm_forward\n"
+        "def f(*inputs, **options):\n"
+        "    return batch_norm_forward(*inputs, **options)[0], None, None\n"
+    )
+    selection = Selection(dtypes=("float32",), only=("one-element-*",), operation="forward")
+    results = verify(Job(f"{subject}:f", selection))
+    assert {v.status for v in results.verdicts if v.output == "y"} <= {*RUNGS, "proves_nothing"}
+
+
 @pytest.mark.parametrize("name", quick(RIGHT, QUICK_RIGHT))
 def test_verify_right_forward_is_on_its_rung_or_a_better_one(name):
     results, found = found_in(name)

@@ -171,7 +171,7 @@ WRONG |= {
     "right_first": "not_repeatable",
     "right_for_ncx": "indexing",
     "right_of_expected": "dgamma-zero",
-    "writes_input": "crash",
+    "writes_input": "changed_input",
     "reads_beyond": "crash",
     "noisy": "not_repeatable",
     "never_returns": "hang",

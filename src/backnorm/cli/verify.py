@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,13 +26,20 @@ Tier = Annotated[
 ]
 Dtypes = Annotated[str, typer.Option(help="Element types, separated by commas.")]
 Layouts = Annotated[str, typer.Option(help="Layouts: NCX, NXC.")]
-Only = Annotated[list[str] | None, typer.Option(help="Only cases whose names match; repeatable.")]
-Skip = Annotated[list[str] | None, typer.Option(help="Skip cases whose names match; repeatable.")]
+Only = Annotated[
+    list[str] | None, typer.Option(help="Only cases whose names match the glob; repeatable.")
+]
+Skip = Annotated[
+    list[str] | None, typer.Option(help="Skip cases whose names match the glob; repeatable.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
 AtLeast = Annotated[Rung, typer.Option(help="An output worse than this rung is a finding.")]
 Xfail = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Expected failures, one per line: pattern  # reason."),
+    typer.Option(
+        metavar="FILE",
+        help="Expected failures, a line each: glob of CASE or CASE/OUTPUT  # reason.",
+    ),
 ]
 Baseline = Annotated[
     Path | None,
@@ -93,38 +102,59 @@ class _Reports:
         judged = counts(results)["judged"]
         # Read the baseline first, because a report may overwrite it.
         before = None if self.baseline is None else expected.read_baseline(self.baseline)
-        passed = 0
+        passed, unmatched = list[str](), list[str]()
         if self.xfail is not None:
             known = expected.read_expectations(self.xfail)
-            results, passed = expected.with_expected(results, known, self.at_least)
+            results, passed, unmatched = expected.with_expected(results, known, self.at_least)
 
-        def fails(verdict: Any) -> bool:
-            if before is None:
-                return expected.fails(verdict, self.at_least)
-            return expected.is_new(verdict, before)
-
+        fails: Callable[[Any], bool] = partial(expected.fails, at_least=self.at_least)
         found = findings(results, self.at_least)
+        failed: list[Any] = found
+        if before is not None:
+            fails, compared = before.is_worse, before.number(results)
+            failed = [verdict for verdict in results.verdicts if fails(verdict)]
+            found = [
+                replace(each, known=bool(compared) and (not failed or each.id in before.findings))
+                for each in found
+            ]
         report.show(results, found, console)
         if passed:
-            console.print(
-                f"passed, although {self.xfail} expects a failure: {counted(passed, 'output')}"
-            )
+            number = counted(len(passed), "output")
+            title = f"passed, although {self.xfail} expects a failure: {number}"
+            _print_list(title, passed, console)
+        if unmatched:
+            _print_list(f"{self.xfail} has patterns that match no output:", unmatched, console)
+        if before is not None:
+            if not compared and not results.interrupted:
+                raise ArgumentValueError(
+                    "--baseline", "has no output of this run", came=str(self.baseline),
+                    accepted="a report with the operation, types, tier and seed of the run",
+                )  # fmt: skip
+            title = f"{compared} of {len(results.verdicts)} outputs are in {self.baseline}"
+            changes = [before.change(each) for each in failed]
+            _print_list(f"{title}; {len(failed)} worse", changes, console)
         if self.show:
             report.show_case(results, console)
         if self.json is not None:
             text = report.as_json(results, found)
             sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
         if self.junit is not None:
-            self.junit.write_text(report.as_junit(results, fails))
+            self.junit.write_text(report.as_junit(results, found, fails))
         if self.markdown is not None:
             self.markdown.write_text(report.as_markdown(results, found))
         if self.html is not None:
             console.save_html(str(self.html))
-        if before is not None:
-            new = [verdict for verdict in results.verdicts if fails(verdict)]
-            console.print(f"{len(new)} outputs are worse than in {self.baseline}")
-            return bool(new) or not judged
-        return bool(found) or not judged
+        return bool(failed) or not judged
+
+
+def _print_list(title: str, lines: list[str], console: Console) -> None:
+    """Print the first lines below a title."""
+    from backnorm.conformance.verify._report import NAMED
+
+    more = len(lines) - NAMED
+    shown = [f"  {line}" for line in lines[:NAMED]] + [f"  and {more} more"] * (more > 0)
+    text = "\n".join([title, *shown])
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_schema(wanted: bool) -> None:
@@ -208,7 +238,7 @@ def verify(
 ) -> None:
     """Judge implementations of the backward pass, or of the forward pass in training.
 
-    Each implementation runs in its own process, on read-only inputs between unreadable pages. Exit
+    Each implementation runs in its own process, on inputs between unreadable pages. Exit
     status: 0 no finding, 1 a finding or nothing judged, 2 bad usage.
     """
     from backnorm.conformance.verify.run import Job
@@ -228,6 +258,12 @@ def verify(
         )
     if command and operation != "backward":
         raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
+    files = {"--junit": junit, "--markdown": markdown, "--html": html}
+    files |= {} if json == Path("-") else {"--json": json}
+    for option, path in files.items():
+        if path is not None and len(subjects) > 1:
+            came = f"{len(subjects)} subjects"
+            raise ArgumentValueError(option, "must be used with one subject", came=came)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     reports.check()
     console, failed = reports.console(), False

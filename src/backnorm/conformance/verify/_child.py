@@ -33,6 +33,7 @@ from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.operations import operation_of
 from backnorm.conformance.verify.subjects import described, is_refusal, subject_of
+from backnorm.errors import ArgumentError
 
 # The subject is not called again on larger inputs, because that would take minutes.
 _REPEATED = 1 << 22
@@ -52,16 +53,22 @@ class Runner:
         self.folder = Path(job["folder"])
         self.memory = job["memory"] << 20
         self.say(event="import")
-        self.subject: Any = (
-            OfCommand(job["subject"])
-            if job["command"]
-            else subject_of(
-                job["subject"],
-                dialect=job["dialect"],
-                op=job["op"],
-                operation=job["selection"]["operation"],
+        try:
+            self.subject: Any = (
+                OfCommand(job["subject"])
+                if job["command"]
+                else subject_of(
+                    job["subject"],
+                    dialect=job["dialect"],
+                    op=job["op"],
+                    operation=job["selection"]["operation"],
+                )
             )
-        )
+        except ArgumentError as error:
+            self.say(event="unusable", error=error.parts())
+            sys.exit(1)
+        except Exception as error:
+            sys.exit(described(error))
         self.say(event="ready")
 
     def say(self, **event: Any) -> None:
@@ -76,7 +83,8 @@ class Runner:
             if case.repeats > 1:
                 outputs, again, faults = self._of_huge(case), None, list[str]()
             else:
-                outputs, again, faults = self._outputs(_inputs(case), case)
+                inputs = {n: None if a is None else Guarded(a) for n, a in case.inputs.items()}
+                outputs, again, faults = self._outputs(inputs, case)
         except CommandError as error:
             self.say(event="crash", case=case.name, text=str(error))
             return
@@ -119,19 +127,19 @@ class Runner:
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
-            f"changed_input {n}"
+            f"changed_input: {n}"
             for n, g in inputs.items()
             if g is not None and before[n] != g.array.tobytes()
         ]
         size = case.data.x.size
-        if not size or size > _REPEATED:
+        if faults or not size or size > _REPEATED:
             return first, None, faults
         # Call again with -dy (or -x) in the same buffers: the results must be others.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
-        _negate(varied)
+        np.negative(varied.array, out=varied.array)
         second = self._called(inputs, case)
-        _negate(varied)
+        np.negative(varied.array, out=varied.array)
         third = self._called(inputs, case)
         if not _same(first, third):
             return first, third, faults
@@ -170,20 +178,6 @@ class Runner:
         if outside:
             raise WroteOutsideError(f"wrote outside of {outside[0]}")
         return {name: array.copy() for name, array in found.items()}
-
-
-def _inputs(case: Case) -> dict[str, Guarded | None]:
-    guarded = {n: None if a is None else Guarded(a) for n, a in case.inputs.items()}
-    for memory in guarded.values():
-        if memory is not None:
-            memory.lock()
-    return guarded
-
-
-def _negate(memory: Guarded) -> None:
-    memory.unlock()
-    memory.array[...] = -memory.array
-    memory.lock()
 
 
 def _same(one: dict[str, np.ndarray | None], other: dict[str, np.ndarray | None]) -> bool:

@@ -32,12 +32,9 @@ class OfCommand:
     def __init__(self, command: str) -> None:
         self._words = shlex.split(command)
         if not all(any(f"{{{name}}}" in w for w in self._words) for name in ("inputs", "outputs")):
-            raise ArgumentValueError(
-                "SUBJECT",
-                "must be a command",
-                came=command,
-                accepted="words with {inputs}, {outputs}",
-            )
+            # Errors replace single braces.
+            problem = "must be a command with {{inputs}} and {{outputs}}"
+            raise ArgumentValueError("SUBJECT", problem, came=command)
         if shutil.which(self._words[0]) is None:
             raise ArgumentValueError("SUBJECT", "no such program", came=self._words[0])
 

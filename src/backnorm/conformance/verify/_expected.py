@@ -6,11 +6,12 @@ import datetime
 import fnmatch
 import json
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
-from backnorm.conformance.verify.run import Results, Verdict
+from backnorm.conformance.verify.run import STATUSES, Results, Status, Verdict
 from backnorm.errors import ArgumentValueError
 
 
@@ -80,26 +81,59 @@ def fails(verdict: Verdict, at_least: Rung) -> bool:
 
 def with_expected(
     results: Results, expectations: list[Expectation], at_least: Rung
-) -> tuple[Results, int]:
-    """Return the results with expected failures marked, and how many outputs passed unexpectedly.
+) -> tuple[Results, list[str], list[str]]:
+    """Return the results with expected failures marked, and what was not as expected.
 
-    An expected failure gets the status "expected_to_fail", and its reason as text.
+    An expected failure gets the status "expected_to_fail", and its reason as text. The lists have
+    the outputs that passed unexpectedly, and the patterns that match no output.
     """
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    verdicts, passed = [], 0
+    verdicts, passed, unmatched = [], [], [each.pattern for each in expectations]
     for verdict in results.verdicts:
-        reasons = [each.reason for each in expectations if each.matches(verdict, today)]
-        if reasons and fails(verdict, at_least):
-            known = replace(verdict, status="expected_to_fail", text=reasons[0], grade=None)
-            verdicts.append(known)
+        matching = [each for each in expectations if each.matches(verdict, today)]
+        unmatched = [each for each in unmatched if each not in {m.pattern for m in matching}]
+        if matching and fails(verdict, at_least):
+            reason = matching[0].reason
+            verdicts.append(replace(verdict, status="expected_to_fail", text=reason, grade=None))
         else:
-            passed += bool(reasons) and verdict.is_judged
+            if matching and verdict.is_judged:
+                passed.append(f"{verdict.case}/{verdict.output}")
             verdicts.append(verdict)
-    return replace(results, verdicts=verdicts), passed
+    return replace(results, verdicts=verdicts), passed, unmatched
 
 
-def read_baseline(path: Path) -> dict[tuple[str, str], str]:
-    """Return the statuses of an earlier report by case and output.
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An earlier report: its seed, the statuses by case and output, and the ids of findings."""
+
+    seed: int
+    statuses: Mapping[tuple[str, str], Status]
+    findings: Collection[str]
+
+    def number(self, results: Results) -> int:
+        """Return how many outputs of a run the report has."""
+        if results.job.selection.seed != self.seed:
+            return 0
+        return sum((each.case, each.output) in self.statuses for each in results.verdicts)
+
+    def change(self, verdict: Verdict) -> str:
+        """Return a line with the output of a verdict, and both statuses."""
+        before = self.statuses.get((verdict.case, verdict.output), "not in it")
+        return f"{verdict.case}/{verdict.output}: {before} -> {verdict.status}"
+
+    def is_worse(self, verdict: Verdict) -> bool:
+        """Whether the status of a verdict is worse, or a failure that the report does not have."""
+        before = self.statuses.get((verdict.case, verdict.output))
+        if before is None:
+            return verdict.is_judged and verdict.status not in RUNGS
+        # An output is no worse if the rest of its case became right.
+        if verdict.status in ("proves_nothing", "expected_to_fail"):
+            return False
+        return STATUSES.index(verdict.status) > STATUSES.index(before)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Return the baseline in a file.
 
     Raises
     ------
@@ -108,17 +142,10 @@ def read_baseline(path: Path) -> dict[tuple[str, str], str]:
     """
     try:
         report = json.loads(path.read_text())
-        return {(each["case"], each["output"]): each["status"] for each in report["verdicts"]}
+        statuses = {(each["case"], each["output"]): each["status"] for each in report["verdicts"]}
+        if not set(statuses.values()) <= set(STATUSES):
+            raise ValueError
+        return Baseline(report["seed"], statuses, {each["id"] for each in report["findings"]})
     except (ValueError, LookupError, TypeError) as error:
         message = "must be a report of --json"
         raise ArgumentValueError("--baseline", message, came=str(path)) from error
-
-
-def is_new(verdict: Verdict, baseline: dict[tuple[str, str], str]) -> bool:
-    """Whether a verdict is worse than that of the baseline."""
-    before = baseline.get((verdict.case, verdict.output))
-    if before == verdict.status:
-        return False
-    if verdict.status in RUNGS:
-        return before in RUNGS and RUNGS.index(verdict.status) > RUNGS.index(before)
-    return verdict.is_judged

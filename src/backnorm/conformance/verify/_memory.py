@@ -1,7 +1,7 @@
 """Arrays between unreadable pages.
 
-An access beyond an array ends the process, and so does writing to an input. The bytes between an
-array and the pages are canaries: all bits are set, which is NaN in every element type.
+An access beyond an array ends the process. The bytes between an array and the pages are canaries:
+all bits are set, which is NaN in every element type.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import mmap
 import numpy as np
 
 _LINE = 64
-_NONE, _READ, _BOTH = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -47,24 +46,11 @@ class Guarded:
         if not fill:
             self.array[...] = values
         base = whole.ctypes.data
-        self._protect(base, page, _NONE)
-        self._protect(base + page + self._room, page, _NONE)
-        self._first = base + page
-
-    def lock(self) -> None:
-        """Make the array read-only: writing to it ends the process."""
-        self._protect(self._first, self._room, _READ)
-
-    def unlock(self) -> None:
-        """Make the array writable."""
-        self._protect(self._first, self._room, _BOTH)
+        for address in (base, base + page + self._room):
+            if _libc.mprotect(address, page, 0):
+                raise OSError(ctypes.get_errno(), f"mprotect of {page} bytes")
 
     def holds_canaries(self) -> bool:
         """Whether the bytes around the array are unchanged."""
         around = self._bytes[: self._start], self._bytes[self._end :]
         return all(bool((part == 0xFF).all()) for part in around)
-
-    @staticmethod
-    def _protect(address: int, size: int, protection: int) -> None:
-        if _libc.mprotect(address, size, protection):
-            raise OSError(ctypes.get_errno(), f"mprotect of {size} bytes")

@@ -16,12 +16,14 @@ from rich.text import Text
 import backnorm
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
-from backnorm.conformance.verify.findings import Finding, counts
+from backnorm.conformance.verify.findings import Finding, counts, sentence
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Verdict
 
 _LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
 
 FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
+#: The most reasons, cases or outputs that a list names.
+NAMED = 5
 
 
 def show(results: Results, found: Sequence[Finding], console: Console) -> None:
@@ -39,32 +41,41 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
     console.print(_LEGEND, highlight=False, soft_wrap=True)
     for finding in found:
         console.print()
-        where = f"{finding.cases} of {finding.of} cases"
-        console.print(
-            Text(finding.says, style="bold"), Text(f"  [{where}]"), sep="", highlight=False
-        )
+        where = f"{len(finding.cases)} of {finding.of} cases"
+        says = f"known: {finding.says}" if finding.known else Text(finding.says, style="bold")
+        console.print(says, Text(f"  [{where}]"), sep="", highlight=False, markup=False)
         if finding.evidence:
             console.print(f"  {_evidence(finding)}", highlight=False)
         if finding.reproduce:
             console.print(f"  {finding.reproduce}", highlight=False, soft_wrap=True)
     console.print()
     console.print(_summary(results, found), highlight=False)
-    for line in _refusals(results):
-        console.print(f"  {line}", highlight=False, markup=False)
+    for line in _reasons(results):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     nothing = list(dict.fromkeys(v.case for v in results.verdicts if v.status == "proves_nothing"))
-    for case in nothing[:5]:
+    for case in nothing[:NAMED]:
         console.print(f"  {case} proves nothing: every wrong formula passes", highlight=False)
     if results.interrupted:
         console.print("interrupted: the cases that are missing were not judged")
 
 
-def _refusals(results: Results) -> list[str]:
-    """Return a line for each of the first five reasons of refusals."""
-    refused = [v for v in results.verdicts if v.status == "refused"]
-    return [
-        f"refused in {len({v.case for v in refused if v.text == text})} cases: {text}"
-        for text in sorted({v.text for v in refused})[:5]
-    ]
+def _reasons(results: Results) -> list[str]:
+    """Return a line for each of the first reasons of outputs that were refused or not run."""
+    lines = []
+    for status in ("refused", "not_run"):
+        cases: dict[str, set[str]] = {}
+        for verdict in results.verdicts:
+            if verdict.status == status:
+                cases.setdefault(verdict.text, set()).add(verdict.case)
+        lines += [
+            f"{status.replace('_', ' ')} in {_counted(len(cases[text]), 'case')}: {text}"
+            for text in sorted(cases)[:NAMED]
+        ]
+    return lines
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _table(results: Results) -> Table:
@@ -93,8 +104,10 @@ def _cell(results: Results, output: str, dtype: str, layout: str) -> Text:
     if faults:
         return Text(", ".join(faults).upper().replace("_", " "), style="bold red")
     judged = [status for status in ordered if status not in UNJUDGED]
-    worst = (judged or ordered)[-1:]
-    return Text("".join(worst).replace("_", " "))
+    shown = (judged or ordered)[-1:]
+    if judged and "expected_to_fail" in ordered:
+        shown.append("expected_to_fail")
+    return Text(", ".join(shown).replace("_", " "))
 
 
 def _evidence(finding: Finding) -> str:
@@ -105,14 +118,15 @@ def _evidence(finding: Finding) -> str:
 
 
 def _summary(results: Results, found: Sequence[Finding]) -> str:
-    known = counts(results)
+    numbers = counts(results)
     rest = [
         f"{n} {'in cases that prove nothing' if s == 'proves_nothing' else s.replace('_', ' ')}"
-        for s, n in known.items()
+        for s, n in numbers.items()
         if s not in ("judged", "passed", *RUNGS)
     ]
-    parts = [f"{known['judged']} outputs judged: {known['passed']} passed", *rest]
-    total = f"{len(found)} finding{'s' * (len(found) != 1)}"
+    parts = [f"{numbers['judged']} outputs judged: {numbers['passed']} passed", *rest]
+    known = sum(each.known for each in found)
+    total = _counted(len(found) - known, "finding") + f", {known} known" * bool(known)
     return f"{', '.join(parts)}; {total}"
 
 
@@ -151,7 +165,7 @@ def as_json(results: Results, found: Sequence[Finding]) -> str:
                 "id": each.id,
                 "says": each.says,
                 "outputs": list(each.outputs),
-                "cases": each.cases,
+                "cases": len(each.cases),
                 "of": each.of,
                 "first": each.first,
                 "evidence": {n: _plain(v) for n, v in each.evidence.items()},
@@ -177,7 +191,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     grade = verdict.grade
     if grade is not None:
         plain |= {
-            "worst_ulp": _plain(grade.worst_ulp),
+            "ulp": _plain(grade.ulp),
             "share": {rung: _plain(value) for rung, value in grade.share.items()},
             "where": list(grade.where),
             "got": float(grade.got).hex(),
@@ -196,12 +210,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def as_junit(results: Results, fails: Callable[[Verdict], bool]) -> str:
+def as_junit(results: Results, found: Sequence[Finding], fails: Callable[[Verdict], bool]) -> str:
     """Return the report in JUnit's format, with one test for each output of a case.
 
     Parameters
     ----------
     results : Results
+    found : sequence of Finding
     fails : callable
         Whether a verdict is a failure. Other verdicts that are no rung are skipped tests.
     """
@@ -211,7 +226,7 @@ def as_junit(results: Results, fails: Callable[[Verdict], bool]) -> str:
         test = ElementTree.SubElement(
             suite, "testcase", classname=verdict.case, name=verdict.output
         )
-        message = verdict.text or verdict.status
+        message = sentence(verdict, found)
         if fails(verdict):
             failed += 1
             ElementTree.SubElement(test, "failure", type=verdict.status, message=message)
@@ -236,9 +251,9 @@ def as_markdown(results: Results, found: Sequence[Finding]) -> str:
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")
     lines += [
-        f"- {each.says} ({each.cases} of {each.of} cases)"
+        f"- {'known: ' * each.known}{each.says} ({len(each.cases)} of {each.of} cases)"
         + f": `{each.reproduce}`" * bool(each.reproduce)
         for each in found
     ]
-    lines += ["", _summary(results, found), "", *(f"- {line}" for line in _refusals(results))]
+    lines += ["", _summary(results, found), "", *(f"- {line}" for line in _reasons(results))]
     return "\n".join(lines) + "\n"

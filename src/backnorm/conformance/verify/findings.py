@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict
 
-__all__ = ["Finding", "counts", "findings"]
+__all__ = ["Finding", "counts", "findings", "sentence"]
 
 _FAULTS = {
     "changed_input": "the subject writes to an input",
@@ -44,8 +44,8 @@ class Finding:
         The mistake as a sentence without a full stop.
     outputs : tuple of str
         The outputs that are wrong.
-    cases : int
-        The number of cases with this mistake.
+    cases : frozenset of str
+        The cases with this mistake.
     of : int
         The number of cases that were judged.
     first : str
@@ -54,16 +54,19 @@ class Finding:
         Numbers that support the finding.
     reproduce : str
         The command that reproduces it.
+    known : bool
+        Whether an earlier report has the finding.
     """
 
     id: str
     says: str
     outputs: tuple[str, ...]
-    cases: int
+    cases: frozenset[str]
     of: int
     first: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     reproduce: str = ""
+    known: bool = False
 
 
 def counts(results: Results) -> dict[str, int]:
@@ -100,6 +103,15 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     return [_with_command(finding, results, at_least) for finding in found]
 
 
+def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
+    """Return the text of a verdict, or the first finding that explains it."""
+    says = (
+        each.says for each in found
+        if verdict.case in each.cases and verdict.output in each.outputs
+    )  # fmt: skip
+    return verdict.text or next(says, verdict.status)
+
+
 def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
     """Yield the mistakes in the formula, from the diagnostic cases, with all cases they explain."""
     columns: dict[str, set[tuple[str, str]]] = {}
@@ -114,7 +126,7 @@ def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
             "-".join(diagnosis.names) or diagnosis.kind,
             says,
             tuple(o for o in results.operation.results if any(v.output == o for v in wrong)),
-            len({v.case for v in wrong}),
+            frozenset(v.case for v in wrong),
             _judged(results),
             name,
             diagnosis.evidence,
@@ -171,7 +183,7 @@ def _of_numbers(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
         where = sorted({f"{v.dtype} {v.layout}" for v, _ in pairs})
         yield Finding(
             f"{output}-{status}", f"{says} ({', '.join(where)})", (output,),
-            len({v.case for v, _ in pairs}), judged, verdict.case, evidence,
+            frozenset(v.case for v, _ in pairs), judged, verdict.case, evidence,
         )  # fmt: skip
 
 
@@ -194,11 +206,11 @@ def _unusable(results: Results) -> Iterator[Finding]:
         ]  # fmt: skip
         if not verdicts:
             continue
-        number, names = len(verdicts), [v.case for v in verdicts[:_NAMED]]
-        names += ["..."] * (number > _NAMED)
+        number, names = len(verdicts), [v.case for v in verdicts]
+        named = names[:_NAMED] + ["..."] * (number > _NAMED)
         what, _, details = verdicts[0].text.partition("; ")
-        says = f"{what} in {number} case{'s' * (number != 1)}: {', '.join(names)}; {details}"
-        yield Finding(ids[status], says, (output,), number, _judged(results), names[0])
+        says = f"{what} in {number} case{'s' * (number != 1)}: {', '.join(named)}; {details}"
+        yield Finding(ids[status], says, (output,), frozenset(names), _judged(results), names[0])
 
 
 def _faults(results: Results) -> Iterator[Finding]:
@@ -210,10 +222,10 @@ def _faults(results: Results) -> Iterator[Finding]:
                 o for o in results.operation.results if any(v.output == o for v in verdicts)
             )
             text = f"{says}: {first.text}" if status in _EVENTS else says
-            if status == "not_repeatable" and len({v.text for v in verdicts}) == 1:
+            if status not in _EVENTS and len({v.text for v in verdicts}) == 1:
                 text += first.text.removeprefix(status)
-            number = len({v.case for v in verdicts})
-            yield Finding(status, text, outputs, number, _judged(results), first.case)
+            cases = frozenset(v.case for v in verdicts)
+            yield Finding(status, text, outputs, cases, _judged(results), first.case)
 
 
 def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
@@ -226,7 +238,7 @@ def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
                 f"{output}-{worst.status}",
                 f"{output} is as accurate as {worst.status}, not {at_least}",
                 (output,),
-                len({v.case for v in verdicts}),
+                frozenset(v.case for v in verdicts),
                 _judged(results),
                 worst.case,
             )

@@ -12,6 +12,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.judge import GRADIENTS
@@ -42,6 +45,12 @@ _UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
 # Other exceptions that verify counts as refusals, with words in the names of frameworks' own.
 _REFUSALS = TypeError, ValueError, RuntimeError
 _REFUSAL_NAMES = "InvalidArgument", "InvalidGraph"
+# Files that begin with these are no user's: "<frozen importlib._bootstrap>" is one, too.
+_PACKAGES = (
+    "<",
+    str(Path(backnorm.__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+)
 
 
 class Subject(Protocol):
@@ -392,10 +401,21 @@ def _is_named(error: Exception, words: tuple[str, ...]) -> bool:
 
 
 def described(error: Exception) -> str:
-    """Return the first line of an exception, after its type unless it is RefusedError."""
-    own = isinstance(error, RefusedError)
-    text = str(error) if own else f"{type(error).__name__}: {error}"
+    """Return the first line of an exception, with its type and place unless it is RefusedError."""
+    if isinstance(error, RefusedError):
+        return _first_line(str(error))
+    return _first_line(f"{type(error).__name__}: {error}") + _place(error)
+
+
+def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:300]
+
+
+def _place(error: Exception) -> str:
+    """Return the file and the line in the last frame that is of no installed package, or ""."""
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    own = [(name, line) for name, line in frames if not name.startswith(_PACKAGES)]
+    return f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
 
 
 def _by_name(names: Any, results: Any) -> Outputs:
