@@ -2,7 +2,8 @@
 
 A number is an unevaluated sum of two float64, ``hi + lo`` with ``|lo|`` at most half a unit in
 the last place of ``hi``. The building blocks are the error-free sum of Knuth and a product after
-Dekker; see Hida, Li and Bailey, "Library for Double-Double and Quad-Double Arithmetic" (2001).
+Dekker; see Hida, Li and Bailey, "Algorithms for Quad-Double Precision Floating Point Arithmetic"
+(2001).
 
 The relative error of one operation stays below 2**-100 while no part over- or underflows. If a
 value is not finite, ``hi`` is NaN or infinity, but possibly the wrong one. Callers therefore

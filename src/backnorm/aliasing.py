@@ -54,7 +54,10 @@ def check_out(
 def _are_apart(
     out: np.ndarray, operands: Sequence[np.ndarray | None], address: Any = address_of
 ) -> bool:
-    """Whether all operands end before `out` or begin after it; all arrays are contiguous."""
+    """Whether each operand ends before `out` begins, or begins after `out` ends.
+
+    All arrays must be contiguous.
+    """
     begin = address(out)
     end = begin + out.nbytes
     for array in operands:
@@ -136,8 +139,8 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         reach += stride * (size - 1)
     else:
         return False
-    # Two overlapping elements can be shifted until their indices are 0 up to the first axis that
-    # differs. There one of them is in the first row, and the other in a later row.
+    # Two overlapping elements can be shifted until their indices before the first axis that differs
+    # are 0, and one of them has index 0 along this axis. The other has a larger index along it.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 

@@ -210,5 +210,5 @@ class Arrays(Protocol[A, P]):
         return np.asarray(channels).reshape(-1)
 
 
-#: The arrays of any framework: executables do not depend on their type.
+#: `Arrays` of any framework, whose types A and P executables do not state.
 AnyArrays = Arrays[Any, Any]

@@ -40,7 +40,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def plain(value: object) -> Text:
-    """Return `value` as text without markup or control characters."""
+    """Return `value` as text that rich prints as it is, with control characters as codes."""
     return Text(_visible(str(value)))
 
 

@@ -1,7 +1,7 @@
 """The libraries of machine code, and the functions that each exports.
 
-A *kind* is the compile-time part of a kernel: the geometry, the element type and the operation. A
-record has all other parameters. The function of a kind is
+A *kind* is the compile-time part of a kernel: geometry, element type, arithmetic, operation and
+epilogue. A record has all other parameters. The function of a kind is
 ``int64_t bn_<geometry>_<element>_<operation>(int64_t record, int64_t index)``. The kinds of one
 geometry, element type and direction are in one library, because they share most of their code.
 """

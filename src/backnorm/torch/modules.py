@@ -58,7 +58,7 @@ def alteration_of(module: torch.nn.Module) -> str | None:
     return None
 
 
-# The attribute of a fused layer's output.
+# The attribute of a fused layer's output that holds its `_origin`.
 _ORIGIN = "_backnorm_origin"
 
 

@@ -76,7 +76,7 @@ class _Channels(NamedTuple):
 
 
 class _Errors(NamedTuple):
-    """Errors of the statistics of each channel before they are rounded to the output's type.
+    """Bounds of the errors of each channel's statistics, without the rounding to the output's type.
 
     `used` is the error of the mean that is subtracted from x. The square of this error makes the
     variance larger, never smaller, so `variance` does not contain it.

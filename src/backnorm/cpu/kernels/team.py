@@ -1,6 +1,7 @@
 """The call of a stage: by the caller alone, by PyTorch's OpenMP team, or with workers of the pool.
 
-`bn_run` is the one native call of a stage. When it returns, no other thread accesses the record.
+A stage (`cpu.stage`) runs its kernel by `bn_run`, again if the time limit has passed. When `bn_run`
+returns, no other thread accesses the record.
 """
 
 from __future__ import annotations
