@@ -81,8 +81,9 @@ def check(
     }
     # Nested tensors have no shape; `_check_channels` refuses them.
     tensors = [t for t in channels.values() if isinstance(t, Tensor) and not t.is_nested]
-    if len(tensors) > 1 and len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1:
-        _check_input(input, tensors[0], allowed)
+    first, *others = tensors or [None]
+    if others and all(t.shape == first.shape and t.dtype == first.dtype for t in others):
+        _check_input(input, first, allowed)
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)

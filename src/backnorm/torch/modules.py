@@ -280,9 +280,12 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
+        # In a compiled forward nothing follows the call: if a graph breaks within the call, Dynamo
+        # would read the gradient of y, with a warning.
+        if self.activation is None or self.owns_activation or is_compiling():
+            return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
-        if self.activation is not None and not self.owns_activation and not is_compiling():
-            setattr(y, _ORIGIN, _origin(self, y))
+        setattr(y, _ORIGIN, _origin(self, y))
         return y
 
     def _normalised(
