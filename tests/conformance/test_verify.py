@@ -478,6 +478,8 @@ def test_verify_interrupted_prints_what_was_judged(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "backnorm", "verify", "slow.py:backward"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell starts background jobs with SIGINT ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     while not (tmp_path / "sleeps").exists():
         assert process.poll() is None

@@ -13,7 +13,7 @@ from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict
 
-__all__ = ["Finding", "counts", "findings", "sentence"]
+__all__ = ["Finding", "counts", "findings"]
 
 _FAULTS = {
     "changed_input": "the subject writes to an input",

@@ -35,7 +35,7 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Inputs", "Subject", "function_of", "schema_of", "subject_of"]
+__all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
