@@ -188,7 +188,7 @@ class TestHook:
             ("outside", "not computed in micro-batches, of 'linear.weight', 'linear.bias'"),
             ("too many", "up to 8196 gradients to add; expected at most 8192"),
             ("state", "state: must be None, a ProcessGroup or Repro.*'a state'"),
-            ("sparse", r"parameter of shape \(10, 4\); got torch.sparse_coo"),
+            ("sparse", r"of shape \(10, 4\) are not dense; got torch.sparse_coo"),
         ],
     )
     def test_hook_raises_in_every_process(self, name, words, results):
