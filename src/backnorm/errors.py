@@ -107,6 +107,11 @@ def described(value: object) -> str:
     return f"{shown(value)} of type {type(value).__name__}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number followed by a noun, with an "s" unless the number is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> ModuleNotFoundError:
     """Return an error that names the missing `package` of an adapter; other errors unchanged."""
     if error.name != package:

@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from backnorm.cli import progress as progress_module
 from backnorm.cli.progress import progress
-from backnorm.cli.text import counted
+from backnorm.errors import counted
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import backnorm
 from backnorm.cli.measure import check, timed, traffic
 from backnorm.cli.progress import progress
 from backnorm.cli.random_tensors import parameter_type
-from backnorm.cli.text import counted
 from backnorm.conformance.judge import Verdict
 from backnorm.dialects import registry
 from backnorm.dialects.schema import FormatSpec, OperatorSchema, TensorSpec
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
+from backnorm.errors import counted
 
 TYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
 LAYERS = ("conv8", "conv4", "dense")

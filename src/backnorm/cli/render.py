@@ -10,7 +10,8 @@ from rich.table import Table
 
 from backnorm.cli.demo import DemoReport
 from backnorm.cli.run import RunReport, TensorFacts
-from backnorm.cli.text import counted, plain
+from backnorm.cli.text import plain
+from backnorm.errors import counted
 
 _ERRORS_NOTE = (
     "ulp: largest error, in units in the last place; correct rounding has at most 0.5. budget: "

@@ -34,11 +34,6 @@ class Output(io.FileIO):
         return memoryview(data).nbytes
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number followed by a noun, with an "s" unless the number is 1."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def plain(value: object) -> Text:
     """Return `value` as text that rich prints as it is, with control characters as codes."""
     return Text(_visible(str(value)))

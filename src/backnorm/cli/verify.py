@@ -17,8 +17,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
-from backnorm.cli.text import counted
-from backnorm.errors import ArgumentValueError
+from backnorm.errors import ArgumentValueError, counted
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Tier = Annotated[

@@ -81,9 +81,9 @@ def check(
     }
     # Nested tensors have no shape; `_check_channels` refuses them.
     tensors = [t for t in channels.values() if isinstance(t, Tensor) and not t.is_nested]
-    first, *others = tensors or [None]
-    if others and all(t.shape == first.shape and t.dtype == first.dtype for t in others):
-        _check_input(input, first, allowed)
+    alike = (t.shape == tensors[0].shape and t.dtype == tensors[0].dtype for t in tensors)
+    if len(tensors) > 1 and all(alike):
+        _check_input(input, tensors[0], allowed)
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)

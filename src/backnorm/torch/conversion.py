@@ -38,7 +38,7 @@ _OURS = modules._BatchNorm, modules.FrozenLayer
 # The name of the attribute for the class that a layer had before `sync` changed it.
 _CLASS_BEFORE_SYNC = "_class_before_sync"
 # Attributes that `convert` sets and PyTorch's layers do not have.
-_OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation")
+_OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation", "marks_output")
 
 
 class ConversionWarning(UserWarning):
@@ -192,8 +192,8 @@ def convert(
         if isinstance(layer, modules.SyncBatchNorm):
             layer.name = f"layer {name!r}" if name else "the model itself"
     obstacles = fuse_sequences(model) if fuse is True else {}
-    for pair, names in zip(pairs, fuse if isinstance(fuse, list) else [], strict=True):
-        fuse_pair(*pair, names)
+    for pair in pairs:
+        fuse_pair(*pair)
     in_blocks = _fuse_blocks(model, fuse is True)
     reports = [
         LayerReport(

@@ -45,8 +45,8 @@ def check_fuse(fuse: object) -> bool | list[PairNames]:
 
 def named_pairs(
     model: Module, pairs: Iterable[PairNames], classes: Mapping[Module, type[Module] | None]
-) -> list[tuple[Module, Module]]:
-    """Return the layers and activations with these names; raise if a pair cannot be fused.
+) -> list[tuple[Module, Module, PairNames]]:
+    """Return the layers, the activations and their names; raise if a pair cannot be fused.
 
     `classes` maps each layer to the class that `convert` gives it first, or to None if the layer
     keeps its class.
@@ -67,7 +67,7 @@ def named_pairs(
             raise _refusal(names, f"{names[0]!r} is a {cls}, not a BatchNorm layer")
         if obstacle := structure.obstacle(layer, act):
             raise _refusal(names, obstacle)
-        accepted.append((layer, act))
+        accepted.append((layer, act, names))
     return accepted
 
 
@@ -99,7 +99,7 @@ def fuse_pair(layer: Module, act: Module, names: PairNames | None = None) -> Non
     """
     if isinstance(act, FusedActivation):
         act.restore()
-    layer.activation = activation_of(act)
+    layer.activation, layer.marks_output = activation_of(act), names is not None
     FusedActivation.replace(act, layer, names)
 
 

@@ -58,7 +58,7 @@ def alteration_of(module: torch.nn.Module) -> str | None:
     return None
 
 
-# The attribute of a fused layer's output that holds its `_origin`.
+# The attribute that holds the `_origin` of a result of a layer in a named pair.
 _ORIGIN = "_backnorm_origin"
 
 
@@ -183,6 +183,9 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     #: The activation that is applied to the normalised values.
     activation: Activation | None = None
 
+    #: Whether eager results are marked for the activation's module, which checks its input.
+    marks_output: bool = False
+
     #: Whether the activation was an argument of the layer, so that no other module computes it.
     owns_activation: bool = False
 
@@ -282,7 +285,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)
         # In a compiled forward nothing follows the call: if a graph breaks within the call, Dynamo
         # would read the gradient of y, with a warning.
-        if self.activation is None or self.owns_activation or is_compiling():
+        if not self.marks_output or is_compiling():
             return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
         setattr(y, _ORIGIN, _origin(self, y))

@@ -18,6 +18,7 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts, sentence
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Verdict
+from backnorm.errors import counted
 
 _LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
 
@@ -68,14 +69,10 @@ def _reasons(results: Results) -> list[str]:
             if verdict.status == status:
                 cases.setdefault(verdict.text, set()).add(verdict.case)
         lines += [
-            f"{status.replace('_', ' ')} in {_counted(len(cases[text]), 'case')}: {text}"
+            f"{status.replace('_', ' ')} in {counted(len(cases[text]), 'case')}: {text}"
             for text in sorted(cases)[:NAMED]
         ]
     return lines
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _table(results: Results) -> Table:
@@ -126,7 +123,7 @@ def _summary(results: Results, found: Sequence[Finding]) -> str:
     ]
     parts = [f"{numbers['judged']} outputs judged: {numbers['passed']} passed", *rest]
     known = sum(each.known for each in found)
-    total = _counted(len(found) - known, "finding") + f", {known} known" * bool(known)
+    total = counted(len(found) - known, "finding") + f", {known} known" * bool(known)
     return f"{', '.join(parts)}; {total}"
 
 

@@ -12,6 +12,7 @@ from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict
+from backnorm.errors import counted
 
 __all__ = ["Finding", "counts", "findings"]
 
@@ -136,9 +137,10 @@ def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
 def _diagnosed(results: Results) -> dict[str, Diagnosis]:
     """Return the diagnoses of the wrong diagnostic cases, by case."""
     cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
+    inexact = {verdict.case for verdict, _ in _inexact(results)}
     found = {}
     for name, outputs in results.outputs.items():
-        if not any(v.case == name for v, _ in _inexact(results)):
+        if name not in inexact:
             continue
         # Outputs of a wrong type or shape have no grade.
         graded = [v for v in results.verdicts if v.case == name and v.grade is not None]
@@ -209,7 +211,7 @@ def _unusable(results: Results) -> Iterator[Finding]:
         number, names = len(verdicts), [v.case for v in verdicts]
         named = names[:_NAMED] + ["..."] * (number > _NAMED)
         what, _, details = verdicts[0].text.partition("; ")
-        says = f"{what} in {number} case{'s' * (number != 1)}: {', '.join(named)}; {details}"
+        says = f"{what} in {counted(number, 'case')}: {', '.join(named)}; {details}"
         yield Finding(ids[status], says, (output,), frozenset(names), _judged(results), names[0])
 
 
