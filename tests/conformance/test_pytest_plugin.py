@@ -115,6 +115,8 @@ def test_decorator_names_the_mistake(tmp_path):
     done = run_pytest(tmp_path)
     assert done.returncode == 1
     assert "dgamma is multiplied by gamma" in done.stdout
+    # The source of `check` is not shown.
+    assert "conformance/pytest.py" not in done.stdout, done.stdout
 
 
 def test_plugin_without_the_option_imports_nothing(tmp_path):

@@ -73,6 +73,8 @@ class CheckedCase:
             If an output is worse than the rung, missing, or of another type or shape, or if an
             input is changed. The message names the mistake if it is known.
         """
+        # A failed test shows the message, but not the source of this method.
+        __tracebackhide__ = True
         subject: Subject = Function(function)
         if dialect is not None:
             subject = OfDialect.of(function, dialect, op)

@@ -260,6 +260,13 @@ def original_of(layer: Module) -> type[Module] | None:
 def _check_model(model: object) -> None:
     if not isinstance(model, Module):
         raise ArgumentTypeError("model", "must be a torch.nn.Module", came=described(model))
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ArgumentTypeError(
+            "model",
+            "must not be compiled by torch.jit, because the layers of its program cannot change",
+            came=type(model).__name__,
+            hint="pass the model that it was compiled from",
+        )
 
 
 def is_batch_norm(module: Module) -> bool:

@@ -203,6 +203,14 @@ print(sorted({name.split('.')[0] for name in sys.modules} & {'timm', 'torchvisio
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")
+@pytest.mark.parametrize("change", [convert, revert])
+def test_scripted_model_is_an_error(change):
+    scripted = torch.jit.script(torch.nn.BatchNorm2d(3))
+    with pytest.raises(TypeError, match=r"^model: must not be compiled by torch\.jit.*; pass the"):
+        change(scripted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
 @pytest.mark.parametrize("cls", OURS)
 def test_torch_jit_script_of_layer_raises(cls):
     with pytest.raises(backnorm.BacknormError, match=r"cannot compile .*revert\(model\)"):
