@@ -1,7 +1,7 @@
 """Batch normalisation in Keras 3, computed by backnorm, for all backends of Keras.
 
-`BatchNormalization` is `keras.layers.BatchNormalization` with another computation of the training
-step. `convert` replaces the layers of a model by backnorm's; `revert` undoes the conversion.
+`BatchNormalization` is `keras.layers.BatchNormalization` with the training step computed by
+backnorm. `convert` replaces the layers of a model by backnorm's; `revert` undoes the conversion.
 """
 
 from backnorm.errors import not_installed

@@ -17,21 +17,21 @@ _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` with the training step computed by backnorm.
 
-    Arguments (besides two more), weights, configuration, moving statistics and results are those of
-    Keras's layer. Weights can be loaded from either layer into the other. backnorm computes the
-    forward and the backward pass of a training step (``training=True``, and the layer trainable),
-    each in one pass over the input. Results are rounded once unless `arithmetic` is "float32". A
-    float16 or bfloat16 input is not copied to float32.
+    The layer adds the arguments `arithmetic` and `reproducible`. Other arguments, weights, moving
+    statistics and results are those of Keras's layer. Weights can be loaded from either layer into
+    the other. backnorm computes the forward and the backward pass of a training step
+    (``training=True``, and the layer trainable). Results are rounded once unless `arithmetic` is
+    "float32". A float16 or bfloat16 input is not copied to float32.
 
     The base class, Keras's layer, computes everything else:
 
     - inference, and a layer with ``trainable=False``, by the framework's own elementwise operators,
-      which every compiler and file format supports;
-    - layers with a `mask` or ``renorm=True``, and batches without elements.
+      which compilers and file formats support;
+    - calls with a `mask`, layers with ``renorm=True``, and batches without elements.
 
-    With ``synchronized=True`` (TensorFlow) statistics and gradients are those that one device would
-    compute for the batch of all replicas of a `tf.distribute.Strategy`, for every division of the
-    batch. Such a layer is differentiable once.
+    With ``synchronized=True`` (TensorFlow) a training step is that of one device with the batch of
+    all replicas of a `tf.distribute.Strategy`, for every division of the batch. Such a layer is
+    differentiable once.
 
     The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the
     training step runs eagerly and in a `tf.function`. If XLA compiles the step
@@ -43,7 +43,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     *args, **kwargs
         The arguments of `keras.layers.BatchNormalization`.
     arithmetic : {"float32", "float64"}, optional
-        The type in which a training step computes elements and adds up short runs of sums. None:
+        The type in which a training step computes elements and adds up short runs of terms. None:
         the setting of `backnorm.arithmetic` when the step is run or traced. The configuration
         contains `arithmetic` unless it is None.
     reproducible : bool
@@ -129,7 +129,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
-    """Return 1, or NaN if the batch is empty, which is not known while tracing.
+    """Return 1, or NaN for an empty batch; while tracing, the size of the batch is unknown.
 
     Multiplied by this number, statistics and the gradient of gamma are those of Keras's layer.
     """

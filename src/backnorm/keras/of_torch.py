@@ -1,4 +1,4 @@
-"""The training forward on PyTorch tensors for Keras: for any channel axis, with statistics."""
+"""The training forward of Keras on PyTorch tensors; it also returns the statistics."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Options(NamedTuple):
     axis : int
         Not negative if x's rank is known.
     arithmetic : {"float32", "float64"} or None
-        The compute dtype that was set when the call was made or traced, also for its gradients.
+        The compute dtype of the call and its gradients, set when the call was made or traced.
         None: the default of the element type.
     training : bool
     reproducible : bool
@@ -115,7 +115,7 @@ def double_backward(operands: Arrays, options: Options) -> Arrays:
 
 
 def moments(operands: Arrays, options: Options) -> Arrays:
-    """Return the float64 means and biased variances of x, 0 without elements.
+    """Return the float64 means and biased variances of x; 0 if x is empty.
 
     With reproducible sums, return the bins of x, as in `ReproducibleMoments`.
     """
@@ -150,7 +150,7 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
 
     The operands are those of `backward`, followed by the sums of the whole batch and its number of
     elements per channel. With reproducible sums, an array as in `apply_moments` replaces the sums
-    and the number, and dgamma and dbeta of the whole batch, each rounded once, are also returned.
+    and the number, and the results include dgamma and dbeta of the whole batch, each rounded once.
     """
     x, dy, mean, variance, gamma, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)

@@ -2,8 +2,8 @@
 
 The gradient of the forward pass is the backward pass. The gradient of the backward pass is
 `backnorm.batch_norm_double_backward`, which has no gradient. With reproducible sums, the backward
-pass has no gradient. Where Python cannot be called (`modes.py`), formulas replace the kernels;
-TensorFlow differentiates them. A function named `_of_...` is the gradient of an operator
+pass has no gradient. Where Python cannot be called (`modes.py`), formulas, which TensorFlow
+differentiates, replace the kernels. A function named `_of_...` is the gradient of an operator
 (`nodes.py`).
 """
 
@@ -72,7 +72,7 @@ def backward(
     mean and variance are functions of x, and the gradient of x includes the gradients through them.
     """
     if options.training:
-        # Otherwise TensorFlow would, in a loop, use zeros for the missing gradients.
+        # The node has no gradients for these two: in a loop, TensorFlow would use zeros.
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)

@@ -51,7 +51,7 @@ class _Namespace:
         return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
 
     def spread(self, channels: Any, elements: Any) -> Any:
-        # The axes are broadcast so that the gradient sums over them in the same way as `sum`.
+        # The steps of broadcasting are those of `sum`, so that the gradient sums in the same way.
         if elements.dtype == channels.dtype:
             return channels
         shape, run = tf.shape(elements), self._run
@@ -95,7 +95,7 @@ def forward(
     if exchange is not None:
         own = [tf.reshape(each, [-1]) for each in (mean, variance)]
         mean, variance = map(xp.channels, exchange(*own, x)[:2])
-    # One number of the elements' type may be too short for the mean, so two are subtracted.
+    # One number of the elements' type may have too few digits for the mean: subtract two.
     high = xp.rounded(mean, wide)
     centred = wide - xp.spread(high, wide)
     if wide.dtype != _CHANNELS:
@@ -124,7 +124,7 @@ def backward(
     xp = _Namespace(wide, options)
     mean, variance = map(xp.channels, (mean, variance))
     if options.training:
-        # Mean and variance have the values of the arguments, and the derivatives of functions of x.
+        # Values are those of the arguments, derivatives are those of the statistics of x.
         own = formulas.statistics(xp, wide)
         pairs = zip((mean, variance), own, strict=True)
         mean, variance = (of_x + tf.stop_gradient(each - of_x) for each, of_x in pairs)

@@ -4,8 +4,8 @@ With TensorFlow 2.21 on a CPU: ``numpy.asarray(tensor)`` is a view for every typ
 (``tensor.numpy()`` is a copy), ``tf.constant(array)`` and ``tf.convert_to_tensor(array)`` copy, and
 ``tf.experimental.dlpack.from_dlpack`` does not copy. But operators of TensorFlow end the process
 ("Check failed: IsAligned()") if the address of a tensor is not a multiple of 64 bytes, which
-``from_dlpack`` does not check. So results are allocated at such addresses, and an array at another
-address is copied.
+``from_dlpack`` does not check. So results are allocated at multiples of 64 bytes, and an array at
+another address is copied.
 """
 
 from __future__ import annotations

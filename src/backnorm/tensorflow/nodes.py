@@ -81,8 +81,7 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
-    # The results of `tf.custom_gradient`, so that a gradient that depends on them is
-    # differentiable.
+    # The gradient reads these results of `tf.custom_gradient`, so that it is differentiable itself.
     statistics += results[len(node.like) :]
     return results
 

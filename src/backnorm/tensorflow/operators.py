@@ -82,7 +82,7 @@ def batch_norm(
     axis : int
         The axis of the channels: -1 for NHWC, 1 for NCHW, or any other axis.
     arithmetic : {"float32", "float64"}, optional
-        The type in which elements are computed and short runs of sums are added up, also in the
+        The type in which elements are computed and short runs of terms are added up, also in the
         gradient. None: the setting of `backnorm.arithmetic` when the function is called or traced.
     reproducible : bool
         Whether y, statistics and gradients have the same bits in every layout and for every order
@@ -93,7 +93,7 @@ def batch_norm(
     -------
     Normalized
         y of x's shape and type; mean and variance, (C,), of gamma's type (without gamma and beta:
-        x's type, or float32 for a 16-bit x). Only y has gradients, for which mean and variance are
+        x's type, or float32 for a 16-bit x). Only y has gradients, which treat mean and variance as
         functions of x. The returned mean and variance have passed `tf.stop_gradient`, as in
         `tf.compat.v1.nn.fused_batch_norm`.
 
@@ -133,7 +133,7 @@ def batch_norm_synchronised(
 
     Call it in a function that a `tf.distribute.Strategy` runs. All replicas must make such calls,
     and compute their backward passes, in the same order. Without a strategy, with one replica, and
-    outside of `run`, the function is the same as `batch_norm`.
+    outside of `run`, a call is the same as one of `batch_norm`.
 
     Parameters
     ----------
@@ -148,9 +148,9 @@ def batch_norm_synchronised(
     Normalized
         As in `batch_norm`. mean and variance are those of the whole batch, with the same bits in
         all replicas, and 0 if the batch is empty. The gradient of x is that of the sum of all
-        replicas' losses. The gradients of gamma and beta are those of this part, which optimizers
-        add up. With `reproducible`, the first replica has the gradients of the whole batch and the
-        others have zeros, so that the sum is rounded once.
+        replicas' losses. Each replica has the gradients of gamma and beta for its own part;
+        optimizers add them up. With `reproducible`, the first replica has the gradients of the
+        whole batch and the others have zeros, so that the sum is rounded once.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Checks of the tensors of a call, and errors with PyTorch's argument names.
 
 The operations of `kernels` check their operands, once for all calls with the same metadata. An
-eager call is checked here only after an operation has raised, so that the error has the argument
-names of `torch.nn.functional.batch_norm`. A call through the dispatcher is always checked here.
+eager call runs `check` only after an operation has raised, so that the error has the argument names
+of `torch.nn.functional.batch_norm`. A call through the dispatcher always runs `check`.
 
 Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
 """
@@ -79,7 +79,7 @@ def check(
         "weight": weight,
         "bias": bias,
     }
-    # Nested tensors have no shape; `_check_channels` refuses them.
+    # Nested tensors have no shape; `_check_channels` rejects them.
     tensors = [t for t in channels.values() if isinstance(t, Tensor) and not t.is_nested]
     alike = (t.shape == tensors[0].shape and t.dtype == tensors[0].dtype for t in tensors)
     if len(tensors) > 1 and all(alike):
@@ -158,7 +158,7 @@ def _check_like_input(residual: object, input: Tensor) -> None:
 
 
 def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
-    """Return the error of an operation with PyTorch's names, or raise the one of `check`.
+    """Return an operation's error with PyTorch's names, unless `check` raises.
 
     `operands` are the arguments of `check`.
     """
@@ -236,7 +236,7 @@ def check_tensor(name: str, tensor: object) -> Tensor:
 
 
 def _check_input(input: Tensor, parameter: Tensor, allowed: tuple[torch.dtype, ...]) -> None:
-    """Raise unless the input fits the shape and type that all other tensors have."""
+    """Raise unless the input fits the shape and type that all per-channel tensors have."""
     shape, dtype = parameter.shape, parameter.dtype
     if dtype not in allowed and dtype.is_floating_point:
         raise TensorTypeError(

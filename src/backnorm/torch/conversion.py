@@ -59,8 +59,8 @@ class LayerReport:
     fused : bool
         Whether the layer computes an activation in the same pass.
     reason : str
-        The activation, and an addition before it, or the reason why the layer was not converted or
-        not fused. Empty for a layer that is converted without `fuse`.
+        The operations fused with the layer, or the reason why it was not converted or not fused.
+        Empty for a converted layer that is not fused, if `fuse` is False.
     arithmetic : {"float32", "float64"} or None
         The attribute `arithmetic` of the layer.
     """
@@ -155,8 +155,8 @@ def convert(
     Notes
     -----
     If a hook is later registered on a fused layer or its activation, or one of them gets another
-    `forward`, the pair is separated: each module computes what it did before `convert`. In a block
-    of torchvision, its own forward then runs. A fused layer of a pair applies the activation even
+    `forward`, the pair is separated: each module computes what it did before `convert`. A block of
+    torchvision then runs torchvision's forward. A fused layer of a pair applies the activation even
     if the activation's module is not called, as when a part of a sequence is called. `revert`
     undoes the conversion.
     """

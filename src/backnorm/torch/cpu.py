@@ -122,7 +122,7 @@ class Tensors(Arrays[Tensor, P]):
         return torch.empty_like(x).copy_(tensor)
 
     def layouts(self, operands: Sequence[object]) -> Hashable:
-        # The facts contain the strides, which a subclass may report wrongly.
+        # No caching: a subclass may report wrong strides, which are part of the facts.
         plain_classes = (*PLAIN, type(None))
         return () if all(type(operand) in plain_classes for operand in operands) else None
 

@@ -11,17 +11,18 @@ size of the group.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
-*Reproducible sums* are integers, with the bins that they count in (`binned`): 8C + 1 numbers in
-each pass, or 10C + 1 for float64 elements. A small group gathers them as well. A large group first
-agrees on the top bins, by a maximum of 2C numbers, and then adds up the digits.
+*Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
+(four for float64 elements), and the number of elements, 8C + 1 or 10C + 1 numbers in each pass. A
+small group gathers them as well. A large group first agrees on the top bins, by a maximum of 2C
+numbers, and then adds up the digits.
 
 *Agreement*: processes that call their layers in different orders, or with different settings, would
 combine the statistics of different layers. Therefore the first message begins with a description of
 layer, channels, pass and settings; a message that is reduced has only the digest of the
 description. The first message has the same length for every layer, because a backend may end a
-process that receives more than it expects. If descriptions differ, every process raises before a
-second message. On a GPU, raising would need synchronisation with the device, so the statistics
-become NaN instead.
+process that receives more than it expects. If descriptions differ, every process raises before it
+exchanges more numbers. On a GPU, raising would need synchronisation with the device, so the
+statistics become NaN instead.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from backnorm.errors import BacknormError
 # take 6 * log2(n) hops. For 12 processes these are 22 and 21.5 hops.
 _GATHERED = 12
 
-# The lengths of the two parts of a first message, in int64 numbers. The description is a digest and
-# the first 120 bytes of the text. Statistics of more than 512 channels need a second message.
+# The lengths of the two parts of a first message, in units of 8 bytes. The description is a digest
+# and the first 120 bytes of the text. Numbers after the 1025th are in a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
 # Maps a group to the numbers of its layers without a name, and a counter of these numbers.
@@ -139,7 +140,7 @@ class Exchange:
         return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
 
     def bins(self, rows: int) -> Tensor:
-        """Return the reproducible sums of all processes, `rows` rows in sequence, and the count."""
+        """Return the reproducible sums of all processes, `rows` flattened rows, then the count."""
         every = self._gathered() if self._is_gathered else self._local[None]
         bins = every[:, :-1].reshape(len(every), rows, -1).transpose(0, 1)
         tops = tops_of(bins).amax(1)

@@ -46,7 +46,7 @@ def check_fuse(fuse: object) -> bool | list[PairNames]:
 def named_pairs(
     model: Module, pairs: Iterable[PairNames], classes: Mapping[Module, type[Module] | None]
 ) -> list[tuple[Module, Module, PairNames]]:
-    """Return the layers, the activations and their names; raise if a pair cannot be fused.
+    """Return each pair's layer, activation and names; raise if a pair cannot be fused.
 
     `classes` maps each layer to the class that `convert` gives it first, or to None if the layer
     keeps its class.

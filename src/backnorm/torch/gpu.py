@@ -85,7 +85,7 @@ class _Launches(Launches):
             if self._forward is None:
                 sums.view(-1).copy_(self.sums(*places)[:-1])
             else:
-                # The mean is one float64; the remainder is too small to change that number.
+                # The remainder of the mean is not used: it cannot change a float64 mean.
                 self.moments(x, tuple(sums))
         return -1
 
@@ -142,7 +142,7 @@ class _CudaTensors(Tensors[torch.device]):
         return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        # Kernels also read per-channel tensors of 16 bits.
+        # Not converted to float32: kernels read per-channel tensors of 16 bits.
         return contiguous(tensor)
 
 
@@ -235,8 +235,7 @@ def double_backward(
     `backnorm.second_order` has the formulas. Everything is computed in float64. PyTorch computes
     the sums, whose errors stay within the error budget (`conformance.judge.check_double_backward`
     says why). Besides the results, and copies of tensors whose order of axes differs from x's, the
-    function allocates eight blocks, or 64 bytes per element if that is less. It does not wait for
-    the device and reads no value from it.
+    function allocates eight blocks, or 64 bytes per element if that is less.
     """
     x, dy, ddx = elements
     x = dense(x).detach()

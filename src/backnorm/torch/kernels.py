@@ -66,8 +66,8 @@ def forward(
     `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    As in PyTorch, autograd does not record the update; a graph that needs the old values has a
-    copy.
+    As in PyTorch, autograd does not record the update. Inference with gradients saves a copy of the
+    statistics.
     """
     mean, variance, momentum = running or (None, None, 0.0)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(

@@ -163,7 +163,7 @@ def lower() -> None:
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
-        # Inductor calls the operator itself if the operands are not decomposed.
+        # Inductor calls an operator that is not decomposed (see `_is_lowered`).
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
     # `fast_random_decomps` caches a copy of the table when the first graph is compiled.

@@ -10,9 +10,9 @@ layer loses the attribute, the activation is still computed exactly once. Both m
 attribute (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
 settings of the activation, a graph of `torch.fx`. Each module then computes its own part.
 
-The caller of `convert` promises for a named pair that the activation gets the layer's output. An
+The caller of `convert` guarantees for a named pair that the activation gets the layer's output. An
 eager call of the activation with any other tensor is an error. In a `torch.nn.Sequential` the order
-of the modules is the promise. The modules do not detect that another module replaces one of them.
+of the modules is the guarantee. The modules do not detect that another module replaces one of them.
 """
 
 from __future__ import annotations
@@ -283,8 +283,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        # In a compiled forward nothing follows the call: if a graph breaks within the call, Dynamo
-        # would read the gradient of y, with a warning.
+        # A compiled forward does not mark y: if a graph broke in the call, Dynamo would read y's
+        # gradient, with a warning.
         if not self.marks_output or is_compiling():
             return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
@@ -392,8 +392,8 @@ class SyncBatchNorm(_BatchNorm):
     In training, if `torch.distributed` is initialised and the process group has more than one
     process, mean and variance are those of the elements of all processes, combined without loss of
     digits (`exchange`). The batches of the processes may differ in size, and may be empty. The
-    gradient of the input is that of the whole batch. The gradients of weight and bias are those of
-    this process's part, which DistributedDataParallel averages. In all other cases the layer works
+    gradient of the input is that of the whole batch. Each process has the gradients of weight and
+    bias for its own part; DistributedDataParallel averages them. In all other cases the layer works
     like `BatchNorm2d`.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an

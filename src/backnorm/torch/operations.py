@@ -1,13 +1,14 @@
 """Batch normalisation, its gradient and its second-order gradient, as differentiable operators.
 
-`torch.compile`, `torch.export`, fake tensors and modes that see every operator call the operators;
-autograd, forward mode and `torch.func` differentiate the classes. An operator only normalises:
-PyTorch's operators add a residual and apply an activation, and `move` updates the running
-statistics. Eager calls on tensors in memory do not use this module (see `eager`).
+The operators are for `torch.compile`, `torch.export`, fake tensors and modes that see every
+operator; the classes are for autograd, forward mode and `torch.func`, which differentiate them. An
+operator only normalises: PyTorch's operators add a residual and apply an activation, and `move`
+updates the running statistics. Eager calls on tensors in memory do not use this module (see
+`eager`).
 
-The argument `arithmetic` chooses the arithmetic. If it is None, an operator computes in the default
-arithmetic of the element type, so that a graph computes the same wherever it runs. Inductor's code
-has another default (`lowering`).
+If the argument `arithmetic` is None, an operator computes in the default arithmetic of the element
+type, so that a graph computes the same wherever it runs. Inductor's code has another default
+(`lowering`).
 
 The batch's mean and variance are returned for the backward pass, and have no gradients. Batched
 gradients, and second-order gradients that may be differentiated, are composed of PyTorch's
@@ -275,8 +276,8 @@ def inference(
     *settings: Any,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
-    # Pass copies: a later training batch updates the running statistics, which autograd does not
-    # detect. The copies have the tangents of the originals, for which the operation raises.
+    # Pass copies: autograd does not detect that a later batch updates the running statistics. The
+    # copies have the tangents of the originals, for which the operation raises.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
     y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
@@ -339,7 +340,7 @@ def _move(
 
 
 def move_below_transforms(*arguments: Any) -> Tensor:
-    """Update running statistics in the tensors that transforms wrap, which have memory."""
+    """Update running statistics in memory, in the tensors that transforms wrap."""
     empty: Tensor = MoveRunningStatistics.apply(*arguments)
     return empty
 

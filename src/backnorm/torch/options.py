@@ -60,8 +60,7 @@ def eager_options(
 ) -> Options:
     """Return the options of a call on tensors in memory, or raise.
 
-    The options are cached: a repeated call with the same arguments and the same
-    `backnorm.arithmetic` gets the same object.
+    Calls with the same arguments and the same `backnorm.arithmetic` get the same object.
     """
     arguments = training, eps, activation, arithmetic, dtype, chosen()
     try:
@@ -112,7 +111,7 @@ def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> 
 
 
 def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None:
-    """Return the requested arithmetic; guard the graph on `backnorm.arithmetic` if that decides."""
+    """Return the requested arithmetic; if it is None, guard the graph on `backnorm.arithmetic`."""
     if arithmetic is None:
         # Dynamo does not guard context variables; it would use the first value in all calls.
         from torch._dynamo.guards import GuardBuilder, install_guard

@@ -62,9 +62,9 @@ def register(
         Computes the results, on any device; its annotations are the operator's types. All tensors
         must be on the device of the first.
     results : tuple of str, or callable
-        The kinds of the results. vmap may then merge problems along the channels, and DTensor may
-        shard tensors over the channels. For other operators: a function with the kernel's
-        arguments, which returns new tensors like the kernel's results.
+        The kinds of the results, if vmap may merge problems along the channels and DTensor may
+        shard tensors over the channels. Otherwise a function with the kernel's arguments, which
+        returns new tensors like the kernel's results.
     function : type of Function, optional
         A class whose `setup_context` and `backward` differentiate the operator. Its `forward`
         becomes the operator, so that `torch.func` can differentiate the class. If `results` is a
@@ -102,7 +102,7 @@ def register(
 
 
 def _with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that also accepts tensor subclasses, and names its arguments in errors."""
+    """Return a kernel that accepts tensor subclasses; its errors name the operator's arguments."""
     parameters = inspect.signature(kernel).parameters.values()
     names = [(each.name, each.annotation == "Tensor") for each in parameters]
 
@@ -236,7 +236,7 @@ _split_by_channels: list[tuple[Any, tuple[Result, ...]]] = []
 def register_sharding() -> None:
     """Register the sharding rules of backnorm's operators if DTensor is imported.
 
-    It is not imported here, because that takes longer than importing backnorm.
+    DTensor is not imported here, because that takes longer than importing backnorm.
     """
     if "torch.distributed.tensor" in sys.modules:
         _register_sharding()

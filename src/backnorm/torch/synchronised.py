@@ -220,7 +220,7 @@ class _BatchNorm(Function):
         sum_dy, sum_dy_xmu = local[:-1].chunk(2)
         _, variance = _statistics(x, moments)
         if needs_weight:
-            # The rounding of `rsqrt` differs between machines.
+            # Not `rsqrt`, whose rounding differs between machines.
             inverse = 1.0 / torch.sqrt(variance.double() + eps)
             dweight = (sum_dy_xmu * inverse).to(weight.dtype)
         if needs_bias:

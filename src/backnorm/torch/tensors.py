@@ -4,8 +4,8 @@ Kernels read memory. A tensor of a subclass is treated as a plain tensor if it h
 the subclass overrides `shape`. An opaque tensor has no memory; only operators can read its
 elements.
 
-New tensors are allocated by PyTorch. A tensor in the memory of a NumPy array could not be resized.
-A view that an autograd function returned could not be changed in place, for example by a ReLU.
+PyTorch allocates new tensors: a tensor in the memory of a NumPy array cannot be resized, and a view
+that an autograd function returns cannot be changed in place, for example by a ReLU.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def check_memory(tensor: Tensor, name: str) -> int:
 
 
 def check_own_memory(tensor: Tensor, name: str) -> None:
-    """Raise unless each element of a per-channel tensor has separate memory, to update in place."""
+    """Raise unless each element of a per-channel tensor has separate memory to update in place."""
     if tensor._is_zerotensor() or (tensor.numel() > 1 and 0 in tensor.stride()):
         raise TensorValueError(
             name,

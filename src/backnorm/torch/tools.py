@@ -1,4 +1,4 @@
-"""Support for tools that recognise layers by class, and therefore not backnorm's layers.
+"""Support for tools that recognise layers by class, and so do not recognise backnorm's.
 
 Passes over a graph of `torch.fx` do not change backnorm's layers, so tracing gives a warning.
 Opacus rejects batch normalisation by class, so backnorm's classes are registered with its

@@ -13,9 +13,9 @@ of such multiples to be exact in float64. Then no addition rounds, and the order
    each are at most 2**53 quanta, so all partial sums are exact.
 4. The sum is rounded to the type of the elements.
 
-*Bytes* per element: 1 and 8; a plain float32 sum takes 4. One quantum for a block of elements would
-save the first byte, but small elements in a block with large ones would lose their digits. float64
-elements have two quanta of 40 bits each, in two sums: 4 and 16 bytes.
+*Bytes* per element: 1 in step 1, 8 in step 3; a plain float32 sum takes 4. One quantum for a block
+of elements would save the first byte, but small elements in a block with large ones would lose
+their digits. float64 elements have two quanta of 40 bits each, in two sums: 4 and 16 bytes.
 
 *Error*: rounding a term changes it by at most 2**-40 of the largest term (float64: 2**-80). A sum
 of N terms is off by at most N times that, plus half a unit in the last place. A plain sum is off by
@@ -48,7 +48,7 @@ _BLOCK = 2**16
 
 
 class Part(NamedTuple):
-    """Terms of adjacent elements: the index of the first element, and a term for each."""
+    """Terms of adjacent elements: the index of the first element, and a term for each element."""
 
     first: int
     values: Tensor

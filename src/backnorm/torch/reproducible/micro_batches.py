@@ -1,7 +1,7 @@
 """Gradients computed in micro-batches of one size, however the batch is split over processes.
 
-An operator that sums over the batch (the gradient of a convolution's weight, for example) rounds in
-an order that depends on the batch, so the sum depends on how the batch was split. Here every
+An operator that sums over the batch (the gradient of a convolution's weight, for example) adds in
+an order that depends on the batch size, so the sum depends on how the batch was split. Here every
 operator gets one micro-batch at a time: modules run on `micro_batch` samples with new views of
 their parameters, and the gradients of the micro-batches are kept separately. A communication hook
 then adds up the gradients of all micro-batches of all processes (`exact_sums`).
@@ -67,8 +67,8 @@ class ReproducibleGradients:
     micro_batch : int
         Samples in a micro-batch, along axis 0 of every tensor that a module takes and returns. The
         batch size of each process must be a multiple of `micro_batch`. Until the hook is called, a
-        process keeps the gradients of all its micro-batches, in as many times the memory of the
-        parameters.
+        process keeps the gradients of all its micro-batches; for k micro-batches they take k times
+        the memory of the parameters.
     process_group : torch.distributed.ProcessGroup, optional
         The group of `DistributedDataParallel`; by default all processes.
     average : bool
@@ -87,7 +87,7 @@ class ReproducibleGradients:
         If an argument is not as above, or a module has batches along another axis
         (``batch_first=False``) or sparse gradients. In a call: if the batch size is not a multiple
         of `micro_batch`; or if a module takes or returns something that may differ between samples
-        and is not a tensor. That is an array, a dataclass or another object, a list with an
+        and is not a tensor: an array, a dataclass or another object, a list with an
         element for each sample, the number of samples, or any returned number. In the hook: if a
         gradient was not computed in micro-batches.
 
@@ -185,7 +185,7 @@ _Gradients = dict[Tensor, list[Tensor]]
 
 
 class _MicroBatchForward:
-    """The forward of a module in micro-batches, an attribute that is copied with the module."""
+    """A module's `forward` attribute, which runs micro-batches; it is copied with the module."""
 
     def __init__(self, module: nn.Module, name: str, size: int, gradients: _Gradients) -> None:
         for inner, each in module.named_modules(prefix=name):
@@ -324,7 +324,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _largest_without(module: nn.Module, whole: set[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the largest modules without any of `whole`, except those of only `_EXACT` modules."""
+    """Yield the largest modules that contain none of `whole`, and not only `_EXACT` modules."""
     if module in whole:
         return
     inner = set(module.modules())
