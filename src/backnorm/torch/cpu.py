@@ -67,7 +67,7 @@ class Tensors(Arrays[Tensor, P]):
     def read(self, operands: Sequence[Any], signature: Signature) -> _Operands:
         read: list[Tensor | None] = []
         for tensor, operand in zip(operands, signature.operands, strict=True):
-            if tensor is None:
+            if tensor is None and not operand.required:
                 read.append(None)
                 continue
             tensor = in_memory(tensor, operand.name)

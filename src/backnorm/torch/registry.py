@@ -31,7 +31,7 @@ from torch.library import (
 
 from backnorm.errors import ArgumentError
 from backnorm.torch.checks import check_device, renamed
-from backnorm.torch.tensors import in_memory, statistics_type
+from backnorm.torch.tensors import statistics_type
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
@@ -79,7 +79,7 @@ def register(
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     # `None` means all devices. Dynamo does not trace the Python code of kernels registered in this
     # way.
-    register_kernel(f"backnorm::{name}", None, _with_checks(kernel), lib=_LIBRARY)
+    register_kernel(f"backnorm::{name}", None, _with_names(kernel), lib=_LIBRARY)
     # The kernels handle lazily negated tensors and zero tensors themselves. PyTorch would copy such
     # tensors first, and would read beyond the end of a storage that was shortened.
     for key in ("Negative", "ZeroTensor"):
@@ -101,21 +101,13 @@ def register(
     return operator
 
 
-def _with_checks(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that accepts tensor subclasses; its errors name the operator's arguments."""
-    parameters = inspect.signature(kernel).parameters.values()
-    names = [(each.name, each.annotation == "Tensor") for each in parameters]
+def _with_names(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel whose errors name the arguments of the operator."""
 
     @functools.wraps(kernel)
     def call(*arguments: Any) -> Any:
         try:
-            plain = [
-                in_memory(value, name) if required or isinstance(value, Tensor) else value
-                # The dispatcher accepts None for a required tensor, and omits arguments equal to
-                # the default.
-                for value, (name, required) in zip(arguments, names, strict=False)
-            ]
-            return kernel(*plain)
+            return kernel(*arguments)
         except ArgumentError as error:
             raise renamed(error, _NAMES) from None
 
