@@ -31,7 +31,7 @@ def onednn_graph(
 ) -> tuple[np.ndarray, ...]:
     """Return the gradients of oneDNN Graph's BatchNormTrainingBackward."""
     if not training or mean.dtype != np.float32 or x.dtype == np.float64:
-        raise RefusedError("the operator has float32 statistics, of x, and no float64")
+        raise RefusedError("the operator takes only float32 statistics, those of x, and no float64")
     if x.dtype == np.float16 or (data_format == "NXC" and x.ndim < 4):
         # A C++ exception (dnnl::error, std::bad_alloc) escapes from dnnl_graph_partition_compile.
         raise RefusedError("version 3.2.0 ends the process for float16, and in NXC of rank 2 and 3")

@@ -35,7 +35,7 @@ A dialect is the batch normalisation of one specification, with its names and ru
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
 - "f16 with f32": data of f16, per-channel tensors of f32. Per-channel tensors have one type.
 - A variance is biased. Running statistics are the old ones as inputs, the new ones as outputs.
-- epsilon is added to the variance. Numbers are finite.
+- epsilon is added to the variance. Numeric attributes are finite.
 - Results have the bits of the canonical operator.
 - Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
   `"float32"` or `"float64"`.
@@ -45,14 +45,14 @@ CANONICAL = """\
 ## The canonical operator
 
 x, dy, y, dx, residuals and ddx have the shape and the element type of x. A mask has one bit per
-element. Others have one value per channel, in x's type, or also in float32 if x has 16 bits.
+element. Other arrays have one value per channel, in x's type; float32 also works if x has 16 bits.
 """
 
 FUNCTIONS = """\
 ## Functions that compute a part of the gradient
 
 `backnorm info` lists these functions. Graphs, `backnorm run` and `backnorm verify` do not call
-them. An input with the canonical name of a result is what another function returned.
+them. An input with the canonical name of a result (dgamma) is a result of another function.
 """
 
 _CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}
@@ -116,7 +116,7 @@ def _sections() -> Iterator[str]:
 
 
 def _resolved(functions: Mapping[str, OperatorSchema]) -> list[OperatorSchema]:
-    """Return functions whose attributes have a summary, instead of the function that has it."""
+    """Return the functions, with each summary "As `other`" replaced by that function's summary."""
 
     def resolved(attribute: AttributeSpec) -> AttributeSpec:
         found = re.match(r"As `(\w+)`", attribute.summary)
@@ -175,7 +175,7 @@ def _rules_of_all(schemas: Sequence[OperatorSchema]) -> list[str]:
 
 
 def _source(schema: OperatorSchema) -> str:
-    """Return the source, with a word for the operator's name and one for the revision."""
+    """Return the source, with placeholders for the operator's name and the revision."""
     source = schema.source.replace(schema.op, "*operator*")
     return source.replace(schema.revision, "*revision*") if schema.revision else source
 
@@ -242,7 +242,7 @@ def _differences(schema: OperatorSchema, first: OperatorSchema, common: _Common)
     lines += [f"Not so: {text}" for key, text in before.items() if text and key not in rules]
     if absent:
         lines.append(f"Without {', '.join(absent)}.")
-    # An attribute with another default or other choices keeps its description.
+    # The description of an attribute is not repeated if only its default or choices differ.
     told_of = {(a.name, a.summary) for a in first.attributes}
     attributes = [
         replace(a, summary="") if (a.name, a.summary) in told_of else a
@@ -302,7 +302,7 @@ def _tensors(
 
 
 def _canonical(tensor: TensorSpec, schema: OperatorSchema) -> str:
-    """Return the canonical name; both, where an attribute decides which."""
+    """Return the canonical name, or both names if an attribute decides between them."""
     if f"{tensor.name}_is" in schema.order:
         return f"{tensor.role} or inverse_deviation, as `{tensor.name}_is` says"
     training, frozen = _role(tensor), _role(_if_frozen(tensor, schema))
@@ -374,7 +374,7 @@ def _attribute(attribute: AttributeSpec) -> Sequence[str]:
     return f"`{attribute.name}`", default, accepted, summary
 
 
-# Rules that a variant has, and its first does not: what the introduction says.
+# The introduction's rules, for a variant that follows them although its first schema does not.
 _DEFAULTS = {
     "rank": "Rank of the data: 2 or more.",
     "channel types": "Per-channel tensors have one type.",
@@ -384,9 +384,6 @@ _DEFAULTS = {
 def _rules(schema: OperatorSchema) -> Mapping[str, str]:
     """Return the rules by what they are about; empty where the introduction has them."""
     channels = [t for t in (*schema.inputs, *schema.outputs) if t.kind in ("channel", "kept")]
-    by_type = {t.type: [each.name for each in channels if each.type == t.type] for t in channels}
-    groups = "; ".join(", ".join(f"`{name}`" for name in names) for names in by_type.values())
-    own = f": {groups}" if len(by_type) > 1 else ""
     rules = {
         "call": "Call: with keywords alone."
         if schema.style == "keywords"
@@ -394,7 +391,7 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
         "types": f"Types: {_types(schema)}.",
         "channel types": ""
         if schema.one_channel_type
-        else f"Per-channel tensors may differ in element type{own}.",
+        else "Per-channel inputs may differ in element type.",
         "rank": "" if schema.rank_text == "2 or more" else f"Rank of the data: {schema.rank_text}.",
         "channels": f"Channels: at least {schema.min_channels}." if schema.min_channels else "",
         "shape": "Per-channel tensors have the rank of x, and size 1 where it is reduced."

@@ -1,10 +1,10 @@
 """Write the tables and plots of the pages of measurements from the results in docs/bench.
 
 zen5.json is the result of `operator` that the README shows; other files named after processors are
-results of `operator` on other machines. models.json is of whole models, models-of-*.json of the
-same on other machines, models-frameworks-*.json of models of other frameworks, and models-zen4.json
-of fused models with two allocators. Only text between the markers is replaced. With
---check: report the pages that are not current, and write nothing.
+results of `operator` on other machines. models.json has whole models, models-of-*.json has them on
+other machines, models-frameworks-*.json has models of other frameworks, and models-zen4.json has
+fused models with two allocators. Only text between the markers is replaced. With --check: report
+the pages that are not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
