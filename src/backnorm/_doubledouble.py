@@ -6,8 +6,8 @@ Dekker; see Hida, Li and Bailey, "Algorithms for Quad-Double Precision Floating 
 (2001).
 
 The relative error of one operation stays below 2**-100 while no part over- or underflows. If a
-value is not finite, ``hi`` is NaN or infinity, but possibly the wrong one. Callers therefore
-replace such values by a plain float64 result (`Exact.settled`).
+value is not finite, ``hi`` is NaN or infinity, but possibly the wrong one of the two. Callers
+therefore replace such values by a plain float64 result (`Exact.settled`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def check_out(
     ------
     ArgumentTypeError, ArgumentValueError
     """
-    # Usually comparing addresses suffices.
+    # Comparing addresses usually suffices.
     usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
         check_like("out", out, problem.shape, problem.dtype)
@@ -139,8 +139,8 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         reach += stride * (size - 1)
     else:
         return False
-    # Two overlapping elements can be shifted until their indices before the first axis that differs
-    # are 0, and one of them has index 0 along this axis. The other has a larger index along it.
+    # Two overlapping elements can be shifted together, so that they have index 0 on all axes before
+    # the first on which they differ. On that axis one has index 0, the other a larger index.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 

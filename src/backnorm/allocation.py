@@ -12,7 +12,6 @@ Memory returns to the system as follows:
 - The next allocation of an output of 2 to 192 MiB unmaps every other kept block whose last array
   was allocated more than a second ago. Until then a block stays mapped, because no code of the
   package runs between calls.
-- A block that is not kept is unmapped when its array is freed.
 
 An array may be freed at any point of any thread, during a garbage collection, and at interpreter
 shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python
@@ -38,14 +37,14 @@ ALIGNMENT = 64
 # A block consists of whole huge pages. The times below are those of one thread that wrote an output
 # once (Intel Xeon, family 6 model 167, 2 virtual processors).
 #
-# The C library reuses memory of up to 32 MiB as fast, but returns the end of its heap to the
-# system. Three outputs of 3.5 MB that were freed together then took 1.0 ms each instead of 0.26,
-# and three of 16 MB took 3.5 ms instead of 1.2.
+# The C library reuses memory of up to 32 MiB as fast as blocks are reused, but returns the end of
+# its heap to the system. Three outputs of 3.5 MB that were freed together then took 1.0 ms each (in
+# blocks 0.26), and three of 16 MB 3.5 ms (in blocks 1.2).
 _PAGE = LARGE = 2 << 20
 
-# NumPy maps every large array anew, also in huge pages: an output of 64 MB took 15 ms, and 8.6 ms
-# in a reused block. An output of 160 MB took 37 and 20 ms. One of 512 MB would gain as much (113
-# and 61 ms), but kept blocks of that size would use too much memory.
+# NumPy maps every large array anew, also in huge pages: an output of 64 MB took 15 ms (in a reused
+# block 8.6), one of 160 MB 37 ms (in a block 20). One of 512 MB would gain as much (113 and 61 ms),
+# but kept blocks of that size would use too much memory.
 _LARGEST = 192 << 20
 
 # More small blocks are kept, because a new block takes longer than memory of the C library's heap.
@@ -162,7 +161,7 @@ def is_aligned(array: np.ndarray) -> bool:
 
 
 def _address(array: np.ndarray) -> int:
-    # `array.ctypes` takes another microsecond.
+    # `array.ctypes` takes a microsecond longer.
     address: int = array.__array_interface__["data"][0]
     return address
 

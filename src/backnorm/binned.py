@@ -4,7 +4,7 @@ A kernel (`cpu.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), 
 two sums of a channel the array contains the top bin, followed by the digits from the highest to the
 lowest. The first digit counts multiples of 2^(32 j), where j is the top bin, the second digit
 multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first three digits count
-the terms that are NaN, plus infinity and minus infinity.
+the terms that are NaN, +infinity and -infinity.
 
 Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
 kernel one by one, so it gives the same bits. `xp` is the namespace of the arrays, `numpy` or
@@ -18,8 +18,8 @@ from typing import Any
 
 from backnorm.errors import ArgumentValueError
 
-# A channel must have fewer elements than this. To a digit, which is an int64, an element adds at
-# most 2^31, and a float64 product with its rounding error at most 1.5 * 2^31. With fewer than 2^31
+# A channel must have fewer elements than this. An element adds at most 2^31 to a digit (an int64);
+# a float64 product and its rounding error together add at most 1.5 * 2^31. With fewer than 2^31
 # elements, the digits and the carries of `_pair` therefore stay below 2^63.
 _MOST = 1 << 31
 
@@ -114,7 +114,7 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # The digits reduced to -2^31 .. 2^31 - 1, the lowest first. `carry` is the excess of the last.
+    # The digits, lowest first, reduced to -2^31 .. 2^31 - 1; `carry` takes the excess to the next.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry

@@ -85,7 +85,7 @@ class Executable:
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
     def into(self, operands: tuple[object, ...], out: object, **numbers: object) -> Results:
-        """Return the results for operands that kernels read in place; the first is `out`."""
+        """Return the results, the first in `out`, for operands that kernels read in place."""
         arrays = self._arrays
         target = arrays.target(out, operands, self.problem, self.order, in_place=True)
         results = self.plain(*operands, out=target, **numbers)

@@ -1,8 +1,8 @@
 """Batch normalisation and its gradients as formulas, for the arrays of any framework.
 
 The formulas run where no kernel can be called: on devices without kernels, in graphs that a
-compiler splits or compiles whole, and where a framework differentiates the formulas itself. An
-adapter implements `Namespace` for its framework. Per-channel arrays have the shape and type that
+compiler splits, or compiles as a whole, and where a framework differentiates the formulas itself.
+An adapter implements `Namespace` for its framework. Per-channel arrays have the shape and type that
 `Namespace.sum` returns. The mean is subtracted before any other operation on x.
 """
 

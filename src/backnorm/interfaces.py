@@ -32,7 +32,7 @@ class Code(NamedTuple):
     Attributes
     ----------
     arrays : str
-        The name of the kind of arrays, which distinguishes keys of kinds with equal facts.
+        The name of the kind of arrays, so that kinds with equal facts have different keys.
     facts : str
         A tuple of everything that validation reads: the array's part of a cache key.
     address : str
@@ -53,7 +53,7 @@ class Code(NamedTuple):
     mask_facts : str
         The facts of a mask, if more than `facts` are needed.
     lost : str
-        Whether an operand has lost its memory, which its facts do not show. ``{0}`` is the
+        Whether an operand has lost its memory; its facts do not show this. ``{0}`` is the
         operand's name, ``{1}`` its kind. Empty if the memory of arrays cannot be freed.
     known_address : str
         The address of an operand that `lost` has already read.
@@ -210,5 +210,5 @@ class Arrays(Protocol[A, P]):
         return np.asarray(channels).reshape(-1)
 
 
-#: `Arrays` of any framework, whose types A and P executables do not state.
+#: `Arrays` of any framework: executables do not state the types A and P.
 AnyArrays = Arrays[Any, Any]

@@ -15,7 +15,7 @@ def offer() -> None:
     """Register backnorm for ``threadpool_limits`` and ``threadpool_info`` of threadpoolctl.
 
     threadpoolctl recognises loaded libraries by their file names. Therefore the library of the
-    thread pool is loaded now, unless it is not built yet.
+    thread pool is loaded now, if it is built.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return

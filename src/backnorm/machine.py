@@ -12,10 +12,10 @@ _CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _KIB = 1024
 
 # The most bytes of the last-level cache that plans use. A virtual machine reports the whole cache
-# of its processor, but shares the cache with other machines. On one (Intel Xeon, 480 MiB), a core
-# reads no faster from the cache than from memory. There, plans that write past the cache took 0.5
-# to 0.9 (backward), 0.6 to 0.8 (forward) and 0.55 to 0.75 (inference) of the time of plans for the
-# whole cache (float32; x, dy and dx of together 19 to 57 MiB; one thread and two).
+# of its processor, but shares the cache with other machines. On one such machine (Intel Xeon, 480
+# MiB), a core reads no faster from the cache than from memory. There, plans that write past the
+# cache took 0.5 to 0.9 (backward), 0.6 to 0.8 (forward) and 0.55 to 0.75 (inference) of the time of
+# plans for the whole cache (float32; x, dy and dx together 19 to 57 MiB; one thread and two).
 _MOST_SHARED = 32 << 20
 
 
@@ -63,7 +63,7 @@ def processors() -> int:
 
 
 def _container_quota(otherwise: int) -> int:
-    """Return the CPU quota of the cgroup in processors, rounded up; without one `otherwise`."""
+    """Return the cgroup's CPU quota in processors, rounded up; without a quota `otherwise`."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return otherwise if quota == "max" else -(-int(quota) // int(period))

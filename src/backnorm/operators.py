@@ -121,8 +121,8 @@ def batch_norm_backward(
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"} or tuple of int
         NCX: channel axis 1. NXC: the last axis. A tuple: the channel axes, not negative and
-        ascending. With several axes, each combination of indices is a channel, in row-major order,
-        and C is the product of their lengths. Axes that are not adjacent in memory cost a copy.
+        ascending. With several axes, C is the product of their lengths, and each combination of
+        indices is a channel, in row-major order. Axes that are not adjacent in memory cost a copy.
     training : bool
         True: the statistics depend on x. False: they are constants.
     mask : uint8 array, optional
@@ -396,8 +396,8 @@ def apply_forward(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm_forward`; also for moments of another number of channels, of fewer elements
-        than x has, or that are not numbers.
+        As `batch_norm_forward`; also for moments that are not numbers, that have another number of
+        channels than x, or fewer elements.
     """
     moments = moments.rounded() if type(moments) is ReproducibleMoments else moments
     moments = check_of_channels(moments, ChannelMoments)
@@ -522,14 +522,14 @@ def apply(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As `batch_norm_backward`; also for sums of another number of channels, of fewer elements
-        than x has, or that are not numbers.
+        As `batch_norm_backward`; also for sums that are not numbers, that have another number of
+        channels than x, or fewer elements.
     """
     sums = sums.rounded() if type(sums) is ReproducibleSums else sums
     sums = check_of_channels(sums, ChannelSums)
     operands = x, dy, mask, mean, variance, gamma
     options = epsilon, data_format, training, residual, arithmetic
-    # With the usual types, a repeated call does not make the problem again.
+    # With the usual types, these comparisons replace the checks below, which construct a problem.
     usual = (
         type(x) is type(mean) is np.ndarray
         and mean.shape == sums.sum_dy.shape

@@ -72,7 +72,7 @@ class Problem:
     residual : bool
         Whether an array of x's shape and type is added before the ReLU.
     inverse : bool
-        Whether the operand variance, or the variance that a forward pass returns, is in fact
+        Whether the operand `variance`, or the variance that a forward pass returns, is in fact
         1/sqrt(variance + epsilon).
     running : bool
         Whether running statistics are updated.
@@ -165,7 +165,7 @@ def problem_of(
     operation : str
     *operands : array, Metadata or None
         In the signature's order. Without gamma and beta the statistics of a forward pass are of x's
-        type, but float32 for a 16-bit x, because the mean of many values has more digits.
+        type, but float32 for a 16-bit x, because a mean has more digits than its terms.
     epsilon, training, residual, reproducible
         Options; those that the signature does not name are ignored. In a backward pass `residual`
         requests the gradient of the residual.
@@ -285,7 +285,7 @@ def channel_axis_of(data_format: object) -> int:
 
 
 def check_epsilon(epsilon: object) -> float:
-    """Return epsilon as a float, or raise if it is not finite or negative."""
+    """Return epsilon as a float, or raise if it is negative or not finite."""
     accepted = "a finite float >= 0"
     value = check_number("epsilon", epsilon, accepted=accepted)
     if not (math.isfinite(value) and value >= 0.0):

@@ -79,7 +79,7 @@ class _OfChannels:
 
     @classmethod
     def zero(cls, channels: int) -> Self:
-        """Return the instance of an empty set of elements, for `channels` channels, 0 or more."""
+        """Return the instance of an empty set of elements; `channels` is an integer, 0 or more."""
         accepted = "an integer, 0 or more"
         number = check_integer("channels", channels, accepted=accepted)
         if not 0 <= number <= _MOST // FLOAT64.itemsize:
@@ -111,7 +111,7 @@ class _OfChannels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelSums(_OfChannels):
-    """The two sums of the backward pass per channel, which the first phase passes to the second.
+    """The two sums of a channel that the first phase of the backward pass passes to the second.
 
     ``a + b`` adds up the sums of two parts of a batch, such as micro-batches, chunks of a file or
     the batches of machines. The empty sum is ``ChannelSums.zero(channels)``.
@@ -233,7 +233,7 @@ def check_of_channels(known: object, cls: type[_Known]) -> _Known:
 
 
 def check_whole(known: _OfChannels, channels: int, count: int) -> None:
-    """Raise unless checked sums or moments can be those of a batch that contains a certain part.
+    """Raise unless sums or moments can be those of a batch that contains a given part.
 
     Parameters
     ----------

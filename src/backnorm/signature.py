@@ -44,7 +44,7 @@ class Operand:
     kind : {"data", "channel", "mask"}
     required : bool
     field : str
-        The field of a kernel's record that holds its address; empty if no kernel takes it.
+        The field of a kernel's record that holds the array's address; empty if no kernel takes it.
     """
 
     name: str
@@ -63,8 +63,7 @@ class Result:
     kind : {"data", "channel", "mask", "sums", "count", "coefficients"}
         Results of kind "sums" are of kind "bins" if the problem is reproducible.
     field : str
-        The field of a kernel's record that holds its address; empty for a result that is copied
-        from the record, or known without a kernel.
+        The field of a kernel's record that holds the array's address; empty if no kernel writes it.
     option : str or None
         The attribute of the problem that must be true for this result; None if it is always
         returned.
@@ -87,7 +86,7 @@ class Number:
     operand : str or None
         The number is passed only if this operand is given.
     field : str
-        The field of a kernel's record that holds its address, if the number is an array.
+        If the number is an array: the field of a kernel's record that holds its address.
     """
 
     name: str
@@ -236,8 +235,7 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
-    # The next two are for a compiler that computes the elements itself, together with the code
-    # around them.
+    # The next two are for a compiler that computes the elements itself, fused with other code.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),

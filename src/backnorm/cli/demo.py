@@ -141,7 +141,7 @@ class DemoRow:
     worst_gradient : str
         The gradient with the largest error: "dx", "dgamma" or "dbeta".
     budget_used : float
-        Largest error as a fraction of the error allowed at that element.
+        Largest ratio of an element's error to its allowed error.
     judged : int
         The number of gradients that were compared with the exact ones.
     passed : bool

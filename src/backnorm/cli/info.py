@@ -44,7 +44,7 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
         ``dialects``.
         With a dialect: ``dialect``, ``operators``. With an operator: ``dialect``, ``op``,
         ``schemas`` (one for each revision of the specification), ``frozen_roles`` (for each schema,
-        the roles of the inputs that have another role if the statistics are constants, by name).
+        input -> its role if the statistics are constants, for inputs whose role then differs).
 
     Raises
     ------
@@ -198,7 +198,7 @@ def _schema_tables(schema: Facts, frozen_roles: Mapping[str, str]) -> Iterator[T
 
 
 def _role(tensor: Facts, frozen_roles: Mapping[str, str]) -> str:
-    """Return the role of a tensor; both, where an attribute decides which."""
+    """Return the role of a tensor, or both roles if an attribute selects one."""
     role = str(tensor["role"])
     frozen = frozen_roles.get(tensor["name"], role)
     return role if frozen == role else f"{role} in training, {frozen} with constant statistics"

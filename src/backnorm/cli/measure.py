@@ -140,7 +140,7 @@ def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
 
 
 def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return the verdict on channels from `start`, with indices in the whole output."""
+    """Return the verdict on channels from `start` on, with indices of the whole output."""
     where = verdict.where
     if where:
         where = (*where[:axis], where[axis] + start, *where[axis + 1 :])

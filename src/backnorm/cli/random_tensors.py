@@ -56,7 +56,8 @@ def random_tensors(
         x, dy and beta are normally distributed; the mean and deviation of x differ between
         channels. gamma is in [0.5, 1.5). For a backward pass, the mean and the biased variance are
         those of x (a variance of 0 is replaced by 1), and an inverse deviation is
-        1 / sqrt(variance + 1e-5). Otherwise the mean is normal and the variance is in [0.5, 2).
+        1 / sqrt(variance + 1e-5). Otherwise the mean is normally distributed, the variance in
+        [0.5, 2).
 
     Raises
     ------

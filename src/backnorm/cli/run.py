@@ -97,7 +97,7 @@ class StepReport:
     layout : {"NCX", "NXC"} or None
         None for an elementwise operator.
     arithmetic : str or None
-        The type in which elements are computed; None if they are only selected.
+        The type in which elements are computed; None if they are copied or 0.
     inputs, outputs : tuple of TensorFacts
     seconds : float
         The time of one call.
@@ -106,7 +106,7 @@ class StepReport:
     worst_ulp : float or None
         Largest error of any checked output, in ulps of its type; None if not checked.
     budget_used : float or None
-        Largest error as a fraction of the error allowed at that element.
+        Largest ratio of an element's error to its allowed error.
     check : mapping of str to Verdict, or None
         The verdicts by output.
     """

@@ -466,7 +466,7 @@ def _print_audit(
     if project is not None:
         print(f"  {project.source}")
     found = audit(test, runs)
-    # A right kernel in float32 may be no more accurate than an imprecise one.
+    # Listed apart: a right kernel in float32 may be no more accurate than an imprecise one.
     for is_of_formula, noun in ((True, "wrong formula"), (False, "imprecise kernel")):
         caught, missed, invisible = (
             [each for each in kernels if each.is_of_formula == is_of_formula]

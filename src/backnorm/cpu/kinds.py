@@ -1,9 +1,9 @@
 """The libraries of machine code, and the functions that each exports.
 
 A *kind* is the compile-time part of a kernel: geometry, element type, arithmetic, operation and
-epilogue. A record has all other parameters. The function of a kind is
-``int64_t bn_<geometry>_<element>_<operation>(int64_t record, int64_t index)``. The kinds of one
-geometry, element type and direction are in one library, because they share most of their code.
+epilogue. A record has all other parameters. The function of a kind, named `Kind.symbol`, takes the
+address of a record and an index, and returns an int64. The kinds of one geometry, element type,
+arithmetic and direction are in one library, because they share most of their code.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Launch(interfaces.Launch):
         grouped = plan.grouped
         count, channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
-        # A 16-bit type has only kernels that compute in float32; a field of the record makes them
+        # A 16-bit type has only kernels compiled for float32; a field of the record makes them
         # compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
         narrow, binned = compiled == "float32", problem.reproducible
@@ -102,18 +102,18 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def sum_all(self) -> Stage:
-        """Sum every channel: forward, from the data; backward, from means alone."""
+        """Sum every channel; the table is filled from x (forward) or with the means (backward)."""
         source = FROM_DATA if self._forward else MEANS_ALONE
         return self._of(self._summed, self._summed, prepares=source)
 
     @functools.cached_property
     def reduce(self) -> Stage:
-        """Sum every channel, and write the results; the table then has its coefficients."""
+        """Sum every channel, and write the results; the table then has the coefficients."""
         return self._of(self._summed, self._summed, prepares=self._source, finishes=True)
 
     @functools.cached_property
     def apply(self) -> Stage:
-        """Write the output: forward, from statistics alone; backward, also from sums."""
+        """Write the output, forward from statistics, backward from statistics and sums."""
         fields = {"prepares": FROM_STATISTICS, "settles": not self._forward}
         return self._of(0, self._written, **fields)
 

@@ -59,8 +59,8 @@ _MOST_GROUP = 64
 _TILE = 1024
 _LEAST_TILE = 128
 
-# Elements of an item: claiming an item costs 0.3 us. A single thread also has several, because the
-# second pass takes the last item first, whose x and dy are still in the cache.
+# Elements of an item: claiming an item costs 0.3 us. A single thread has several items, too: the
+# second pass begins with the last item, whose x and dy are still in the cache.
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
@@ -191,8 +191,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     machine : Machine
         The machine, with the number of threads to use.
     exchanged : bool
-        Whether the sums are exchanged with other machines between the phases, which are then
-        separate passes.
+        Whether sums are exchanged between the phases, which are then separate passes.
     """
     size, reasons = problem.size, []
     threads = machine.threads if size >= _SERIAL else 1
@@ -239,7 +238,7 @@ def is_legal(decided: Plan) -> bool:
 def _segments(task: _Task) -> Segments:
     outer, channels, inner = task.extents
     pieces = max(1, -(-inner // _CHUNK))
-    # Whole cache lines, about the same number in all pieces.
+    # Pieces are whole cache lines, and about equally long.
     length = max(16, round_up(-(-inner // pieces), 16))
     pieces = -(-inner // length)
     # A chunk is either whole rows or a piece of one row.
@@ -261,8 +260,8 @@ def _together(task: _Task) -> int:
     """Return how many channels are summed together, so that memory is read in long runs.
 
     A segment of several pieces is read one piece at a time, so summing other channels with it would
-    interrupt the run. If a core has a large cache of its own, short runs are as fast, and there are
-    more groups.
+    interrupt the run. If a core has a large cache of its own, short runs are as fast as long ones,
+    and groups are smaller.
     """
     inner = max(1, task.extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
@@ -274,7 +273,7 @@ def _together(task: _Task) -> int:
 def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
-    A block costs as much as a few hundred elements, and the item after it has another channel.
+    A block costs as much as a few hundred elements, and the next item sums other channels.
     Long segments therefore have few blocks. Short segments have many, so that items read the next
     channels, which are adjacent in memory, before the next rows of the same channels.
     """
@@ -314,7 +313,7 @@ def _columns(task: _Task) -> Columns:
         block = max(1, round_up(-(-rows // blocks), 64))
     # An empty array has one empty block.
     blocks = max(1, -(-rows // block) + (rest > 0))
-    # A tile has all rows of a block; every thread has at least one.
+    # A tile has all rows of a block. With enough columns, a thread has about two tiles or more.
     tiles = max(-(-width // _TILE), min(width // _LEAST_TILE, -(-2 * threads // blocks)), 1)
     tile = max(16, round_up(-(-width // tiles), 16))
     by_tile = blocks == 1 and _writes_by_tile(width, tile, task)

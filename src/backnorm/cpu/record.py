@@ -176,7 +176,7 @@ def dtype_of(geometry: str) -> np.dtype:
     return np.dtype(named, align=True)
 
 
-#: The cell of every field except for those of geometries, which differ.
+#: The cells of the fields that all geometries have.
 SLOTS = {
     field.name: slot
     for slot, field in enumerate(fields("floor"))
@@ -189,7 +189,7 @@ SLOTS = {
 #: `slots`), and the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
-# Must be increased when the meaning of a field or the use of scratch memory changes, because a
+# Increase this when the meaning of a field or the use of scratch memory changes, because a
 # record may come from a function that another process exported.
 _MEANING = 3
 

@@ -82,7 +82,7 @@ def bin_rows(itemsize: int) -> int:
 def bins_own(pitch: int, rows: int) -> int:
     """Return the size of the additional memory of a participant for reproducible sums.
 
-    It has three buffers of terms. In `segments` it also has the bins of every channel of a group,
-    whose `table_pitch` is `pitch`, and the bins of every lane of each channel.
+    It has three buffers of terms. In `segments`, where `pitch` is the `table_pitch` of a group, it
+    also has the bins of every channel of the group, and of every lane of each channel.
     """
     return 3 * TERMS * LANES + rows * (LANES + 1) * pitch

@@ -24,6 +24,7 @@ STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 
 #: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: it sleeps on the
 #: futex. TAKEN: a caller fills in the slot. CALLED: there is a request, which may be cancelled.
-#: RUNNING: the worker runs the kernel. WAITED: it does, and the caller sleeps until it has left.
+#: RUNNING: the worker runs the kernel. WAITED: the same, and the caller sleeps until the worker has
+#: left.
 NEW, IDLE, SLEEPING, TAKEN, CALLED, RUNNING, WAITED = range(7)
 STATES = 8

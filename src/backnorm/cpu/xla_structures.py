@@ -10,7 +10,7 @@ from collections import namedtuple
 from typing import Any
 
 #: The cells of the handler's data: major and minor version of the interface; the address of the
-#: function of a task; the count of registered kernels; and, from the last cell on, the identifying
+#: function of a task; the count of registered kernels; and, from the fifth cell on, the identifying
 #: number and the address of each kernel.
 ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256

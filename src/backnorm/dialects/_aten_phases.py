@@ -101,7 +101,7 @@ def batch_norm_backward_reduce(
         Statistics of the whole batch, in the type of `input`; if that has 16 bits, float32 also
         works.
     weight : array of shape (C,), optional
-        Only the type is used: grad_weight and grad_bias have it. None: that of `mean`.
+        Only the type is used, for grad_weight and grad_bias; None: the type of `mean`.
     input_g, weight_g, bias_g : bool
         Whether to return both sums, grad_weight, grad_bias; results not requested are None.
     arithmetic : {"float32", "float64"}, optional

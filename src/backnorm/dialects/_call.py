@@ -158,7 +158,6 @@ def canonical_call(call: Call) -> CanonicalCall:
         schema.operation,
         format_of(schema, call.attributes).layout,
         schema.operation != "inference" and bool(training),
-        # An inverse standard deviation already includes epsilon.
         0.0 if inverse else call.number(schema.words["epsilon"]),
         call.arithmetic,
         {name: names[name] for name in signature.names if name in names and name in _GIVEN},

@@ -72,7 +72,7 @@ class BoundCall:
     select : callable
         Maps these results to the outputs.
     finish : callable or None
-        `Operator.finish`, if the dialect's results are more than these.
+        `Operator.finish`, if it must complete or write these results.
     """
 
     call: Call
@@ -148,7 +148,7 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # The position after the inputs has None.
+    # An absent operand is the None that follows the inputs.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names

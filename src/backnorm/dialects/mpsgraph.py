@@ -3,7 +3,7 @@
 Source: MPSGraphNormalizationOps.h of the macOS 11 SDK and Apple's documentation of the three
 methods. Neither has formulas or element types. The element types are those with which PyTorch calls
 the methods (aten/src/ATen/native/mps/operations/Normalization.mm, commit 013c316). The formulas are
-those with which PyTorch's calls return the gradient in training. Arguments have the labels of the
+those that make PyTorch's calls return the gradient in training. Arguments have the labels of the
 selectors. Statistics and parameters have the rank of the source, and size 1 in the reduced axes.
 """
 
@@ -195,9 +195,9 @@ def normalizationGradient(
     gammaTensor : array, size 1 in the reduced axes, optional
         Scale. None: 1.
     gammaGradientTensor, betaGradientTensor : array, size 1 in the reduced axes, optional
-        The results of `normalizationGammaGradient` and `normalizationBetaGradient`. None: it is
-        computed from the other arguments, and not rounded. Apple's documentation only says that
-        None is accepted.
+        The results of `normalizationGammaGradient` and `normalizationBetaGradient`. None: the
+        gradient is computed from the other arguments, not rounded. Apple's documentation only says
+        that None is accepted.
 
     Returns
     -------

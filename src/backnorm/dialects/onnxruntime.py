@@ -247,7 +247,7 @@ class _BatchNormInternal(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add the input statistics of inference, as running and as saved statistics."""
+        """Add, in inference, the input statistics as running and as saved statistics."""
         mean, variance = arrays["input_mean"], arrays["input_var"]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))

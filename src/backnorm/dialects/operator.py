@@ -81,9 +81,9 @@ class Operator:
 
     @classmethod
     def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
-        """Return the schema of a call whose statistics are constants, of the revision of `schema`.
+        """Return the schema, in the revision of `schema`, of a call with constant statistics.
 
-        An operator that no attribute tells that the statistics are constants has one schema.
+        An operator without an attribute for constant statistics has one schema.
         """
         flags = {
             spec.name: spec.role == "frozen"

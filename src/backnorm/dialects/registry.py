@@ -51,7 +51,7 @@ PARTS: Mapping[str, str] = {
 
 
 def parts(dialect: str) -> Mapping[str, OperatorSchema]:
-    """Return the rules of the functions of a dialect that compute a part of a gradient, by name.
+    """Return the rules, by name, of a dialect's functions that compute a part of a gradient.
 
     A dialect that is not in `PARTS` has none.
     """

@@ -162,7 +162,7 @@ class AttributeSpec:
         True for an extension of backnorm, which the specification does not have.
     usual : object
         The value that `backnorm demo`, `backnorm verify` and the tests pass for a required
-        attribute. They have values of their own for all roles except ``"reduced_axes"``.
+        attribute without a role, or with the role ``"reduced_axes"``.
     default : object
         From the operator's signature, unless a revision has its own; :data:`REQUIRED` if there is
         no default. If the default is None, the value None is accepted.
@@ -255,7 +255,7 @@ class OperatorSchema:
         Whether all per-channel tensors have one element type.
     min_channels : int
     inputs_together, outputs_together : tuple of tuple of str
-        Groups of names that must be given (requested) together or not at all.
+        Groups of inputs to give, or outputs to request, together or not at all.
     unbiased : bool
         Whether running variances are averages of variances with Bessel's correction.
     frozen : bool
@@ -310,7 +310,7 @@ class OperatorSchema:
     takes_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for a wrong word or type, with which kernels would read absent operands."""
+        """Raise for a wrong word or type, which would make kernels read absent operands."""
         for name, came, accepted in self._words():
             if came not in accepted:
                 expected = " or ".join(map(repr, accepted))

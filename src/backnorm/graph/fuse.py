@@ -1,9 +1,9 @@
 """Fuse a batch normalisation with the ReLU or ReLUBackward next to it.
 
-A fused kernel returns the same bits as either of two pairs of steps: a normalisation and a ReLU, if
-only the ReLU reads `dst`; a ReLUBackward and a BatchNormTrainingBackward, if only the latter reads
-`diff_src`, as its `diff_dst`. oneDNN's own pattern joins the second pair at `src`. That pattern is
-a different computation and is not fused.
+Two pairs of steps are fused, without a change of bits: a normalisation and a ReLU, if only the ReLU
+reads `dst`; a ReLUBackward and a BatchNormTrainingBackward, if only the latter reads `diff_src`, as
+its `diff_dst`. oneDNN's own pattern joins the second pair at `src`. That pattern is a different
+computation and is not fused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def fused(program: Program) -> Program:
             joined = producer.outputs["dst"] == between
             dst = tensors[step.outputs["dst"]]
             if joined and _agree(tensors[between], dst):
-                # The fused step replaces the normalisation: steps before the ReLU may read the
-                # statistics.
+                # The fused step takes the normalisation's place, because steps before the ReLU may
+                # read the statistics.
                 steps[steps.index(producer)] = _normalisation(producer, step)
                 steps.remove(step)
                 shape = tensors.pop(between).shape if dst.shape is None else dst.shape

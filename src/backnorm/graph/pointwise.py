@@ -1,8 +1,8 @@
 """The elementwise operators of oneDNN's graphs: ReLU, its gradient, quantisation.
 
 Source: oneDNN developer guide (oneDNN 3.13), operations ReLU, ReLUBackward, Quantize and
-Dequantize. The guide leaves two points open. Here `Quantize` rounds halves to even and saturates.
-ReLU returns NaN for NaN, and `Quantize` raises an error for NaN.
+Dequantize. The guide leaves rounding and NaN open. Here `Quantize` rounds halves to even and
+saturates. ReLU returns NaN for NaN, and `Quantize` raises an error for NaN.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pointwise:
     attributes : mapping of str to str
         The type of each attribute, as oneDNN's JSON names it.
     check : callable
-        Takes the operator's name in errors, its attributes and the element type of each port;
+        Takes the operator's name for errors, its attributes and the element type of each port;
         returns all attributes with checked values.
     compute : callable
         Takes checked attributes, the element type of the result, and the inputs; returns the
@@ -45,7 +45,7 @@ class Pointwise:
     one_type : bool
         Whether all ports must have the same element type.
     arithmetic : str or None
-        The type of the arithmetic; None if elements are only selected.
+        The type in which elements are computed; None if they are copied or 0.
     """
 
     inputs: Mapping[str, Types]

@@ -92,7 +92,7 @@ def run_step(
 def _masked_backward(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> dict[str, np.ndarray]:
-    """Return the gradients through a ReLU, masked by where the ReLU's src or dst is positive."""
+    """Return the gradients through a ReLU, which passes dy where its src or dst is positive."""
     arrays = dict(inputs)
     x, relu = arrays["src"], arrays.pop(RELU_PORT)
     call = registry.canonical(

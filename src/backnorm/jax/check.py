@@ -144,8 +144,8 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless a mapped axis with this name is in scope.
 
-    The check is made before compilation, because JAX then stores the name and compares it with the
-    names of other calls.
+    The check precedes compilation, in which JAX stores the name and compares it with the names of
+    other calls.
     """
     try:
         jax.lax.psum(1, name)

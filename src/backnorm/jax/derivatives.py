@@ -41,7 +41,7 @@ def backward(*operands: jax.Array, options: Options) -> Arrays:
 
 
 def normalize(*operands: jax.Array, options: Options) -> Arrays:
-    """Return a tuple of y, from x, mean, variance, gamma and beta."""
+    """Return y, in a tuple, from x, mean, variance, gamma and beta."""
     return bind(NORMALIZE, *operands, options=options._replace(reproducible=False))
 
 

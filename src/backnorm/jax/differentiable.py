@@ -68,7 +68,8 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
     """Return a derivative as a primitive.
 
     The operands of the derivative are the residuals, which determine the batch size, and the
-    tangents that are not zero. The parameter `present` has a flag for every operand.
+    tangents that are not zero. The parameter `present` says which operands of the primitive `name`
+    have such a tangent.
     """
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:

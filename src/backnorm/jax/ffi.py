@@ -36,7 +36,7 @@ from backnorm.signature import SIGNATURES, Operation
 #: The name of the handler, which is part of compiled functions.
 TARGET = "backnorm_kernel"
 
-# The first words of operations between which devices exchange sums, which changes the plan.
+# Devices exchange sums between operations with these first words, which changes their plans.
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"

@@ -211,7 +211,7 @@ def rounded_like(values: Any, arrays: Any) -> tuple[jax.Array, ...]:
 def statistics_pushed(
     x: jax.Array, mean: jax.Array, dx: jax.Array, axis: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the tangents of x's statistics, given dx, the tangent of x, in the mean's type."""
+    """Return, in the mean's type, the tangents of x's statistics, given dx, the tangent of x."""
     xp, wide = _Namespace(x, axis), dx.astype(mean.dtype)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
     return xp.sum(wide) / xp.count, 2 * (xp.sum(wide * centred) / xp.count)

@@ -2,7 +2,7 @@
 
 A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
 arrays. `Memory` connects the two: the launch receives an instance, and a `Call` that writes to the
-instance stores the array that XLA returned in it.
+instance stores in it the array that XLA returned.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def compiling() -> Iterator[None]:
 
     For Hopper and newer devices, Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX
     assembles the PTX with the `ptxas` of its CUDA, which may be version 12 and then raises
-    "Unsupported .version 9.4". Triton has another `ptxas` for older devices, for which it writes
-    PTX 8.8, the version of CUDA 12.9; that one is used here.
+    "Unsupported .version 9.4". For older devices, Triton has another `ptxas`, for which it
+    writes PTX 8.8, the version of CUDA 12.9; here that `ptxas` is used for all devices.
     """
     from triton import knobs
 
@@ -167,7 +167,7 @@ def reason_against() -> str | None:
 
 @functools.cache
 def _library() -> Any:
-    # Importing jax-triton changes Triton's cache directory for the whole process.
+    # Importing jax-triton changes Triton's cache directory for the whole process; undo this.
     name = "TRITON_CACHE_DIR"
     before = os.environ.get(name)
     try:

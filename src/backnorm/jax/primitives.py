@@ -37,7 +37,7 @@ def _primitive(
     ----------
     name : str
     operation : str
-        The operation of the kernels that computes the primitive.
+        The kernels' operation that computes the primitive.
     formula : callable
         The function of one problem that computes the primitive by formulas.
     like : tuple of int

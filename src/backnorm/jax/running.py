@@ -70,7 +70,7 @@ def batch_norm_with_state(
     x : array, rank 1 or more
         float64, float32, float16 or bfloat16.
     state : RunningStatistics
-        Statistics of any type that x may have; the results have the same types.
+        Statistics of any type that x may have; the new state has the same types.
         `RunningStatistics.start` makes a new state.
     gamma, beta : array, shape (C,), optional
         Scale and offset, 1 and 0 if absent; of any type that x may have. They are converted to

@@ -6,8 +6,8 @@ only channels, or the batch axis of `jax.vmap`, are split, each device runs the 
 exchange. XLA calls this code while it compiles a function, when the placement of the arrays is
 known. The partitioner must be Shardy; with GSPMD, arrays are gathered.
 
-The *holders* of an array of rank r are an array of device numbers, of rank r + 1. Its first r sizes
-are the numbers of parts along the axes of the array. Along its last axis are the devices that have
+The *holders* of an array A of rank r are an array of device numbers, of rank r + 1. Their first r
+sizes are the numbers of parts along the axes of A. Along their last axis are the devices that have
 the same part. Devices are numbered as in the compiled function.
 """
 
@@ -30,7 +30,7 @@ from backnorm.jax.parts import PARTS
 from backnorm.jax.problems import OPERANDS, Options
 from backnorm.signature import SIGNATURES, Operation
 
-# The only mesh axis in the code of one device; groups of devices are groups of their numbers.
+# The only mesh axis in the code of one device. A group of devices is a list of device numbers.
 _DEVICES = "backnorm_devices"
 # Names of axes in sharding rules: the batch axis, a batch axis of size 1 (shared), the axis of
 # channels, and other axes.
@@ -60,9 +60,9 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
     rule = mlir.lower_fun(split, multiple_results=True)
 
     def lowered(context: Any, *operands: Any, **parameters: Any) -> Any:
-        # JAX requires devices here, but only their number matters. Otherwise the primitive would
-        # have to declare that functions depend on devices, and one function could not have arrays
-        # on two meshes.
+        # JAX requires devices here, but only their number matters. Without these devices, the
+        # primitive would have to declare that functions depend on devices, and one function could
+        # not have arrays on two meshes.
         module = context.module_context
         axis_context = dataclasses.replace(module.axis_context, device_assignment=devices)
         context = context.replace(module_context=module.replace(axis_context=axis_context))
