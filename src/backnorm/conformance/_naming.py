@@ -17,16 +17,16 @@ from backnorm.conformance.formula import Mistake
 from backnorm.dtypes import BFLOAT16, FLOAT16
 
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
-# A dataclass with a field of shape (C,) for each number, or None if the number is not known.
+# A dataclass with a field for each number: an array of shape (C,), or None if it is not known.
 Numbers = Any
 
-# The largest relative difference between the numbers of a call and of a formula that matches, by
-# the element type of dx. Rounding dx to 8 bits changes a coefficient by about 1e-3.
+# The largest relative difference between the numbers of a call and those of a matching formula, by
+# the element type of dx or y. Rounding dx to 8 bits changes a coefficient by about 1e-3.
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
 # A formula within this multiple of the nearest formula's distance may be the right one as well.
 _MARGIN = 2.0
-# The residual of a fit, relative to dx, that rounding can cause.
+# The residual of a fit, relative to dx or y, that rounding can cause.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
@@ -36,12 +36,12 @@ _ROUNDING_OF_WIDE = 2.0**-14
 # If no element has a larger error than this, relative to the largest element, precision is the
 # cause.
 _FEW_BITS = 2.0**-6
-# The quantile of a difference over the channels: |gamma| for gamma is wrong in half of them.
+# A number's difference is this quantile over the channels, half of which |gamma| leaves right.
 _QUANTILE = 0.75
 # The distance of numbers that are not finite.
 _FAR = 1e30
 TINY = float(np.finfo(float).tiny)
-# Mistakes in two steps of the formula that are one mistake in the code, with name and sentence.
+# Two mistakes in the formula that are one mistake in the code, with its name and sentence.
 _AS_ONE = {
     frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped"),
     frozenset(("dgamma-dbeta", "dbeta-dgamma")): (
@@ -58,16 +58,16 @@ class Diagnosis:
     ----------
     kind : {"right", "formula", "described", "precision", "indexing", "memory"}
         formula: one or two mistakes explain all outputs. described: the formula is wrong in a way
-        that has no name. precision: the elements of dx have few correct bits. right: the formula is
-        right, and dx is as precise as its element type. indexing: elements are at wrong places.
+        that has no name. precision: the elements of dx or y have few correct bits. right: the
+        formula is right; the ladder grades its precision. indexing: elements are at wrong places.
         memory: elements are not finite.
     names : tuple of str
         The names of the mistakes.
     says : str
         The diagnosis as a sentence without a full stop.
     evidence : mapping of str to float
-        For each number the ratio to that of the right formula, the median over the channels; and
-        the residual of the fit relative to dx.
+        For each number, the median over the channels of its ratio to the right number; and the
+        residual of the fit relative to dx or y.
     """
 
     kind: Kind
@@ -77,7 +77,7 @@ class Diagnosis:
 
 
 def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
-    """Return a diagnosis of outputs that are not finite, None if all are."""
+    """Return a diagnosis if an output is not finite, else None."""
     for name, output in outputs.items():
         if output is None:
             continue
@@ -98,7 +98,7 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
 
 
 def nearness(dtype: np.dtype) -> float:
-    """Return the largest relative difference between numbers of one formula in an element type."""
+    """Return the largest relative difference from the numbers of a matching formula."""
     return _NEAR.get(dtype, _NEAR_OF_WIDE)
 
 
@@ -150,7 +150,7 @@ def named(
         Takes mistakes; returns the numbers of the formula with these mistakes.
     mistakes_known : sequence of Mistake
     least : mapping
-        By name, the scale that differences of small numbers are relative to.
+        By name, the scale to which differences of small numbers are relative.
     near : float
         The largest distance of a formula that matches.
     """
@@ -179,7 +179,7 @@ def named(
 def _combinations(
     known: Sequence[Mistake], sizes: tuple[int, ...]
 ) -> Iterator[tuple[Mistake, ...]]:
-    """Yield the combinations of mistakes in different steps; `sizes` are their numbers."""
+    """Yield combinations of mistakes in different steps, for each number of mistakes in `sizes`."""
     for size in sizes:
         for mistakes in itertools.combinations(known, size):
             if len({mistake.step for mistake in mistakes}) == size:
@@ -226,7 +226,7 @@ def misplaced(
     name : str
         The output.
     functions : str
-        The functions of an element whose multiples a right output is a sum of, in words.
+        The functions of an element, in words; a right output is a sum of their multiples.
     rows, right : numpy.ndarray
         The output and the right output, as float64 arrays of shape (C, M).
     dtype : numpy.dtype

@@ -89,7 +89,7 @@ class Case:
         The compute dtype of the operator, which determines its error budget; None: see
         :func:`judge.budget`.
     repeats : int
-        How many copies of the channels of `data` the arrays of a call have, one after the other.
+        The arrays of a call have this many copies of the channels of `data`, one after the other.
         The results of every copy are the same.
     """
 

@@ -113,15 +113,15 @@ def exact_data(
         0, or a power of two below 1/4 that is representable in the statistics' type. The variance
         is a power of four minus epsilon; it is the variance of x only if epsilon is 0.
     mean_magnitude : int
-        Bound of the means, which are integers: up to 2**20 in float32, about 8 in 16-bit types,
-        because x has to be representable, too.
+        Bound of the means, which are integers. x is representable if this is at most 2**20 in
+        float32, about 8 in 16-bit types.
 
     Notes
     -----
     Deviations from the mean are pairs c = +b u and c = -b u, where u is a power of two. For every
     five pairs with b = 1 there are three with b = 3; the others have b = 2. So the mean of c**2 is
-    (2 u)**2. The dy of a pair are p + q and p - q. The remainders of sum(p) and sum(b q) modulo M
-    are subtracted, in equal parts, from all pairs. If M is odd, the last element has c = 0.
+    (2 u)**2. The dy of a pair are p + q and p - q. The mean of the p is an integer. sum(b q) is a
+    multiple of M/2, or, if M is odd, of M; then one more element has c = 0.
     """
     axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
     count = math.prod(others)
@@ -185,10 +185,10 @@ def realistic_data(
         Magnitude of the mean of x divided by its standard deviation. With 1e4, formulas whose
         terms cancel fail.
     scale : float
-        Standard deviation of x; channels vary by a factor of 4 around it.
+        Standard deviation of x; a channel has half to twice this.
     gradient_scale : float
-        Standard deviation of dy. dy is correlated with x and has a mean, so that no term of the
-        gradient is small by accident.
+        Magnitude of dy, which is correlated with x and has a mean, so that no term of the gradient
+        is small by accident.
 
     Notes
     -----
@@ -227,10 +227,7 @@ def realistic_data(
 def _layout(
     shape: tuple[int, ...], dtype: np.dtype, data_format: str, statistics: np.dtype | None
 ) -> tuple[int, int, tuple[int, ...], np.dtype]:
-    """Return the channel axis, the channels, the sizes of the other axes, and the statistics type.
-
-    The default statistics type is float32 for a 16-bit type, otherwise the data's type.
-    """
+    """Return the channel axis, its size, the sizes of the other axes, and the statistics type."""
     axis = channel_axis_of(data_format) % len(shape)
     others = shape[:axis] + shape[axis + 1 :]
     return axis, shape[axis], others, statistics or (FLOAT32 if is_16_bit(dtype) else dtype)

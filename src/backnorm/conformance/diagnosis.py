@@ -90,7 +90,7 @@ def diagnose(
     Parameters
     ----------
     data : LayerData
-        The inputs. Only inputs like :func:`diagnostic_data` distinguish all mistakes.
+        The inputs. Only inputs like those of :func:`diagnostic_data` distinguish all mistakes.
     outputs : tuple of numpy.ndarray or None
         dx, dgamma and dbeta; None for an output that is not judged.
     training : bool
@@ -154,7 +154,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 
 
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return the scales that differences of small offsets and slopes are relative to."""
+    """Return the scales to which differences of small offsets and slopes are relative."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
     return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + TINY)}
 

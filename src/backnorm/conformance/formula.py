@@ -163,7 +163,7 @@ def coefficients(channels: Channels, steps: Steps = RIGHT) -> Coefficients:
         offset, slope = np.zeros_like(gain), np.zeros_like(gain)
         if steps.training(channels):
             slope = -gain * steps.projection(sum_dy_xmu, count, s)
-            # The slope multiplies x minus the mean of the steps, which may not be the given mean.
+            # The steps may subtract another mean from x; `slope` multiplies x minus the given mean.
             offset = -gain * steps.mean_dy(sum_dy, count) + slope * (channels.mean - mean)
         known = sum_dy, sum_dy_xmu, s, channels.gamma, count
         return Coefficients(gain, offset, slope, steps.dgamma(*known), steps.dbeta(*known))

@@ -25,8 +25,8 @@ _OF_GRADIENTS = (
 class ForwardCase(Case):
     """One call of a forward pass in training, whose inputs are x, gamma and beta.
 
-    `scaled` says whether gamma and beta are passed. Operators with running statistics get
-    `data.mean` and `data.variance`.
+    `scaled` says whether gamma and beta are passed. `data.mean` and `data.variance` are the running
+    statistics of operators that take them.
     """
 
     @property

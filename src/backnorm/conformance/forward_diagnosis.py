@@ -1,8 +1,8 @@
 r"""Diagnose a wrong forward pass: describe the mistake in one sentence.
 
-For every formula, y is linear in two functions of an element: 1 and x - mean. Their coefficients in
-each channel, the returned mean and the returned variance are four numbers. They are compared with
-those of formulas, as in :mod:`backnorm.conformance.diagnosis`.
+For every formula, y is linear in two functions of an element: 1 and x - mean. Four numbers of each
+channel are compared with those of formulas, as in :mod:`backnorm.conformance.diagnosis`: the two
+coefficients, the returned mean and the returned variance.
 """
 
 from __future__ import annotations
@@ -179,8 +179,9 @@ def forward_diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 24 channels of 6 x 5 elements, so that M - 1 differs from M. epsilon is of the size
-    of the variance, and gamma has both signs. `mean` and `variance` are the running statistics.
+    There are 24 channels of only 6 x 5 elements, so that a division by M - 1 is noticeable. epsilon
+    is of the size of the variance, and gamma has both signs. `mean` and `variance` are the running
+    statistics.
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(
@@ -226,7 +227,8 @@ def diagnose_forward(
     Parameters
     ----------
     data : LayerData
-        The inputs. Only inputs like :func:`forward_diagnostic_data` distinguish all mistakes.
+        The inputs. Only inputs like those of :func:`forward_diagnostic_data` distinguish all
+        mistakes.
     outputs : mapping
         y, mean and variance by name; None or absent for an output that is not judged.
     scaled : bool
@@ -278,7 +280,7 @@ def _fitted(
 
 
 def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return the scales that differences of small numbers are relative to."""
+    """Return the scales to which differences of small numbers are relative."""
     deviation = np.sqrt(batch.variance)
     gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)
     return {"offset": 0.2 * gain * deviation + TINY, "mean": 0.2 * deviation + TINY}

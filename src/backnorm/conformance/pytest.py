@@ -63,9 +63,9 @@ class CheckedCase:
         function : callable
             A function as in :class:`backnorm.conformance.verify.subjects.Function`, or with
             `dialect` an implementation of the dialect's operator. The test is skipped if the
-            function raises NotImplementedError or a framework's error of that meaning, and if it
-            lacks a keyword that the case needs. Any other exception fails the test: a TypeError
-            may be a wrong signature, and all tests would be skipped.
+            function raises NotImplementedError or a framework's error of that meaning, or lacks a
+            keyword that the case needs. Any other exception fails the test, even a TypeError:
+            otherwise a wrong signature would skip all tests.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class CheckedCase:
         subject: Subject = Function(function)
         if dialect is not None:
             subject = OfDialect.of(function, dialect, op)
-        # The ValueError of a write to a read-only array would not name the input.
+        # Writable copies: the ValueError of a write to a read-only array would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in self.case.inputs.items()}
         before = {n: None if a is None else a.tobytes() for n, a in inputs.items()}
         try:

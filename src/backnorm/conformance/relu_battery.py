@@ -36,7 +36,7 @@ _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
 class ReluOperators(Protocol):
-    """Three operators, called as backnorm's."""
+    """Three operators with the signatures of backnorm's."""
 
     def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
         """Return y, mean, variance, mask."""
@@ -64,7 +64,7 @@ class ReluCase:
     mask : numpy.ndarray
         The mask of the backward pass.
     training : bool
-        Whether the backward pass is one of training.
+        Whether the statistics of the backward pass depend on x.
     affine : bool
         Whether gamma and beta are passed.
     activation : Activation
@@ -174,8 +174,8 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
-        # The bit of a positive value that is rounded to 0 is not set. The oracle has the range of
-        # float64, so it does not round such values to 0.
+        # The bit of a positive value that is rounded to 0 must not be set. In float64, the oracle
+        # would round such values to 0, too.
         least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)

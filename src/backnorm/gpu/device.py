@@ -36,7 +36,7 @@ class Gpu:
         return self.capability in _FAST_FLOAT64
 
 
-#: Devices that plans can be made for without access to one.
+#: Devices for which plans can be made without access to the device.
 KNOWN = {
     "h200": Gpu("NVIDIA H200", (9, 0), 132, 60 << 20),
     "a100": Gpu("NVIDIA A100", (8, 0), 108, 40 << 20),

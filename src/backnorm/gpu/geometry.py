@@ -22,7 +22,7 @@ class Tiling:
     columns : bool
         Whether rows hold all channels.
     rows, width : int
-        Rows (in segments: rows of every channel), and elements of a row.
+        Rows (in segments: rows of each channel), and elements of a row.
     repeats : int
         In columns: how many times a row contains all channels.
     partial : bool

@@ -30,12 +30,12 @@ Pointers = Sequence[Any]
 #: Takes the arguments of `Kernel`; returns a `Kernel`, or an object with the same call.
 Make = Callable[..., Any]
 
-#: The compiler must not fuse products and sums, which would omit a rounding: see `arithmetic`.
+#: The compiler must not fuse products and sums: fusing omits a rounding, see `arithmetic`.
 OPTIONS = {"enable_fp_fusion": False}
 
 # A program adds up `_PARTS` partial results at a time. The partial results of `_TOGETHER` channels
-# share the 32 bytes of a memory access. With fewer than `_TOGETHER * _FEW_CHANNELS` channels, a
-# program has fewer channels, because more programs are then faster.
+# share the 32 bytes of a memory access. With fewer than `3 * _FEW_CHANNELS` channels in all, a
+# program has one or two, because more programs are then faster.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128
@@ -184,7 +184,7 @@ class BackwardLaunch(_Launch):
         self.apply(operands, self.reduce(operands, per_channel), dx, dresidual)
 
     def reduce(self, operands: Pointers, per_channel: Pointers = (None, None)) -> Any:
-        """Return sum_dy, sum_dy_xmu and their count in a row, float64; write dgamma and dbeta.
+        """Return an array of sum_dy, sum_dy_xmu and the element count; write dgamma and dbeta.
 
         The results of several machines can be added up; `apply` takes the sum.
         """
@@ -252,7 +252,7 @@ class ForwardLaunch(_Launch):
 
 
 class Launches(Launch):
-    """The stages of a problem that need no other package than Triton; addresses are pointers.
+    """The stages of a problem, which need no package but Triton and take pointers as addresses.
 
     Parameters
     ----------
@@ -272,7 +272,7 @@ class Launches(Launch):
             self._forward = ForwardLaunch(problem, plan, new, make)
 
     def complete(self, *places: Any, momentum: float = 0.0) -> int:
-        """Compute all results of a forward or a backward pass; return -1: no channel is checked.
+        """Compute all results of a forward or a backward pass; return -1: no variance is checked.
 
         `places` are pointers, or None, in the order of `cpu.record.ADDRESSES`.
         """
@@ -294,7 +294,7 @@ class Launches(Launch):
         return -1
 
     def sums(self, *places: Any) -> Any:
-        """Return sum_dy, sum_dy_xmu and their count in a row."""
+        """Return an array of sum_dy, sum_dy_xmu and the element count."""
         x, dy, _, _, mask, mean, variance, gamma, *_ = places
         return self._backward.reduce((x, dy, mask, mean, variance, gamma))
 
@@ -360,7 +360,7 @@ def _finish(
     constants: dict[str, Any],
 ) -> Any:
     """Return the kernel that adds up partial results."""
-    # In columns, a channel has a partial result for each of its positions in a row.
+    # In columns, a channel has a partial result for each of its elements in a row.
     inner = extents.inner if tiling.columns else 1
     parts = tiling.blocks * tiling.repeats
     together = 1
@@ -381,7 +381,7 @@ def _filled(operands: Pointers) -> Pointers:
 
 
 def _some(pointer: Any, otherwise: Any) -> Any:
-    """Return the pointer, or `otherwise` if it is None: kernels need a valid pointer anyway."""
+    """Return the pointer, or `otherwise` if it is None, which kernels do not accept."""
     return otherwise if pointer is None else pointer
 
 

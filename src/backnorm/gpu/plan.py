@@ -52,8 +52,8 @@ _MOST_REPEATS = 16
 _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
-# Bytes of a tile's row, if rows contain all channels. Wider tiles are not read faster, and every
-# column of every program has a partial result.
+# Bytes of a tile's row, if rows contain all channels. Wider tiles are not read faster, but have
+# more columns, each with a partial result.
 _COLUMNS = 256
 
 # The fewest rows that a program sums in columns, because it stores two or four float64 for each
@@ -63,7 +63,7 @@ _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
 
-# The fewest programs of a problem that has enough tiles: more than any device runs at once.
+# The fewest programs of a problem that has enough tiles: several for each multiprocessor.
 _PROGRAMS = 1024
 
 # Up to this number of elements of a unit, one launch is faster than three: a single program reads
@@ -76,7 +76,7 @@ _COMPLETE_ODD = 8192
 _AHEAD = 16384
 
 # Runs of a channel are odd if they are not a multiple of this number of bytes, so that a thread
-# reads fewer bytes at once. With prefetching, odd runs took several times as long.
+# reads fewer bytes at once. With prefetching, odd runs took several times as long as without.
 _ODD = 8
 
 
@@ -96,7 +96,8 @@ class Knobs:
     stages : int
         Tiles that are being loaded or computed at the same time; 1 means no prefetching.
     share : int
-        The most elements that a program sums or writes, if it does not compute a whole unit.
+        In two passes: the most elements of a program in segments; in columns, a program's rows are
+        in proportion to this.
     """
 
     schedule: Schedule
@@ -117,8 +118,7 @@ class GpuPlan:
         The arrays as (outer, channels, inner).
     tiling : Tiling
     schedule : {"complete", "two passes"}
-        complete: a program sums and writes all elements of its channels. two passes: sums and
-        output have separate launches.
+        As in `Knobs`.
     arithmetic : Arithmetic
         The arithmetic of elements, and of the sums of a backward pass.
     moments : Arithmetic
@@ -193,9 +193,9 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
 def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
     """Return the arithmetic of elements, that of mean and variance, and the reasons.
 
-    Float32 arithmetic uses float64 only in the loop for mean and variance, so float64 need not be
-    fast. Other sums are compensated in float32, which takes the registers of one float64. The sums
-    for mean and variance are about a pivot, so that squares may cancel.
+    In float32 arithmetic, only sums for mean and variance have the accuracy of float64, because
+    they are about a pivot, so that squares may cancel. Other sums are compensated in float32, which
+    takes as many registers as a float64.
     """
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
@@ -248,7 +248,7 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
-        # A thread stores the coefficients of each of its columns: eight for 16-bit elements.
+        # A thread holds the coefficients of all its columns, eight with 16-bit elements.
         return Knobs(schedule, 8 if narrow else 16, vectors, 3, 0)
     if _is_odd(problem, extents):
         return Knobs(schedule, 4, vectors, 1, 0)

@@ -1,4 +1,4 @@
-"""Results of the oracle: exact values, each with T, the magnitudes of its terms."""
+"""Results of the oracle: exact values, each with T, the sum of its terms' magnitudes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Magnitudes that the expected rounding errors of a gradient are proportional to."""
+"""Magnitudes to which the expected rounding errors of a gradient are proportional."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _gamma(k: _Channel) -> Term:
 
 
 def _by_q(k: _Channel) -> Term:
-    """Return dL/d(s*Q). s*s can overflow, so the second factor s comes last."""
+    """Return dL/d(s*Q). s*s can overflow, so the second s is multiplied by P first."""
     return k.ddgamma - k.gamma * k.s * (k.s * k.p) / k.elements
 
 

@@ -1,7 +1,7 @@
 """The second order on NumPy arrays: the public function, and sums by the engine.
 
-The engine computes the sums over channels (:func:`backnorm.reduce`). NumPy computes the elements in
-float64, block by block.
+The engine computes the sums of each channel (:func:`backnorm.reduce`). NumPy computes the elements
+in float64, block by block.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def batch_norm_double_backward(
 
     Notes
     -----
-    Errors are within `backnorm.conformance.judge.budget`. Memory beyond the results, and beyond
-    copies of arrays with another order of axes than x, is 2 MiB.
+    Errors are within `backnorm.conformance.judge.budget`. Besides the results, and copies of arrays
+    whose order of axes is not x's, memory is 2 MiB.
     """
     return double_backward(
         (x, dy, ddx),
@@ -150,7 +150,8 @@ def double_backward(
 def _reduce(left: np.ndarray, right: np.ndarray, pivot: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the results of `blocks.sums`, computed by the engine: compensated, and in parallel.
 
-    The engine subtracts the pivot rounded to the data's type; this function corrects the rounding.
+    The engine subtracts the pivot rounded to float32 (float64 for float64 data); this function
+    corrects the rounding.
     """
     dtype = FLOAT32 if is_16_bit(right.dtype) else right.dtype
     columns = np.zeros((right.shape[1], 1)) if pivot is ABSENT else pivot

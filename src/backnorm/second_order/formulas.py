@@ -80,7 +80,7 @@ class Factors(NamedTuple):
     # Multiplied by s, this is the factor of s*c in the gradient of x, due to the variance.
     of_h: Array
     ddbeta: Array
-    # Gradients of per-channel arrays. `mean` and `variance` are used if these are arguments like x.
+    # Gradients of per-channel arrays. `mean` and `variance` are used if statistics are arguments.
     gamma: Array
     mean: Array
     variance: Array

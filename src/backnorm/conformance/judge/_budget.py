@@ -54,8 +54,8 @@ def budget(
     Notes
     -----
     Half an ulp is the one rounding to the output's type. T is the sum of the magnitudes of the
-    terms of the element's formula (see :mod:`backnorm.reference`). Its coefficient is the error of
-    the arithmetic before that rounding:
+    terms of the element's formula (see :mod:`backnorm.reference`). The coefficient of T is the
+    error of the arithmetic before that rounding:
 
     - float64 arithmetic (unit roundoff 2**-53) on narrower data: blocked sums of up to 2**30
       elements lose a few dozen roundoffs of sum|terms|, so the error of a parameter gradient is at
@@ -68,26 +68,27 @@ def budget(
       operations of an element have an error of 2**-49 T.
     - float32 arithmetic (unit roundoff u = 2**-24) on float32 or 16-bit data: a term of a parameter
       gradient is rounded four times before it is added up in float64. The roundings are those of
-      x - mean, of the product, and of two additions of at most four terms in a row; 2**-22 T is
-      4 u. dx has those sums as coefficients. Its last product is the rounding of a float32 result.
-      Before it, the term dy is rounded three times (minus the shift, minus the slope, and in the
-      gain). The term of sum dy is rounded six times (twice in the sum, once as the shift, and with
-      dy), and the term of x - mean eight times (four times in the sum, once as the slope, x - mean
-      itself, the difference and the gain). If the last rounding reaches the next power of two, it
-      adds half a u of T. With 16-bit data the last product is rounded once more: nine roundings.
-      Together they are less than 16 u T = 2**-20 T, and leave four roundings for longer runs.
+      x - mean, of the product, and of two additions in a run of at most four terms; 2**-22 T is
+      4 u. dx has those sums as coefficients. For a float32 output, the rounding of its last product
+      is that half ulp. Before it, the term dy is rounded three times (minus the shift, minus the
+      slope, and in the gain). The term of sum dy is rounded six times (twice in the sum, once as
+      the shift, and three times like dy), and the term of x - mean eight times (four times in the
+      sum, once as the slope, x - mean itself, the difference and the gain). If the last rounding
+      reaches the next power of two, it adds half a u of T. With 16-bit data the last product is
+      rounded once more: nine roundings. Together they are less than 16 u T = 2**-20 T, and leave
+      four roundings for longer runs.
     - mean and variance are sums that are rounded once. They are allowed a whole ulp and the
       coefficient of a parameter gradient, which matters only if the terms of the mean cancel. The
       terms of the variance are all positive, so its T is the variance itself.
     - y is like dx, with the T of its own formula. In float32 arithmetic x - mean, the gain, and the
-      constant of the offset and the low part of the mean are rounded once each. With the rounding
-      of a residual, half of 2**-20 T remains unused. A ReLU does not enlarge an error.
-    - The second order multiplies two sums and up to three powers of s in a term. Evaluated in
-      float64 with compensated sums, no term has more than 32 roundings: 2**-48 T for float64
-      data. Sums of float32 data lose a few dozen roundoffs each, and so does the gradient of
-      gamma: 2**-44 T. Elements have the same coefficient as dx. The error of a product of two sums
-      of 16-bit terms is twice 2**-22, so 2**-20 T is allowed in all results of 16-bit data.
-      (bfloat16 is rounded by way of float32, which adds less than 2**-25 T.)
+      constant (beta and the low part of the mean) are rounded once each. With the rounding of a
+      residual, half of 2**-20 T remains unused. A ReLU does not enlarge an error.
+    - A term of the second order has up to two sums and s**5 as factors. In float64 with compensated
+      sums, no term has more than 32 roundings: 2**-48 T for float64 data. Sums of float32 data lose
+      a few dozen roundoffs each, and so does the gradient of gamma: 2**-44 T. Elements have the
+      same coefficient as dx. The error of a product of two sums of 16-bit terms is twice 2**-22, so
+      2**-20 T is allowed in all results of 16-bit data. (bfloat16 is rounded by way of float32,
+      which adds less than 2**-25 T.)
 
     Raises
     ------

@@ -143,8 +143,7 @@ def check_double_backward(
     - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate as PyTorch's. But JAX
       adds the direct gradient of x and the gradient through the statistics as two arrays of x's
       type (`in_parts`). Neither array exceeds T, so their roundings are at most u*T, where u is
-      half the distance from 1 to the next number of that type. 2*u*T also allows for the error of
-      float32.
+      half the distance from 1 to the next number of that type. 2*u*T is allowed.
     - JAX without `jax_enable_x64`: float32 in all operations and sums (not `wide`). The derivation
       for 16-bit data, 2**-20 T, then also holds for float32 data, whose budget in float64 is 2**20
       times smaller. The measured error of channels of 2**18 elements is 2**-23 T.

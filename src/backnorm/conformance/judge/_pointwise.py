@@ -1,9 +1,9 @@
 """Verdicts on the operators of oneDNN's graphs other than batch normalisation.
 
-The expected values are computed in float64, in other ways than by the operators. The allowed
+The expected values are computed in float64, by other formulas than the operators'. The allowed
 errors are:
 
-- A ReLU and its gradient: none, because they select elements.
+- A ReLU and its gradient: none, because they copy an element or return 0.
 - Dequantize: half an ulp. The exact product of a difference of at most 9 bits and a float32 is a
   float64, and is rounded once.
 - Quantize: half a step for the rounding to nearest, and u (|src / scale| + |src / scale + zp|) for

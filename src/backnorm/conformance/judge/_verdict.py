@@ -59,7 +59,7 @@ def judge(
     more: float = 0.0,
     arithmetic: Arithmetic | None = None,
 ) -> Verdict:
-    """Return whether every element of `actual` is within its budget of the exact value.
+    """Judge whether the error of every element of `actual` is within its budget.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def judge(
     allowance = budget(quantity, output, data, arithmetic)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     with np.errstate(all="ignore"):
-        # If T is not finite although the result is, only half an ulp is allowed.
+        # A T that is not finite, although the result is, allows nothing.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
         # A pair of float64 cannot represent parts below 2**-1074, so the oracle has that error.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)

@@ -43,9 +43,9 @@ _COMPENSATED = 32
 # Roundings after the sum: of the mean (division), and of the variance (division, square and
 # subtraction of the shifted mean).
 _AFTER_MEAN, _AFTER_VARIANCE = 1, 3
-# The part of a serial sum of squares that is lost below its last place, see docs/tolerance.md.
+# A serial sum loses squares below half of its last place: the factor 0.05 in docs/tolerance.md.
 _SMALL_SQUARES = 0.05
-# In expected bounds, a shift is at most this many deviations away from the mean.
+# In expected bounds, x is shifted by a number within this many standard deviations of the mean.
 _SHIFT = 2.0
 
 
@@ -78,8 +78,8 @@ class _Channels(NamedTuple):
 class _Errors(NamedTuple):
     """Bounds of the errors of each channel's statistics, without the rounding to the output's type.
 
-    `used` is the error of the mean that is subtracted from x. The square of this error makes the
-    variance larger, never smaller, so `variance` does not contain it.
+    `used` is the error of the mean that is subtracted from x. The square of this error can only
+    enlarge the variance, so `variance`, a bound in both directions, does not contain it.
     """
 
     mean: FloatArray
@@ -225,7 +225,7 @@ class ForwardLadder:
         kind : {"expected", "guaranteed"}
             An expected bound is never more than the guaranteed one.
         below : bool
-            Whether the result is less than the exact value, which matters for the variance alone.
+            Whether the result is less than the exact value; only the bound of the variance differs.
         """
         exact = self.value(name)
         half, finite = 0.5 * ulp_at(exact, output), np.isfinite(exact.hi)
@@ -292,7 +292,7 @@ class ForwardLadder:
             used = mean + unit * known.terms
             return _Errors(mean, used, of_variance * (squares + np.square(used)))
         height = additions_of(rung, self.count).height
-        # Each update of a running mean has three more roundings, of a part of the deviation.
+        # Each update of a mean, m + (x - m)/i, has three more roundings.
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
@@ -310,7 +310,7 @@ class ForwardLadder:
         if additions.height * unit >= 1.0:
             nothing = np.full(known.mean.shape, math.inf)
             return _Errors(nothing, nothing, nothing)
-        # Sums that are wider than elements are divided before they are rounded.
+        # A sum in a wider type than that of the elements is divided before it is rounded.
         after = narrow + (_AFTER_MEAN if rung in SUMS or self.data == FLOAT64 else 0.0)
         sums, in_any_order = math.sqrt(additions.sums), math.sqrt(additions.terms)
         of_terms, of_squares = (math.sqrt(additions.root + n) for n in (of_mean, of_variance))
@@ -321,7 +321,7 @@ class ForwardLadder:
             + unit * known.mean * self._drift(rung)
         )
         used = mean + unit * known.mean
-        # Roundings with one sign: two of x - mean, and those of products that are exact halves.
+        # Roundings of one sign: two of x - mean; those of squares that are half a sum's last place.
         halves = 2.0 * ROUNDOFF[self.data] ** 2 if rung == "serial" and is_16_bit(self.data) else 0
         one_sign = 2.0 * unit + halves
         small = (2.0 * unit * self.count) ** 1.5 if rung == "serial" else 0.0
@@ -399,7 +399,7 @@ def grade_forward(
 
 
 def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:
-    """Return the error, in roundoffs, of a serial sum with errors of one sign from `start` on."""
+    """Return the error in roundoffs of a serial sum with errors of one sign after `start` terms."""
     first = np.minimum(start, terms)
     result: FloatArray = 0.5 * (terms - first * first / max(terms, 1.0))
     return result

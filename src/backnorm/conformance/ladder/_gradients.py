@@ -137,8 +137,8 @@ def bound(
     Returns
     -------
     Bound
-        Coefficients are infinite where the derivation does not hold: for 2**24 serial additions in
-        float32, and for 256 in bfloat16.
+        Coefficients are infinite where the derivation does not hold: from 2**24 serial additions on
+        in float32, from 256 on in bfloat16.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def bound(
         return Bound(wide.ulps)
     if rung == "float64" and data != FLOAT64:
         return Bound(wide.ulps, wide.terms)
-    # The type of the elements: float32, or float64 for float64 data, which has no float32 rung.
+    # Elements are float64 for float64 data, else float32; `budget` rejects float64 data in float32.
     narrow = data != FLOAT64 or rung == "float32"
     elements = budget(quantity, output, data, "float32") if narrow else wide
     roundoff = ROUNDOFF[FLOAT32 if narrow else FLOAT64]
@@ -364,7 +364,7 @@ def _expected(
     additions: Additions,
     unit: float,
 ) -> Bound:
-    """Return the expected bound of elements with this many roundings and these additions."""
+    """Return the expected bound, given the roundings of an element and the additions of a sum."""
     if additions.height * unit >= 1.0:
         return Bound(ulps, math.inf)
     loss = DEVIATIONS * roundoff
@@ -385,9 +385,9 @@ def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float
     """Return the expected error, relative to T, of roundings with the same sign in many terms."""
     if quantity == "dbeta":
         return 0.0
-    # If neighbouring x differ by more than the last bits of the mean, x - mean loses the same bits
-    # in every element. Long sums of products of 16-bit values often round exact halves: the
-    # products are multiples of 4 u**2 of their size, up to the last bits of the mean.
+    # Where the last place of x is larger than the mean's, x - mean loses the same bits in every
+    # element. Products of 16-bit values are multiples of 4 u**2 of their size, up to the last bits
+    # of the mean, so they are often exactly half of the last place of a long sum.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 

@@ -35,8 +35,8 @@ class Grade:
     worst_ulp : float
         Largest error of all elements, in ulps of the output's type at the exact value.
     share : dict
-        Largest error as a multiple of the bound of each rung. Rungs that do not exist for the type
-        of the data, and rungs with an infinite bound, are left out.
+        For each rung, the largest error as a multiple of the bound. Rungs that do not exist for the
+        type of the data, and rungs with an infinite bound, are left out.
     where : tuple of int
         Index of the element that excludes the next better rung; empty for an empty output.
     got, exact : float

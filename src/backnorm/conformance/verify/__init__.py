@@ -1,4 +1,4 @@
-"""The judge of other implementations of the backward pass: `backnorm verify`.
+"""The judge of other implementations of the backward or forward pass: `backnorm verify`.
 
 ``cases``       the inputs
 ``subjects``    the functions that are judged, and their calling conventions

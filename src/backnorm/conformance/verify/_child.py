@@ -35,14 +35,14 @@ from backnorm.conformance.verify.operations import operation_of
 from backnorm.conformance.verify.subjects import described, is_refusal, subject_of
 from backnorm.errors import ArgumentError
 
-# The subject is not called again on larger inputs, because that would take minutes.
+# Inputs with more elements than this are not passed again, because that would take minutes.
 _REPEATED = 1 << 22
 # Bytes of available memory that a subject of a huge case must not use.
 _RESERVED = 1 << 30
 
 
 class WroteOutsideError(Exception):
-    """A subject wrote to memory beside an output."""
+    """A subject wrote outside of an output."""
 
 
 class Runner:
@@ -134,7 +134,7 @@ class Runner:
         size = case.data.x.size
         if faults or not size or size > _REPEATED:
             return first, None, faults
-        # Call again with -dy (or -x) in the same buffers: the results must be others.
+        # Call again with -dy (or -x) in the same buffers: the results must differ.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         np.negative(varied.array, out=varied.array)
@@ -155,7 +155,7 @@ class Runner:
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
-            # The time limit is not for filling and comparing the arrays, which take seconds.
+            # Each event restarts the time limit, so it excludes filling and comparing the arrays.
             self.say(event="filled")
             if getattr(self.subject, "writes", False):
                 memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}

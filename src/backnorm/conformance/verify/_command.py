@@ -24,15 +24,15 @@ class CommandError(Exception):
 class OfCommand:
     """A command line in which ``{inputs}`` and ``{outputs}`` are replaced by folders.
 
-    The folder of inputs is one that :func:`backnorm.conformance.verify.export.export` writes, with
-    one case and without its results. The folder of outputs is read like that of
+    The folder of inputs is like one that :func:`backnorm.conformance.verify.export.export` writes,
+    but has one case, without its results. The folder of outputs is read like the results of
     :func:`backnorm.conformance.verify.export.judge`. The command does not run in a shell.
     """
 
     def __init__(self, command: str) -> None:
         self._words = shlex.split(command)
         if not all(any(f"{{{name}}}" in w for w in self._words) for name in ("inputs", "outputs")):
-            # Errors replace single braces.
+            # The error replaces double braces by single ones.
             problem = "must be a command with {{inputs}} and {{outputs}}"
             raise ArgumentValueError("SUBJECT", problem, came=command)
         if shutil.which(self._words[0]) is None:

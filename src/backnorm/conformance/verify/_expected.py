@@ -111,7 +111,7 @@ class Baseline:
     findings: Collection[str]
 
     def number(self, results: Results) -> int:
-        """Return how many outputs of a run the report has."""
+        """Return how many of a run's outputs the report has."""
         if results.job.selection.seed != self.seed:
             return 0
         return sum((each.case, each.output) in self.statuses for each in results.verdicts)
@@ -122,11 +122,11 @@ class Baseline:
         return f"{verdict.case}/{verdict.output}: {before} -> {verdict.status}"
 
     def is_worse(self, verdict: Verdict) -> bool:
-        """Whether the status of a verdict is worse, or a failure that the report does not have."""
+        """Whether a status is worse than in the report, or a failure of an output that it lacks."""
         before = self.statuses.get((verdict.case, verdict.output))
         if before is None:
             return verdict.is_judged and verdict.status not in RUNGS
-        # An output is no worse if the rest of its case became right.
+        # A right output becomes "proves_nothing" once the rest of its case is right, too.
         if verdict.status in ("proves_nothing", "expected_to_fail"):
             return False
         return STATUSES.index(verdict.status) > STATUSES.index(before)
@@ -138,7 +138,7 @@ def read_baseline(path: Path) -> Baseline:
     Raises
     ------
     ArgumentValueError
-        If the file is not such a report.
+        If the file is not a report of --json.
     """
     try:
         report = json.loads(path.read_text())

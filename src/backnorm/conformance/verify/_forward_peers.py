@@ -1,4 +1,4 @@
-"""Implementations of others, called as the canonical function of the forward pass in training."""
+"""Implementations of other packages, called like the canonical forward pass in training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def torch(
 ) -> Results:
     """Return y and the mean of PyTorch's native_batch_norm on the CPU.
 
-    It returns an inverse deviation, and no variance. NXC is a permuted view of the memory.
+    PyTorch returns an inverse deviation, and no variance. NXC is passed as a permuted view.
     """
     import torch as framework
 

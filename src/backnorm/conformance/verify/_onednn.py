@@ -92,7 +92,7 @@ class Library:
 
     @property
     def version(self) -> str:
-        """The version of the library; the wheel has the version of the toolkit."""
+        """The version of the library; the wheel's version is that of the toolkit."""
         function = self._library.dnnl_version
         function.restype = ctypes.POINTER(c_int * 3)
         return ".".join(map(str, function().contents))
@@ -136,7 +136,7 @@ class Library:
         return self._create("memory", "memory_create", memory, self._engine, address)
 
     def _create(self, kind: str, name: str, *arguments: Any) -> Handle:
-        """Return a handle of the object that dnnl_`name` makes; it lives as long as the handle."""
+        """Return a handle of the object that dnnl_`name` makes; it is destroyed with the handle."""
         handle = Handle()
         status = self.function(name)(byref(handle), *arguments)
         if status:
@@ -181,7 +181,7 @@ class Primitive:
         self._alive = (arrays, views)
 
     def __call__(self) -> None:
-        """Execute the primitive, which has written its results to the arrays on return."""
+        """Execute the primitive; when this returns, the arrays have the results."""
         status = self._execute(*self._operands) or self._wait(self._stream)
         if status:
             raise StatusError("dnnl_primitive_execute", status)

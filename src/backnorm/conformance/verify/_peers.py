@@ -80,7 +80,7 @@ def torch(
 ) -> _Gradients:
     """Return the gradients of PyTorch's native_batch_norm_backward on the CPU.
 
-    NXC is a permuted view of the memory, which PyTorch calls channels_last where it has four axes.
+    NXC is passed as a permuted view, which PyTorch calls channels_last if x has four axes.
     """
     import torch as framework
 
@@ -276,10 +276,10 @@ def own(
 
 
 def missing_package(name: str) -> str | None:
-    """Return the package that a peer needs if it is not installed, else None."""
+    """Return the missing package that a peer needs, or None."""
     if name == "onednn":
         return None if library.find() else library.DISTRIBUTION
-    # The package onnxruntime has a module of the same name without gradients.
+    # The package onnxruntime has the same module, but without gradients.
     module, package = {
         "onnxruntime": ("onnxruntime.training", "onnxruntime-training"),
         "torch-compiled": ("torch", "torch"),

@@ -215,7 +215,7 @@ def as_junit(results: Results, found: Sequence[Finding], fails: Callable[[Verdic
     results : Results
     found : sequence of Finding
     fails : callable
-        Whether a verdict is a failure. Other verdicts that are no rung are skipped tests.
+        Whether a verdict is a failure. Other verdicts whose status is no rung are skipped tests.
     """
     suite = ElementTree.Element("testsuite", name=f"backnorm verify {results.job.subject}")
     failed = skipped = 0

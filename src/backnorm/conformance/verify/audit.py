@@ -75,7 +75,7 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
 
 
 class _Narrow(Kernel):
-    """The right kernel with elements and sums in float32; in float64 for float64 data."""
+    """The right kernel with s, x - mean and terms in float32 (float64 if x is), summed by `add`."""
 
     def __init__(self, add: Callable[[np.ndarray], np.ndarray], data: np.dtype) -> None:
         self._add = add

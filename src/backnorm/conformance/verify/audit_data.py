@@ -15,7 +15,7 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
 
-#: The losses of a test, whose gradient is dy; with "none", dy is part of the data.
+#: The losses of a test: dy is the gradient of the loss, or, with "none", part of the data.
 LOSSES = ("none", "sum", "mean", "square", "cube")
 SEEDS = 3
 
@@ -68,8 +68,8 @@ def _sparse(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
 
 #: Data by name. randn: normal x and dy, gamma 1. rand: all uniform in (0, 1). layer: normal x and
 #: dy, random beta, random gamma of both signs. uniform: all in (-1, 1). small: x in (-1, 1), dy and
-#: gamma in (-0.1, 0.1). sparse: x of few binary digits, gamma powers of 2, dy integers of which 19
-#: in 20 are 0.
+#: gamma in (-0.1, 0.1). sparse: x of few binary digits, gamma powers of 2, dy integers, mostly 0 if
+#: x has many elements.
 DATA: Mapping[str, _Draw] = {
     "randn": _randn, "rand": _rand, "layer": _layer, "uniform": _uniform, "small": _small,
     "sparse": _sparse,

@@ -56,7 +56,7 @@ class Selection:
         Shell patterns for the names of cases. If `only` is empty, all cases are selected.
     seed : int
     shapes : tuple of tuple of int
-        Shapes (N, C, space) of random data that are the cases instead of those of a tier.
+        Shapes (N, C, space) of cases with random data, which replace the cases of a tier.
     operation : {"backward", "forward"}
     huge : int
         A further case of bfloat16 has more elements than this; 0: no such case.
@@ -89,7 +89,7 @@ def check_names(argument: str, names: Sequence[str], known: Collection[str]) -> 
 def selected(selection: Selection) -> Iterator[Case]:
     """Yield the cases of a selection, always in the same order with the same values.
 
-    The first cases of each type and layout are the diagnostic cases, which identify mistakes.
+    The first cases of a tier are the diagnostic cases, which identify mistakes.
     """
     for found in _of_shapes(selection) if selection.shapes else _of_tier(selection):
         case = of_backward(found) if selection.operation == "forward" else found

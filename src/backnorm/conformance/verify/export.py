@@ -89,7 +89,7 @@ def _write_manifest(
         "cases": described,
     }
     (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
-    # The same contents for programs that cannot read JSON: one line per array.
+    # A line for each call and each array, for programs that cannot read JSON.
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
 
 
@@ -193,8 +193,7 @@ def judge(cases: Path, results: Path) -> Results:
     Raises
     ------
     ArgumentError
-        If the manifest cannot be read, or another version of the package made it; if there are no
-        results.
+        If the manifest has another format or version, or if there are no results.
     """
     manifest = json.loads((cases / "manifest.json").read_text())
     if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
@@ -238,7 +237,7 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
 
 
 def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
-    """Return a function that takes a case; it returns the outputs, and a reason if it has none."""
+    """Return a function that returns the outputs of a case, and a reason if there are none."""
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
         with np.load(results, allow_pickle=False) as file:

@@ -114,7 +114,7 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 
 
 def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
-    """Yield the mistakes in the formula, from the diagnostic cases, with all cases they explain."""
+    """Yield each mistake in the formula that diagnostic cases show, with all cases it explains."""
     columns: dict[str, set[tuple[str, str]]] = {}
     first: dict[str, tuple[str, Diagnosis]] = {}
     for name, diagnosis in diagnosed.items():

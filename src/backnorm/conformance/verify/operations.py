@@ -1,4 +1,4 @@
-"""The operations that are judged: their results, the exact ones, and the names of mistakes."""
+"""The operations that are judged, with functions that grade and diagnose their results."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _proves_forward(case: Case, ladder: ForwardLadder) -> bool:
 
 
 def _mistaken(case: Case) -> Iterator[tuple[Quantity, np.ndarray]]:
-    """Yield y of each mistake in its formula."""
+    """Yield y as each mistake in its formula gives it."""
     data, axis = case.data, case.data.channel_axis
     first = np.moveaxis(data.x, axis, 0)
     rows = rows_of(data.x, axis)

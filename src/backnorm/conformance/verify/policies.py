@@ -91,8 +91,8 @@ def _all(text: str) -> dict[str, str]:
 def _hipdnn(comparison: Comparison) -> float:
     """Return hipDNN's tolerance from the largest magnitudes, for float32 inputs.
 
-    Elements count as x/max|x|, because 1/max|x| replaces the inverse deviation. Higham's bound is
-    that of 2 M additions, or, if that number is large, of six times its square root.
+    1/max|x| replaces the inverse deviation, so normalised elements are x/max|x|. Higham's bound is
+    that of 2 M additions, or of 6 sqrt(2 M) if 2 M is large.
     """
     x, dy, _, _, gamma = comparison.inputs
     largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
@@ -116,7 +116,7 @@ def _benchdnn(threshold: float) -> dict[str, str]:
     return {t: f"l2={threshold * 2.0 ** max(0, 24 - d):.4g}" for t, d in digits.items()}
 
 
-#: Policies by name. In oneDNN's `l2`, the norm decides if an element exceeds the threshold.
+#: Policies by name. If an element exceeds oneDNN's threshold, the norm `l2` decides.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "pytorch": Policy(

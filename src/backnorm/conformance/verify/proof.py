@@ -17,7 +17,7 @@ from backnorm.conformance.mutants import (
 
 __all__ = ["catches", "proves"]
 
-# The wrong kernels that most cases reject, by their smallest outputs, come first.
+# The wrong kernels that most cases reject come first, and so do the smallest outputs.
 _ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
 _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 
@@ -35,7 +35,7 @@ def catches(case: Case, ladder: GradientLadder) -> list[str]:
 def proves(
     case: Case, ladder: GradientLadder, rung: Rung = "serial", kind: BoundKind = "expected"
 ) -> bool:
-    """Whether a kernel with a wrong formula fails a case.
+    """Whether a case rejects at least one kernel with a wrong formula.
 
     Parameters
     ----------

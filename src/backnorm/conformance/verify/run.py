@@ -63,13 +63,13 @@ STATUSES: tuple[Status, ...] = (
     "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: The statuses of outputs that do not exist, that every wrong formula gives as well, or whose
-#: failure is expected.
+#: The statuses of outputs that do not exist, that prove nothing because every wrong formula passes,
+#: or whose failure is expected.
 UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
-# Seconds that a child has to end after the last case.
+# Seconds in which a child must end after the last case.
 _GRACE = 0.3
-# The import of a subject may take at least this many seconds.
+# The time limit of a subject's import is at least this many seconds.
 _IMPORT = 120.0
 # After a subject has ended this many children in a row, it is not run on further cases.
 _MOST_ENDS = 8
@@ -124,7 +124,7 @@ class Verdict:
     status : str
         One of :data:`STATUSES`.
     text : str
-        A description if there is no grade.
+        A description; empty if the status is that of the grade.
     grade : Grade or None
     """
 
@@ -219,7 +219,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
 
 
 def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """Run a child; yield an event for each case: finished, not supported, or ended the child."""
+    """Run a child; yield an event for each case that finished, was refused, or ended the child."""
     reader, writer = os.pipe()
     order = {
         "subject": job.subject, "dialect": job.dialect, "op": job.op, "memory": job.memory,
@@ -284,7 +284,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of a child; the last one is "hang" if the next is not in time."""
+    """Yield the events of a child, and "hang" last if an event does not come in time."""
     read, limit = b"", max(timeout, _IMPORT)
     while True:
         ready, _, _ = select.select([reader], [], [], limit)
@@ -358,7 +358,7 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 
 
 def _is_right_if_varied(case: Case, outputs: Mapping[str, np.ndarray]) -> bool:
-    """Whether the outputs are right, too, if the input that a further call changes is changed."""
+    """Whether the outputs are also right for the changed input of the second call."""
     name = operation_of(case).varied
     varied = replace(case, data=replace(case.data, **{name: -getattr(case.data, name)}))
     statuses = {status for status, *_ in graded(varied, outputs).values()}

@@ -1,7 +1,7 @@
 """Subjects: the functions that are judged, and their calling conventions.
 
-A subject takes the inputs of a case and returns dx, dgamma and dbeta by name. The function that a
-user names has one of three calling conventions: the canonical one (:class:`Function`), that of a
+A subject takes the inputs of a case and returns the operation's results by name. The function that
+a user names has one of three calling conventions: the canonical one (:class:`Function`), that of a
 specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
 """
 
@@ -40,12 +40,12 @@ __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
 
-# Words in the names of exceptions that say that a case is not supported, as NotImplementedError.
+# Words in the names of exceptions that mean an unsupported case, such as NotImplementedError.
 _UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
-# Other exceptions that verify counts as refusals, with words in the names of frameworks' own.
+# Other exceptions that verify counts as refusals, and words in the names of frameworks' refusals.
 _REFUSALS = TypeError, ValueError, RuntimeError
 _REFUSAL_NAMES = "InvalidArgument", "InvalidGraph"
-# Files that begin with these are no user's: "<frozen importlib._bootstrap>" is one, too.
+# Paths of files that are not the user's begin so; "<" is for "<frozen importlib._bootstrap>".
 _PACKAGES = (
     "<",
     str(Path(backnorm.__file__).parent),
@@ -65,8 +65,9 @@ class Function:
 
     The function returns dx, dgamma and dbeta. For the forward pass it is
     ``f(x, gamma, beta, *, epsilon, data_format)``, and returns y, mean and variance. Options that
-    the function has no parameter for are not passed; cases that need one (`data_format` other than
-    NCX, `training` False) are refused. The function does not return the results in `omitted`.
+    the function has no parameter for are not passed; cases that need such an option (`data_format`
+    other than NCX, `training` False) are refused. The function does not return the results in
+    `omitted`.
     """
 
     def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
@@ -156,7 +157,7 @@ class OfDialect:
         op: str | None = None,
         operation: str = "backward",
     ) -> OfDialect:
-        """Return the subject of a dialect's operator, by default its first of the operation."""
+        """Return the subject of an operator, by default the dialect's first of the operation."""
         return cls(function, schema_of(dialect, op, operation))
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class OfDialect:
 
 
 def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
-    """Return the rules of a dialect's operator, by default its first of the operation.
+    """Return the rules of an operator, by default the dialect's first of the operation.
 
     Raises
     ------
@@ -401,7 +402,7 @@ def _is_named(error: Exception, words: tuple[str, ...]) -> bool:
 
 
 def described(error: Exception) -> str:
-    """Return the first line of an exception, with its type and place unless it is RefusedError."""
+    """Return the first line of an exception, with type and place except for RefusedError."""
     if isinstance(error, RefusedError):
         return _first_line(str(error))
     return _first_line(f"{type(error).__name__}: {error}") + _place(error)

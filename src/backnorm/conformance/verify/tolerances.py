@@ -22,7 +22,7 @@ class Comparison(NamedTuple):
     epsilon: float
 
 
-#: Whether a test accepts a gradient.
+#: Returns whether a gradient is accepted.
 Test = Callable[[Comparison], bool]
 
 _Measure = Callable[[np.ndarray, np.ndarray, float], bool]
@@ -34,7 +34,7 @@ def from_text(text: str) -> Test:
     Parameters
     ----------
     text : str
-        ``rtol=..,atol=..``, or one of these, or a name in :data:`MEASURES` with a number.
+        ``rtol=..,atol=..``, or only one of the two, or a name in :data:`MEASURES` with a number.
 
     Raises
     ------

@@ -48,7 +48,7 @@ def narrow(b_value, p_target):
 
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
-    """Return a float32 that `narrow` rounds to the same value as it would the exact pair."""
+    """Return a float32 that `narrow` rounds to the same value as the exact pair."""
     # If a high part is infinite, the low part is NaN.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)

@@ -1,6 +1,6 @@
 """Kernels of the backward pass.
 
-``backward_sums``      x, dy -> partial sums of dy and dy·(x - mean), two of every program
+``backward_sums``      x, dy -> partial sums of dy and dy·(x - mean) of every program
 ``backward_finish``    partial sums -> sum_dy, sum_dy_xmu, dgamma, dbeta
 ``backward_apply``     x, dy and the sums -> dx
 ``backward_complete``  all three for the channels of one unit, by one program
@@ -88,7 +88,7 @@ def backward_finish(
     EPSILON: tl.constexpr,
     GRADIENTS: tl.constexpr,
 ):
-    """Store sum_dy and sum_dy_xmu and their count, float64, and dgamma and dbeta."""
+    """Store sum_dy, sum_dy_xmu and the element count as float64, and dgamma and dbeta."""
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner

@@ -4,7 +4,7 @@
 backward, training           dx = gain * ((dy - shift) - (x - mean) * slope)
 backward, frozen statistics  dx = gain * dy
 forward and inference        y  = gain * ((x - mean) - shift) + slope
-with a ReLU                  max(0, y), or max(0, y + residual); at most its ceiling
+with a ReLU                  max(0, y), or max(0, y + residual); at most the ceiling
 ==========================  =============================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -42,7 +42,7 @@ def inverse_deviation(b_variance, EPSILON: tl.constexpr):
 @triton.jit
 def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
     """Return shift and slope."""
-    # In this order, a scale as large as 1/sqrt(smallest epsilon) does not overflow.
+    # In this order, no product with a scale as large as 1/sqrt(smallest epsilon) overflows.
     return b_sum_dy / count, b_scale * (b_scale * b_sum_dy_xmu / count)
 
 

@@ -62,7 +62,7 @@ def forward_sums(
     p_partials,
     FORM: tl.constexpr,
 ):
-    """Store partial results, float64: (pivot, sum, squares or count, block, column or unit)."""
+    """Store pivot, sum, squares and count, float64, each of shape (block, column or unit)."""
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0) % units
     i_block = tl.program_id(0) // units

@@ -8,7 +8,7 @@ from backnorm.gpu.geometry import Arithmetic
 
 
 class Frame(NamedTuple):
-    """Sizes in a kernel: see `geometry.Tiling`. Form.align is the unit of `..._units`."""
+    """Sizes in a kernel: see `geometry.Tiling`. Sizes in `..._units` are divided by Form.align."""
 
     rows: Any
     width_units: Any
