@@ -32,7 +32,7 @@ def environment(level: str) -> dict[str, str]:
     if level in LEVELS:
         features = [f"+{name}" for name in LEVELS[level].features]
         numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
-        # Numba takes an empty string for the features of this processor.
+        # An empty string would mean the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
     # PYTHONPATH: the compiler imports the sources of this process. PYTHONHASHSEED: every process
     # iterates over sets in the same order.
@@ -42,7 +42,7 @@ def environment(level: str) -> dict[str, str]:
 
 
 def build(name: str, level: str, folder: Path) -> None:
-    """Build a library, and write one line to stderr if that takes long.
+    """Build a library; write a line to stderr first, except for the probe.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def build(name: str, level: str, folder: Path) -> None:
         raise MachineCodeError(f"compiling {name} for {level} failed: {said[-1]}")
     if not place(name, level, folder).exists():
         raise MachineCodeError(
-            f"the sources of {name} are others than when this process began; start it again"
+            f"the sources of {name} have changed since this process began; start it again"
         )
 
 

@@ -40,7 +40,7 @@ def linked(entries: dict[str, tuple[Any, tuple[Any, ...]]], globals_: str) -> An
     Parameters
     ----------
     entries : dict
-        Maps each symbol to export to an outlined function and the types of its arguments. Arguments
+        Maps each exported symbol to an outlined function and the types of its arguments. Arguments
         are integers; if there are three, the first is a constant. The function returns an integer,
         and does not raise.
     globals_ : str

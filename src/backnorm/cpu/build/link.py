@@ -41,7 +41,7 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The temporary folder is in the folder of `path`, so that the library can be moved to `path`.
-    # Its bytes do not depend on that folder.
+    # The library's bytes do not depend on the temporary folder.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         (Path(folder) / "code.o").write_bytes(code)
         names = "".join(f"{name};" for name in exported)

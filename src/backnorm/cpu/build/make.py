@@ -45,7 +45,7 @@ def of_this_processor() -> Wanted:
 
 
 def missing(wanted: Wanted, folder: Path) -> Wanted:
-    """Return those of the libraries that `folder` lacks, or that are damaged there."""
+    """Return the libraries that `folder` lacks, or that are damaged there."""
     return [(level, name) for level, name in wanted if not is_whole(place(name, level, folder))]
 
 
@@ -82,7 +82,7 @@ def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
     """Return groups of libraries, a process for each group, the slowest group first.
 
     Libraries of one element type share functions, which one process translates only once. Groups
-    are as large as possible while there are two for every processor.
+    are as large as possible while there are at least two for every job.
     """
     for words in (slice(1, 2), slice(0, 2), slice(None)):
         groups: dict[tuple[str, str], list[str]] = {}
@@ -160,7 +160,7 @@ def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None
 
 @contextlib.contextmanager
 def _progress(count: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call after each library: a progress bar on a terminal, else a line."""
+    """Yield a function to call after each library: it moves a progress bar or prints a line."""
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
         numbers = itertools.count(1)
         yield lambda what: print(f"{next(numbers):3}/{count} {what}", flush=True)

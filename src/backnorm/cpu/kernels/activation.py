@@ -1,7 +1,7 @@
 """Activations after the normalisation whose gradient depends on their argument z.
 
-z is not stored. A forward pass writes the value of the activation. Before a backward pass, x is
-normalised again, and the gradient of z is written.
+z is not stored. A forward pass writes the value of the activation. Before a backward pass, a kernel
+normalises x again and writes the gradient of z.
 
 =========  ==============================  =====================================================
            value                           derivative
@@ -14,8 +14,8 @@ The formulas are those of PyTorch's operators. SiLU uses only e^-|z|, so that no
 Activations of float64 elements are computed in float64. Activations of float32 elements are
 computed in float32, from a z rounded to float32, as in PyTorch; float64 would take nearly three
 times as long. Activations of 16-bit elements are computed in the type of the normalisation, so that
-the result is rounded once. If that is float32, lanes where e^z might be subnormal become NaN, so
-that they are computed again in float64 (see `singles`).
+the result is rounded once. If this type is float32, lanes where e^z might be subnormal become NaN,
+and are then computed again in float64 (see `singles`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LN2 = math.log(2.0)
 # ln 2 minus its nearest float64.
 _LN2_REST = 2.3190468138462996e-17
 
-# Below `_LEAST_DOUBLE` in float64, and below `_LEAST_SINGLE` in float32, e^z and SiLU are 0. In
+# Below `_LEAST_DOUBLE` in float64, and below `_LEAST_SINGLE` in float32, e^z and SiLU become 0. In
 # float32, e^z is not subnormal above the limit.
 _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
@@ -115,7 +115,7 @@ def _gradient(activation, dy, z):
 
 @emitted(lambda like, number: like(like, types.float64))
 def _filled(builder, like, number):
-    """Return a vector of the type of another with a number in every lane."""
+    """Return a vector of the type of `like` with `number` in every lane."""
     if like.type.element == _SINGLE:
         number = builder.fptrunc(number, _SINGLE)
     return spread(builder, number, like.type.count)
@@ -151,7 +151,7 @@ def _exponential(builder, z):
 
     t = builder.or_(builder.bitcast(z, integer), whole(-(1 << (bits - 1))))
     t = builder.bitcast(t, kind)
-    # Adding this number to another leaves the nearest integer in the last bits of the sum.
+    # Adding this number to v leaves the integer nearest to v in the last bits of the sum.
     magic = all_of(1.5 * 2.0**digits)
     shifted = fused(builder, t, all_of(1.0 / _LN2), magic)
     n = builder.fsub(shifted, magic)

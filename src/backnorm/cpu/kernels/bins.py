@@ -12,11 +12,10 @@ A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^
 is the top bin; all magnitudes are below it. The error of a sum is at most half the lowest unit per
 term, which is 2^-64 of the largest magnitude of all terms (2^-96 with four bins), because the
 largest magnitude may be only the lowest binary digit of the top bin. A digit can represent the sum
-of 2^31 elements, each of which adds at most 1.5 * 2^31: a float64 product and its rounding error.
+of 2^31 elements, each of which adds at most 1.5 * 2^31 (a float64 product and its rounding error).
 
 A term of magnitude 2^991 or more (only possible in float64) counts as infinite. If a term is NaN or
-infinite, the limit is 0, and the digits are the numbers of terms that are NaN, plus infinity and
-minus infinity.
+infinite, the limit is 0, and the digits count the terms that are NaN, +infinity and -infinity.
 
 The method is based on Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and Ahrens,
 Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. They use
@@ -67,7 +66,7 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.scratch import LANES, TERMS
 
 # `_LEAST` is the lowest top bin of a sum with three digits, `_LEAST_OF_FOUR` that of a sum with
-# four. Rounding by an addition must still be able to produce the unit of the last bin.
+# four. With a lower top bin, an addition could not round to the unit of the last bin.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
 # The top bin of a sum with terms that are not finite.
@@ -88,8 +87,7 @@ _EXPONENT, _BIAS = 52, 1023
 
 _SIZE = TERMS * LANES
 
-# The terms of `_STRIP` rows, or of `_VISIT` vectors of a segment, are put into bins before those of
-# the next columns.
+# Bins are loaded and stored once for `_STRIP` rows, or for `_VISIT` vectors of a segment.
 _STRIP, _VISIT = 16, 64
 
 
@@ -153,7 +151,7 @@ def _give_up(bins, at, pitch, digits):
 
 @rare
 def _make_room(bins, at, digits, most):
-    """Raise eight columns' limits above the magnitudes `most`; return whether these are finite."""
+    """Raise eight columns' limits above `most`; return whether all terms so far are finite."""
     bins, pitch = bins
     finite = True
     for k in range(LANES):
@@ -215,7 +213,7 @@ def _put(x, bins, at, terms, count):
 
 @by_type
 def _units(x, limit):
-    """Return the numbers whose addition rounds to multiples of the unit of each bin, and then 1.
+    """Return, for each bin, the number whose addition rounds to the bin's unit; lastly, a 1.
 
     The 1 is a quotient of limits, so that the compiler does not treat it as a constant: see
     `without`.
@@ -255,7 +253,7 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(patterns, term, units):
-    """Add the part of a term in each bin to the bin's digit, with the bits of the bin's unit."""
+    """Add a term's part in each bin, and the bits of the bin's `units`, to the bin's digit."""
 
     def three(patterns, term, units):
         first = term + units[0]
@@ -289,7 +287,7 @@ def _take_apart(patterns, term, units):
 
 @inlined
 def _store_digits(patterns, units, count, bins, at):
-    """Write digits, after subtracting the bits of the units, which were added `count` times."""
+    """Write digits, after subtracting the bits of `units`, which were added `count` times."""
     for k in range(len(patterns)):
         store(bins.values, at + (k + 1) * bins.pitch, patterns_less(patterns[k], units[k], count))
 
@@ -321,8 +319,8 @@ def _second(x, bins, at):
 def _put_with_care(operands, part, m, bins, at, terms):
     """Put the terms of vectors into bins, for terms of any magnitude.
 
-    `part` is the first element, the distance and number of vectors, and the elements of each.
-    The terms are written to buffers and examined before they are split.
+    `part` is the first element, the distance of two vectors, their number, and the elements of
+    each. The terms are written to buffers and examined before they are split.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -368,7 +366,7 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far; of squares, `_largest_product` computes it at the end."""
+    """Return the largest product so far; in a forward pass, `_largest_product` computes it."""
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
@@ -392,7 +390,7 @@ def _centred(dy, value, mean):
 
 @by_type
 def _take_error_apart(x, patterns, factors, units):
-    """If elements are float64, split also the rounding error of a product."""
+    """Split the rounding error of a product, too, if elements are float64."""
 
     def error(x, patterns, factors, units):
         slope, centred, product = factors
@@ -403,7 +401,7 @@ def _take_error_apart(x, patterns, factors, units):
 
 @inlined
 def _end(operands, state, count, bins, at):
-    """Write both sums of `count` vectors if all terms were below the limits; return whether so."""
+    """Write both sums of `count` vectors and return True, if all terms were below the limits."""
     limits, units, digits, most = state
     product = _largest_product(operands.dy, most)
     if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
@@ -418,8 +416,8 @@ def _end(operands, state, count, bins, at):
 def _visit(operands, part, m, bins, at, terms):
     """Put the terms of vectors into the bins of eight columns.
 
-    `part` is the first element, the distance and number of whole vectors, and the number of
-    elements after them. If a term is not below the limits, the result is discarded, and
+    `part` is the first element, the distance of two vectors, the number of whole vectors, and the
+    number of elements after them. If a term is not below the limits, the result is discarded, and
     `_put_with_care` puts the terms into bins again.
     """
     i, stride, count, left = part
@@ -447,9 +445,9 @@ def _visit(operands, part, m, bins, at, terms):
 
 @inlined
 def _visit_first(operands, part, m, bins, at, terms):
-    """Put the terms of vectors of fewer than eight elements into the bins of as many columns.
+    """Put the terms of vectors of `lanes` < 8 elements into the bins of `lanes` columns.
 
-    `part` is the first element, the distance and number of vectors, and the elements of each.
+    `part` is the first element, the distance of two vectors, their number, and `lanes`.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -468,7 +466,7 @@ def _visit_first(operands, part, m, bins, at, terms):
 def put_segment(operands, i, end, mean, bins, terms):
     """Put the terms of a segment into the bins of its channel; each lane has its own bins.
 
-    `bins` has rows of eight elements; `terms` has buffers: three times `TERMS` vectors.
+    `bins` has rows of eight elements; `terms` has three buffers of `TERMS` vectors.
     """
     m = splat(mean)
     while i < end:
@@ -483,8 +481,8 @@ def put_segment(operands, i, end, mean, bins, terms):
 def put_columns(operands, part, pivot, bins, terms):
     """Put the terms of some rows into bins of their columns.
 
-    `part` is the first element, the distance and number of rows, and the number of columns;
-    `pivot` has the means of the columns; `terms` has buffers: three times `TERMS` vectors.
+    `part` is the first element, the distance of two rows, and the numbers of rows and columns;
+    `pivot` has the means of the columns; `terms` has three buffers of `TERMS` vectors.
     """
     start, stride, rows, width = part
     row = 0

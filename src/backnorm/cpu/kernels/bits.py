@@ -1,4 +1,4 @@
-"""Bit patterns: vectors of eight float64, and single float64, as integers."""
+"""Bit patterns: float64 numbers, and vectors of eight, as integers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ larger = _combining(_larger)
 
 @emitted(Vec(Vec, Vec, types.intp))
 def patterns_less(builder, value, other, times):
-    """Return the lanes of `value` minus `times` those of `other`, modulo 2^64."""
+    """Return the lanes of `value` - `times` * `other`, modulo 2^64."""
     minuend, subtrahend = (builder.bitcast(each, _INTEGERS) for each in (value, other))
     nothing = ir.Constant(_INTEGERS, ir.Undefined)
     first = builder.insert_element(nothing, times, ir.Constant(ir.IntType(32), 0))
@@ -78,7 +78,7 @@ def pattern_of(builder, number):
 
 @emitted(types.float64(types.int64))
 def number_of(builder, pattern):
-    """Return the float64 with a bit pattern."""
+    """Return the float64 that has a bit pattern."""
     return builder.bitcast(pattern, ir.DoubleType())
 
 

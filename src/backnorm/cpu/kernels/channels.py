@@ -52,11 +52,11 @@ from backnorm.cpu.scratch import (
     table_pitch,
 )
 
-# The number of elements of a column whose mean is the pivot.
+# A column's pivot is the mean of at most this many elements.
 _SAMPLE = 16
 
-# Replaces an infinite inverse standard deviation, which would turn differences of 0 into NaN. The
-# results for other differences still overflow.
+# Replaces larger inverse standard deviations: infinity would turn differences of 0 into NaN.
+# Results of other differences still overflow in float32.
 _MOST = 1e150
 
 
@@ -75,13 +75,13 @@ def prepare(table, statistics, present, epsilon, inverse):
     """Fill mean, scale and the coefficients of inference; return the first invalid channel, or -1.
 
     A channel is invalid if variance + epsilon <= 0, or if its inverse standard deviation is
-    negative. NaN and an infinite sum are valid and propagate.
+    negative. NaN and an infinite variance + epsilon are valid and propagate.
 
     Parameters
     ----------
     table : Table
     statistics : (address, address, address, address)
-        Mean, variance (or its inverse standard deviation), gamma and beta.
+        Mean, variance (or the inverse standard deviation), gamma and beta.
     present : (bool, bool)
         Whether there is gamma, and whether there is beta.
     epsilon : float
@@ -291,7 +291,7 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
 
     `partial` has the bins (blocks, rows, far), and after them memory for the bins of channels and
     for their pairs. `grid` is the number of blocks, the number of neighbouring columns of a
-    channel, and how often a row repeats them.
+    channel, and how often a row repeats all channels.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -339,13 +339,13 @@ def settle_means(kind, table, first, stop):
 def solve_columns(kind, pairs, cut, span, total, table, epsilon):
     """Solve the channels of a span from the pairs of their columns, which are overwritten.
 
-    `cut` is the number of neighbouring columns of a channel, and how often a row repeats them. If
-    channels are repeated, the span has all channels.
+    `cut` is the number of neighbouring columns of a channel, and how often a row repeats all
+    channels. If it repeats them, the span has all channels.
     """
     start, stop = span
     inner, repeats = cut
     for c in range(start, stop, LANES):
-        # The columns of the channels before this one have been read, so their memory is free.
+        # The sums are written to columns that have been read.
         k = start * inner + c - start
         if inner * repeats > 1:
             _gather(pairs, cut, (c, stop, table.channels), k)
@@ -354,7 +354,7 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
 
 @inlined
 def _gather(pairs, cut, ends, to):
-    """Add the pairs of all columns of eight channels; write the sums to columns to .. to+7."""
+    """Add the pairs of all columns of eight channels; write the sums from column `to` on."""
     partial, far = pairs
     inner, repeats = cut
     c, stop, channels = ends

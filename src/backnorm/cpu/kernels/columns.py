@@ -4,11 +4,11 @@ The array is a matrix of `rows` x `width`, contiguous. Column k belongs to chann
 (k // inner) % channels. NXC has inner = 1. NCX has one row per sample. If a row would be shorter
 than two vectors, several are joined to one row. Elements after the last full row are the `rest`.
 
-An item of the reduction is a tile of columns and a block of rows. A column is summed over 64 rows
-as plain vectors (in a backward pass with float32 arithmetic, first in float32 over four rows).
-These sums are added up as pairs, and blocks are added up in order. Blocks depend only on the shape,
-and a column's sum depends only on the column, so a channel's sums have the same bits for every
-distribution of the work.
+An item of the reduction is a tile of columns and a block of rows. A running sum (see `sums`) has
+64 rows of a column (in a backward pass with float32 arithmetic, four rows are first added up in
+float32). The running sums are added up as pairs, and blocks are added up in order. Blocks depend
+only on the shape, and a column's sum depends only on the column, so a channel's sums have the same
+bits for every distribution of the work.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
-# The number of successive additions before a sum is stored as a pair. The error budget allows up to
-# 128. The bits of results depend on this number.
+# The most rows of a running sum, which is then added to a pair. The error budget allows up to 128.
+# The bits of results depend on this number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
@@ -208,7 +208,7 @@ def _narrow(head, table, output):
 
 @outlined
 def _write_item(head, output, item):
-    """Write `share` rows of all columns; if items are for tiles, of a tile."""
+    """Write `share` rows: of a tile if items are for tiles, else of all columns."""
     share = head.share
     parts = max(1, (head.rows + share - 1) // max(1, share))
     if head.items - head.summed > parts:
@@ -225,7 +225,7 @@ def _write_share(head, output, item):
     row = item * share
     end = min(rows, row + share)
     line = 2 * lanes_of(output.rows.values)
-    # The ends of rows cannot be streamed. In short rows they would be too large a part.
+    # `_write_rows` does not stream the ends of rows, which are a large part of short rows.
     short = output.streaming and width < 16 * line and line_head(output.out, row * width) > 0
     if abreast > 1 and width % line == 0 and not short:
         while row + abreast <= end:
@@ -272,9 +272,9 @@ def _spread(values, wide, first, width, inner, channels):
 
 @by_type
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add a part of the rows to the pairs of its columns, which are zero before.
+    """Add a part of the rows to the pairs of its columns, which must be zero.
 
-    `part` is the first element, the distance and number of rows, and the number of columns.
+    `part` is the first element, the distance of two rows, and the numbers of rows and columns.
     `running` is scratch memory of eleven rows.
     """
     if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
@@ -297,7 +297,7 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
             _add_block(_add_strip_at_once, operands, part, 4, singles, running, pairs)
         for k in range(0, width, LANES):
             place, far = offset(pairs.values, k), pairs.far
-            # Columns after the last have no rows, so their sums stay zero for any means.
+            # In lanes after the last column, sums are zero, and stay zero for any mean.
             kept = recentre(load_some(pivot, k, width - k), pairs, k)
             columns = (start + k, stride, rows, min(LANES, width - k))
             if not all_finite(kept, width - k) and head.in_float64 == 0:
@@ -317,7 +317,7 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 
 @rare
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
-    """Return `kept` with zero in the lanes of columns whose dy is zero, unless they have a NaN.
+    """Return `kept` with zero in lanes of columns whose dy is zero, unless their sum is NaN.
 
     The sums of such columns are correct although they are small. A ReLU produces such channels: if
     one channel in ten was computed again in float64, the backward pass of (2, 64, 32, 32) in
@@ -357,19 +357,19 @@ def _add_block(add, operands, part, depth, pivot, running, pairs):
 
 @inlined
 def _add_strip_at_once(operands, part, pivot, running):
-    """Add up to four rows to the running sums, vector by vector of columns."""
+    """Add at most four rows to the running sums, one vector of columns after the other."""
     _add_strips(operands, part, 0, pivot, running)
 
 
 @inlined
 def _add_strip_by_rows(operands, part, pivot, running):
-    """Add up to four rows to the running sums, in the order of memory."""
+    """Add at most four rows to the running sums, in the order of memory."""
     start, stride, rows, width = part
     run, pitch = running
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES
-        # A float32 row in the memory of a float64 row.
+        # Float32 rows, each in the memory of a float64 row.
         pair = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
         third = Pairs(offset(pair.values, 2 * pair.far), pair.far)
         _begin_pair(operands, start, first, pivot, pair)
@@ -391,7 +391,7 @@ def _add_strip_by_rows(operands, part, pivot, running):
 
 @inlined
 def _begin_pair(operands, start, width, pivot, pair):
-    """Write dy of a row, and its products, to the two rows of `pair`."""
+    """Write dy of a row, and dy * (x - mean), to the two rows of `pair`."""
     for k in range(0, width, SINGLES):
         gradient = load_singles(operands.dy, start + k)
         centred = load_singles(operands.x, start + k) - load_singles(pivot, k)
@@ -401,7 +401,7 @@ def _begin_pair(operands, start, width, pivot, pair):
 
 @inlined
 def _end_pair(operands, start, width, pivot, pair):
-    """Add dy of a row, and its products, to the two rows of `pair`."""
+    """Add dy of a row, and dy * (x - mean), to the two rows of `pair`."""
     values, far = pair
     for k in range(0, width, SINGLES):
         gradient = load_singles(operands.dy, start + k)
@@ -412,7 +412,7 @@ def _end_pair(operands, start, width, pivot, pair):
 
 @inlined
 def _add_strips(operands, part, first, pivot, running):
-    """Add up to four rows of the columns from `first` on, after adding them up in float32."""
+    """Add at most four rows of the columns from `first` on, after adding them up in float32."""
     start, stride, rows, width = part
     ahead = start + ahead_of_rows(rows, width) * stride
     for k in range(first, width, SINGLES):
@@ -491,9 +491,9 @@ def _write_rows(output, i, rows):
     The coefficients of wide rows exceed the first-level cache, so they are read once for several
     rows.
 
-    With streaming, only the ends of a row that share cache lines with other rows are not streamed:
-    an ordinary store prefetches neighbouring lines, and streaming to a line in a cache takes five
-    times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
+    With streaming, ordinary stores write only the ends of a row that share cache lines with other
+    rows. They prefetch neighbouring lines, and streaming to a line in a cache takes five times as
+    long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0

@@ -1,4 +1,4 @@
-"""Epilogues of the normalisation: types of operands whose loads and stores apply them.
+"""Types of operands that apply an epilogue of the normalisation when loaded or stored.
 
 Kernels are written for addresses of elements. If a ReLU or another activation follows the
 normalisation, one of these types replaces an address, and loads and stores (see `memory`) apply the
@@ -16,8 +16,8 @@ Marking       y: a store also writes one bit per element: whether 0 < y < ceilin
 WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
-The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. A
-ReLU without a ceiling has the ceiling infinity, and y = infinity counts as below the ceiling.
+The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. For
+a ReLU without a ceiling, the ceiling is infinity, and y = infinity counts as below it.
 
 The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
 vectors that are written to a Marking begin at multiples of eight elements.
@@ -36,7 +36,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-# The Numba types of parts of structures that are not addresses of elements.
+# The Numba types of a structure's parts that are not addresses of elements.
 _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
@@ -152,7 +152,7 @@ def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None)
         # padding contain the word: see `layout.mask_size`.
         zero = ir.Constant(_I64, 0)
         index = builder.select(builder.icmp_signed(">", count, zero), index, zero)
-    # Twice as many bits as lanes are read, because the bits of an index need not begin a byte.
+    # Twice as many bits as lanes are read, because the bit of `index` need not begin a byte.
     twice, once = ir.IntType(2 * lanes), ir.IntType(lanes)
     place = builder.gep(bits, [builder.lshr(index, ir.Constant(_I64, 3))])
     word = builder.load(builder.bitcast(place, twice.as_pointer()), align=1)
@@ -298,10 +298,10 @@ def _in_line(typingctx, out):
 
 @by_type
 def same_line(out):
-    """Return whether streaming the output also writes whole lines of the second output or mask.
+    """Return whether streaming also writes whole lines of a second output, or bytes of a mask.
 
-    It does if the second output begins at the same offset in a cache line as the first, or, for a
-    mask, if the vectors that are streamed begin at whole bytes of it.
+    It does if both outputs begin at the same offset in a cache line. With a mask, it does if the
+    output begins a cache line.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

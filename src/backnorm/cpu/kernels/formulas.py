@@ -9,7 +9,7 @@ backward, frozen statistics     dx = gain * dy
 forward and inference           y  = gain * ((x - mean) - shift) + slope
 the same in float32             y  = gain * (x - mean) + slope
 with a ReLU                     max(0, y), or max(0, y + residual); at most its ceiling
-with another activation         its value of y, or its gradient: see `activation`
+with another activation         its value at y, or its gradient: see `activation`
 ==============================  =========================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
@@ -113,7 +113,7 @@ def both_elements(x, dy, index, left, right):
 
 
 def in_pairs_of(dy):
-    """Whether two float64 vectors of the output become one vector of float32."""
+    """Whether the activation of two float64 vectors is computed in one float32 vector."""
     return isinstance(dy, Activation) and activation.in_singles(dy.dtype)
 
 
@@ -121,7 +121,7 @@ def in_pairs_of(dy):
 def in_pairs(dy, values):
     """Return whether writing two vectors at a time is faster; `values` is the coefficients' memory.
 
-    For float64 vectors it is faster only if two of them become one vector of the output.
+    For float64 vectors it is faster only if they become one float32 vector.
     """
     pairs = values.dtype == types.float32 or in_pairs_of(dy)
     return lambda dy, values: pairs
@@ -181,7 +181,7 @@ def solve_backward(sum_dy, sum_dy_xmu, count, scale):
     if count == 0:
         return splat(0.0), splat(0.0)
     elements = splat(float(count))
-    # In this order, a scale as large as 1/sqrt(smallest epsilon) does not overflow.
+    # In this order, scale², which overflows for the smallest epsilon, is not computed.
     return sum_dy / elements, scale * (scale * sum_dy_xmu / elements)
 
 

@@ -23,7 +23,7 @@ _OPTIONS = {
 }
 
 #: The dispatchers of all outlined functions, and LLVM attributes for them (see `build.frontend`).
-#: LLVM must not inline these functions: several callers share one, and optimising small functions
+#: LLVM must not inline these functions: several callers share each, and optimising small functions
 #: takes less time than optimising large ones.
 OUTLINED: list[tuple[Any, tuple[str, ...]]] = []
 

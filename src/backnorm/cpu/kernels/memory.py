@@ -1,10 +1,10 @@
 """Memory in Numba code: addresses, loads and stores of vectors.
 
 Kernels take addresses. Arrays are possible (tests use them), but Numba counts references to every
-array that a function takes, even an inlined one, which costs as much time as a short run of
-elements. Memory is contiguous. `storage` converts between the storage forms of elements. Loads are
-exact, and a store rounds once. Float32 vectors are not stored to float64 elements. They are stored
-to 16-bit elements only if all lanes are zero or normal (see `vector.sound`).
+array argument, even of inlined functions. This takes as long as computing a short run of elements.
+Memory is contiguous. `storage` converts elements to float64 or float32 and back. Loads are exact,
+and a store rounds once. Float32 vectors are not stored to float64 elements. They are stored to
+16-bit elements only if all lanes are zero or normal (see `vector.sound`).
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def store(typingctx, array, index, value):
 
 @intrinsic
 def stream(typingctx, array, index, value):
-    """Write a vector past the caches; the address must be a multiple of its lanes' size.
+    """Write a vector past the caches; the address must be a multiple of the vector's size.
 
     An ordinary store reads its cache line first. A streaming store does not, and does not evict
     other lines.
@@ -283,7 +283,7 @@ def stream(typingctx, array, index, value):
 
 @intrinsic
 def stored_sound(typingctx, array, left, right):
-    """Return whether the 16-bit elements of two float32 vectors prove that these are `sound`.
+    """Return whether the 16-bit elements of two float32 vectors prove the vectors `sound`.
 
     The elements are those that `store` will write, so they are computed once.
     """
@@ -327,7 +327,7 @@ def store_first(typingctx, array, index, count, value):
 def aligned_head(typingctx, array, index, step):
     """Return how many elements from `index` on precede the first aligned element.
 
-    An aligned address is a multiple of the size of `step` elements, a power of two.
+    An aligned address is a multiple of the size of `step` elements; `step` is a power of two.
     """
     if not accepts(array):
         return None

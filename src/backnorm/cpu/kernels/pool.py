@@ -141,13 +141,13 @@ def worker(slot):
 
 @inlined
 def _slot_cell(record, index):
-    """Return the address of the cells of a record for a participant's slot and the slot's state."""
+    """Return the address at which a record stores a participant's slot and the slot's state."""
     return record + 8 * (CLAIMED + LINE * index + 1)
 
 
 @inlined
 def _may_create():
-    """Return whether a thread may be created: the last failure is more than a second ago."""
+    """Return whether a thread may be created: there was no failure in the last second."""
     later = load_word(threads_data() + 8 * RETRY)
     return later == 0 or monotonic_ns() > later
 

@@ -1,6 +1,6 @@
 """Access to a record in kernels: its head by name, its cells, the addresses of elements.
 
-`backnorm.cpu.record` describes the record. Its `Kind` has the compile-time parameters of a kernel.
+`backnorm.cpu.record` describes the record. `Kind` has the compile-time parameters of a kernel.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Kind(types.Type):
         forward: y from x, with or without sums of x. backward: dx from x and dy. frozen: dx from dy
         alone.
     follows : {"", "relu", "activation"}
-        The epilogue. relu: y is limited to the range from 0 to the ceiling, and dy is 0 unless y
-        was within that range. activation: any other activation, only in a forward pass (see
+        The epilogue. relu: y is limited to the range from 0 to the ceiling, and dy counts as 0
+        unless 0 < y < ceiling. activation: any other activation, only in a forward pass (see
         `activation`).
     """
 
@@ -112,7 +112,7 @@ def _addressed(element_of: Any) -> Any:
     return at
 
 
-#: (kind, number): the number as an address of elements, of float32, of float64.
+#: (kind, number): the number as an address of elements, of float32 or of float64.
 values_at = _addressed(lambda kind: kind.element)
 singles_at = _addressed(lambda kind: types.float32)
 doubles_at = _addressed(lambda kind: types.float64)

@@ -1,14 +1,14 @@
 """The kernel for channels whose elements are in contiguous runs (NCX).
 
 The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
-elements, at least sixteen unless it is the only channel. Neighbouring channels are summed
+elements; `inner` is at least sixteen unless there is one channel. Neighbouring channels are summed
 together, a group at a time, so that memory is read in long runs even where segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
-long segment. Within a chunk, sums are plain vectors (in a backward pass with float32 arithmetic,
+long segment. Each chunk has running sums: see `sums` (in a backward pass with float32 arithmetic,
 four vectors are first added up in float32). The chunks of a block (`block` chunks) are added up as
 pairs, and blocks are added up in order. Chunks and blocks depend only on the shape, and a channel's
-sums depend only on the channel, so they have the same bits for every distribution of the work.
+sums depend only on the channel, so sums have the same bits for every distribution of the work.
 Terms of reproducible sums are put into `bins`; these sums have the same bits in any order.
 """
 
@@ -79,7 +79,7 @@ from backnorm.cpu.scratch import (
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
-# The prefetch distances in elements. Processors prefetch such runs themselves, but not beyond a
+# The prefetch distances in elements. Processors prefetch long runs themselves, but not beyond a
 # page of memory. A larger distance in sums would reach the next group of channels, which another
 # thread may take.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
@@ -151,7 +151,7 @@ def _output_of(kind, head, cells, sums):
 
 @inlined
 def _sum_item(kind, head, sums, output, item):
-    """Sum one block of a batch of groups of channels; if grouped, complete the channels."""
+    """Sum one block of a batch of groups; if grouped, sum all blocks and write the output."""
     group, batch = head.group, head.batch
     batches = (head.channels + group * batch - 1) // (group * batch)
     grouped = head.grouped != 0
@@ -246,7 +246,7 @@ def _write_item(head, output, item):
 
 @by_type
 def _sum_block(kind, head, operands, span, means, scratch):
-    """Add a block of channels to their pairs `scratch.part`, which are zero before.
+    """Add a block of channels to their pairs `scratch.part`, which must be zero.
 
     `span` is the block, the first channel, and the end of the channels.
     """
@@ -304,7 +304,7 @@ def _add_block(add, head, operands, span, means, running, pairs):
 
 @outlined
 def _sum_bins(head, operands, means, scratch, span, totals):
-    """Put blocks of channels into the bins of every lane, and then into `totals`."""
+    """Put the terms of blocks into the bins of every lane; add these up in `totals`."""
     start, stop, first, end = span
     outer, channels, inner = _extents(head)
     height, length, size = head.rows, head.length, head.block

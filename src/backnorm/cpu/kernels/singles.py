@@ -16,12 +16,11 @@ Output: a float32 element is used if it is zero or normal (`vector.sound`), for 
 - a zero is exact; or it is a product below 2^-150, which is nearer to zero than to any element; or
   its terms cancel, and these are not so small that they lose digits to underflow.
 
-A term of the formula has at most five roundings, including those of its coefficients, in addition
-to the error of the sums in these. `narrow_rows` sets the gain to NaN in channels whose coefficients
-or intermediate values may be too small for 24 bits in float32. No float32 element of such channels
-is used.
+A term of the formula has at most five roundings, including those of its coefficients but excluding
+those of sums. `narrow_rows` sets the gain to NaN in channels whose coefficients or intermediate
+values may be too small for 24 bits in float32. No float32 element of such channels is used.
 
-Sums: `add_strip` has at most four roundings per term, which is 2^-22 of the sum of magnitudes, and
+Sums: `add_strip` has at most four roundings per term, an error of 2^-22 of the sum of magnitudes;
 each term that underflows loses at most 2^-150. The sums are about m, the float32 nearest to the
 mean. `recentre` converts them to sums about the mean, and decides which sums are used. The bound
 also holds for the magnitudes about the mean, because no element is nearer to the mean than m:
@@ -78,8 +77,8 @@ from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 # Coefficients and shifts below this may lose bits to cancellation or underflow.
 _LEAST = 2.0**-100
 
-# A sum of products of fewer than 2^30 elements that is as large as this has lost less than 2^-40
-# of itself to underflow.
+# A sum of fewer than 2^30 products that is at least this large has lost less than 2^-40 of itself
+# to underflow.
 _LEAST_SUM = 2.0**-80
 
 
@@ -159,8 +158,8 @@ def both_hold(output, left, right):
     x, dy, out = output[:3]
     if left == Vec:
         return lambda output, left, right: True
-    # If a lane is zero, `stored_sound` cannot decide, and both vectors are examined again. A ReLU
-    # makes many zeros, a Hardswish some, and their gradients have as many.
+    # If a lane is zero, `stored_sound` cannot decide, and both vectors are examined again. A ReLU,
+    # a Hardswish and their gradients have many zeros.
     many_zeros = isinstance(x, Unread) or isinstance(dy, ReLU | Activation)
     if many_zeros or not tells_sound(out.dtype):
         return lambda output, left, right: both_sound(left, right)
@@ -273,8 +272,7 @@ def repeat_first(rows, width):
 def add_strip(operands, i, apart, mean, totals):
     """Add four vectors of elements, `apart` elements apart, to the four `totals`.
 
-    The totals are the sums of dy, for the first and the last eight lanes, and the sums of products,
-    for the first and the last eight lanes.
+    The totals are the sums of dy in the first and in the last eight lanes, then those of products.
     """
     x, dy = operands
     d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
@@ -305,7 +303,7 @@ def _pair(operands, i, count, mean):
 
 @inlined
 def end_strip(operands, i, mean, before, totals):
-    """Add the last vector of a strip to the totals, and the sums of the first three.
+    """Add the last vector of a strip, and the sums of the first three, to the totals.
 
     `before` has the sum and the sum of products of the first two vectors, and those of the third.
     """

@@ -26,7 +26,7 @@ _READY = SLOTS["ready"]
 
 @inlined
 def before(kind, head, cells, index, table, extents, own):
-    """Fill the table of channels as the record says; participants but the caller wait for it.
+    """Fill the table of channels as the record says; participants other than the caller wait.
 
     If a channel is invalid, the call is cancelled. If the caller runs the kernel again, the table
     is already filled.
@@ -80,7 +80,7 @@ def after(kind, head, table):
 
 @by_type
 def _wider(kind, bits):
-    """Return whether statistics of `bits` bits have another type than the elements."""
+    """Return whether statistics of `bits` bits have a wider type than the elements."""
     own = kind.element.bitwidth
     return lambda kind, bits: bits > own
 
@@ -197,7 +197,7 @@ def _put(out, channels, c, of):
 
 @by_type
 def _finish_to(at, kind, head, table):
-    """Write the results to statistics, whose addresses and type `at` reads from the record."""
+    """Write the results as statistics; `at` makes typed addresses of numbers in the record."""
 
     def backward(at, kind, head, table):
         of_channels.finish_backward(table, at(kind, head.result), at(kind, head.result_2))

@@ -94,8 +94,8 @@ def narrow_sound(builder: Any, single: Any, dtype: Any, lanes: int) -> Any:
 def splits(dtype: Any) -> bool:
     """Whether even and odd elements are converted separately.
 
-    This is so for bfloat16 on processors with AVX2 but without AVX-512. Two elements are a word of
-    32 bits: a shift makes the even element a float32, and a mask the odd element. No lane is moved
+    This is so for bfloat16 on processors with AVX2 but without AVX-512. A 32-bit word has two
+    elements: a shift turns the even one into a float32, and a mask the odd one. No lane is moved
     across a register, and joining the elements again is one instruction instead of three.
     """
     return dtype == types.int16 and tells_sound(dtype)
@@ -126,7 +126,7 @@ def split_narrow(builder: Any, single: Any) -> Any:
 
 
 def tells_sound(dtype: Any) -> bool:
-    """Whether `surely_sound` is faster than `vector.sound`, since it has twice as many lanes.
+    """Whether `surely_sound` is faster than `vector.sound`, as it tests twice the lanes at once.
 
     With AVX-512, `vector.sound` is one instruction and is used instead.
     """
@@ -145,7 +145,7 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     kind = raws[0].type
     lanes = kind.count
     if dtype == types.int16:
-        # As signed integers, patterns with an exponent of all zeros or all ones are small.
+        # As signed integers, doubled patterns with all zeros or all ones in the exponent are small.
         name, end, least = "umin", "abs", 0x101
     else:
         # After subtracting 1, zero is the largest, and no finite number is more than 0xF7FD.
@@ -247,7 +247,7 @@ def _half_to_single(builder: Any, raw: Any, lanes: int | None) -> Any:
     moved = builder.shl(
         builder.and_(half, _constant(_I32, 0x7FFF, lanes)), _constant(_I32, 13, lanes)
     )
-    # The exponent's bias is 112 less; the product is exact, also for subnormal halves.
+    # Float16's exponent bias is 112 less; the product is exact, also for subnormal halves.
     scaled = builder.fmul(builder.bitcast(moved, single), _constant(_FLOAT, 2.0**112, lanes))
     special = builder.icmp_unsigned(">=", moved, _constant(_I32, 0x7C00 << 13, lanes))
     kept = builder.or_(moved, _constant(_I32, 0x7F800000, lanes))

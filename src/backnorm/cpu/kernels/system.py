@@ -47,7 +47,7 @@ def _c_function(
 ) -> Any:
     """Return the emitter of a call of a function of the C library.
 
-    On other systems, a function that only Linux has (`linux`) is not called; the result is -1.
+    With `linux`, the function is called only on Linux; on other systems the result is -1.
     """
 
     def emit(builder, *values):
@@ -146,8 +146,8 @@ def call_kernel(builder, function, record, index):
     """Call a kernel by its address, in the standard floating-point mode; return its result.
 
     The mode is round to nearest, with subnormal numbers; the thread's own mode is restored after
-    the call. The mode is set around the kernel because the compiler would move arithmetic past
-    instructions within it.
+    the call. An instruction within the kernel cannot set the mode: the compiler would move
+    arithmetic past it.
     """
     shape = ir.FunctionType(_I64, [_I64, _I64])
     target = builder.inttoptr(function, shape.as_pointer())
@@ -206,7 +206,7 @@ def _futex(builder, address, operation, value, timeout):
 
 @inlined
 def futex_wait(address, value):
-    """Sleep until woken at a word, or return if the word has another value. May wake spuriously."""
+    """Sleep until woken at `address`, or return if its word is not `value`. May wake spuriously."""
     _futex(address, _FUTEX_WAIT, value & 0xFFFFFFFF, 0)
 
 
@@ -295,7 +295,7 @@ def _prctl(builder, option, name):
 
 @inlined
 def set_thread_name():
-    """Set the name of this thread that the system shows."""
+    """Set the name that the system shows for this thread."""
     name = stack_8_words()
     store_word(name, _NAME)
     store_word(name + 8, 0)

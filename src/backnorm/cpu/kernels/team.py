@@ -1,6 +1,6 @@
 """The call of a stage: by the caller alone, by PyTorch's OpenMP team, or with workers of the pool.
 
-A stage (`cpu.stage`) runs its kernel by `bn_run`, again if the time limit has passed. When `bn_run`
+A stage (`cpu.stage`) calls `bn_run`, and calls it again if the time limit has passed. When `bn_run`
 returns, no other thread accesses the record.
 """
 
@@ -27,7 +27,7 @@ _ARRIVED, _OPENED = 8 * SLOTS["arrived"], 8 * SLOTS["opened"]
 _REFUSED = 8 * SLOTS["refused"]
 _LIMIT, _DEADLINE = 8 * SLOTS["limit"], 8 * SLOTS["deadline"]
 
-# Calls with at most this number of items end before the deadline would be checked.
+# Calls with at most this number of items have no deadline.
 _FEW = 2
 
 _member = address_of("bn_member")
@@ -111,7 +111,7 @@ def _run(record, header):
         start_helpers(record, participants - 1)
         call_kernel(function, record, 0)
         join_helpers(record, participants - 1)
-    # `record.cancel` sets the number of items to 0.
+    # After `record.cancel`, both numbers are 0.
     if load_acquire(record + _DONE) != load_word(record + _ITEMS):
         return 0
     return call_kernel(function, record, JOINED)

@@ -25,7 +25,7 @@ _AHEAD = 2048
 def add_rows(operands, part, pivot, running):
     """Add a few rows to the running sums of their columns.
 
-    `part` is the first element, the distance and number of rows, and the number of columns.
+    `part` is the first element, the distance of two rows, and the numbers of rows and columns.
     """
     start, stride, rows, width = part
     run, pitch = running
@@ -49,9 +49,9 @@ def add_rows(operands, part, pivot, running):
 def ahead_of_rows(rows, width):
     """Return how many rows in advance a row is prefetched if `rows` are read side by side.
 
-    In a model, x is in no cache when its backward pass begins, and at best in the shared cache when
-    its forward pass begins; the same is true for dy. Processors do not prefetch rows that are read
-    side by side or in tiles, and never beyond a page.
+    In a model, x is in no cache when its backward pass begins; dy is at best in the shared cache.
+    So is x when its forward pass begins. Processors do not prefetch rows that are read side by side
+    or in tiles, and never beyond a page.
     """
     return max(rows, _AHEAD // width + 1)
 
@@ -121,8 +121,9 @@ def _add_wide(operands, part, pivot, running):
     """Add rows of whole tiles of 64 columns, if registers suffice; return where the tiles end.
 
     Sums are loaded and stored as often as in narrow tiles, but the overhead of a tile is divided
-    among four times as many columns. A float32 backward pass of NXC takes 0.96 of the time if the
-    arrays are in the caches, and 0.91 for (16, 128, 17, 16) (one thread of an Intel Xeon).
+    among four times as many columns. A float32 backward pass of NXC takes 0.96 of the time of
+    narrow tiles if arrays are in the caches; (16, 128, 17, 16) takes 0.91 (one thread of an Intel
+    Xeon).
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

@@ -3,8 +3,8 @@
 A kernel is a readable Python loop over values of type ``Vec`` (float64), ``Singles`` (float32) or
 ``EvenOdd`` (float32, with the even lanes before the odd lanes; see `storage.split_widen`). The
 machine code is explicit: a vector is one register (two with AVX2, four with NEON), and fused
-operations are called by name. The kernels do not rely on LLVM's vectoriser, whose speed varied
-fivefold with the shape of the arrays.
+operations are called by name. The kernels do not rely on LLVM's vectoriser, whose code varied
+fivefold in speed with the shape of the arrays.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _VecModel(models.PrimitiveModel):
 def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """Emit a mask of the first `count` lanes.
 
-    It is computed from 32-bit numbers, in one or two registers; 64-bit numbers would need four.
+    32-bit numbers need one or two registers for it; 64-bit numbers would need four.
     """
     least, most = ir.Constant(count.type, 0), ir.Constant(count.type, lanes)
     count = builder.select(builder.icmp_signed("<", count, most), count, most)
@@ -366,8 +366,8 @@ def _doubtful(builder: Any, values: Any) -> Any:
 
     This is for processors without vfpclassps. Doubling the bit pattern as an integer removes the
     sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
-    before 2^32. As signed integers, both have a small magnitude. Other numbers with a small
-    magnitude are 2^-126, and zero, which a subtraction excludes.
+    before 2^32. As signed integers, both have a small magnitude. So do 2^-126 and zero; a
+    subtraction excludes zero.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))

@@ -2,9 +2,9 @@
 
 `bn_xla_handler` is one C function for all kernels. It copies the record of the call, fills in the
 addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, also
-run it. The caller never waits for a task to start, only for items in progress. A task may start
-after the call, and then finds no item. Therefore the record has a reference count, and the last
-participant frees it.
+run the kernel. The caller never waits for a task to start, only for items in progress. A task may
+start after the call, and then finds no item. Therefore the record has a reference count, and the
+last participant frees it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
 library's data `bn_environment` depends on the process: the version of XLA's API and the addresses
@@ -141,7 +141,7 @@ def _run(block):
 
 @outlined
 def _helpers(frame):
-    """Return the number of tasks to schedule: as many as requested, if XLA has the threads."""
+    """Return how many tasks to schedule: as many as requested, but at most XLA's threads."""
     requested = call_attribute(frame, HELPERS)
     if requested == 0:
         return 0
