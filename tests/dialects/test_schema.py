@@ -264,7 +264,7 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
             assert layout in ("NCX", "NXC")
 
 
-@pytest.mark.parametrize(
+PAGE_SCRIPTS = pytest.mark.parametrize(
     "script",
     [
         "make_conformance_page.py",
@@ -272,6 +272,19 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
         "make_features_page.py",
     ],
 )
+
+
+@PAGE_SCRIPTS
+@pytest.mark.parametrize(("flag", "status"), [("--help", 0), ("--chek", 2)])
+def test_script_with_help_or_an_unknown_flag_only_prints_its_usage(script, flag, status):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), flag], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert f"usage: {script} [-h]" in done.stdout + done.stderr
+
+
+@PAGE_SCRIPTS
 def test_the_committed_pages_are_current(script):
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), "--check"],
