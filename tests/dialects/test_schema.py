@@ -15,12 +15,14 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+from backnorm.dialects.operator import Operator
 from backnorm.dialects.registry import DIALECTS, PARTS, operator, operators, parts
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
     REQUIRED,
     AttributeSpec,
     FormatSpec,
+    Phrases,
     TensorSpec,
     data,
     type_rules,
@@ -53,6 +55,9 @@ X, DY = data("x", "x", "T"), data("dy", "dy", "T")
          "inputs: the role of dout (each role once): got 'dout'"),
         ({"inputs": (TensorSpec("x", "x", "T", "dense"),)}, "inputs: the kind of x: got 'dense'"),
         ({"inputs": (X,)}, "inputs: the roles: got ['x']; expected 'dy'"),
+        ({"inputs": (X, DY, data("mean", "mean", "T"), data("scale", "gamma", "T"))},
+         "inputs: the roles: got ['dy', 'gamma', 'mean', 'x']; "
+         "expected 'variance' or 'inverse_deviation'"),
         ({"inputs": (X, X, DY)},
          "inputs: the role of x (each role once): got 'x'; expected 'dy' or"),
         ({"inputs": X}, "inputs: got 'TensorSpec'; expected 'tuple'"),
@@ -77,13 +82,54 @@ X, DY = data("x", "x", "T"), data("dy", "dy", "T")
          "formats: the layout of NHWC: got 'NHWC'; expected 'NCX' or 'NXC'"),
         ({"formats": FormatSpec("NHWC", "NXC")}, "formats: got 'FormatSpec'; expected 'tuple'"),
         ({"formats": ("NHWC",)}, "formats: got 'str'; expected 'FormatSpec'"),
+        ({"formats": (FormatSpec("NHWC", "NXC"), FormatSpec("NCHW", "NCX"))},
+         "attributes: the roles, with several formats: got ['epsilon']; expected 'data_format'"),
         ({"ranks": [2, 5]}, "ranks: got 'list'; expected 'tuple'"),
+        ({"inputs_together": (("gamma", "bta"),)},
+         "inputs_together (optional inputs): got 'gamma'; expected none"),
+        ({"outputs_together": (("gamma_delta", "beta_delta"),)},
+         "outputs_together (optional outputs): got 'gamma_delta'; expected none"),
+        ({"source": "nGraph {name}"}, "source: the name in braces: got 'name'; expected 'op'"),
+        ({"phrases": Phrases(rank="{x} must have rank {ranks}")},
+         "phrases: the name in braces in rank: got 'x'; expected 'ranks'"),
+        ({"phrases": Phrases(gradient_shape="needs {channels} channels")},
+         "phrases: the name in braces in gradient_shape: got 'channels'; expected 'x'"),
+        ({"phrases": Phrases(gradient_type="as {}")},
+         "phrases: the name in braces in gradient_type: got ''; expected 'x'"),
+        ({"phrases": Phrases(channel_rank="rank 1, {shape}")},
+         "phrases: the name in braces in channel_rank: got 'shape'; expected 'x'"),
+        ({"phrases": Phrases(channel_size="{channel} channels")},
+         "phrases: the name in braces in channel_size: got 'channel'; expected 'x' or"),
+        ({"phrases": Phrases(channel_shapes="as {x}")},
+         "phrases: the name in braces in channel_shapes: got 'x'; expected none"),
     ],
 )  # fmt: skip
 def test_table_with_a_wrong_word_or_type_is_an_error(changes, words):
     schema = operator("ngraph", "BatchNormTrainingBackprop").schema
     with pytest.raises(ValueError, match=re.escape(f"ngraph.{schema.op}: {words}")):
         replace(schema, **changes)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("epsilom",), "got eps; expected epsilom"),
+        ((), "got eps; expected no others"),
+        (("eps", "layout"), "got too few; expected layout"),
+    ],
+)
+def test_class_with_other_parameters_than_its_tables_is_an_error(names, words):
+    specs = tuple(AttributeSpec(name, "f32") for name in names)
+    schema = replace(
+        operator("ngraph", "BatchNormTrainingBackprop").schema,
+        dialect="acme", op="grad", attributes=specs,
+    )  # fmt: skip
+
+    def call(self, input, gamma, beta, mean, variance, delta, eps, *, arithmetic=None):
+        """Gradients."""
+
+    with pytest.raises(ValueError, match=f"^acme.grad: the parameters must .*tables; {words}$"):
+        type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
 
 
 def test_the_operators_of_every_specification():
@@ -184,8 +230,6 @@ def test_a_schema_is_consistent(schema):
     for attribute in schema.attributes:
         if attribute.choices and not attribute.required:
             assert attribute.default in attribute.choices
-    together = [name for group in schema.inputs_together for name in group]
-    assert set(together) <= {t.name for t in schema.inputs if not t.required}
 
 
 def signature_names(function):
