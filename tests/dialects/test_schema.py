@@ -132,6 +132,27 @@ def test_class_with_other_parameters_than_its_tables_is_an_error(names, words):
         type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
 
 
+@pytest.mark.parametrize(("dialect", "op"), OPERATORS)
+def test_schema_has_the_names_of_its_dialect_and_operator_in_the_registry(dialect, op):
+    schemas = operator(dialect, op).schemas.values()
+    assert {(schema.dialect, schema.op) for schema in schemas} == {(dialect, op)}
+
+
+@pytest.mark.parametrize("name", sorted({*DIALECTS.values(), *PARTS.values()}))
+def test_module_of_a_dialect_exports_its_operators(name):
+    module = importlib.import_module(name)
+    for table in ("OPERATORS", "PARTS"):
+        functions = getattr(module, table, None)
+        assert functions is None or {table, *functions} <= {*module.__all__}
+
+
+def test_number_of_dialects_on_the_pages_is_that_of_the_registry():
+    number = {10: "ten", 11: "eleven", 12: "twelve"}[len(DIALECTS)]
+    pages = [(SCRIPTS.parent / name).read_text("utf-8") for name in ("README.md", "CHANGELOG.md")]
+    assert f"One operator, {number} specifications" in pages[0]
+    assert f"{number.capitalize()} dialects" in pages[1]
+
+
 def test_the_operators_of_every_specification():
     assert OPERATORS == [
         ("onednn_graph", "BatchNormTrainingBackward"),
