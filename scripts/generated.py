@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["between", "write_or_check"]
+__all__ = ["between", "options", "write_or_check"]
 
 
-def write_or_check(texts: Mapping[Path, str]) -> int:
-    """Write files; with --check, name those that are not current, and write nothing.
+def options(document: str | None, **flags: str) -> argparse.Namespace:
+    """Return the options of the command line: `check`, and the flags, given with their help.
+
+    `document` is the docstring of the script.
+    """
+    parser = argparse.ArgumentParser(description=(document or "").partition("\n")[0])
+    flags["check"] = "name what is not current, and write nothing"
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    return parser.parse_args()
+
+
+def write_or_check(texts: Mapping[Path, str], *, check: bool) -> int:
+    """Write files; if `check`, name those that are not current, and write nothing.
 
     Return the exit status of the script.
     """
@@ -19,7 +32,7 @@ def write_or_check(texts: Mapping[Path, str]) -> int:
         for path, text in texts.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
-    if "--check" in sys.argv[1:]:
+    if check:
         if stale:
             names = ", ".join(path.name for path in stale)
             print(f"not current: {names}; run scripts/{Path(sys.argv[0]).name}", file=sys.stderr)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, bound
 from conformance_field import REPRODUCTION, measured
-from generated import between, write_or_check
+from generated import between, options, write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "docs" / "conformance.json"
@@ -207,13 +206,15 @@ def draw_overview(points: dict[str, list[list[float]]], path: Path) -> None:
 
 def main() -> int:
     """Write the page and the pictures; with --check, say whether the page is current."""
-    if "--measure" in sys.argv[1:]:
+    requested = options(__doc__, measure="first run every implementation, in five minutes")
+    if requested.measure:
         RESULT.write_text(json.dumps(measured(), indent=1) + "\n", encoding="utf-8")
     result = json.loads(RESULT.read_text(encoding="utf-8"))
-    if "--check" not in sys.argv[1:]:
+    if not requested.check:
         draw(result["points"], PICTURE)
         draw_overview(result["points"], OVERVIEW)
-    return write_or_check({PAGE: page(PAGE.read_text(encoding="utf-8"), result)})
+    pages = {PAGE: page(PAGE.read_text(encoding="utf-8"), result)}
+    return write_or_check(pages, check=requested.check)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Write docs/dialects.md from the operators' own descriptions.
 
-With --check: say whether the page is current, and write nothing.
-
 Usage: python scripts/make_dialects_page.py [--check]
 """
 
@@ -18,7 +16,7 @@ from typing import NamedTuple, cast
 from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorRole, TensorSpec
 from backnorm.signature import SIGNATURES
-from generated import write_or_check
+from generated import options, write_or_check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 
@@ -437,4 +435,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(write_or_check({PAGE: page()}))
+    is_check = options(__doc__).check
+    raise SystemExit(write_or_check({PAGE: page()}, check=is_check))

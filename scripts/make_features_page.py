@@ -1,7 +1,5 @@
 """Write docs/features.md from tests/frameworks/features.toml, whose tests must exist.
 
-With --check: say whether the page is current, and write nothing.
-
 Usage: python scripts/make_features_page.py [--check]
 """
 
@@ -15,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from generated import write_or_check
+from generated import options, write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "features.md"
@@ -94,11 +92,12 @@ def _functions(file: Path) -> frozenset[str]:
 
 def main() -> int:
     """Write the page; with --check, say whether it is current."""
+    is_check = options(__doc__).check
     wrong = list(missing())
     if wrong:
         print("\n".join([f"{SOURCE.name}:", *wrong]), file=sys.stderr)
         return 1
-    return write_or_check({PAGE: page()})
+    return write_or_check({PAGE: page()}, check=is_check)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from benchmarks.results import (
     read,
     shape_text,
 )
-from scripts.generated import between
+from scripts.generated import between, options
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = Path("docs/bench")
@@ -595,8 +595,9 @@ def _whole_milliseconds(seconds: float) -> str:
 
 def main() -> int:
     """Write pages and plots, or with --check report the pages that are not current."""
+    is_check = options(__doc__).check
     found = pages(ROOT)
-    if "--check" in sys.argv[1:]:
+    if is_check:
         old = [path for path, text in found.items() if path.read_text(encoding="utf-8") != text]
         for path in old:
             print(f"{path.relative_to(ROOT)} is not current: run "

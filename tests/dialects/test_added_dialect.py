@@ -23,7 +23,8 @@ from tests.crashers import cases, driver, subjects
 from tests.crashers.test_crashers import fault
 from tests.pages import run
 
-ON_PAGE = run("docs/how-to/add-a-dialect.md", __name__="acme")["norm_grad"]
+PAGE = run("docs/how-to/add-a-dialect.md", __name__="acme")
+ON_PAGE = PAGE["norm_grad"]
 (RULES,) = ON_PAGE.rules
 
 
@@ -67,10 +68,15 @@ def acme(monkeypatch, request):
     return found
 
 
+def test_module_on_the_page_exports_its_operators():
+    assert {*PAGE["__all__"]} == {"OPERATORS", *PAGE["OPERATORS"]}
+
+
 def test_operators_pass_the_tests_of_tables(acme, required):
     for op, found in acme.items():
         of_schema.test_operator_has_a_docstring_of_its_own_and_types_of_its_choices("acme", op)
         of_schema.test_call_parameters_have_the_names_order_and_defaults_of_the_table("acme", op)
+        of_schema.test_schema_has_the_names_of_its_dialect_and_operator_in_the_registry("acme", op)
         of_schema.test_a_schema_is_plain_json(found.schema)
         of_schema.test_a_schema_is_consistent(found.schema)
         of_schema.test_every_type_rule_runs_and_gives_the_described_outputs(found.schema, required)

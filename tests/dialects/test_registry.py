@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from backnorm import BacknormError, batch_norm_backward, batch_norm_forward, batch_norm_inference
+from backnorm.dialects import registry
 from backnorm.dialects.registry import (
     DIALECTS,
     PARTS,
@@ -171,6 +172,13 @@ def test_functions_are_no_operators(dialect):
     assert parts("cudnn") == parts("nope") == {}
     with pytest.raises(TypeError, match=r"dialect: must be a string"):
         parts(3)
+
+
+def test_dialect_without_a_module_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(registry, "DIALECTS", {"akme": "backnorm.dialects.akme"})
+    with pytest.raises(ModuleNotFoundError, match="akme") as error:
+        registry.operators("akme")
+    assert error.value.__notes__ == ["DIALECTS must have names of modules; got 'akme'"]
 
 
 def test_dialects_are_imported_when_they_are_asked_for():

@@ -15,12 +15,14 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+from backnorm.dialects.operator import Operator
 from backnorm.dialects.registry import DIALECTS, PARTS, operator, operators, parts
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
     REQUIRED,
     AttributeSpec,
     FormatSpec,
+    Phrases,
     TensorSpec,
     data,
     type_rules,
@@ -53,6 +55,9 @@ X, DY = data("x", "x", "T"), data("dy", "dy", "T")
          "inputs: the role of dout (each role once): got 'dout'"),
         ({"inputs": (TensorSpec("x", "x", "T", "dense"),)}, "inputs: the kind of x: got 'dense'"),
         ({"inputs": (X,)}, "inputs: the roles: got ['x']; expected 'dy'"),
+        ({"inputs": (X, DY, data("mean", "mean", "T"), data("scale", "gamma", "T"))},
+         "inputs: the roles: got ['dy', 'gamma', 'mean', 'x']; "
+         "expected 'variance' or 'inverse_deviation'"),
         ({"inputs": (X, X, DY)},
          "inputs: the role of x (each role once): got 'x'; expected 'dy' or"),
         ({"inputs": X}, "inputs: got 'TensorSpec'; expected 'tuple'"),
@@ -77,13 +82,75 @@ X, DY = data("x", "x", "T"), data("dy", "dy", "T")
          "formats: the layout of NHWC: got 'NHWC'; expected 'NCX' or 'NXC'"),
         ({"formats": FormatSpec("NHWC", "NXC")}, "formats: got 'FormatSpec'; expected 'tuple'"),
         ({"formats": ("NHWC",)}, "formats: got 'str'; expected 'FormatSpec'"),
+        ({"formats": (FormatSpec("NHWC", "NXC"), FormatSpec("NCHW", "NCX"))},
+         "attributes: the roles, with several formats: got ['epsilon']; expected 'data_format'"),
         ({"ranks": [2, 5]}, "ranks: got 'list'; expected 'tuple'"),
+        ({"inputs_together": (("gamma", "bta"),)},
+         "inputs_together (optional inputs): got 'gamma'; expected none"),
+        ({"outputs_together": (("gamma_delta", "beta_delta"),)},
+         "outputs_together (optional outputs): got 'gamma_delta'; expected none"),
+        ({"source": "nGraph {name}"}, "source: the name in braces: got 'name'; expected 'op'"),
+        ({"phrases": Phrases(rank="{x} must have rank {ranks}")},
+         "phrases: the name in braces in rank: got 'x'; expected 'ranks'"),
+        ({"phrases": Phrases(gradient_shape="needs {channels} channels")},
+         "phrases: the name in braces in gradient_shape: got 'channels'; expected 'x'"),
+        ({"phrases": Phrases(gradient_type="as {}")},
+         "phrases: the name in braces in gradient_type: got ''; expected 'x'"),
+        ({"phrases": Phrases(channel_rank="rank 1, {shape}")},
+         "phrases: the name in braces in channel_rank: got 'shape'; expected 'x'"),
+        ({"phrases": Phrases(channel_size="{channel} channels")},
+         "phrases: the name in braces in channel_size: got 'channel'; expected 'x' or"),
+        ({"phrases": Phrases(channel_shapes="as {x}")},
+         "phrases: the name in braces in channel_shapes: got 'x'; expected none"),
     ],
 )  # fmt: skip
 def test_table_with_a_wrong_word_or_type_is_an_error(changes, words):
     schema = operator("ngraph", "BatchNormTrainingBackprop").schema
     with pytest.raises(ValueError, match=re.escape(f"ngraph.{schema.op}: {words}")):
         replace(schema, **changes)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("epsilom",), "got eps; expected epsilom"),
+        ((), "got eps; expected no others"),
+        (("eps", "layout"), "got too few; expected layout"),
+    ],
+)
+def test_class_with_other_parameters_than_its_tables_is_an_error(names, words):
+    specs = tuple(AttributeSpec(name, "f32") for name in names)
+    schema = replace(
+        operator("ngraph", "BatchNormTrainingBackprop").schema,
+        dialect="acme", op="grad", attributes=specs,
+    )  # fmt: skip
+
+    def call(self, input, gamma, beta, mean, variance, delta, eps, *, arithmetic=None):
+        """Gradients."""
+
+    with pytest.raises(ValueError, match=f"^acme.grad: the parameters must .*tables; {words}$"):
+        type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
+
+
+@pytest.mark.parametrize(("dialect", "op"), OPERATORS)
+def test_schema_has_the_names_of_its_dialect_and_operator_in_the_registry(dialect, op):
+    schemas = operator(dialect, op).schemas.values()
+    assert {(schema.dialect, schema.op) for schema in schemas} == {(dialect, op)}
+
+
+@pytest.mark.parametrize("name", sorted({*DIALECTS.values(), *PARTS.values()}))
+def test_module_of_a_dialect_exports_its_operators(name):
+    module = importlib.import_module(name)
+    for table in ("OPERATORS", "PARTS"):
+        functions = getattr(module, table, None)
+        assert functions is None or {table, *functions} <= {*module.__all__}
+
+
+def test_number_of_dialects_on_the_pages_is_that_of_the_registry():
+    number = {10: "ten", 11: "eleven", 12: "twelve"}[len(DIALECTS)]
+    pages = [(SCRIPTS.parent / name).read_text("utf-8") for name in ("README.md", "CHANGELOG.md")]
+    assert f"One operator, {number} specifications" in pages[0]
+    assert f"{number.capitalize()} dialects" in pages[1]
 
 
 def test_the_operators_of_every_specification():
@@ -184,8 +251,6 @@ def test_a_schema_is_consistent(schema):
     for attribute in schema.attributes:
         if attribute.choices and not attribute.required:
             assert attribute.default in attribute.choices
-    together = [name for group in schema.inputs_together for name in group]
-    assert set(together) <= {t.name for t in schema.inputs if not t.required}
 
 
 def signature_names(function):
@@ -264,7 +329,7 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
             assert layout in ("NCX", "NXC")
 
 
-@pytest.mark.parametrize(
+PAGE_SCRIPTS = pytest.mark.parametrize(
     "script",
     [
         "make_conformance_page.py",
@@ -272,6 +337,19 @@ def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
         "make_features_page.py",
     ],
 )
+
+
+@PAGE_SCRIPTS
+@pytest.mark.parametrize(("flag", "status"), [("--help", 0), ("--chek", 2)])
+def test_script_with_help_or_an_unknown_flag_only_prints_its_usage(script, flag, status):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), flag], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert f"usage: {script} [-h]" in done.stdout + done.stderr
+
+
+@PAGE_SCRIPTS
 def test_the_committed_pages_are_current(script):
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), "--check"],

@@ -7,7 +7,7 @@ before it is called, attributes are read from the signature of ``__init__`` and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,8 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     call = _parameters(function)
     parameters = _parameters(cls.__init__) if is_configured else call
     by_name = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
+    if not is_function and rules.revision is None:
+        _check_parameters(rules, [*dict.fromkeys([*call, *parameters])])
     text = _sections(function)
     of_attributes = _sections(cls) if is_configured else text
     inputs = _entries(text.get("Parameters", ""))
@@ -54,6 +56,20 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
         choice=next((choice for choice in _CHOICES if choice in call), "all"),
         takes_memory=rules.outputs[0].name in call.keys() - known,
     )
+
+
+def _check_parameters(rules: OperatorSchema, parameters: Sequence[str]) -> None:
+    """Raise if the parameters of an operator are not the inputs and attributes of its tables."""
+    names = [*(t.name for t in rules.inputs), *(a.name for a in rules.attributes)]
+    known = {*names, *_CHOICES, rules.outputs[0].name, "self", "arithmetic"}
+    missing = [name for name in names if name not in parameters]
+    others = [name for name in parameters if name not in known]
+    if missing or others:
+        raise ValueError(
+            f"{rules.dialect}.{rules.op}: the parameters must be the inputs and attributes of the "
+            f"tables; got {', '.join(others) or 'too few'}; "
+            f"expected {', '.join(missing) or 'no others'}"
+        )
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:

@@ -75,9 +75,14 @@ def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:
         raise ArgumentValueError(
             "dialect", "unknown dialect", came=shown(dialect), accepted=", ".join(DIALECTS)
         )
-    found: Mapping[str, Operator | type[Operator]] = importlib.import_module(
-        DIALECTS[dialect]
-    ).OPERATORS
+    name = DIALECTS[dialect]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            error.add_note(f"DIALECTS must have names of modules; got {dialect!r}")
+        raise
+    found: Mapping[str, Operator | type[Operator]] = module.OPERATORS
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from string import Formatter
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -219,14 +220,25 @@ def type_rules(**types: str) -> tuple[TypeRule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """The dialect's wording of errors. Fields in braces: x, channels, shape."""
+    """The dialect's wording of errors.
+
+    Attributes
+    ----------
+    rank : str
+        ``{ranks}`` in it stands for the accepted ranks.
+    gradient_shape, gradient_type, channel_rank : str
+        ``{x}`` stands for the name of x.
+    channel_size : str
+        ``{x}``, and ``{channels}`` and ``{shape}``: the number of channels, the tensor's shape.
+    channel_shapes : str, optional
+        Only for dialects that first compare the per-channel shapes with each other. No braces.
+    """
 
     rank: str = "must have rank {ranks}"
     gradient_shape: str = "must have the shape of {x}"
     gradient_type: str = "must have the element type of {x}"
     channel_rank: str = "must have rank 1"
     channel_size: str = "must hold one value per channel of {x}"
-    #: Only for dialects that first compare the per-channel shapes with each other.
     channel_shapes: str | None = None
 
 
@@ -313,7 +325,7 @@ class OperatorSchema:
         """Raise for a wrong word or type, which would make kernels read absent operands."""
         for name, came, accepted in self._words():
             if came not in accepted:
-                expected = " or ".join(map(repr, accepted))
+                expected = " or ".join(map(repr, accepted)) or "none"
                 operator = f"{self.dialect}.{self.op}"
                 raise ValueError(f"{operator}: {name}: got {came!r}; expected {expected}")
 
@@ -337,12 +349,18 @@ class OperatorSchema:
                 if spec.role not in ("ignored", "empty", None):
                     roles.remove(spec.role)
         names = {tensor.role for tensor in self.inputs}
-        names |= {"variance"} if "inverse_deviation" in names else set()
         # An operator that computes a part of a gradient may have no statistics.
         if self.operation in ("backward", "forward", "inference"):
             for operand in SIGNATURES[self.operation].operands:
-                if operand.required and operand.name not in names:
-                    yield "inputs: the roles", sorted(names), [operand.name]
+                accepted_roles = [operand.name]
+                if operand.name == "variance":
+                    accepted_roles.append("inverse_deviation")
+                if operand.required and names.isdisjoint(accepted_roles):
+                    yield "inputs: the roles", sorted(names), accepted_roles
+        for table in ("inputs", "outputs"):
+            optional = [tensor.name for tensor in getattr(self, table) if not tensor.required]
+            for name in (name for group in getattr(self, f"{table}_together") for name in group):
+                yield f"{table}_together (optional {table})", name, optional
         for name in (name for rule in self.type_rules for name in (rule.data, *rule.channel)):
             yield "type_rules", name, ELEMENT_TYPE_NAMES
         for spec in self.attributes:
@@ -352,6 +370,14 @@ class OperatorSchema:
                 yield choices, {*spec.choices}, [{form.name for form in self.formats}]
             if spec.required and spec.role in (None, "reduced_axes") and spec.usual is None:
                 yield f"attributes: the usual value of {spec.name}", None, ["a value"]
+        attribute_roles = [spec.role for spec in self.attributes]
+        if len(self.formats) > 1 and "data_format" not in attribute_roles:
+            yield "attributes: the roles, with several formats", attribute_roles, ["data_format"]
+        for name in _in_braces(self.source):
+            yield "source: the name in braces", name, ["op"]
+        for phrase, accepted in _FIELDS.items():
+            for name in _in_braces(getattr(self.phrases, phrase) or ""):
+                yield f"phrases: the name in braces in {phrase}", name, accepted
 
     @property
     def call(self) -> str:
@@ -424,6 +450,22 @@ _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
         {"type": get_args(AttributeType), "range": get_args(Range)},
     ),
 }
+
+
+#: The names that each phrase may have in braces.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "rank": ("ranks",),
+    "gradient_shape": ("x",),
+    "gradient_type": ("x",),
+    "channel_rank": ("x",),
+    "channel_size": ("x", "channels", "shape"),
+    "channel_shapes": (),
+}
+
+
+def _in_braces(text: str) -> list[str]:
+    """Return the names in braces in a format string."""
+    return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
 
 
 def _results(operation: Operation) -> Iterator[str]:
