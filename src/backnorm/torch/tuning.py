@@ -46,10 +46,10 @@ def tune(
 ) -> list[Trial]:
     """Find the fastest plan of a training step on tensors like these, and use it from now on.
 
-    The plan is used in this process, for calls without running statistics on tensors of the same
-    shapes, types, layout and kind of device, with the same activation, eps and arithmetic. Every
-    plan is correct, but plans sum in different orders, so tuning can change the last bits of
-    results. With one plan, every run gives the same bits.
+    The plan is used in this process, for calls with tensors of the same shapes, types, layout and
+    device, and the same activation, eps and arithmetic. Every plan is correct, but plans sum in
+    different orders, so tuning can change the last bits of results. With one plan, every run gives
+    the same bits.
 
     Parameters
     ----------
