@@ -15,6 +15,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.plan import Knobs, candidates
 from backnorm.torch import cpu, kernels
+from backnorm.torch.checks import check_tensor
 from backnorm.torch.options import eager_options
 
 
@@ -67,10 +68,12 @@ def tune(
 
     Raises
     ------
+    ArgumentTypeError
+        If input is not a tensor.
     ArgumentValueError
         If input is not on a CUDA device, or its element type does not support the arithmetic.
     """
-    gpu = kernels.engine_of(input)
+    gpu = kernels.engine_of(check_tensor("input", input))
     if gpu is cpu:
         raise ArgumentValueError(
             "input",

@@ -276,6 +276,11 @@ def test_tuning_wants_a_gpu(monkeypatch):
         tuning.tune(torch.randn(3, 2, 3))
 
 
+def test_tuning_of_a_value_that_is_not_a_tensor_raises():
+    with pytest.raises(ArgumentError, match=r"^input: must be a tensor; got int; expected torch"):
+        backnorm.torch.tune(3)
+
+
 def plain_step(x, dy):
     """Return y, and the gradients of x, weight and bias, without autograd."""
     options = Options(True, 1e-5, None, "float64")
