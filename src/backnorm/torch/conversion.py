@@ -202,13 +202,15 @@ def convert(
         for name, layer in layers.items()
     ]
     if not any(isinstance(layer, _OURS) for layer in layers.values()):
-        lines = "".join(f"\n  {line}" for line in reports)
-        warnings.warn(
-            "nothing was converted: the model has no batch normalisation"
-            + (lines and f" that can be converted; it has{lines}"),
-            ConversionWarning,
-            stacklevel=2,
-        )
+        if reports:
+            lines = "".join(f"\n  {line}" for line in reports)
+            reason = f"the model has no batch normalisation that can be converted; it has{lines}"
+        else:
+            reason = (
+                "no module of the model is a layer of batch normalisation; functional.batch_norm, "
+                "layers in plain lists and exported programs are not converted"
+            )
+        warnings.warn(f"nothing was converted: {reason}", ConversionWarning, stacklevel=2)
     if report is not None:
         for layer_report in reports:
             report(layer_report)
@@ -328,8 +330,11 @@ def _fuse_blocks(model: Module, fuse: bool) -> dict[Module, tuple[bool, str]]:
 
 
 def _class_name(module: Module) -> str:
-    """Return the name of a module's class, with the package that users import it from."""
-    cls = type(module)
+    """Return the name of a module's class, with the package that users import it from.
+
+    A parametrised module has the name of the class that it had before.
+    """
+    cls = type_before_parametrizations(module)
     package = re.sub(r"^torch\.nn\.modules\..*", "torch.nn", cls.__module__)
     package = re.sub(r"^backnorm\.torch\.modules$", "backnorm.torch", package)
     return f"{package}.{cls.__qualname__}"
@@ -361,7 +366,9 @@ def _outcome(
         if is_fused:
             return True, reason, arithmetic
     elif fuse is True:
-        reason = obstacles.get(layer, "it is not in a torch.nn.Sequential")
+        reason = obstacles.get(
+            layer, "it is not in a torch.nn.Sequential; name the pair to fuse it"
+        )
     else:
         reason = "no pair names it"
     return False, reason if fuse else "", arithmetic

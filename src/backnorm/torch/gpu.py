@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -40,7 +41,7 @@ _NOTHING = nullcontext()
 # The range of the two per-channel results among the addresses.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
-#: A problem, its memory layout and its device.
+#: A problem without running statistics, on which no plan depends; its memory layout and its device.
 Place = tuple[Problem, Extents, Gpu]
 
 # The knobs that tuning has chosen.
@@ -128,8 +129,8 @@ class _CudaTensors(Tensors[torch.device]):
     def planned(
         self, problem: Problem, extents: Extents, place: torch.device, exchanged: bool
     ) -> tuple[GpuPlan, _Launches]:
-        planned = problem, extents, gpu_of(place)
-        plan = plan_gpu(*planned, _tuned.get(planned))
+        knobs = _tuned.get(_place(problem, extents, place))
+        plan = plan_gpu(problem, extents, gpu_of(place), knobs)
         return plan, _Launches(problem, plan, place)
 
     def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
@@ -270,11 +271,22 @@ def gpu_of(device: torch.device) -> Gpu:
     )
 
 
-def place_of(name: Operation, *operands: Tensor | None, **options: Any) -> Place:
-    """Check the tensors of a call; return the problem, its extents and the device."""
-    problem, (x, *_) = TENSORS.checked(name, operands, **options)
+def _place(problem: Problem, extents: Extents, device: torch.device) -> Place:
+    """Return the key of the knobs that tuning has chosen for a problem."""
+    return replace(problem, running=False), extents, gpu_of(device)
+
+
+def place_of(
+    name: Operation,
+    *operands: Tensor | None,
+    activation: Activation | None = None,
+    **options: Any,
+) -> Place:
+    """Check the tensors of a call; return the key of the knobs for its kernel."""
+    fused, _ = _split(activation)
+    problem, (x, *_) = TENSORS.checked(name, operands, activation=fused, **options)
     extents = extents_of(problem.shape, problem.channel_axes, order_of(x))
-    return problem, extents, gpu_of(x.device)
+    return _place(problem, extents, x.device)
 
 
 def use(place: Place, knobs: Knobs) -> None:

@@ -33,7 +33,7 @@ from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, synchronised, tools
-from backnorm.torch.checks import not_a_tensor
+from backnorm.torch.checks import check_tensor, not_a_tensor
 from backnorm.torch.options import named, traced_options
 
 _PHRASES = {"relu": "a ReLU", "silu": "a SiLU", "hardswish": "a Hardswish"}
@@ -279,7 +279,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         """
         if isinstance(input, Proxy):
             return self.as_node(input, residual)
-        # PyTorch's check would raise AttributeError, since it reads the rank first.
+        # `_check_input_dim` would raise AttributeError, since it reads the rank.
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
@@ -335,6 +335,18 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         return self.weight, self.bias, mean, variance, self.num_batches_tracked
 
 
+def _rank_error(input: Tensor, accepted: str) -> ArgumentValueError:
+    """Return the error for a rank that the layer does not accept."""
+    # A nested tensor has no shape.
+    check_tensor("input", input)
+    return ArgumentValueError(
+        "input",
+        "must have as many axes as the layer accepts",
+        came=f"shape {tuple(input.shape)}",
+        accepted=accepted,
+    )
+
+
 def applies_activation(cls: type[torch.nn.Module]) -> bool:
     """Whether the forward of a class applies the layer's `activation`."""
     return cls.forward is _BatchNorm.forward and cls.__call__ is torch.nn.Module.__call__
@@ -352,6 +364,10 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
     buffers and state_dicts are those of PyTorch's layer.
     """
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() not in (2, 3):
+            raise _rank_error(input, "2 axes (N, C) or 3 axes (N, C, L)")
+
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d`, computed by backnorm: inputs of shape (N, C, H, W).
@@ -360,6 +376,10 @@ class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
     buffers and state_dicts are those of PyTorch's layer.
     """
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() != 4:
+            raise _rank_error(input, "4 axes (N, C, H, W)")
+
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d`, computed by backnorm: inputs of shape (N, C, D, H, W).
@@ -367,6 +387,10 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     The layer has three more arguments: `activation`, `arithmetic` and `reproducible`. Parameters,
     buffers and state_dicts are those of PyTorch's layer.
     """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() != 5:
+            raise _rank_error(input, "5 axes (N, C, D, H, W)")
 
 
 class _BatchNormReLU(_BatchNorm):
@@ -434,7 +458,9 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(*own, *arguments, **settings)
         self.process_group = process_group
 
-    _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise _rank_error(input, "2 axes or more (N, C, ...)")
 
     @property
     def qconfig(self) -> NoReturn:

@@ -15,6 +15,7 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.gpu.plan import Knobs, candidates
 from backnorm.torch import cpu, kernels
+from backnorm.torch.checks import check_tensor
 from backnorm.torch.options import eager_options
 
 
@@ -46,10 +47,10 @@ def tune(
 ) -> list[Trial]:
     """Find the fastest plan of a training step on tensors like these, and use it from now on.
 
-    The plan is used in this process, for calls without running statistics on tensors of the same
-    shapes, types, layout and kind of device, with the same activation, eps and arithmetic. Every
-    plan is correct, but plans sum in different orders, so tuning can change the last bits of
-    results. With one plan, every run gives the same bits.
+    The plan is used in this process, for calls with tensors of the same shapes, types, layout and
+    device, and the same activation, eps and arithmetic. Every plan is correct, but plans sum in
+    different orders, so tuning can change the last bits of results. With one plan, every run gives
+    the same bits.
 
     Parameters
     ----------
@@ -67,10 +68,12 @@ def tune(
 
     Raises
     ------
+    ArgumentTypeError
+        If input is not a tensor.
     ArgumentValueError
         If input is not on a CUDA device, or its element type does not support the arithmetic.
     """
-    gpu = kernels.engine_of(input)
+    gpu = kernels.engine_of(check_tensor("input", input))
     if gpu is cpu:
         raise ArgumentValueError(
             "input",

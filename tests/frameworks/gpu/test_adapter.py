@@ -13,6 +13,7 @@ import backnorm.torch
 from backnorm.errors import ArgumentError
 from backnorm.gpu import launch
 from backnorm.gpu.device import KNOWN
+from backnorm.gpu.plan import Knobs, plan_gpu
 from backnorm.torch import gpu, kernels
 from backnorm.torch.options import Options
 from tests.support import internals
@@ -246,12 +247,38 @@ def test_tuning_keeps_the_fastest_plan(monkeypatch, launched):
         close(result[0], y)
 
 
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_layer_with_running_statistics_uses_the_tuned_plans(activation, monkeypatch):
+    from backnorm.torch import tuning
+
+    knobs = Knobs("two passes", warps=2, vectors=1, stages=2, share=64)
+    monkeypatch.setattr(tuning, "candidates", lambda *_: [knobs])
+    monkeypatch.setattr(tuning, "measure", lambda call: 1.0)
+    internals.forget_tuned_plans(monkeypatch)
+    layer, x = backnorm.torch.BatchNorm1d(2, activation=activation), torch.randn(3, 2, 3)
+    tuning.tune(x, layer.weight, layer.bias, activation=activation)
+    used = {}
+
+    def plan(problem, extents, device, knobs):
+        used[problem.operation] = knobs
+        return plan_gpu(problem, extents, device, knobs)
+
+    monkeypatch.setattr(gpu, "plan_gpu", plan)
+    gradients(layer, x)
+    assert used["forward"] == used["backward"] == knobs
+
+
 def test_tuning_wants_a_gpu(monkeypatch):
     from backnorm.torch import cpu, tuning
 
     monkeypatch.setattr(kernels, "engine_of", lambda x: cpu)
     with pytest.raises(ArgumentError, match=r"^input: must be on a CUDA device"):
         tuning.tune(torch.randn(3, 2, 3))
+
+
+def test_tuning_of_a_value_that_is_not_a_tensor_raises():
+    with pytest.raises(ArgumentError, match=r"^input: must be a tensor; got int; expected torch"):
+        backnorm.torch.tune(3)
 
 
 def plain_step(x, dy):

@@ -211,7 +211,7 @@ def test_report_names_outcome_and_reason_of_each_layer():
     assert [report.fused for report in reports] == [True, *[False] * 5]
     reasons = (
         "a ReLU", "no activation that can be fused", "no activation that can be fused",
-        "may do something else", "hooks", r"not in a torch\.nn\.Sequential",
+        "may do something else", "hooks", r"not in a torch\.nn\.Sequential; name the pair",
     )  # fmt: skip
     for report, reason in zip(reports, reasons, strict=True):
         assert re.search(reason, report.reason)
@@ -231,8 +231,17 @@ def test_report_names_outcome_and_reason_of_each_layer():
     )
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+def test_report_of_a_parametrized_layer_names_the_class_without_parametrizations(fuse):
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
+    parametrize.register_parametrization(net[0], "weight", Double())
+    (report,) = reports_of(net, fuse=fuse)
+    outcome = ", fused with a ReLU" if fuse else ""
+    assert str(report) == f"0: torch.nn.BatchNorm1d -> backnorm.torch.BatchNorm1d{outcome}"
+
+
 def test_model_without_convertible_layer_warns():
-    with pytest.warns(backnorm.torch.ConversionWarning, match="no batch normalisation$"):
+    with pytest.warns(backnorm.torch.ConversionWarning, match="no module of the model"):
         convert(nn.Sequential(nn.Linear(3, 3)))
     reports = []
     with pytest.warns(backnorm.torch.ConversionWarning, match=r"1: .*OtherSync, left .* processes"):

@@ -11,7 +11,10 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import backnorm
 import backnorm.torch
+
+from .operand_kinds import quietly
 
 PAIRS = [
     (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d, (4, 3)),
@@ -84,11 +87,33 @@ def test_copies(ours, theirs, shape, close):
         close(passes(other, shape, seed=1), expected)
 
 
-@pytest.mark.parametrize("shape", [(4, 3, 5), (4,), (4, 3, 2, 2, 2, 2)])
-def test_layer_refuses_input_of_other_rank(shape):
-    for cls in (backnorm.torch.BatchNorm2d, torch.nn.BatchNorm2d, backnorm.torch.BatchNormReLU2d):
-        with pytest.raises(ValueError, match="expected 4D input"):
-            cls(3)(torch.randn(shape))
+RANKS = {
+    "BatchNorm1d": ([(4,), (4, 3, 5, 2)], "2 axes (N, C) or 3 axes (N, C, L)"),
+    "BatchNorm2d": ([(4,), (4, 3, 5), (4, 3, 2, 2, 2)], "4 axes (N, C, H, W)"),
+    "BatchNormReLU2d": ([(4, 3, 5)], "4 axes (N, C, H, W)"),
+    "BatchNorm3d": ([(4, 3), (4, 3, 5, 2)], "5 axes (N, C, D, H, W)"),
+    "SyncBatchNorm": ([(4,)], "2 axes or more (N, C, ...)"),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_layer_refuses_input_of_other_rank(name):
+    shapes, accepted = RANKS[name]
+    for shape in shapes:
+        with pytest.raises(backnorm.ArgumentError) as raised:
+            getattr(backnorm.torch, name)(3)(torch.randn(shape))
+        assert isinstance(raised.value, ValueError)
+        assert str(raised.value) == (
+            "input: must have as many axes as the layer accepts; "
+            f"got shape {shape}; expected {accepted}"
+        )
+
+
+@quietly
+def test_layer_refuses_nested_input():
+    nested = torch.nested.nested_tensor([torch.randn(3, 2), torch.randn(3, 4)])
+    with pytest.raises(backnorm.ArgumentError, match=r"^input: unsupported layout; got a nested"):
+        backnorm.torch.BatchNorm2d(3)(nested)
 
 
 def test_hooks():
