@@ -324,18 +324,18 @@ def test_verify_pattern_without_a_case_is_bad_usage_that_says_how_to_find_one():
 
 def test_verify_nothing_judged_fails(tmp_path):
     refuses = tmp_path / "refuses.py"
-    refuses.write_text("def backward(*a, **k):\n    raise ValueError('unsupported')\n")
+    refuses.write_text("def backward(*a, **k):\n    raise NotImplementedError('no float32')\n")
     done = CliRunner().invoke(
         app,
         ["verify", f"{refuses}:backward", "--only", "diagnostic-float32*",
          "--markdown", str(tmp_path / "report.md"), "--junit", str(tmp_path / "junit.xml")],
     )  # fmt: skip
     assert done.exit_code == 1
-    reason = "refused in 2 cases: ValueError: unsupported"
+    reason = "refused in 2 cases: NotImplementedError: no float32"
     assert reason in done.output
     assert f"- {reason}" in (tmp_path / "report.md").read_text()
     assert (
-        'skipped message="ValueError: unsupported (refuses.py:2)"'
+        'skipped message="NotImplementedError: no float32 (refuses.py:2)"'
         in (tmp_path / "junit.xml").read_text()
     )
 
@@ -399,14 +399,23 @@ def test_show_case_prints_the_error_of_the_element_that_it_names():
         ("dx.nothing", "AttributeError: "),
         ("raise RecursionError", "RecursionError"),
         ("import no_such_module", "ModuleNotFoundError: "),
-        ("return dx, dgamma, dbeta, dx", "returned 4 outputs; expected dx, dgamma, dbeta"),
-        ("return dx, 'text', dbeta", "returned str; expected an array of numbers"),
+        ("raise TypeError('float32')", "TypeError: float32 (mine.py:4)"),
+        ("dx + dx[..., :2]", "ValueError: operands could not be broadcast together"),
+        ("raise RuntimeError", "RuntimeError"),
+        (
+            "return dx, dgamma, dbeta, dx",
+            "the subject returned 4 outputs; expected dx, dgamma, dbeta",
+        ),
+        (
+            "return dx, 'text', dbeta",
+            "the subject returned an object of type str; expected an array",
+        ),
     ],
 )
 def test_verify_exception_that_is_no_refusal_is_a_finding(body, text, tmp_path):
     ids, [says] = finding_ids(tmp_path, body)
     assert ids == {"error"}
-    assert text in says
+    assert says.startswith(f"the call fails: {text}")
 
 
 def test_verify_input_that_is_written_in_place_is_a_finding_with_its_name(tmp_path):
@@ -462,6 +471,13 @@ def test_verify_refusal_is_no_finding_and_nothing_judged(body, tmp_path):
 def test_finding_is_repeated_with_the_options_of_the_run():
     results, _ = found_in(f"{WRONG_FILE}:DgammaWithGamma", ONE, timeout=9.0, any_order=True)
     [finding] = [f for f in findings(results, "float32") if f.id == "dgamma-gamma"]
+        ("mine.c:f", {}, "SUBJECT: no such module; got mine.c; .+ library.so:symbol"),
+        (
+            "cmath:sqrtt",
+            {},
+            r"SUBJECT: cmath has no sqrtt; got cmath:sqrtt; expected acos, .+, sqrt",
+        ),
+        ("cmath:pi", {}, "SUBJECT: must name a function; got cmath:pi of type float"),
     assert "--at-least float32 --timeout 9 --any-order --only" in finding.reproduce
 
 

@@ -21,7 +21,7 @@ _FAULTS = {
     "not_repeatable": "the same inputs give other bits in another call",
     "stale": "the results of an earlier call are returned for changed values in the same memory",
     "wrote_outside": "the subject writes outside of an array",
-    "error": "the subject raises an exception that is no refusal",
+    "error": "the call fails",
     "hang": "the subject does not return",
     "crash": "the subject ends its process",
     "out_of_memory": "the subject takes more memory than allowed",
