@@ -112,6 +112,7 @@ def test_verify_command_prints_table_finding_and_command():
     assert done.exit_code == 1
     assert "dgamma is multiplied by gamma" in done.output
     assert "WRONG" in done.output
+    assert " 4 cases (smoke), " in " ".join(done.output.split())
 
 
 def test_verify_json_names_finding_and_verdicts(tmp_path):
@@ -162,7 +163,10 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
 
 def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
     expected, junit = tmp_path / "expected.txt", tmp_path / "junit.xml"
-    expected.write_text("*/dbeta # dbeta is known to be wrong\n*-NXC/dx # and\nno-case # none\n")
+    expected.write_text(
+        "*/dbeta # dbeta is known to be wrong\n*-NXC/dx # and\nno-case # none\n"
+        "diagnostic* # once [until 2020-01-01]\n"
+    )
     done = CliRunner().invoke(
         app,
         ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
@@ -172,6 +176,7 @@ def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
     assert "4 outputs judged: 4 passed, 2 expected to fail; 0 findings" in done.output
     assert "expects a failure: 1 output\n  diagnostic-float32-float32-NXC/dx\n" in done.output
     assert "expected.txt has patterns that match no output:\n  no-case\n" in done.output
+    assert "expected.txt has expired lines:\n  diagnostic* (until 2020-01-01)\n" in done.output
     assert 'failures="0" skipped="2"' in junit.read_text()
     assert 'skipped message="dbeta is known to be wrong"' in junit.read_text()
 
@@ -186,12 +191,14 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert 'failures="0" skipped="1"' in junit.read_text()
-    assert "\nknown: dbeta is multiplied by s  [1 of 1 cases]" in done.output
+    assert "\nknown: dbeta is multiplied by s  [1 of 1 case]" in done.output
     assert "; 0 findings, 1 known\n" in done.output
     assert f"3 of 3 outputs are in {report}; 0 worse\n" in done.output
     others = [*case[:2], "--only", "diagnostic-float32-float32-N*"]
     done = CliRunner().invoke(app, ["verify", subject, *others, "--baseline", report])
     assert done.exit_code == 1
+    assert "known: " not in done.output
+    assert "; 1 finding\n" in done.output
     assert f"3 of 6 outputs are in {report}; 1 worse\n" in done.output
     assert "\n  diagnostic-float32-float32-NXC/dbeta: not in it -> wrong\n" in done.output
 
@@ -216,7 +223,7 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
 )
 def test_baseline_worse_status_is_worse(before, now, is_worse):
     verdict = Verdict("a-case", "dx", "float32", "NCX", now)
-    baseline = Baseline(0, {} if before is None else {("a-case", "dx"): before}, ())
+    baseline = Baseline(0, {} if before is None else {("a-case", "dx"): before})
     assert baseline.is_worse(verdict) == is_worse
 
 
@@ -245,6 +252,13 @@ def test_table_cell_shows_every_fault():
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
     assert "| dx | WRONG, NONFINITE |" in as_markdown(Results(Job("subject"), verdicts), [])
     assert "| dx | serial |" in as_markdown(Results(Job("subject"), verdicts[:2]), [])
+
+
+def test_report_output_below_the_worst_accepted_rung_has_not_passed():
+    verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in ("exact", "serial")]
+    text = as_markdown(Results(Job("subject"), verdicts), [], "float32")
+    assert "| dx | SERIAL |" in text
+    assert "\n2 outputs judged: 1 passed, 1 serial; 0 findings\n" in text
 
 
 def test_table_cell_shows_expected_failures_beside_rungs():
@@ -297,11 +311,17 @@ def test_verify_baseline_that_is_no_report_is_bad_usage_before_the_run(text, tmp
     assert done.stderr.count("\n") == 1
 
 
-def test_verify_report_that_cannot_be_written_is_bad_usage_before_the_run(tmp_path):
-    path = tmp_path / "nowhere" / "report.json"
-    done = CliRunner().invoke(app, ["verify", "no_such_module:f", "--json", str(path)])
+@pytest.mark.parametrize(
+    ("name", "text"), [("nowhere/report", "No such file or directory"), ("", "Is a directory")]
+)
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_verify_report_that_cannot_be_written_is_bad_usage_before_the_run(
+    option, name, text, tmp_path
+):
+    path = tmp_path / name
+    done = CliRunner().invoke(app, ["verify", "no_such_module:f", option, str(path)])
     assert done.exit_code == 2
-    assert done.stderr == f"backnorm: error: {path}: No such file or directory\n"
+    assert done.stderr == f"backnorm: error: {path}: {text}\n"
 
 
 def test_verify_bad_usage_leaves_no_report(tmp_path):
@@ -333,6 +353,7 @@ def test_verify_nothing_judged_fails(tmp_path):
     assert done.exit_code == 1
     reason = "refused in 2 cases: NotImplementedError: no float32"
     assert reason in done.output
+    assert "0 findings; nothing was judged, which fails\n" in done.output
     assert f"- {reason}" in (tmp_path / "report.md").read_text()
     assert (
         'skipped message="NotImplementedError: no float32 (refuses.py:2)"'
@@ -450,6 +471,13 @@ def test_verify_subject_that_cannot_be_imported_has_the_line(code, text, tmp_pat
         ("./mine.so:f", {"operation": "forward"}, "--operation: must be backward for a function"),
         ("jax", {"operation": "forward"}, "SUBJECT: unknown; got 'jax'; expected module:function"),
         ("no_such:f", {}, "SUBJECT: no such module; got no_such; expected module:function"),
+        ("mine.c:f", {}, "SUBJECT: no such module; got mine.c; .+ library.so:symbol"),
+        (
+            "cmath:sqrtt",
+            {},
+            r"SUBJECT: cmath has no sqrtt; got cmath:sqrtt; expected acos, .+, sqrt",
+        ),
+        ("cmath:pi", {}, "SUBJECT: must name a function; got cmath:pi of type float"),
     ],
 )
 def test_verify_subject_that_is_not_accepted_is_an_error_without_an_import(subject, options, text):
@@ -468,16 +496,45 @@ def test_verify_refusal_is_no_finding_and_nothing_judged(body, tmp_path):
     assert finding_ids(tmp_path, body) == (set(), [])
 
 
+def test_verify_function_without_a_parameter_is_judged_where_the_option_is_as_usual(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from backnorm import batch_norm_backward\n"
+        "def backward(*inputs, data_format, training):\n"
+        "    options = {'data_format': data_format, 'training': training}\n"
+        "    return batch_norm_backward(*inputs, epsilon=1e-5, **options)\n"
+    )
+    results, found = found_in(f"{tmp_path / 'mine.py'}:backward")
+    assert found == []
+    refused = {v.case.partition("-")[0]: v.text for v in results.verdicts if v.status == "refused"}
+    assert refused == {"diagnostic": "the function has no parameter epsilon"}
+    assert counts(results)["passed"] > 0
+
+
+def test_verify_output_that_varies_is_the_one_that_is_not_repeatable(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import itertools, backnorm\n"
+        "calls = itertools.count(1)\n"
+        "def backward(*inputs, **options):\n"
+        "    dx, dgamma, dbeta = backnorm.batch_norm_backward(*inputs, **options)\n"
+        "    return dx, dgamma * next(calls), dbeta\n"
+    )
+    results, [finding] = found_in(f"{tmp_path / 'mine.py'}:backward", ONE)
+    statuses = {verdict.output: verdict.status for verdict in results.verdicts}
+    assert statuses["dgamma"] == "not_repeatable"
+    assert {statuses["dx"], statuses["dbeta"]} <= set(RUNGS)
+    assert finding.says == "the same inputs give other bits of dgamma in another call"
+
+
+def test_verify_memory_that_is_too_little_for_python_is_bad_usage():
+    done = CliRunner().invoke(app, ["verify", "numpy", "--memory", "1"])
+    assert done.exit_code == 2
+    text = "--memory: must suffice for Python and a case; got 1 MiB"
+    assert done.stderr.strip().endswith(f"backnorm: error: {text}")
+
+
 def test_finding_is_repeated_with_the_options_of_the_run():
     results, _ = found_in(f"{WRONG_FILE}:DgammaWithGamma", ONE, timeout=9.0, any_order=True)
     [finding] = [f for f in findings(results, "float32") if f.id == "dgamma-gamma"]
-        ("mine.c:f", {}, "SUBJECT: no such module; got mine.c; .+ library.so:symbol"),
-        (
-            "cmath:sqrtt",
-            {},
-            r"SUBJECT: cmath has no sqrtt; got cmath:sqrtt; expected acos, .+, sqrt",
-        ),
-        ("cmath:pi", {}, "SUBJECT: must name a function; got cmath:pi of type float"),
     assert "--at-least float32 --timeout 9 --any-order --only" in finding.reproduce
 
 
