@@ -80,10 +80,11 @@ class _Run:
                 pytest.exit(f"--backnorm: {error}", pytest.ExitCode.USAGE_ERROR)
             self._verdicts = {(v.case, v.output): v for v in results.verdicts}
             self.is_judged = any(v.is_judged for v in results.verdicts)
-            self.findings = findings(results, self._config.getoption("--backnorm-at-least"))
+            at_least = self._config.getoption("--backnorm-at-least")
+            self.findings = findings(results, at_least)
             report = self._config.getoption("--backnorm-report")
             if report is not None:
-                Path(report).write_text(as_json(results, self.findings))
+                Path(report).write_text(as_json(results, self.findings, at_least))
         return self._verdicts.get(key)
 
 

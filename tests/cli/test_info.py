@@ -110,7 +110,16 @@ def test_a_function_shows_its_rules(cli, dialect, op):
 def test_a_function_that_there_is_not_is_bad_usage(cli):
     result = cli("info", "cann", "BNInfer")
     assert result.exit_code == 2
-    assert "op: unknown function of cann; got 'BNInfer'; expected BNTr" in result.stderr
+    assert "op: unknown operator of cann; got 'BNInfer'; expected BNTr" in result.stderr
+
+
+def test_info_unknown_name_lists_all_that_info_accepts(cli):
+    known = ", ".join([*registry.operators("aten"), *registry.parts("aten")])
+    assert (
+        f"op: unknown operator of aten; got 'no'; expected {known}"
+        in cli("info", "aten", "no").stderr
+    )
+    assert ", mpsgraph, cann" in cli("info", "no").stderr
 
 
 @pytest.mark.parametrize(("dialect", "op"), OPERATORS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -65,6 +66,59 @@ def test_diagnose_few_bits_are_precision(dtype):
         "precision",
         "right",
     )
+
+
+class SumsInSteps(kernels.Kernel):
+    """Leaves out the rest of a division of each channel, or of each image, by a step."""
+
+    step, images = 8, 1
+
+    def sums(self, x, dy, c, mean):
+        size = dy.shape[1] // self.images
+        kept = np.arange(dy.shape[1]) % size < size // self.step * self.step
+        d = (dy * kept).astype(kernels.Wide)
+        return d.sum(1, keepdims=True), (d * c).sum(1, keepdims=True)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("data_format", LAYOUTS)
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("step", "images", "says"),
+    [
+        (2, 1, "the sums lack the last element of a channel"),
+        (4, 1, "the sums lack the last 3 of the 175 elements of a channel"),
+        (8, 1, "the sums lack the last 7 of the 175 elements of a channel"),
+        (16, 1, "the sums lack the last 15 of the 175 elements of a channel"),
+        (8, 5, "the sums lack the last 3 of the 35 elements of each image"),
+    ],
+)
+def test_diagnose_tail_that_the_sums_lack_is_named(step, images, says, dtype, data_format):
+    data = diagnostic_data(dtype, data_format=data_format)
+    kernel = type("Steps", (SumsInSteps,), {"step": step, "images": images})()
+    found = diagnose(data, outputs_of(kernel, data))
+    assert (found.kind, found.says) == ("formula", says)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_diagnose_sums_in_float16_are_right_to_few_bits(dtype, training):
+    data = diagnostic_data(dtype)
+    outputs = outputs_of(kernels.SumsInFloat16(), data, training=training)
+    found = diagnose(data, outputs, training=training)
+    assert (found.kind, found.names) == ("precision", ("few-bits",))
+    assert re.search(
+        r"\bdgamma and dbeta are right to \d+ bits: rounded, or summed up, in a", found.says
+    )
+
+
+def test_diagnose_wrong_sign_in_some_channels_is_described_with_the_channels():
+    data = diagnostic_data(FLOAT32)
+    dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
+    dbeta[1::2] *= -1
+    found = diagnose(data, (dx, dgamma, dbeta))
+    channels = "1, 3, 5, 7, 9, 11, 13, 15, ..."
+    assert found.says == f"dbeta has the wrong sign in 12 of 24 channels: {channels}"
 
 
 @pytest.mark.covering(0)

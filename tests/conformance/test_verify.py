@@ -112,6 +112,7 @@ def test_verify_command_prints_table_finding_and_command():
     assert done.exit_code == 1
     assert "dgamma is multiplied by gamma" in done.output
     assert "WRONG" in done.output
+    assert " 4 cases (smoke), " in " ".join(done.output.split())
 
 
 def test_verify_json_names_finding_and_verdicts(tmp_path):
@@ -162,7 +163,10 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
 
 def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
     expected, junit = tmp_path / "expected.txt", tmp_path / "junit.xml"
-    expected.write_text("*/dbeta # dbeta is known to be wrong\n*-NXC/dx # and\nno-case # none\n")
+    expected.write_text(
+        "*/dbeta # dbeta is known to be wrong\n*-NXC/dx # and\nno-case # none\n"
+        "diagnostic* # once [until 2020-01-01]\n"
+    )
     done = CliRunner().invoke(
         app,
         ["verify", f"{WRONG_FILE}:DbetaWithS", "--dtypes", "float32",
@@ -172,6 +176,7 @@ def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
     assert "4 outputs judged: 4 passed, 2 expected to fail; 0 findings" in done.output
     assert "expects a failure: 1 output\n  diagnostic-float32-float32-NXC/dx\n" in done.output
     assert "expected.txt has patterns that match no output:\n  no-case\n" in done.output
+    assert "expected.txt has expired lines:\n  diagnostic* (until 2020-01-01)\n" in done.output
     assert 'failures="0" skipped="2"' in junit.read_text()
     assert 'skipped message="dbeta is known to be wrong"' in junit.read_text()
 
@@ -186,12 +191,14 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert 'failures="0" skipped="1"' in junit.read_text()
-    assert "\nknown: dbeta is multiplied by s  [1 of 1 cases]" in done.output
+    assert "\nknown: dbeta is multiplied by s  [1 of 1 case]" in done.output
     assert "; 0 findings, 1 known\n" in done.output
     assert f"3 of 3 outputs are in {report}; 0 worse\n" in done.output
     others = [*case[:2], "--only", "diagnostic-float32-float32-N*"]
     done = CliRunner().invoke(app, ["verify", subject, *others, "--baseline", report])
     assert done.exit_code == 1
+    assert "known: " not in done.output
+    assert "; 1 finding\n" in done.output
     assert f"3 of 6 outputs are in {report}; 1 worse\n" in done.output
     assert "\n  diagnostic-float32-float32-NXC/dbeta: not in it -> wrong\n" in done.output
 
@@ -216,7 +223,7 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
 )
 def test_baseline_worse_status_is_worse(before, now, is_worse):
     verdict = Verdict("a-case", "dx", "float32", "NCX", now)
-    baseline = Baseline(0, {} if before is None else {("a-case", "dx"): before}, ())
+    baseline = Baseline(0, {} if before is None else {("a-case", "dx"): before})
     assert baseline.is_worse(verdict) == is_worse
 
 
@@ -245,6 +252,13 @@ def test_table_cell_shows_every_fault():
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
     assert "| dx | WRONG, NONFINITE |" in as_markdown(Results(Job("subject"), verdicts), [])
     assert "| dx | serial |" in as_markdown(Results(Job("subject"), verdicts[:2]), [])
+
+
+def test_report_output_below_the_worst_accepted_rung_has_not_passed():
+    verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in ("exact", "serial")]
+    text = as_markdown(Results(Job("subject"), verdicts), [], "float32")
+    assert "| dx | SERIAL |" in text
+    assert "\n2 outputs judged: 1 passed, 1 serial; 0 findings\n" in text
 
 
 def test_table_cell_shows_expected_failures_beside_rungs():
@@ -297,11 +311,17 @@ def test_verify_baseline_that_is_no_report_is_bad_usage_before_the_run(text, tmp
     assert done.stderr.count("\n") == 1
 
 
-def test_verify_report_that_cannot_be_written_is_bad_usage_before_the_run(tmp_path):
-    path = tmp_path / "nowhere" / "report.json"
-    done = CliRunner().invoke(app, ["verify", "no_such_module:f", "--json", str(path)])
+@pytest.mark.parametrize(
+    ("name", "text"), [("nowhere/report", "No such file or directory"), ("", "Is a directory")]
+)
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_verify_report_that_cannot_be_written_is_bad_usage_before_the_run(
+    option, name, text, tmp_path
+):
+    path = tmp_path / name
+    done = CliRunner().invoke(app, ["verify", "no_such_module:f", option, str(path)])
     assert done.exit_code == 2
-    assert done.stderr == f"backnorm: error: {path}: No such file or directory\n"
+    assert done.stderr == f"backnorm: error: {path}: {text}\n"
 
 
 def test_verify_bad_usage_leaves_no_report(tmp_path):
@@ -324,18 +344,19 @@ def test_verify_pattern_without_a_case_is_bad_usage_that_says_how_to_find_one():
 
 def test_verify_nothing_judged_fails(tmp_path):
     refuses = tmp_path / "refuses.py"
-    refuses.write_text("def backward(*a, **k):\n    raise ValueError('unsupported')\n")
+    refuses.write_text("def backward(*a, **k):\n    raise NotImplementedError('no float32')\n")
     done = CliRunner().invoke(
         app,
         ["verify", f"{refuses}:backward", "--only", "diagnostic-float32*",
          "--markdown", str(tmp_path / "report.md"), "--junit", str(tmp_path / "junit.xml")],
     )  # fmt: skip
     assert done.exit_code == 1
-    reason = "refused in 2 cases: ValueError: unsupported"
+    reason = "refused in 2 cases: NotImplementedError: no float32"
     assert reason in done.output
+    assert "0 findings; nothing was judged, which fails\n" in done.output
     assert f"- {reason}" in (tmp_path / "report.md").read_text()
     assert (
-        'skipped message="ValueError: unsupported (refuses.py:2)"'
+        'skipped message="NotImplementedError: no float32 (refuses.py:2)"'
         in (tmp_path / "junit.xml").read_text()
     )
 
@@ -365,7 +386,7 @@ def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
     ids, says = finding_ids(tmp_path, body)
     assert ids == {"not_written"}
     for output in outputs:
-        shape = "(6, 24, 5, 7)" if output == "dx" else "(24,)"
+        shape = "(5, 24, 5, 7)" if output == "dx" else "(24,)"
         assert (
             f"no {output} (missing or None) in 1 case: diagnostic-float32-float32-NCX; "
             f"expected an array of shape {shape}, float32"
@@ -399,14 +420,23 @@ def test_show_case_prints_the_error_of_the_element_that_it_names():
         ("dx.nothing", "AttributeError: "),
         ("raise RecursionError", "RecursionError"),
         ("import no_such_module", "ModuleNotFoundError: "),
-        ("return dx, dgamma, dbeta, dx", "returned 4 outputs; expected dx, dgamma, dbeta"),
-        ("return dx, 'text', dbeta", "returned str; expected an array of numbers"),
+        ("raise TypeError('float32')", "TypeError: float32 (mine.py:4)"),
+        ("dx + dx[..., :2]", "ValueError: operands could not be broadcast together"),
+        ("raise RuntimeError", "RuntimeError"),
+        (
+            "return dx, dgamma, dbeta, dx",
+            "the subject returned 4 outputs; expected dx, dgamma, dbeta",
+        ),
+        (
+            "return dx, 'text', dbeta",
+            "the subject returned an object of type str; expected an array",
+        ),
     ],
 )
 def test_verify_exception_that_is_no_refusal_is_a_finding(body, text, tmp_path):
     ids, [says] = finding_ids(tmp_path, body)
     assert ids == {"error"}
-    assert text in says
+    assert says.startswith(f"the call fails: {text}")
 
 
 def test_verify_input_that_is_written_in_place_is_a_finding_with_its_name(tmp_path):
@@ -441,6 +471,13 @@ def test_verify_subject_that_cannot_be_imported_has_the_line(code, text, tmp_pat
         ("./mine.so:f", {"operation": "forward"}, "--operation: must be backward for a function"),
         ("jax", {"operation": "forward"}, "SUBJECT: unknown; got 'jax'; expected module:function"),
         ("no_such:f", {}, "SUBJECT: no such module; got no_such; expected module:function"),
+        ("mine.c:f", {}, "SUBJECT: no such module; got mine.c; .+ library.so:symbol"),
+        (
+            "cmath:sqrtt",
+            {},
+            r"SUBJECT: cmath has no sqrtt; got cmath:sqrtt; expected acos, .+, sqrt",
+        ),
+        ("cmath:pi", {}, "SUBJECT: must name a function; got cmath:pi of type float"),
     ],
 )
 def test_verify_subject_that_is_not_accepted_is_an_error_without_an_import(subject, options, text):
@@ -457,6 +494,42 @@ def test_verify_subject_that_is_not_accepted_is_an_error_without_an_import(subje
 )
 def test_verify_refusal_is_no_finding_and_nothing_judged(body, tmp_path):
     assert finding_ids(tmp_path, body) == (set(), [])
+
+
+def test_verify_function_without_a_parameter_is_judged_where_the_option_is_as_usual(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from backnorm import batch_norm_backward\n"
+        "def backward(*inputs, data_format, training):\n"
+        "    options = {'data_format': data_format, 'training': training}\n"
+        "    return batch_norm_backward(*inputs, epsilon=1e-5, **options)\n"
+    )
+    results, found = found_in(f"{tmp_path / 'mine.py'}:backward")
+    assert found == []
+    refused = {v.case.partition("-")[0]: v.text for v in results.verdicts if v.status == "refused"}
+    assert refused == {"diagnostic": "the function has no parameter epsilon"}
+    assert counts(results)["passed"] > 0
+
+
+def test_verify_output_that_varies_is_the_one_that_is_not_repeatable(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import itertools, backnorm\n"
+        "calls = itertools.count(1)\n"
+        "def backward(*inputs, **options):\n"
+        "    dx, dgamma, dbeta = backnorm.batch_norm_backward(*inputs, **options)\n"
+        "    return dx, dgamma * next(calls), dbeta\n"
+    )
+    results, [finding] = found_in(f"{tmp_path / 'mine.py'}:backward", ONE)
+    statuses = {verdict.output: verdict.status for verdict in results.verdicts}
+    assert statuses["dgamma"] == "not_repeatable"
+    assert {statuses["dx"], statuses["dbeta"]} <= set(RUNGS)
+    assert finding.says == "the same inputs give other bits of dgamma in another call"
+
+
+def test_verify_memory_that_is_too_little_for_python_is_bad_usage():
+    done = CliRunner().invoke(app, ["verify", "numpy", "--memory", "1"])
+    assert done.exit_code == 2
+    text = "--memory: must suffice for Python and a case; got 1 MiB"
+    assert done.stderr.strip().endswith(f"backnorm: error: {text}")
 
 
 def test_finding_is_repeated_with_the_options_of_the_run():

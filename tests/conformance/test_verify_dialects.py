@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
@@ -36,12 +38,25 @@ def test_verify_operator_is_judged_with_the_statistics_that_it_takes(dialect, op
     assert any(refused in v.text for v in results.verdicts if v.status == "refused")
 
 
+def test_verify_types_that_the_operator_does_not_take_are_refused():
+    selection = replace(SMALL, dtypes=("float16", "bfloat16"), only=("realistic-*",))
+    op = "BATCH_NORMALIZATION_TRAINING_GRAD"
+    results = verify(Job(f"backnorm.dialects.directml:{op}", selection, "directml", op))
+    assert {v.text for v in results.verdicts} == {
+        f"the operator does not take x of {x} with statistics of float32"
+        for x in ("float16", "bfloat16")
+    }
+    assert {v.status for v in results.verdicts} == {"refused"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--dialect", "caffe"), "dialect: unknown dialect; got 'caffe'; expected onednn_graph, "),
         (("--dialect", "aten", "--op", "batch_norm"),
          "op: unknown operator of aten; got 'batch_norm'; expected native_batch_norm_backward"),
+        (("--dialect", "cann"),
+         "dialect: has only parts of a gradient, which verify does not call; got cann; expected "),
         (("--op", "native_batch_norm_backward"),
          "--op: must be used with --dialect; got native_batch_norm_backward"),
     ],

@@ -26,6 +26,8 @@ Facts = Mapping[str, Any]
 
 _REQUIRED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors")
 _OPTIONAL = ("torch", "jax", "tensorflow", "tensorflow-cpu", "triton", "onednn-cpu-gomp")
+#: All dialects, also those of which only parts are computed.
+_DIALECTS = {**registry.DIALECTS, **registry.PARTS}
 _NEED = {True: "required", False: "optional"}
 _ENGINES = {
     "team": "PyTorch's team",
@@ -53,6 +55,10 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     """
     if dialect is None:
         return _installation()
+    if dialect not in _DIALECTS:
+        raise ArgumentValueError(
+            "dialect", "unknown dialect", came=shown(dialect), accepted=", ".join(_DIALECTS)
+        )
     functions = registry.parts(dialect)
     if op is None:
         keys = ("op", "operation", "summary", "source")
@@ -62,11 +68,13 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
         return {"dialect": dialect, "operators": operators}
     if op in functions:
         return {"dialect": dialect, "op": op, "schemas": [functions[op].to_dict()]}
-    if functions and not _operators(dialect):
+    known = _operators(dialect)
+    if op not in known:
         raise ArgumentValueError(
-            "op", f"unknown function of {dialect}", came=shown(op), accepted=", ".join(functions)
-        )
-    operator = registry.operator(dialect, op)
+            "op", f"unknown operator of {dialect}", came=shown(op),
+            accepted=", ".join([*known, *functions]),
+        )  # fmt: skip
+    operator = known[op]
     revisions = [schema.to_dict() for schema in operator.schemas.values()]
     roles = [_frozen_roles(operator, schema) for schema in operator.schemas.values()]
     return {"dialect": dialect, "op": op, "schemas": revisions, "frozen_roles": roles}
@@ -92,10 +100,7 @@ def _installation() -> dict[str, object]:
         "threads": backnorm.get_num_threads(),
         "threads_of": asdict(service()),
         "machine_code": _machine_code(),
-        "dialects": {
-            name: [*_operators(name), *registry.parts(name)]
-            for name in {**registry.DIALECTS, **registry.PARTS}
-        },
+        "dialects": {name: [*_operators(name), *registry.parts(name)] for name in _DIALECTS},
     }
 
 

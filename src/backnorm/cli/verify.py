@@ -81,9 +81,12 @@ class _Reports:
         if self.baseline is not None:
             expected.read_baseline(self.baseline)
         for path in (self.json, self.junit, self.markdown, self.html):
-            if path is None or path == Path("-") or (path.exists() and not path.is_file()):
+            if path is None or path == Path("-"):
                 continue
             is_new = not path.exists()
+            if not (is_new or path.is_file() or path.is_dir()):
+                # Opening a pipe would wait for its reader.
+                continue
             path.open("a").close()
             if is_new:
                 path.unlink()
@@ -101,26 +104,32 @@ class _Reports:
         judged = counts(results)["judged"]
         # Read the baseline first, because a report may overwrite it.
         before = None if self.baseline is None else expected.read_baseline(self.baseline)
-        passed, unmatched = list[str](), list[str]()
+        passed, unmatched, expired = list[str](), list[str](), list[str]()
         if self.xfail is not None:
             known = expected.read_expectations(self.xfail)
+            expired = [f"{e.pattern} (until {e.until})" for e in known if e.is_expired]
+            known = [each for each in known if not each.is_expired]
             results, passed, unmatched = expected.with_expected(results, known, self.at_least)
 
-        fails: Callable[[Any], bool] = partial(expected.fails, at_least=self.at_least)
+        is_failure = partial(expected.fails, at_least=self.at_least)
+        fails: Callable[[Any], bool] = is_failure
         found = findings(results, self.at_least)
         failed: list[Any] = found
         if before is not None:
             fails, compared = before.is_worse, before.number(results)
             failed = [verdict for verdict in results.verdicts if fails(verdict)]
+            new = [verdict for verdict in failed if is_failure(verdict)]
             found = [
-                replace(each, known=bool(compared) and (not failed or each.id in before.findings))
+                replace(each, known=bool(compared) and not any(map(each.explains, new)))
                 for each in found
             ]
-        report.show(results, found, console)
+        report.show(results, found, console, self.at_least)
         if passed:
             number = counted(len(passed), "output")
             title = f"passed, although {self.xfail} expects a failure: {number}"
             _print_list(title, passed, console)
+        if expired:
+            _print_list(f"{self.xfail} has expired lines:", expired, console)
         if unmatched:
             _print_list(f"{self.xfail} has patterns that match no output:", unmatched, console)
         if before is not None:
@@ -135,12 +144,12 @@ class _Reports:
         if self.show:
             report.show_case(results, console)
         if self.json is not None:
-            text = report.as_json(results, found)
+            text = report.as_json(results, found, self.at_least)
             sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
         if self.junit is not None:
             self.junit.write_text(report.as_junit(results, found, fails))
         if self.markdown is not None:
-            self.markdown.write_text(report.as_markdown(results, found))
+            self.markdown.write_text(report.as_markdown(results, found, self.at_least))
         if self.html is not None:
             console.save_html(str(self.html))
         return bool(failed) or not judged

@@ -36,10 +36,14 @@ _ROUNDING_OF_WIDE = 2.0**-14
 # If no element has a larger error than this, relative to the largest element, precision is the
 # cause.
 _FEW_BITS = 2.0**-6
+# The error of dgamma and dbeta that sums in float32 can cause, relative to all of their elements.
+_FEW_BITS_OF_WIDE = 2.0**-16
 # A number's difference is this quantile over the channels, half of which |gamma| leaves right.
 _QUANTILE = 0.75
 # The distance of numbers that are not finite.
 _FAR = 1e30
+# The most channels that a sentence names.
+_MOST_CHANNELS = 8
 TINY = float(np.finfo(float).tiny)
 # Two mistakes in the formula that are one mistake in the code, with its name and sentence.
 _AS_ONE = {
@@ -58,9 +62,9 @@ class Diagnosis:
     ----------
     kind : {"right", "formula", "described", "precision", "indexing", "memory"}
         formula: one or two mistakes explain all outputs. described: the formula is wrong in a way
-        that has no name. precision: the elements of dx or y have few correct bits. right: the
-        formula is right; the ladder grades its precision. indexing: elements are at wrong places.
-        memory: elements are not finite.
+        that has no name. precision: outputs have few correct bits. right: the formula is right; the
+        ladder grades its precision. indexing: elements are at wrong places. memory: elements are
+        not finite.
     names : tuple of str
         The names of the mistakes.
     says : str
@@ -198,7 +202,9 @@ def described(
     terms: Mapping[str, str],
 ) -> Diagnosis:
     """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
-    texts = []
+    texts: list[str] = []
+    # The correct bits of numbers that are nearly right in every channel.
+    bits: dict[str, int] = {}
     for name, own, good in _pairs(found, right):
         zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
         if zero.all():
@@ -208,12 +214,57 @@ def described(
         ratio = own[~zero] / good[~zero]
         middle = float(np.median(ratio))
         if np.quantile(np.abs(ratio - middle), _QUANTILE) > near * max(1.0, abs(middle)):
-            texts.append(f"{terms[name]} differs from channel to channel")
+            if np.linalg.norm(own - good) <= _FEW_BITS * np.linalg.norm(good):
+                bits[terms[name]] = _bits(own, good)
+            else:
+                texts.append(f"{terms[name]} {_of_channels(own, good, near)}")
         elif abs(middle - 1.0) > near:
             texts.append(f"{terms[name]} is {middle:.3g} of what it should be in every channel")
+    if bits:
+        few = _precision(bits)
+        if not texts:
+            return few
+        texts.append(few.says)
     if not texts:
         return Diagnosis("right", (), "the formula is right")
     return Diagnosis("described", (), ", and ".join(texts))
+
+
+def _of_channels(own: np.ndarray, good: np.ndarray, near: float) -> str:
+    """Return the predicate of a sentence about a number that is wrong in some channels."""
+    wrong = np.abs(own - good) > near * np.abs(good)
+    if (np.abs(own + good) <= near * np.abs(good))[wrong].all():
+        channels = np.flatnonzero(wrong).tolist()
+        named = ", ".join(map(str, channels[:_MOST_CHANNELS]))
+        more = ", ..." * (len(channels) > _MOST_CHANNELS)
+        return f"has the wrong sign in {len(channels)} of {own.size} channels: {named}{more}"
+    return "differs from channel to channel"
+
+
+def imprecise(
+    found: Numbers, right: Numbers, dtype: np.dtype, terms: Mapping[str, str]
+) -> Diagnosis | None:
+    """Return the diagnosis if a number of an element type has fewer right bits, else None."""
+    bits = {}
+    for name, own, good in _pairs(found, right):
+        with np.errstate(all="ignore"):
+            error = np.linalg.norm(own - good) / np.linalg.norm(good)
+        if _NEAR.get(dtype, _FEW_BITS_OF_WIDE) < error <= _FEW_BITS:
+            bits[terms[name]] = _bits(own, good)
+    return _precision(bits) if bits else None
+
+
+def _precision(bits: Mapping[str, int]) -> Diagnosis:
+    """Return the diagnosis of outputs or terms that have few right bits."""
+    *names, last = bits
+    subject = f"{', '.join(names)} and {last} are" if names else f"{last} is"
+    text = f"{subject} right to {min(bits.values())} bits: rounded, or summed up, in a narrow type"
+    return Diagnosis("precision", ("few-bits",), text)
+
+
+def _bits(own: np.ndarray, good: np.ndarray) -> int:
+    """Return how many bits of the numbers are right."""
+    return int(np.round(-np.log2(np.linalg.norm(own - good) / np.linalg.norm(good)))) - 1
 
 
 def misplaced(
@@ -234,9 +285,7 @@ def misplaced(
     """
     error = np.abs(rows - right)
     if (error <= _FEW_BITS * np.abs(right).max(1, keepdims=True)).all():
-        bits = int(np.round(-np.log2(np.linalg.norm(error) / np.linalg.norm(right)))) - 1
-        text = f"{name} is right to {bits} bits: it is rounded, or summed up, in a narrow type"
-        return Diagnosis("precision", ("few-bits",), text)
+        return _precision({name: _bits(rows, right)})
     allowed = _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * np.abs(right).max()
     wrong = np.abs(rows - right) > allowed
     for shift in (1, -1):
@@ -264,7 +313,7 @@ def misplaced(
     channel, element = map(int, where[0])
     of_channels = sorted({int(each) for each in where[:, 0]})
     if len(of_channels) <= len(rows) // 2:
-        place = f"in channels {', '.join(map(str, of_channels[:8]))}"
+        place = f"in channels {', '.join(map(str, of_channels[:_MOST_CHANNELS]))}"
     else:
         place = f"from element {int(where[:, 1].min())} of a channel on"
     return Diagnosis(

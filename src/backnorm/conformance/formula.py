@@ -208,13 +208,29 @@ def _bessel(channels: Channels) -> tuple[Array, Array]:
     return channels.mean, channels.variance * channels.count / max(channels.count - 1, 1)
 
 
-def _without(place: int) -> Callable[[Channels, Array, Array], tuple[Array, Array]]:
+def _without(
+    places: Array | list[int],
+) -> Callable[[Channels, Array, Array], tuple[Array, Array]]:
     def sums(channels: Channels, mean: Array, s: Array) -> tuple[Array, Array]:
         sum_dy, sum_dy_xmu = _sums(channels, mean, s)
-        x, dy = channels.x[:, place], channels.dy[:, place]
-        return sum_dy - dy, sum_dy_xmu - dy * (x - mean)
+        x, dy = channels.x[:, places], channels.dy[:, places]
+        return sum_dy - dy.sum(1), sum_dy_xmu - (dy * (x - mean[:, None])).sum(1)
 
     return sums
+
+
+def tails_left_out(channels: Channels) -> list[Mistake]:
+    """Return mistakes of sums in steps of 4 to 64 elements that lack the rest of the division."""
+    found = []
+    image = channels.count // max(channels.images, 1)
+    for size, whole in {image: "each image", channels.count: "a channel"}.items():
+        for rest in sorted({size % step for step in (4, 8, 16, 32, 64)} - {0, size}):
+            places = np.flatnonzero(np.arange(channels.count) % size >= size - rest)
+            # `MISTAKES` has the last element.
+            if len(places) > 1:
+                says = f"the sums lack the last {rest} of the {size} elements of {whole}"
+                found.append(Mistake("tail-left-out", says, "sums", _without(places)))
+    return found
 
 
 def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Array]:
@@ -277,8 +293,8 @@ MISTAKES = tuple(
          lambda ch: ch.count / max(ch.images, 1)),
         ("count-of-all", "the number of all elements is used for M", "count",
          lambda ch: ch.x.size),
-        ("last-left-out", "the sums lack the last element of a channel", "sums", _without(-1)),
-        ("first-left-out", "the sums lack the first element of a channel", "sums", _without(0)),
+        ("last-left-out", "the sums lack the last element of a channel", "sums", _without([-1])),
+        ("first-left-out", "the sums lack the first element of a channel", "sums", _without([0])),
         ("not-centred", "the sum is of dy*x, not of dy*(x - mean)", "sums", _not_centred),
         ("no-mean-dy", "dx lacks the term sum(dy)/M", "mean_dy", lambda t, n: 0.0 * t),
         ("mean-dy-twice", "dx has the term sum(dy)/M twice", "mean_dy", lambda t, n: 2.0 * t / n),

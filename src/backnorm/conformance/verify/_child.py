@@ -32,7 +32,7 @@ from backnorm.conformance.verify._huge import (
 from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.operations import operation_of
-from backnorm.conformance.verify.subjects import described, is_refusal, subject_of
+from backnorm.conformance.verify.subjects import described, is_unsupported, subject_of
 from backnorm.errors import ArgumentError
 
 # Inputs with more elements than this are not passed again, because that would take minutes.
@@ -92,7 +92,7 @@ class Runner:
             self.say(event="wrote_outside", case=case.name, text=str(error))
             return
         except Exception as error:
-            kind = "refused" if is_refusal(error) else "error"
+            kind = "refused" if is_unsupported(error) else "error"
             self.say(event=kind, case=case.name, text=described(error))
             return
         self.say(

@@ -6,7 +6,7 @@ import datetime
 import fnmatch
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,10 +26,14 @@ class Expectation:
     reason: str
     until: datetime.date | None = None
 
-    def matches(self, verdict: Verdict, today: datetime.date) -> bool:
-        """Whether a verdict is expected."""
-        if self.until is not None and today > self.until:
-            return False
+    @property
+    def is_expired(self) -> bool:
+        """Whether the date has passed."""
+        today = datetime.datetime.now(tz=datetime.UTC).date()
+        return self.until is not None and today > self.until
+
+    def matches(self, verdict: Verdict) -> bool:
+        """Whether the pattern matches a verdict."""
         names = verdict.case, f"{verdict.case}/{verdict.output}"
         return any(fnmatch.fnmatchcase(name, self.pattern) for name in names)
 
@@ -84,13 +88,13 @@ def with_expected(
 ) -> tuple[Results, list[str], list[str]]:
     """Return the results with expected failures marked, and what was not as expected.
 
-    An expected failure gets the status "expected_to_fail", and its reason as text. The lists have
-    the outputs that passed unexpectedly, and the patterns that match no output.
+    `expectations` are not expired. An expected failure gets the status "expected_to_fail", and its
+    reason as text. The lists have the outputs that passed unexpectedly, and the patterns that match
+    no output.
     """
-    today = datetime.datetime.now(tz=datetime.UTC).date()
     verdicts, passed, unmatched = [], [], [each.pattern for each in expectations]
     for verdict in results.verdicts:
-        matching = [each for each in expectations if each.matches(verdict, today)]
+        matching = [each for each in expectations if each.matches(verdict)]
         unmatched = [each for each in unmatched if each not in {m.pattern for m in matching}]
         if matching and fails(verdict, at_least):
             reason = matching[0].reason
@@ -104,11 +108,10 @@ def with_expected(
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """An earlier report: its seed, the statuses by case and output, and the ids of findings."""
+    """An earlier report: its seed, and the statuses by case and output."""
 
     seed: int
     statuses: Mapping[tuple[str, str], Status]
-    findings: Collection[str]
 
     def number(self, results: Results) -> int:
         """Return how many of a run's outputs the report has."""
@@ -145,7 +148,7 @@ def read_baseline(path: Path) -> Baseline:
         statuses = {(each["case"], each["output"]): each["status"] for each in report["verdicts"]}
         if not set(statuses.values()) <= set(STATUSES):
             raise ValueError
-        return Baseline(report["seed"], statuses, {each["id"] for each in report["findings"]})
+        return Baseline(report["seed"], statuses)
     except (ValueError, LookupError, TypeError) as error:
         message = "must be a report of --json"
         raise ArgumentValueError("--baseline", message, came=str(path)) from error

@@ -210,9 +210,15 @@ def onnxruntime(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options
     model = make.make_model(
         make.make_graph([node], "gradient", inputs, outputs), opset_imports=domains, ir_version=8
     )
-    session = framework.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    try:
+        session = framework.InferenceSession(
+            model.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        # ONNX Runtime reports a type that it does not support as an invalid graph.
+        if type(error).__name__ not in ("InvalidArgument", "InvalidGraph"):
+            raise
+        raise RefusedError(str(error)) from None
     return session.run(None, arrays)
 
 
@@ -231,7 +237,7 @@ def tensorflow(
     """Return the gradients of FusedBatchNormGradV3 on the CPU: TensorFlow's kernel, or XLA's."""
     import tensorflow as framework
 
-    narrow_images = x.ndim == 4 and x.dtype != np.float64
+    narrow_images = x.ndim == 4 and mean.dtype == np.float32
     if compiled and not narrow_images:
         raise RefusedError("TensorFlow's operator takes rank 4, of at most 32 bits")
     if not compiled and not (narrow_images and data_format == "NXC"):

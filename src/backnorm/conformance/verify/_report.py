@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import backnorm
-from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts, sentence
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Verdict
@@ -27,22 +27,24 @@ FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
 NAMED = 5
 
 
-def show(results: Results, found: Sequence[Finding], console: Console) -> None:
+def show(
+    results: Results, found: Sequence[Finding], console: Console, at_least: Rung = "serial"
+) -> None:
     """Print the table of rungs, the findings and the counts."""
     job, selection = results.job, results.job.selection
     words = selection.operation if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
     number = len({v.case for v in results.verdicts})
     console.print(
-        f"{job.subject} as {words}, {' '.join(selection.dtypes)}, {number} cases "
+        f"{job.subject} as {words}, {' '.join(selection.dtypes)}, {counted(number, 'case')} "
         f"({selection.tier}), {results.seconds:.1f} s",
         highlight=False,
     )
     console.print()
-    console.print(_table(results))
+    console.print(_table(results, at_least))
     console.print(_LEGEND, highlight=False, soft_wrap=True)
     for finding in found:
         console.print()
-        where = f"{len(finding.cases)} of {finding.of} cases"
+        where = f"{len(finding.cases)} of {counted(finding.of, 'case')}"
         says = f"known: {finding.says}" if finding.known else Text(finding.says, style="bold")
         console.print(says, Text(f"  [{where}]"), sep="", highlight=False, markup=False)
         if finding.evidence:
@@ -50,7 +52,7 @@ def show(results: Results, found: Sequence[Finding], console: Console) -> None:
         if finding.reproduce:
             console.print(f"  {finding.reproduce}", highlight=False, soft_wrap=True)
     console.print()
-    console.print(_summary(results, found), highlight=False)
+    console.print(_summary(results, found, at_least), highlight=False, soft_wrap=True)
     for line in _reasons(results):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     nothing = list(dict.fromkeys(v.case for v in results.verdicts if v.status == "proves_nothing"))
@@ -75,14 +77,14 @@ def _reasons(results: Results) -> list[str]:
     return lines
 
 
-def _table(results: Results) -> Table:
+def _table(results: Results, at_least: Rung) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     columns = _columns(results)
     for dtype, layout in columns:
         table.add_column(f"{dtype}\n{layout}", overflow="fold")
     for output in results.operation.results:
-        table.add_row(output, *(_cell(results, output, *column) for column in columns))
+        table.add_row(output, *(_cell(results, output, *column, at_least) for column in columns))
     return table
 
 
@@ -92,15 +94,15 @@ def _columns(results: Results) -> list[tuple[str, str]]:
     return [column for column in itertools.product(DTYPES, LAYOUTS) if column in present]
 
 
-def _cell(results: Results, output: str, dtype: str, layout: str) -> Text:
+def _cell(results: Results, output: str, dtype: str, layout: str, at_least: Rung) -> Text:
     """Return all faults of an output, or its worst status if it has no fault."""
     key = output, dtype, layout
     statuses = {v.status for v in results.verdicts if (v.output, v.dtype, v.layout) == key}
     ordered = [status for status in STATUSES if status in statuses]
-    faults = [status for status in ordered if status not in (*RUNGS, *UNJUDGED)]
+    judged = [status for status in ordered if status not in UNJUDGED]
+    faults = [status for status in judged if not is_at_least(status, at_least)]
     if faults:
         return Text(", ".join(faults).upper().replace("_", " "), style="bold red")
-    judged = [status for status in ordered if status not in UNJUDGED]
     shown = (judged or ordered)[-1:]
     if judged and "expected_to_fail" in ordered:
         shown.append("expected_to_fail")
@@ -114,17 +116,18 @@ def _evidence(finding: Finding) -> str:
     return ", ".join(f"{name} {text(value)}" for name, value in finding.evidence.items())
 
 
-def _summary(results: Results, found: Sequence[Finding]) -> str:
-    numbers = counts(results)
+def _summary(results: Results, found: Sequence[Finding], at_least: Rung) -> str:
+    numbers = counts(results, at_least)
     rest = [
         f"{n} {'in cases that prove nothing' if s == 'proves_nothing' else s.replace('_', ' ')}"
         for s, n in numbers.items()
-        if s not in ("judged", "passed", *RUNGS)
+        if s not in ("judged", "passed") and not is_at_least(s, at_least)
     ]
     parts = [f"{numbers['judged']} outputs judged: {numbers['passed']} passed", *rest]
     known = sum(each.known for each in found)
     total = counted(len(found) - known, "finding") + f", {known} known" * bool(known)
-    return f"{', '.join(parts)}; {total}"
+    is_empty = not (numbers["judged"] or "expected_to_fail" in numbers or results.interrupted)
+    return f"{', '.join(parts)}; {total}" + "; nothing was judged, which fails" * is_empty
 
 
 def show_case(results: Results, console: Console) -> None:
@@ -143,7 +146,7 @@ def show_case(results: Results, console: Console) -> None:
         )
 
 
-def as_json(results: Results, found: Sequence[Finding]) -> str:
+def as_json(results: Results, found: Sequence[Finding], at_least: Rung = "serial") -> str:
     """Return the report as JSON."""
     job = results.job
     report = {
@@ -156,7 +159,7 @@ def as_json(results: Results, found: Sequence[Finding]) -> str:
         "tier": job.selection.tier,
         "seed": job.selection.seed,
         "interrupted": results.interrupted,
-        "counts": counts(results),
+        "counts": counts(results, at_least),
         "findings": [
             {
                 "id": each.id,
@@ -237,20 +240,20 @@ def as_junit(results: Results, found: Sequence[Finding], fails: Callable[[Verdic
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def as_markdown(results: Results, found: Sequence[Finding]) -> str:
+def as_markdown(results: Results, found: Sequence[Finding], at_least: Rung = "serial") -> str:
     """Return the table and the findings as Markdown."""
     columns = _columns(results)
     lines = [f"## `backnorm verify {results.job.subject}`", ""]
     lines.append("| | " + " | ".join(" ".join(column) for column in columns) + " |")
     lines.append("|---" * (len(columns) + 1) + "|")
     for output in results.operation.results:
-        cells = [str(_cell(results, output, *column)) for column in columns]
+        cells = [str(_cell(results, output, *column, at_least)) for column in columns]
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")
-    lines += [
-        f"- {'known: ' * each.known}{each.says} ({len(each.cases)} of {each.of} cases)"
-        + f": `{each.reproduce}`" * bool(each.reproduce)
-        for each in found
-    ]
-    lines += ["", _summary(results, found), "", *(f"- {line}" for line in _reasons(results))]
+    for each in found:
+        where = f"{len(each.cases)} of {counted(each.of, 'case')}"
+        command = f": `{each.reproduce}`" * bool(each.reproduce)
+        lines.append(f"- {'known: ' * each.known}{each.says} ({where}){command}")
+    lines += ["", _summary(results, found, at_least), ""]
+    lines += [f"- {line}" for line in _reasons(results)]
     return "\n".join(lines) + "\n"

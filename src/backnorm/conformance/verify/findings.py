@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backnorm.conformance.diagnosis import Diagnosis
-from backnorm.conformance.ladder import RUNGS, Grade, Rung
+from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict
 from backnorm.errors import counted
@@ -18,10 +18,10 @@ __all__ = ["Finding", "counts", "findings"]
 
 _FAULTS = {
     "changed_input": "the subject writes to an input",
-    "not_repeatable": "the same inputs give other bits in another call",
+    "not_repeatable": "the same inputs give other bits of {outputs} in another call",
     "stale": "the results of an earlier call are returned for changed values in the same memory",
     "wrote_outside": "the subject writes outside of an array",
-    "error": "the subject raises an exception that is no refusal",
+    "error": "the call fails",
     "hang": "the subject does not return",
     "crash": "the subject ends its process",
     "out_of_memory": "the subject takes more memory than allowed",
@@ -56,7 +56,7 @@ class Finding:
     reproduce : str
         The command that reproduces it.
     known : bool
-        Whether an earlier report has the finding.
+        Whether no output with this mistake is worse than in an earlier report.
     """
 
     id: str
@@ -69,15 +69,19 @@ class Finding:
     reproduce: str = ""
     known: bool = False
 
+    def explains(self, verdict: Verdict) -> bool:
+        """Whether the output of a verdict has this mistake."""
+        return verdict.case in self.cases and verdict.output in self.outputs
 
-def counts(results: Results) -> dict[str, int]:
-    """Return how many (case, output) pairs have each status."""
+
+def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
+    """Return how many (case, output) pairs have each status, are judged, and pass."""
     found = {"judged": 0, "passed": 0}
     for verdict in results.verdicts:
         found[verdict.status] = found.get(verdict.status, 0) + 1
         if verdict.is_judged:
             found["judged"] += 1
-        if verdict.status in RUNGS:
+        if is_at_least(verdict.status, at_least):
             found["passed"] += 1
     return found
 
@@ -106,10 +110,7 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
 
 def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
     """Return the text of a verdict, or the first finding that explains it."""
-    says = (
-        each.says for each in found
-        if verdict.case in each.cases and verdict.output in each.outputs
-    )  # fmt: skip
+    says = (each.says for each in found if each.explains(verdict))
     return verdict.text or next(says, verdict.status)
 
 
@@ -223,7 +224,8 @@ def _faults(results: Results) -> Iterator[Finding]:
             outputs = tuple(
                 o for o in results.operation.results if any(v.output == o for v in verdicts)
             )
-            text = f"{says}: {first.text}" if status in _EVENTS else says
+            text = says.format(outputs=", ".join(outputs))
+            text = f"{text}: {first.text}" if status in _EVENTS else text
             if status not in _EVENTS and len({v.text for v in verdicts}) == 1:
                 text += first.text.removeprefix(status)
             cases = frozenset(v.case for v in verdicts)

@@ -207,7 +207,13 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                         progress(len(done), len(cases))
                 if len(done) == before:
                     break
-            text = f"the subject ended {ends} processes in a row"
+            if not done and job.memory:
+                raise ArgumentValueError(
+                    "--memory", "must suffice for Python and a case", came=f"{job.memory} MiB"
+                )
+            text = "the process ended before this case"
+            if ends == _MOST_ENDS:
+                text = f"the subject ended {ends} processes in a row"
             for case in cases.values():
                 if case.name not in done:
                     event = {"event": "not_run", "text": text}
@@ -332,8 +338,10 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
     faults = list(event["faults"])
     if "stale" in faults and _is_right_if_varied(case, outputs):
         faults.remove("stale")
+    varying: dict[str, Any] = {}
     if event["again"] is not None:
-        again = graded(case, _loaded(event["again"]))
+        others = _loaded(event["again"])
+        again = graded(case, others)
         if again.keys() != graded_outputs.keys():
             faults.append("not_repeatable: another call returns other outputs")
         else:
@@ -343,7 +351,10 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
             }
             is_right = all(status in RUNGS for status, *_ in graded_outputs.values())
             if not (is_right and results.job.any_order):
-                faults.append("not_repeatable" + _BOTH_RIGHT * is_right)
+                text = "not_repeatable" + _BOTH_RIGHT * is_right
+                varying = {
+                    n: text for n, a in outputs.items() if a.tobytes() != others[n].tobytes()
+                }
     verdicts = []
     for output in operation_of(case).results:
         if output not in outputs:
@@ -351,8 +362,9 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
             verdicts.append(Verdict(known[0], output, *known[1:], *missing))
             continue
         status, text, found = graded_outputs[output]
-        if faults:
-            status, text = faults[0].partition(":")[0], faults[0]
+        fault = next(iter(faults), varying.get(output))
+        if fault is not None:
+            status, text = fault.partition(":")[0], fault
         verdicts.append(Verdict(known[0], output, *known[1:], status, text, found))
     return verdicts
 
@@ -405,10 +417,13 @@ def graded(
         actual, dtypes, shape = outputs[name], operation.types(case, name), ladder.value(name).shape
         if element_type(actual.dtype) not in dtypes or actual.shape != shape:
             accepted = " or ".join(map(str, dtypes))
-            text = (
-                f"{name} has a wrong type or shape; got {actual.dtype} of shape {actual.shape}, "
-                f"expected {accepted} of shape {shape}"
-            )
+            accepted = f"{accepted} of shape {shape}"
+            came = f"{actual.dtype} of shape {actual.shape}"
+            if actual.dtype == np.uint8 and actual.ndim == 1:
+                # The reader of files returns a file of the wrong size as bytes.
+                needed = ladder.value(name).hi.size * dtypes[0].itemsize
+                came, accepted = f"{actual.size} bytes", f"{needed}: {accepted}"
+            text = f"{name} has a wrong type or shape; got {came}, expected {accepted}"
             found[name] = "wrong", text, None
         else:
             grade = ladder.grade(name, actual)

@@ -31,7 +31,7 @@ from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.dialects import registry
 from backnorm.dialects._check import kept_shape
-from backnorm.dialects.schema import OperatorSchema
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
@@ -42,9 +42,8 @@ Outputs = dict[str, np.ndarray | None]
 
 # Words in the names of exceptions that mean an unsupported case, such as NotImplementedError.
 _UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
-# Other exceptions that verify counts as refusals, and words in the names of frameworks' refusals.
-_REFUSALS = TypeError, ValueError, RuntimeError
-_REFUSAL_NAMES = "InvalidArgument", "InvalidGraph"
+# The options of a function that lacks a parameter for them.
+_USUAL = {"epsilon": 1e-5, "data_format": "NCX", "training": True}
 # Paths of files that are not the user's begin so; "<" is for "<frozen importlib._bootstrap>".
 _PACKAGES = (
     "<",
@@ -60,14 +59,18 @@ class Subject(Protocol):
         """Return dx, dgamma and dbeta; raise NotImplementedError for an unsupported case."""
 
 
+class OutputError(AssertionError):
+    """A subject returned objects that are not its outputs."""
+
+
 class Function:
     """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
     The function returns dx, dgamma and dbeta. For the forward pass it is
     ``f(x, gamma, beta, *, epsilon, data_format)``, and returns y, mean and variance. Options that
-    the function has no parameter for are not passed; cases that need such an option (`data_format`
-    other than NCX, `training` False) are refused. The function does not return the results in
-    `omitted`.
+    the function has no parameter for are not passed; cases in which such an option is not as usual
+    (`epsilon` 1e-5, `data_format` NCX, `training` True) are refused. The function does not return
+    the results in `omitted`.
     """
 
     def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
@@ -76,22 +79,19 @@ class Function:
         self._omitted = omitted
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        options = case.options
-        usual = {"data_format": "NCX", "training": True}
         taken = {}
-        for name, value in options.items():
-            if self._names is None or name in self._names:
-                taken[name] = value
-            elif name in usual and value != usual[name]:
+        for name, value in case.options.items():
+            spellings = (name, "eps", "Epsilon") if name == "epsilon" else (name,)
+            known = [n for n in spellings if self._names is None or n in self._names]
+            if known:
+                taken[known[0]] = value
+            elif value != _USUAL[name]:
                 raise RefusedError(f"the function has no parameter {name}")
-        if "epsilon" not in taken:
-            found = next((n for n in ("eps", "Epsilon") if n in (self._names or ())), None)
-            if found is not None:
-                taken[found] = options["epsilon"]
         names = [n for n in operation_of(case).results if n not in self._omitted]
         results = self._function(*inputs.values(), **taken)
         if isinstance(results, tuple | list) and len(results) > len(names):
-            raise AssertionError(f"returned {len(results)} outputs; expected {', '.join(names)}")
+            expected = ", ".join(names)
+            raise OutputError(f"the subject returned {len(results)} outputs; expected {expected}")
         return _by_name(names, results)
 
 
@@ -204,6 +204,10 @@ class OfDialect:
         low, high = schema.ranks
         if rank < low or (high and rank > high):
             raise RefusedError(f"the operator takes rank {schema.rank_text}")
+        rules = {ELEMENT_TYPE_NAMES[rule.data]: rule.channel for rule in schema.type_rules}
+        x, mean = case.data.x.dtype, case.data.mean.dtype
+        if mean not in [ELEMENT_TYPE_NAMES[name] for name in rules.get(x, ())]:
+            raise RefusedError(f"the operator does not take x of {x} with statistics of {mean}")
         fitting = [f for f in schema.formats if f.is_any or f.layout == case.data.data_format]
         fitting = [f for f in fitting if f.rank in (None, rank)]
         if not fitting:
@@ -227,6 +231,11 @@ def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
     ArgumentTypeError, ArgumentValueError
         If there is no such dialect or operator, or if it computes another operation.
     """
+    if dialect in registry.PARTS and dialect not in registry.DIALECTS:
+        raise ArgumentValueError(
+            "dialect", "has only parts of a gradient, which verify does not call", came=dialect,
+            accepted=", ".join(registry.DIALECTS),
+        )  # fmt: skip
     known = registry.operators(dialect)
     fitting = [name for name, each in known.items() if each.schema.operation == operation]
     if not fitting:
@@ -357,13 +366,25 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not place.startswith(error.name):
             raise
+        accepted = "module:function, file.py:function"
+        accepted += ", library.so:symbol" if argument == "SUBJECT" else ""
         raise ArgumentValueError(
-            argument, "no such module", came=place, accepted="module:function, file.py:function"
+            argument, "no such module", came=place, accepted=accepted
         ) from error
+    functions = [
+        name for name, value in vars(found).items()
+        if callable(value) and getattr(value, "__module__", None) == found.__name__
+    ]  # fmt: skip
     for part in attribute.split("."):
-        found = getattr(found, part, None)
+        if not hasattr(found, part):
+            raise ArgumentValueError(
+                argument, f"{place} has no {part}", came=name, accepted=", ".join(functions) or None
+            )
+        found = getattr(found, part)
     if not callable(found):
-        raise ArgumentTypeError(argument, "must name a function", came=repr(name))
+        raise ArgumentTypeError(
+            argument, "must name a function", came=f"{name} of type {type(found).__name__}"
+        )
     function: Callable[..., Any] = found
     return function
 
@@ -387,23 +408,17 @@ def _module(place: str, argument: str) -> ModuleType:
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Whether an exception says by its type that a subject does not support a case."""
-    return isinstance(error, RefusedError) or _is_named(error, _UNSUPPORTED)
+    """Whether an exception says by its type that a subject does not support a case.
 
-
-def is_refusal(error: Exception) -> bool:
-    """Whether verify counts an exception as a refusal of a case; others are mistakes."""
-    general = isinstance(error, _REFUSALS) and not isinstance(error, RecursionError)
-    return is_unsupported(error) or general or _is_named(error, _REFUSAL_NAMES)
-
-
-def _is_named(error: Exception, words: tuple[str, ...]) -> bool:
-    return any(word in type(error).__name__ for word in words)
+    All other exceptions are mistakes of the subject.
+    """
+    name = type(error).__name__
+    return isinstance(error, RefusedError) or any(word in name for word in _UNSUPPORTED)
 
 
 def described(error: Exception) -> str:
-    """Return the first line of an exception, with type and place except for RefusedError."""
-    if isinstance(error, RefusedError):
+    """Return the first line of an exception; if a subject raised it, with type and place."""
+    if isinstance(error, RefusedError | OutputError):
         return _first_line(str(error))
     return _first_line(f"{type(error).__name__}: {error}") + _place(error)
 
@@ -443,5 +458,6 @@ def _array(value: Any) -> np.ndarray | None:
         return np.asarray(value.numpy())
     array = np.asarray(value)
     if array.dtype.kind not in "biufcV":
-        raise AssertionError(f"returned {type(value).__name__}; expected an array of numbers")
+        kind = type(value).__name__
+        raise OutputError(f"the subject returned an object of type {kind}; expected an array")
     return array
