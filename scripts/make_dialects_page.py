@@ -174,8 +174,8 @@ def _rules_of_all(schemas: Sequence[OperatorSchema]) -> list[str]:
 
 def _source(schema: OperatorSchema) -> str:
     """Return the source, with placeholders for the operator's name and the revision."""
-    source = schema.source.replace(schema.op, "*operator*")
-    return source.replace(schema.revision, "*revision*") if schema.revision else source
+    source = schema.source.replace(schema.op, "OPERATOR")
+    return source.replace(schema.revision, "REVISION") if schema.revision else source
 
 
 def _family(schema: OperatorSchema) -> str:

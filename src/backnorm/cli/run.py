@@ -97,7 +97,7 @@ class StepReport:
     layout : {"NCX", "NXC"} or None
         None for an elementwise operator.
     arithmetic : str or None
-        The type in which elements are computed; None if they are copied or 0.
+        The type in which elements are computed; None if they are only copied or zeroed.
     inputs, outputs : tuple of TensorFacts
     seconds : float
         The time of one call.

@@ -1,4 +1,4 @@
-"""A right backward kernel in steps, and broken kernels with one wrong step each."""
+"""A correct backward kernel in steps, and broken kernels with one wrong step each."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Pointwise:
     one_type : bool
         Whether all ports must have the same element type.
     arithmetic : str or None
-        The type in which elements are computed; None if they are copied or 0.
+        The type in which elements are computed; None if they are only copied or zeroed.
     """
 
     inputs: Mapping[str, Types]

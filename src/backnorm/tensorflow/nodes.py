@@ -150,7 +150,7 @@ def _registered(
 
 
 def _guarded(results: Sequence[Any], is_differentiable: bool) -> list[Any]:
-    """Return the results of a node; a tape that does not find the node's gradient then raises."""
+    """Wrap the results of a node: a tape that does not find the node's gradient raises an error."""
     override = {"PreventGradient": _PASSED_ON} if is_differentiable else {}
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         return [tf.raw_ops.PreventGradient(input=result, message=_LOST) for result in results]

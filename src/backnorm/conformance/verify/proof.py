@@ -26,8 +26,8 @@ def catches(case: Case, ladder: GradientLadder) -> list[str]:
     """Return the names of the wrong kernels that this case, on its own, rejects.
 
     A kernel is rejected if an output exceeds the expected bound of the worst rung, serial sums, as
-    in :func:`backnorm.conformance.verify.run.verify`. So inaccurate kernels that are no worse than
-    serial sums are not rejected.
+    in :func:`backnorm.conformance.verify.run.verify`. Inaccurate kernels that are no worse than
+    serial sums therefore pass.
     """
     return [mutant.__name__ for mutant in _rejected(MUTANTS, case, ladder, "serial", "expected")]
 

@@ -230,7 +230,7 @@ def _narrowed(x, dy, of):
 
 @by_type
 def about_rounded(kind, of):
-    """Return four coefficients for elements minus the float32 nearest to the mean."""
+    """Return the four coefficients of x - m, where m is the float32 nearest to the mean."""
     if kind.operation == "frozen":
         return lambda kind, of: of
     if kind.operation == "forward":

@@ -148,7 +148,7 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
         # As signed integers, doubled patterns with all zeros or all ones in the exponent are small.
         name, end, least = "umin", "abs", 0x101
     else:
-        # After subtracting 1, zero is the largest, and no finite number is more than 0xF7FD.
+        # After subtracting 1, zero is 0xFFFF, and other finite numbers are at most 0xF7FD.
         name, end, least = "umax", "", 0xF7FD
     extreme = _of_each(builder, name, kind, kind)
     found = _constant(_I16, least, lanes)
