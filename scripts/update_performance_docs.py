@@ -3,8 +3,9 @@
 zen5.json is the result of `operator` that the README shows; other files named after processors are
 results of `operator` on other machines. models.json has whole models, models-of-*.json has them on
 other machines, models-frameworks-*.json has models of other frameworks, and models-zen4.json has
-fused models with two allocators. Only text between the markers is replaced. With --check: report
-the pages that are not current, and write nothing.
+fused models with two allocators. The README shows the compiled models of COMPILED. Only text
+between the markers is replaced. With --check: report the pages that are not current, and write
+nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -42,6 +43,7 @@ from scripts.generated import between, options
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = Path("docs/bench")
 RESULT, MODELS, ALLOCATORS = "zen5.json", "models.json", "models-zen4.json"
+COMPILED = "models-of-zen4-compiled.json"
 MEASURED = "docs/measurements"
 
 # Tables by cell have the project's main operator and the most common type in training.
@@ -139,7 +141,7 @@ def pages(root: Path) -> dict[Path, str]:
     kinds = _kinds(_compared(frame), _caches(result))
     parts = {
         "README.md": {
-            "numbers": _numbers(results[ALLOCATORS], results[MODELS], others, result, kinds),
+            "numbers": _numbers(results[ALLOCATORS], results[COMPILED], others, result, kinds),
         },
         "docs/performance.md": {
             "operator": _operator(result, frame, kinds),
