@@ -60,7 +60,7 @@ _WHY = {
     (0, "NCX"): _CALL,
     (0, "NXC"): _CALL,
     (1, "NCX"): "a group of channels is summed and written while it is cached",
-    (1, "NXC"): "oneDNN computes in float32, and its dx goes past the caches",
+    (1, "NXC"): "oneDNN computes in float32, and writes dx by streaming stores",
     (2, "NCX"): "three passes over memory where others make five",
     (2, "NXC"): "memory limits the fastest peers as it limits us",
 }
@@ -113,9 +113,9 @@ _LEGEND = (
     "layer can save more.\n"
     "- **normalisation**: time of what *share* counts, fused over PyTorch's.\n"
     "- **memory**: what a fused step adds to the resident memory, over PyTorch's.\n"
-    "- **fused**, **compiled**: `convert(model, fuse=True)` over PyTorch's layers, and "
-    "`convert(model)` where both are compiled, of all processors, threads, batches and element "
-    "types: geometric mean (least to most; cases).\n"
+    "- **fused**: step of `convert(model, fuse=True)` over PyTorch's; **compiled**: step of "
+    "`convert(model)` over PyTorch's, both compiled. Geometric means (least to most; cases) of all "
+    "processors, threads, batches and element types.\n"
 )
 
 

@@ -195,9 +195,9 @@ def normalizationGradient(
     gammaTensor : array, size 1 in the reduced axes, optional
         Scale. None: 1.
     gammaGradientTensor, betaGradientTensor : array, size 1 in the reduced axes, optional
-        The results of `normalizationGammaGradient` and `normalizationBetaGradient`. None: the
-        gradient is computed from the other arguments, not rounded. Apple's documentation only says
-        that None is accepted.
+        The results of `normalizationGammaGradient` and `normalizationBetaGradient`. None: that
+        gradient is computed from the other arguments, without rounding. Apple's documentation only
+        says that None is accepted.
 
     Returns
     -------

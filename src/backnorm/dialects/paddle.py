@@ -132,13 +132,13 @@ class _BatchNormGrad(Operator):
         bias : array of U, shape (C,), optional
             offset; not used, but checked
         mean_out : object, optional
-            running mean, an array of U with is_test or use_global_stats
+            running mean, read with is_test or use_global_stats
         variance_out : object, optional
-            running variance, an array of U with is_test or use_global_stats
+            running variance, read with is_test or use_global_stats
         saved_mean : object
-            batch mean, an array of U in training
+            batch mean, read in training
         saved_variance : object
-            1 / sqrt(batch variance + epsilon), an array of U in training
+            1 / sqrt(batch variance + epsilon), read in training
         reserve_space : object, optional
             memory of cuDNN; ignored
         out_grad : array of T, the shape of x
@@ -184,7 +184,7 @@ class _BatchNormGrad(Operator):
         - In training, a batch of one element per channel gives x_grad = out_grad and zeros for
           the parameters: Paddle's forward copies such a batch to its output.
         - Without scale or bias, Paddle returns no gradients of the parameters. This operator
-          returns those of a scale of 1.
+          returns both.
         """
         statistics = mean_out, variance_out, saved_mean, saved_variance
         x_grad, scale_grad, bias_grad = self._run(
