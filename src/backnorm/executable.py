@@ -51,8 +51,8 @@ class Executable:
     plan : Plan or GpuPlan
     launch : Launch
     plain : callable
-        Takes the operands of the signature as kernels read them (None if absent); `out`, an array
-        that a kernel can write the first result to; and the numbers. Returns `Results`.
+        Takes the signature's operands as kernels read them (None if absent), `out`, an array that a
+        kernel can write the first result to, and the signature's numbers. Returns `Results`.
     """
 
     __slots__ = ("_arrays", "launch", "order", "plain", "plan", "problem")

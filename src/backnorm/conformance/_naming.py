@@ -1,7 +1,7 @@
 """Name the mistake in a formula, and describe outputs that no formula explains.
 
-The numbers of a call (`formula.Coefficients` or `forward_diagnosis.Normalization`) are compared
-with those of formulas.
+The numbers that describe a call (`formula.Coefficients`, `forward_diagnosis.Normalization`) are
+compared with those of formulas.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ _LEAST_TILE = 128
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
-# Bytes of the coefficients of a row that the first-level cache holds besides the row.
+# The most bytes of coefficients that fit in the first-level cache together with their row.
 _COEFFICIENTS = 16 << 10
 
 # Elements below which a second thread costs more time than it saves.
@@ -342,8 +342,8 @@ def _depth(width: int, task: _Task) -> int:
     """Return how many rows are summed side by side.
 
     Rows side by side share one load and store of the running sums. But they are separate streams,
-    which the hardware prefetcher follows only within the caches, or if rows are narrow or whole
-    pages.
+    which the hardware prefetcher follows only within the caches, or if rows are narrow or at least
+    a page of float32.
     """
     if width <= 32:
         return 8

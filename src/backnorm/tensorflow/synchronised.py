@@ -14,7 +14,7 @@ get the same bits.
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
 (four for float64 elements), and the number of elements, 8C + 1 or 10C + 1 numbers. In both passes
 they are in rows, one for each replica, and each replica adds up all rows. (`all_reduce` has no
-maximum, by which replicas could agree on the top bins before a single sum.)
+maximum, by which replicas could agree on the top bins, and then add up digits.)
 
 All strategies have `all_reduce` with a gradient, eagerly, in graphs and for XLA. (`all_gather` is
 not available if XLA compiles replicas on GPUs.)

@@ -4,8 +4,9 @@ Kernels read memory. A tensor of a subclass is treated as a plain tensor if it h
 the subclass overrides `shape`. An opaque tensor has no memory; only operators can read its
 elements.
 
-PyTorch allocates new tensors: a tensor in the memory of a NumPy array cannot be resized, and a view
-that an autograd function returns cannot be changed in place, for example by a ReLU.
+PyTorch, not NumPy, allocates new tensors: a tensor in the memory of a NumPy array cannot be
+resized, and a view that an autograd function returns cannot be changed in place, for example by a
+ReLU.
 """
 
 from __future__ import annotations

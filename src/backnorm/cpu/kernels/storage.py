@@ -49,7 +49,7 @@ def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
     """Emit the exact conversion of stored elements to float64."""
     if dtype == types.float64:
         return raw
-    # 16-bit elements are converted through float32, as processors convert float16.
+    # 16-bit elements become float32 first: F16C converts float16 only to float32.
     return builder.fpext(widen_to_single(builder, raw, dtype, lanes), _wide(_DOUBLE, lanes))
 
 
