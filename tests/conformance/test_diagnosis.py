@@ -87,10 +87,10 @@ class SumsInSteps(kernels.Kernel):
     ("step", "images", "says"),
     [
         (2, 1, "the sums lack the last element of a channel"),
-        (4, 1, "the sums lack the last 3 of the 175 elements of a channel"),
-        (8, 1, "the sums lack the last 7 of the 175 elements of a channel"),
-        (16, 1, "the sums lack the last 15 of the 175 elements of a channel"),
-        (8, 5, "the sums lack the last 3 of the 35 elements of each image"),
+        (32, 1, "the sums lack the last 21 of the 245 elements of a channel"),
+        (8, 1, "the sums lack the last 5 of the 245 elements of a channel"),
+        (64, 1, "the sums lack the last 53 of the 245 elements of a channel"),
+        (8, 7, "the sums lack the last 3 of the 35 elements of each image"),
     ],
 )
 def test_diagnose_tail_that_the_sums_lack_is_named(step, images, says, dtype, data_format):

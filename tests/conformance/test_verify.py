@@ -386,7 +386,7 @@ def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
     ids, says = finding_ids(tmp_path, body)
     assert ids == {"not_written"}
     for output in outputs:
-        shape = "(5, 24, 5, 7)" if output == "dx" else "(24,)"
+        shape = "(7, 24, 5, 7)" if output == "dx" else "(24,)"
         assert (
             f"no {output} (missing or None) in 1 case: diagnostic-float32-float32-NCX; "
             f"expected an array of shape {shape}, float32"

@@ -63,12 +63,12 @@ def diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 24 channels of 5 x 35 elements, which no vector length divides. epsilon is as large as
+    There are 24 channels of 7 x 35 elements, which no vector length divides. epsilon is as large as
     the smallest variances. mean and variance are not those of x, and gamma has both signs. dy has a
     mean and is correlated with x.
     """
     rng = np.random.default_rng(seed)
-    shape = (5, 24, 5, 7) if data_format == "NCX" else (5, 5, 7, 24)
+    shape = (7, 24, 5, 7) if data_format == "NCX" else (7, 5, 7, 24)
     data = realistic_data(
         shape,
         dtype,
