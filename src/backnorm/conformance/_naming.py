@@ -7,6 +7,7 @@ compared with those of formulas.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -214,8 +215,9 @@ def described(
         ratio = own[~zero] / good[~zero]
         middle = float(np.median(ratio))
         if np.quantile(np.abs(ratio - middle), _QUANTILE) > near * max(1.0, abs(middle)):
-            if np.linalg.norm(own - good) <= _FEW_BITS * np.linalg.norm(good):
-                bits[terms[name]] = _bits(own, good)
+            error = _relative_error(own, good)
+            if error <= _FEW_BITS:
+                bits[terms[name]] = _bits(error)
             else:
                 texts.append(f"{terms[name]} {_of_channels(own, good, near)}")
         elif abs(middle - 1.0) > near:
@@ -247,10 +249,9 @@ def imprecise(
     """Return the diagnosis if a number of an element type has fewer right bits, else None."""
     bits = {}
     for name, own, good in _pairs(found, right):
-        with np.errstate(all="ignore"):
-            error = np.linalg.norm(own - good) / np.linalg.norm(good)
+        error = _relative_error(own, good)
         if _NEAR.get(dtype, _FEW_BITS_OF_WIDE) < error <= _FEW_BITS:
-            bits[terms[name]] = _bits(own, good)
+            bits[terms[name]] = _bits(error)
     return _precision(bits) if bits else None
 
 
@@ -262,9 +263,15 @@ def _precision(bits: Mapping[str, int]) -> Diagnosis:
     return Diagnosis("precision", ("few-bits",), text)
 
 
-def _bits(own: np.ndarray, good: np.ndarray) -> int:
-    """Return how many bits of the numbers are right."""
-    return int(np.round(-np.log2(np.linalg.norm(own - good) / np.linalg.norm(good)))) - 1
+def _relative_error(own: np.ndarray, good: np.ndarray) -> float:
+    """Return the norm of the numbers' error over that of the right numbers."""
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm(own - good) / np.linalg.norm(good))
+
+
+def _bits(error: float) -> int:
+    """Return how many bits of numbers with this relative error are right."""
+    return round(-math.log2(error)) - 1
 
 
 def misplaced(
@@ -285,7 +292,7 @@ def misplaced(
     """
     error = np.abs(rows - right)
     if (error <= _FEW_BITS * np.abs(right).max(1, keepdims=True)).all():
-        return _precision({name: _bits(rows, right)})
+        return _precision({name: _bits(_relative_error(rows, right))})
     allowed = _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * np.abs(right).max()
     wrong = np.abs(rows - right) > allowed
     for shift in (1, -1):

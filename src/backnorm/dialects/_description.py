@@ -7,7 +7,7 @@ before it is called, attributes are read from the signature of ``__init__`` and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     parameters = _parameters(cls.__init__) if is_configured else call
     by_name = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
     if not is_function and rules.revision is None:
-        _check_parameters(rules, [*dict.fromkeys([*call, *parameters])])
+        _check_parameters(rules, {**call, **parameters})
     text = _sections(function)
     of_attributes = _sections(cls) if is_configured else text
     inputs = _entries(text.get("Parameters", ""))
@@ -58,7 +58,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     )
 
 
-def _check_parameters(rules: OperatorSchema, parameters: Sequence[str]) -> None:
+def _check_parameters(rules: OperatorSchema, parameters: Collection[str]) -> None:
     """Raise if the parameters of an operator are not the inputs and attributes of its tables."""
     names = [*(t.name for t in rules.inputs), *(a.name for a in rules.attributes)]
     known = {*names, *_CHOICES, rules.outputs[0].name, "self", "arithmetic"}
