@@ -135,6 +135,7 @@ lint: $(VENV)/.lint
 	$(BIN)/lint-imports
 
 format: $(VENV)/.lint
+	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

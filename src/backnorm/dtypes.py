@@ -42,11 +42,11 @@ def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if values.dtype == dtype:
         return values
     if values.dtype == FLOAT64 and dtype == BFLOAT16:
-        # Round to odd: truncate, and set the last bit if any truncated bit was set. float32 holds
-        # the result exactly, and the result is halfway between two 16-bit values only if the
-        # original value is.
+        # Round to odd: truncate, and set the last bit if any truncated bit was set. The result is
+        # halfway between two 16-bit values only if the original value is. It has 15 significant
+        # bits, so that float32 also holds it exactly where bfloat16 is subnormal.
         bits = np.ascontiguousarray(values, FLOAT64).view(np.int64)
-        last = 1 << 29
+        last = 1 << 38
         kept = bits & -last
         values = np.where(bits == kept, bits, kept | last).view(FLOAT64).reshape(values.shape)
     with np.errstate(over="ignore"):

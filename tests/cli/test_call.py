@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from backnorm.cli.call import parse_call
+from backnorm.errors import ArgumentError
 
 
 def test_required_inputs_go_by_their_own_name_and_optional_ones_are_left_out():
@@ -72,3 +74,13 @@ def test_one_tensor_may_be_two_inputs():
     )
     assert program.inputs == ("input", "ones")
     assert program.tensors["ones"].dtype == np.float16
+
+
+def test_shape_of_an_input_that_is_not_passed_is_an_error():
+    document = {
+        "dialect": "onednn_spec",
+        "op": "BatchNormTrainingBackprop",
+        "shapes": {"gamma": [3]},
+    }
+    with pytest.raises(ArgumentError, match='^shapes.gamma: must be absent.*add "gamma": NAME to'):
+        parse_call(document)

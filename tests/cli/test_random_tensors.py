@@ -200,3 +200,24 @@ def test_dialects_with_nothing_given(cli, write_json, dialect, op, data, attribu
     result = cli("run", write_json(document), "--random", 0, "--check", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["passed"]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"dialect": "tensorflow", "op": "FusedBatchNormGradV3",
+          "shapes": {"x": [4, 5, 6, 8], "y_backprop": [4, 5, 6, 7]}},
+         "y_backprop: x and y_backprop must have same shape; got y_backprop of shape (4, 5, 6, 7)"),
+        ({"dialect": "onnxruntime", "op": "BatchNormalizationGrad",
+          "shapes": {"X": [4, 5, 6, 8], "dY": [4, 6, 6, 8]}},
+         "dY: must have the shape of X; got dY of shape (4, 6, 6, 8)"),
+        ({"dialect": "onednn_graph", "op": "BatchNormTrainingBackward",
+          "attributes": {"epsilon": 1e-5}, "inputs": {"gamma": "gamma"},
+          "shapes": {"src": [4, 5, 6]}, "types": {"src": "float16", "gamma": "float16"}},
+         "gamma: "),
+    ],
+)  # fmt: skip
+def test_error_of_declarations_names_the_declared_tensor(cli, write_json, document, message):
+    result = cli("run", write_json(document), "--random", 0)
+    assert result.exit_code == 2
+    assert result.stderr.strip().startswith(f"backnorm: error: {message}")

@@ -65,3 +65,9 @@ def test_verify_unknown_operator_or_dialect_is_the_error(options, message):
     done = CliRunner().invoke(app, ["verify", "math:sqrt", *options])
     assert done.exit_code == 2
     assert done.stderr.strip().startswith(f"backnorm: error: {message}")
+
+
+def test_verify_dialect_of_a_library_is_the_error():
+    done = CliRunner().invoke(app, ["verify", "backnorm", "--dialect", "ngraph"])
+    assert done.exit_code == 2
+    assert "--dialect: must be absent with backnorm, which has the canonical" in done.stderr

@@ -84,6 +84,10 @@ X, DY = data("x", "x", "T"), data("dy", "dy", "T")
         ({"formats": ("NHWC",)}, "formats: got 'str'; expected 'FormatSpec'"),
         ({"formats": (FormatSpec("NHWC", "NXC"), FormatSpec("NCHW", "NCX"))},
          "attributes: the roles, with several formats: got ['epsilon']; expected 'data_format'"),
+        ({"attributes": ()}, "attributes: the roles, with a variance: got []; expected 'epsilon'"),
+        ({"inputs": (X, DY, TensorSpec("scale", "gamma", "T", "opaque"), data("m", "mean", "T"),
+                     data("v", "variance", "T"))},
+         "inputs: the role of scale, which is opaque: got 'gamma'; expected 'ignored' or"),
         ({"ranks": [2, 5]}, "ranks: got 'list'; expected 'tuple'"),
         ({"inputs_together": (("gamma", "bta"),)},
          "inputs_together (optional inputs): got 'gamma'; expected none"),
@@ -120,16 +124,38 @@ def test_table_with_a_wrong_word_or_type_is_an_error(changes, words):
 )
 def test_class_with_other_parameters_than_its_tables_is_an_error(names, words):
     specs = tuple(AttributeSpec(name, "f32") for name in names)
-    schema = replace(
-        operator("ngraph", "BatchNormTrainingBackprop").schema,
-        dialect="acme", op="grad", attributes=specs,
-    )  # fmt: skip
+    schema = operator("ngraph", "BatchNormTrainingBackprop").schema
+    inputs = tuple(
+        replace(spec, role="inverse_deviation") if spec.role == "variance" else spec
+        for spec in schema.inputs
+    )
+    schema = replace(schema, dialect="acme", op="grad", inputs=inputs, attributes=specs)
 
     def call(self, input, gamma, beta, mean, variance, delta, eps, *, arithmetic=None):
         """Gradients."""
 
     with pytest.raises(ValueError, match=f"^acme.grad: the parameters must .*tables; {words}$"):
         type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
+
+
+def test_class_with_a_default_that_its_table_does_not_accept_is_an_error():
+    schema = operator("ngraph", "BatchNormTrainingBackprop").schema
+    epsilon = AttributeSpec("eps", "f32", "epsilon", range="not negative")
+    schema = replace(schema, dialect="acme", op="grad", attributes=(epsilon,))
+
+    def call(self, input, gamma, beta, mean, variance, delta, eps=-1e-5, *, arithmetic=None):
+        """Gradients."""
+
+    message = "^acme.grad: the default of eps: must be finite and not negative; got -1e-05"
+    with pytest.raises(ValueError, match=message):
+        type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
+
+
+def test_call_text_marks_keyword_only_attributes():
+    schemas = operator("onednn_spec", "BatchNormTrainingBackprop").schemas
+    assert schemas["2020-21"].call.startswith(
+        "BatchNormTrainingBackprop(epsilon, data_format, revision, *, is_training)(input, "
+    )
 
 
 @pytest.mark.parametrize(("dialect", "op"), OPERATORS)

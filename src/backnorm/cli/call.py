@@ -55,7 +55,8 @@ def parse_call(document: Mapping[str, object]) -> Program:
     requested = [t.name for t in schema.outputs if t.required or t.name in written]
     # Names in files are printable, so no input has a key with a line break.
     outputs = {port: f"output\n{port}" for port in requested}
-    tensors = _declared(inputs, document)
+    absent = [t.name for t in schema.inputs if t.name not in inputs]
+    tensors = _declared(inputs, absent, document)
     tensors |= {key: Tensor(key, (key,)) for key in outputs.values()}
     step = Step(dialect, op, op, attributes, inputs, outputs)
     return Program((step,), tensors, {name: outputs[port] for port, name in written.items()})
@@ -91,12 +92,20 @@ def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
     return names
 
 
-def _declared(inputs: Mapping[str, str], document: Mapping[str, object]) -> dict[str, Tensor]:
+def _declared(
+    inputs: Mapping[str, str], absent: Collection[str], document: Mapping[str, object]
+) -> dict[str, Tensor]:
     """Return the input tensors with the shapes and types that the document declares."""
     shapes = expect_object(document.get("shapes", {}), "shapes")
     types = expect_object(document.get("types", {}), "types")
-    _refuse_unknown(shapes, inputs, "shapes")
-    _refuse_unknown(types, inputs, "types")
+    for where, listed in (("shapes", shapes), ("types", types)):
+        for port in (port for port in listed if port in absent):
+            raise ArgumentValueError(
+                f"{where}.{port}",
+                "must be absent, because the call does not pass this optional input",
+                hint=f'to pass {port}, add "{port}": NAME to inputs',
+            )
+        _refuse_unknown(listed, inputs, where)
     tensors: dict[str, Tensor] = {}
     for port, key in inputs.items():
         # One tensor may be two inputs; the declarations of both apply to it.

@@ -70,16 +70,25 @@ def random_tensors(
     types = {port: array.dtype for port, array in known.items()}
     types |= {port: tensor.dtype for port, tensor in missing.items() if tensor.dtype}
     data = [name for name, spec in specs.items() if spec.kind == "data"]
-    shape = next((shapes[port] for port in shapes if port in data), ())
+    # x comes first: the other inputs are checked against x when the operator runs.
+    x_first = schema.words["x"], *shapes, *types
+    shape = next((shapes[port] for port in x_first if port in data and port in shapes), ())
     if len(shape) < 2:
         raise ArgumentValueError(
             "shapes",
             "cannot make up tensors: no shape of 2 or more dimensions is known",
             accepted=f"a shape for {', '.join(data)}",
         )
-    dtype = next((types[port] for port in types if port in data), FLOAT32)
+    dtype = next((types[port] for port in x_first if port in data and port in types), FLOAT32)
+    accepted = parameter_types(schema, dtype)
+    # A declared type that the operator does not accept is not repeated in other tensors, so that
+    # the operator's error names the declared one.
     channel_type = next(
-        (types[port] for port in types if specs[port].kind in ("channel", "kept")),
+        (
+            types[port]
+            for port in types
+            if specs[port].kind in ("channel", "kept") and types[port] in accepted
+        ),
         parameter_type(schema, dtype) or dtype,
     )
     axes = _channel_axes(schema, attributes, shapes, shape)
@@ -114,11 +123,14 @@ def parameter_type(schema: OperatorSchema, dtype: np.dtype) -> np.dtype | None:
 
     Return None if the operator does not take data of `dtype`.
     """
-    for rule in schema.type_rules:
-        if ELEMENT_TYPE_NAMES[rule.data] == dtype:
-            types = [ELEMENT_TYPE_NAMES[name] for name in rule.channel]
-            return FLOAT32 if FLOAT32 in types else types[0]
-    return None
+    types = parameter_types(schema, dtype)
+    return FLOAT32 if FLOAT32 in types else next(iter(types), None)
+
+
+def parameter_types(schema: OperatorSchema, dtype: np.dtype) -> list[np.dtype]:
+    """Return the types that per-channel tensors may have with data of `dtype`."""
+    rules = (rule for rule in schema.type_rules if ELEMENT_TYPE_NAMES[rule.data] == dtype)
+    return [ELEMENT_TYPE_NAMES[name] for rule in rules for name in rule.channel]
 
 
 def _channel_axes(

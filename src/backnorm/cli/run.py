@@ -24,7 +24,7 @@ from backnorm.errors import ArgumentValueError
 from backnorm.graph import build_program, override_graph, parse_graph
 from backnorm.graph.pointwise import POINTWISE
 from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
-from backnorm.graph.run import gather, run_step, store, supply
+from backnorm.graph.run import errors_name, gather, run_step, store, supply
 from backnorm.graph.strict_json import expect_object, read_json
 
 
@@ -158,14 +158,17 @@ def run_file(options: RunOptions) -> RunReport:
         check_output(options.out)
     with progress(2 * len(program.steps) + 2) as advance:
         values = _read_inputs(program, options, advance)
-        steps = tuple(_run_step(program, step, values, options, advance) for step in program.steps)
+        steps = []
+        for step in program.steps:
+            with errors_name(step):
+                steps.append(_run_step(program, step, values, options, advance))
         if options.out is not None:
             advance(f"writing {options.out}")
             write_tensors(options.out, {name: values[key] for name, key in program.results.items()})
     written = None if options.out is None else str(options.out)
     passed = not any(step.failures for step in steps)
     threads = backnorm.get_num_threads()
-    facts = str(options.file), threads, options.repeat, steps, written, passed, program.notes
+    facts = str(options.file), threads, options.repeat, tuple(steps), written, passed, program.notes
     return RunReport(*facts)
 
 

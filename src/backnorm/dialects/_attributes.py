@@ -17,7 +17,7 @@ def check_attributes(schema: OperatorSchema, attributes: Mapping[str, object]) -
     """Return all attributes with checked values, including defaults."""
     refuse_unknown(attributes, [a.name for a in schema.attributes], "attribute", schema)
     return {
-        spec.name: _attribute(spec, attributes.get(spec.name, spec.default), schema)
+        spec.name: check_attribute(spec, attributes.get(spec.name, spec.default), schema)
         for spec in schema.attributes
     }
 
@@ -35,7 +35,8 @@ def refuse_unknown(
             )
 
 
-def _attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> object:
+def check_attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> object:
+    """Return the checked value of an attribute, or raise an ArgumentError."""
     if value is REQUIRED:
         raise ArgumentTypeError(
             spec.name, f"is a required attribute of {schema.op}", accepted=accepted_by(spec)

@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from backnorm.dialects._attributes import check_attribute
 from backnorm.dialects.schema import UNKNOWN, AttributeSpec, Choice, OperatorSchema
+from backnorm.errors import ArgumentError
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
@@ -41,7 +43,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     if is_function:
         # A function may have parameters that its rules do not list.
         order = tuple(name for name in call if name != "arithmetic")
-    return replace(
+    schema = replace(
         rules,
         source=rules.source.replace("{op}", rules.op),
         inputs=tuple(replace(t, summary=inputs.get(t.name, "")) for t in rules.inputs),
@@ -53,9 +55,31 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
         notes=tuple(_bullets(text.get("Notes", ""))),
         style="configured" if is_configured else "keywords" if by_name else "positional",
         order=order,
+        configuration=_listed(parameters, rules) if is_configured else (),
         choice=next((choice for choice in _CHOICES if choice in call), "all"),
         takes_memory=rules.outputs[0].name in call.keys() - known,
     )
+    _check_defaults(schema)
+    return schema
+
+
+def _listed(parameters: Mapping[str, inspect.Parameter], rules: OperatorSchema) -> tuple[str, ...]:
+    """Return the parameters that are attributes, in order, with "*" before keyword-only ones."""
+    names = [attribute.name for attribute in rules.attributes]
+    listed = [parameter for name, parameter in parameters.items() if name in names]
+    before = [parameter.name for parameter in listed if parameter.kind is not _KEYWORD]
+    after = [parameter.name for parameter in listed if parameter.kind is _KEYWORD]
+    return (*before, *(["*", *after] if after else []))
+
+
+def _check_defaults(schema: OperatorSchema) -> None:
+    """Raise if the operator does not accept a default of an attribute."""
+    for spec in schema.attributes:
+        try:
+            if not spec.required:
+                check_attribute(spec, spec.default, schema)
+        except ArgumentError as error:
+            raise ValueError(f"{schema.dialect}.{schema.op}: the default of {error}") from None
 
 
 def _check_parameters(rules: OperatorSchema, parameters: Collection[str]) -> None:

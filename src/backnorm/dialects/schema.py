@@ -46,7 +46,9 @@ ELEMENT_TYPE_NAMES: dict[str, np.dtype] = {
     "f32": FLOAT32,
     "f16": FLOAT16,
     "bf16": BFLOAT16,
+    "float64": FLOAT64,
     "float32": FLOAT32,
+    "float16": FLOAT16,
     "half": FLOAT16,
     "bfloat16": BFLOAT16,
 }
@@ -113,7 +115,8 @@ class TensorSpec:
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
         data: the shape of x. channel: (C,). kept: the shape of x with 1 for each axis that is
-        reduced. vector: rank 1, of a length that depends on the attributes. opaque: not checked.
+        reduced. vector: rank 1, of a length that depends on the attributes. opaque: neither
+        checked nor used.
     required : bool
     summary : str
         From the operator's docstring.
@@ -288,6 +291,8 @@ class OperatorSchema:
         and the inputs to the instance.
     order : tuple of str
         Inputs and attributes in the order of a call.
+    configuration : tuple of str
+        The parameters of a configured operator's class; those after ``"*"`` are keyword-only.
     choice : {"all", "outputs", "output_mask"}
         The parameter that selects outputs.
     takes_memory : bool
@@ -318,6 +323,7 @@ class OperatorSchema:
     notes: tuple[str, ...] = ()
     style: Style = "positional"
     order: tuple[str, ...] = ()
+    configuration: tuple[str, ...] = ()
     choice: Choice = "all"
     takes_memory: bool = False
 
@@ -357,6 +363,10 @@ class OperatorSchema:
                     accepted_roles.append("inverse_deviation")
                 if operand.required and names.isdisjoint(accepted_roles):
                     yield "inputs: the roles", sorted(names), accepted_roles
+        unused = "ignored", "running_mean", "running_variance"
+        for spec in self.inputs:
+            if spec.kind == "opaque":
+                yield f"inputs: the role of {spec.name}, which is opaque", spec.role, unused
         for table in ("inputs", "outputs"):
             optional = [tensor.name for tensor in getattr(self, table) if not tensor.required]
             for name in (name for group in getattr(self, f"{table}_together") for name in group):
@@ -370,9 +380,11 @@ class OperatorSchema:
                 yield choices, {*spec.choices}, [{form.name for form in self.formats}]
             if spec.required and spec.role in (None, "reduced_axes") and spec.usual is None:
                 yield f"attributes: the usual value of {spec.name}", None, ["a value"]
-        attribute_roles = [spec.role for spec in self.attributes]
-        if len(self.formats) > 1 and "data_format" not in attribute_roles:
-            yield "attributes: the roles, with several formats", attribute_roles, ["data_format"]
+        roles = [spec.role for spec in self.attributes]
+        if "variance" in names and "epsilon" not in roles:
+            yield "attributes: the roles, with a variance", roles, ["epsilon"]
+        if len(self.formats) > 1 and "data_format" not in roles:
+            yield "attributes: the roles, with several formats", roles, ["data_format"]
         for name in _in_braces(self.source):
             yield "source: the name in braces", name, ["op"]
         for phrase, accepted in _FIELDS.items():
@@ -382,7 +394,6 @@ class OperatorSchema:
     @property
     def call(self) -> str:
         """The signature of a call, as text."""
-        attributes = [attribute.name for attribute in self.attributes]
         names = list(self.order)
         if self.choice != "all":
             names.append(self.choice)
@@ -390,7 +401,7 @@ class OperatorSchema:
             names.append(self.outputs[0].name)
         if self.style == "keywords":
             names.insert(0, "*")
-        first = f"({', '.join(attributes)})" if self.style == "configured" else ""
+        first = f"({', '.join(self.configuration)})" if self.style == "configured" else ""
         return f"{self.op}{first}({', '.join(names)})"
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects import registry
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from backnorm.graph.pointwise import POINTWISE
 from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
 from backnorm.layout import by_strides, restore
@@ -46,8 +47,23 @@ def run_program(
         raise ArgumentValueError("tensors", f"missing: {', '.join(missing)}")
     values = {key: supply(program, key, tensors[name]) for key, name in found.items()}
     for step in program.steps:
-        store(program, step, values, run_step(step, gather(step, values), arithmetic))
+        with errors_name(step):
+            store(program, step, values, run_step(step, gather(step, values), arithmetic))
     return {name: values[key] for name, key in program.results.items()}
+
+
+@contextmanager
+def errors_name(step: Step) -> Iterator[None]:
+    """Raise errors of a bad argument with the name of the graph's operator before the argument."""
+    try:
+        yield
+    except ArgumentError as error:
+        # The step of a call has no name of its own.
+        if step.label == step.op:
+            raise
+        parts = error.parts()
+        parts["argument"] = f"{step.label} ({step.op}) {parts['argument']}"
+        raise type(error)(**parts) from None
 
 
 def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:

@@ -332,6 +332,13 @@ def subject_of(
             raise ArgumentValueError(
                 "SUBJECT", f"needs {package}, which is not installed", came=name
             )
+        if dialect is not None:
+            raise ArgumentValueError(
+                "--dialect",
+                f"must be absent with {name}, which has the canonical arguments",
+                came=dialect,
+                hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
+            )
         omitted = () if operation == "backward" else FORWARD_OMITTED.get(name, ())
         return Function(known[name], omitted)
     if place.endswith((".so", ".dylib")):
