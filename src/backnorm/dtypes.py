@@ -43,8 +43,8 @@ def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return values
     if values.dtype == FLOAT64 and dtype == BFLOAT16:
         # Round to odd: truncate, and set the last bit if any truncated bit was set. float32 holds
-        # the result exactly, and the result is halfway between two 16-bit values only if the
-        # original value is.
+        # the result exactly (from 2^-126 on), and the result is halfway between two 16-bit values
+        # only if the original value is.
         bits = np.ascontiguousarray(values, FLOAT64).view(np.int64)
         last = 1 << 29
         kept = bits & -last
