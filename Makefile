@@ -1,73 +1,77 @@
 # On a machine with Python 3.11+ (with venv) and make:
-#   make demo          run the main job on real data
-#   make test          run the tests, but for the long ones
+#   make demo          run all dialects on real tensors
+#   make test          run the tests except the long ones and the sweeps
 #   make test-all      run all tests but the sweeps
-#   make mutants       break each adapter in one place, and let the tests of `make test` find it
-#   make test-torch    run those of one framework alone; also test-core, test-jax, test-keras-jax, ...
-#                      test-core installs no framework: 0.3 GB, where make test needs 5
+#   make mutants       break one adapter after another; the tests of `make test` must fail
+#   make test-torch    run the tests of one framework; also test-core, test-jax, test-keras-jax, ...
+#                      test-core installs no framework: 0.3 GB instead of the 5 GB of make test
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
 #   make wheel-check   install the wheel with every Python that the machine has, and run its demo
-#   make bench         measure everything beside all peers
-#   make bench-quick   measure a little
+#   make bench         run the whole benchmark, with all peers
+#   make bench-quick   run a small part of the benchmark
 #   make docs          build the documentation into site/
 #   make gpu-check     run the kernels' tests and the benchmark on an NVIDIA GPU
-# Each makes .venv and installs what it needs, at the versions of constraints.txt.
+# Each target creates .venv and installs what it needs, at the versions of constraints.txt.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# As it lies here, with what `kernels` names: nothing is downloaded for a build of its own.
+# An editable installation. --no-build-isolation: the group `kernels` has what the build needs, so
+# pip downloads nothing for a separate build environment.
 INSTALL := $(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable
 KERNELS := $(BIN)/python -m backnorm.cpu.build.make
-# What links machine code, if no C compiler does.
+# The package that links machine code if there is no C compiler.
 LINKER  := $(if $(shell command -v $(firstword $(CC))),,ziglang)
 
-# Runs at a time of `make test`, workers of a run that is asked for alone, and options for pytest.
+# Runs of pytest that `make test` starts at a time; workers of a single run; options for pytest.
 JOBS   ?= 2
 WORKERS ?= $(JOBS)
 PYTEST_FLAGS ?=
-# Which tests: the tiers are `not long and not sweep`, `not sweep`, and `sweep`.
+# The tier of tests to run: the tiers are `not long and not sweep`, `not sweep`, and `sweep`.
 TIER   ?= not long and not sweep
-# What each run of pytest adds its processor time to.
+# The file to which each run of pytest adds its processor time.
 TIMES  ?= $(abspath $(VENV))/test-times.jsonl
 FOLDER  = tests/frameworks/$(@:test-%=%)
 DIST    = worksteal
-# A run of pytest each: no two frameworks share a process, nor two backends of Keras.
-# The longest begin first.
+# Each name is a separate run of pytest, so that neither two frameworks nor two backends of Keras
+# share a process. The longest runs start first.
 RUNS   := core gpu torch jax tensorflow bench keras-tensorflow keras-torch keras-jax jax_gpu gpu_code
 
 # Where a benchmark puts result.json and plot.png.
 BENCH ?= bench-results
 
-# The same of the benchmark on a GPU, what it measures, and the Python that has PyTorch for CUDA.
+# The benchmark on a GPU: its folder, its suites, its options, and a Python with PyTorch for CUDA.
 GPU ?= gpu-results
 GPU_SUITE ?= batch256,small
 GPU_FLAGS ?= --op all --dtype all
 GPU_PYTHON ?= $(BIN)/python
 
-# Where all peers can be installed, a missing one is a failure; `make test-core` alone installs none.
+# All peers can be installed on Linux, x86-64. There, a missing peer is a failure as soon as the
+# group `test` is installed. `make test-core` installs no peers, and skips the tests that need one.
 ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)
 export BACKNORM_REQUIRE_PEERS = $(if $(wildcard $(VENV)/.test),1)
 endif
 
-# Tests and kernels are made by many processes, each of which would compile what it imports.
+# Many processes run tests and build kernels. If bytecode were not written, each of them would
+# compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all sweep mutants $(RUNS:%=test-%) browser-hint
 .PHONY: kernels bench bench-quick gpu-check docs lint format build wheel-check clean
 
-# What the demo calls, and no more.
+# Builds only the kernels that the demo calls.
 demo: $(VENV)/.package
 	$(KERNELS) --only '*_backward'
 	$(BIN)/backnorm demo
 
-# Whatever is missing, or was made of other sources.
+# Builds the kernels that are missing or were built from other sources.
 kernels: $(VENV)/.package
 	$(KERNELS)
 
-# All runs, also after one that failed, each printed when it has ended; then their processor time.
-# A run is one process: workers would import frameworks and collect tests once each.
+# Starts all runs, also after one has failed; prints the output of each when it ends. Then reports
+# their processor time. A run is one process (WORKERS=0), because each worker would import the
+# frameworks and collect the tests again.
 test: $(VENV)/.test kernels
 	rm -f $(TIMES)
 	BACKNORM_TEST_TIMES=$(TIMES) $(MAKE) --jobs $(JOBS) --output-sync=target --keep-going \
@@ -77,19 +81,20 @@ test: $(VENV)/.test kernels
 test-all: browser-hint
 	$(MAKE) test TIER="not sweep"
 
-# A copy of the package for each wrong step, and a process of the tests that must fail.
+# For each wrong step: a copy of the package with this step, and a process of tests that must fail.
 mutants: $(VENV)/.test kernels
 	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(PYTEST_FLAGS) tests/mutants
 
 sweep:
 	$(MAKE) test TIER=sweep
 
-# Fixtures of the core's files are not made twice; elsewhere a worker without work takes some.
+# loadfile: one worker runs all tests of a file, so fixtures of a file are not made twice. In other
+# runs (worksteal), a worker without work takes tests of another.
 test-core: FOLDER := tests --ignore tests/frameworks $(addprefix --ignore ,$(wildcard tests/bench*))
 test-core: DIST := loadfile
 test-bench: FOLDER := $(wildcard tests/bench*)
 test-bench: DIST := loadfile
-# Without a GPU those of `gpu_device` are collected, and skipped.
+# Without a GPU, the tests of `gpu_device` are skipped.
 test-gpu: FOLDER := tests/frameworks/gpu tests/frameworks/gpu_device
 test-keras-%: FOLDER := tests/frameworks/keras
 test-keras-%: export KERAS_BACKEND = $(@:test-keras-%=%)
@@ -97,7 +102,7 @@ test-keras-%: export KERAS_BACKEND = $(@:test-keras-%=%)
 test-core: $(VENV)/.test-core
 $(filter-out test-core,$(RUNS:%=test-%)): $(VENV)/.test
 
-# Not every run has something for every tier, of which pytest makes the status 5.
+# Status 5 of pytest means that the run has no tests of this tier, which is no failure.
 $(RUNS:%=test-%): kernels
 	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
 	  $(FOLDER) || test $$? -eq 5
@@ -110,19 +115,20 @@ browser-hint:
 bench: $(VENV)/.bench kernels
 	$(BIN)/python -m benchmarks operator --suite all --op all --dtype all --out $(BENCH)
 
-# A few telling cells: less than two minutes.
+# A few cells of the benchmark: less than two minutes.
 bench-quick: $(VENV)/.bench kernels
 	$(BIN)/python -m benchmarks operator --quick --out $(BENCH)
 
-# On an NVIDIA GPU: every test of the kernels there, what only a GPU can show, and the benchmark of
-# large and small layers (about half an hour). Ends with an error where there is none.
+# On an NVIDIA GPU: the tests of the GPU kernels, the tests that need a GPU, and the benchmark of
+# large and small layers (about half an hour). Without a CUDA device, the target fails.
 gpu-check: $(VENV)/.gpu
 	$(GPU_PYTHON) -c 'import torch; torch.cuda.is_available() or exit("no CUDA device")'
 	$(GPU_PYTHON) -m pytest -m "not sweep" $(PYTEST_FLAGS) \
 	  tests/frameworks/gpu tests/frameworks/gpu_device
 	$(GPU_PYTHON) -m benchmarks operator --device cuda --suite $(GPU_SUITE) $(GPU_FLAGS) --out $(GPU)
 
-# Without the network: what the site shows lies in it. (The variable: no advertisement.)
+# The site contains all files that its pages show, so build and check need no network.
+# NO_MKDOCS_2_WARNING suppresses an advertisement.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python scripts/site/check.py site
@@ -139,12 +145,12 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The wheel of a release: machine code for every x86-64 processor.
+# The sdist and the wheel of a release, with machine code for every x86-64 processor.
 build: export BACKNORM_BUILD_LEVELS ?= all
 build: $(VENV)/.lint
 	$(BIN)/python -m build --no-isolation --sdist --wheel
 
-# Of the wheel for processors like this one, or of the release's: make wheel-check BACKNORM_BUILD_LEVELS=all
+# Checks the wheel for processors like this one; with BACKNORM_BUILD_LEVELS=all, that of a release.
 wheel-check: $(VENV)/.package
 	$(BIN)/python scripts/wheel_check.py
 
@@ -154,11 +160,11 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("backnorm needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
-# A pip that knows dependency groups (25.1 and newer).
+# Dependency groups need pip 25.1 or newer.
 	$(PIP) install --constraint constraints.txt pip
 
 $(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
-# Of Numba little is imported; what is, Python compiles then.
+# --no-compile: only a small part of Numba is imported, and Python compiles it on import.
 	$(PIP) install --no-compile --constraint constraints.txt --group kernels $(LINKER)
 	$(INSTALL) .
 	touch $@
@@ -176,7 +182,7 @@ $(VENV)/.bench: $(VENV)/.package
 	$(PIP) install --constraint constraints.txt --group bench
 	touch $@
 
-# PyTorch for CUDA is what PyPI has for Linux. With a Python of one's own nothing is installed.
+# PyTorch from PyPI supports CUDA on Linux. For a GPU_PYTHON outside .venv, nothing is installed.
 $(VENV)/.gpu:
 ifeq ($(GPU_PYTHON),$(BIN)/python)
 	$(MAKE) $(VENV)/.test

@@ -1,7 +1,7 @@
 """The build backend: hatchling, with a hook that compiles the kernels of a wheel.
 
 A wheel contains compiled libraries and no compiler, so one wheel serves every Python and NumPy.
-BACKNORM_BUILD_LEVELS chooses the processors that it serves: unset, processors like this one;
+BACKNORM_BUILD_LEVELS chooses the processors that the wheel serves: unset, processors like this one;
 ``all``, every x86-64 processor; otherwise names of levels, separated by commas. An editable
 installation uses the libraries of the checkout.
 """
@@ -39,7 +39,7 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
-# The oldest C library that a manylinux tag can name.
+# The oldest C library that the tag of a wheel names (manylinux2014).
 _OLDEST_GLIBC = (2, 17)
 
 
@@ -48,8 +48,8 @@ def prepare_metadata_for_build_wheel(
 ) -> str:
     """Write the metadata of a wheel without its libraries, as PEP 517 defines it.
 
-    hatchling omits this function under pip, which then builds the whole wheel to read them,
-    because hooks can add dependencies. This one adds none.
+    Under pip, hatchling omits this function, because a hook can add dependencies to the metadata.
+    pip would then build the whole wheel to read the metadata. The hook below adds no dependencies.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HATCH_BUILD_NO_HOOKS"] = "true"
@@ -110,8 +110,8 @@ class MachineCode(BuildHookInterface):
 def _platform(paths: Iterable[Path]) -> str:
     """Return the platform tag: manylinux by the C library that `paths` need, else this machine's.
 
-    A wheel for some processors only must not be published for all of the platform: without paths,
-    the tag is ``linux_*``, which an index refuses.
+    A wheel for some processors must not be published as one for every processor of the platform.
+    Without paths, the tag is therefore ``linux_*``, which package indexes reject.
     """
     platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
     needed = {

@@ -3,7 +3,7 @@
 Allocating a large array costs as much time as computing its contents: the system must find, clear
 and map its pages. Therefore this module maps outputs of 2 to 192 MiB itself, as blocks of huge
 pages. When such an output is freed, its block is kept for the next output of that size. NumPy
-allocates all other outputs.
+allocates all other outputs, and every output on systems other than Linux.
 
 Memory returns to the system as follows:
 
@@ -53,8 +53,8 @@ _LARGEST = 192 << 20
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
-# Seconds that a freed block is kept. The time counts from the allocation of the block's last array,
-# because freeing an array reads no clock.
+# Seconds after which a freed block may be unmapped. The time counts from the allocation of the
+# block's last array, because freeing an array reads no clock.
 _MOMENT = 1.0
 
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")

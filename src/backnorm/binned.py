@@ -114,7 +114,7 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # The digits, lowest first, reduced to -2^31 .. 2^31 - 1; `carry` takes the excess to the next.
+    # Reduce the digits, lowest first, to -2^31 .. 2^31 - 1. `carry` takes the excess to the next.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry

@@ -3,9 +3,9 @@
 =======================  ==================================================================
 ``BACKNORM_NUM_THREADS``  Initial limit of threads, an integer >= 1 (default and maximum: all
                           processors that this process may use).
-``OMP_NUM_THREADS``       The same, if BACKNORM_NUM_THREADS is not set and PyTorch is not imported
-                          (PyTorch reads the variable itself). The first number of a list counts; a
-                          value that is not a number is ignored.
+``OMP_NUM_THREADS``       Initial limit of threads if BACKNORM_NUM_THREADS is not set and PyTorch is
+                          not imported (PyTorch reads the variable itself). The first number of a
+                          list counts; a value that is not a number >= 1 is ignored.
 ``BACKNORM_CPU_LEVEL``    Processor level whose machine code is used: ``x86-64-v4-bf16``,
                           ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the highest level
                           that this processor supports).

@@ -1,7 +1,7 @@
 """The errors of backnorm.
 
-Every error raised on purpose is a :class:`BacknormError`. The error of a bad argument is also a
-``ValueError`` or a ``TypeError``, so both ``except backnorm.BacknormError`` and
+The errors of backnorm's own checks are instances of :class:`BacknormError`. The error of a bad
+argument is also a ``ValueError`` or a ``TypeError``, so both ``except backnorm.BacknormError`` and
 ``except ValueError`` work.
 """
 
@@ -17,7 +17,7 @@ _LONGEST = 200
 
 
 class BacknormError(Exception):
-    """Base of every error that backnorm raises on purpose."""
+    """Base class of the errors of backnorm's own checks."""
 
 
 class MachineCodeError(BacknormError, RuntimeError):

@@ -3,7 +3,7 @@
 The formulas run where no kernel can be called: on devices without kernels, in graphs that a
 compiler splits, or compiles as a whole, and where a framework differentiates the formulas itself.
 An adapter implements `Namespace` for its framework. Per-channel arrays have the shape and type that
-`Namespace.sum` returns. The mean is subtracted before any other operation on x.
+`Namespace.sum` returns. `centred` is x - mean, and `s` is 1/sqrt(variance + epsilon).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Memory layout: every dense array is viewed as (outer, channel, inner) without a copy.
+"""Memory layout: dense arrays are viewed as (outer, channel, inner), usually without a copy.
 
-Batch normalisation reduces over all axes but one, so the order of those axes does not matter as
-long as x, dy and dx share it. An array that is contiguous in *some* order of its axes (NCX, NXC,
-channels_last, Fortran) is therefore used without a copy; any other array is copied once.
+Batch normalisation reduces over all axes but the channel axes, so the order of the reduced axes
+does not matter as long as x, dy and dx share it. An x that is contiguous in *some* order of its
+axes (NCX, NXC, channels_last, Fortran) is therefore used without a copy. Any other x, and one whose
+channel axes are not adjacent in memory, is copied once.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
     try:
         return number.to_bytes(MARK_BYTES, "big")
     except OverflowError:
-        # 20! is less than 2^64.
+        # 20! is less than 2^64, but 21! is more.
         raise ArgumentValueError(
             "x",
             "has too many axes for a mask of this order in memory",

@@ -102,14 +102,15 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    If a ReLU follows, y = max(0, batch_norm(x) + residual), and dy is first set to 0 where y is not
-    positive. This masked dy is the gradient of the residual.
+    If a ReLU follows, y = min(ceiling, max(0, batch_norm(x) + residual)), and dy is first set to 0
+    where y is not positive or has reached the ceiling. This masked dy is the gradient of the
+    residual.
 
     Parameters
     ----------
     x : array, rank 2 or more
-        Input of the forward pass: float64, float32, float16 or (ml_dtypes) bfloat16. Any strides
-        and byte order; an array that is not dense in some order of its axes is copied.
+        Input of the forward pass: float64, float32, float16 or (ml_dtypes) bfloat16, of any strides
+        and byte order. An array that is not dense in some order of its axes is copied.
     dy : array
         Gradient of the loss with respect to the output, of x's shape and type.
     mean, variance : array, shape (C,)
@@ -121,8 +122,9 @@ def batch_norm_backward(
         Added to the variance; finite and not negative.
     data_format : {"NCX", "NXC"} or tuple of int
         NCX: channel axis 1. NXC: the last axis. A tuple: the channel axes, not negative and
-        ascending. With several axes, C is the product of their lengths, and each combination of
-        indices is a channel, in row-major order. Axes that are not adjacent in memory cost a copy.
+        ascending, of an x of any rank. With several axes, C is the product of their lengths, and
+        each combination of indices is a channel, in row-major order. Axes that are not adjacent in
+        memory cost a copy.
     training : bool
         True: the statistics depend on x. False: they are constants.
     mask : uint8 array, optional
@@ -136,9 +138,9 @@ def batch_norm_backward(
         computed in float64.
     reproducible : bool
         Whether results have the same bits in every layout and for every order of the elements of a
-        channel; those of `reduce` and `apply` also for every division of the batch into parts. Sums
-        are then added up as integers, which takes longer and allows fewer than 2^31 elements per
-        channel.
+        channel. The results of `reduce` and `apply` then also have the same bits for every division
+        of the batch into parts. Sums are added up as integers, which takes longer and allows fewer
+        than 2^31 elements per channel.
     out : array, optional
         The array for dx, of x's shape and type. ``out=dy`` works in place; any other overlap with
         an input is an error.
@@ -147,9 +149,9 @@ def batch_norm_backward(
     -------
     Gradients, or with `residual` GradientsWithResidual
         dx of x's shape, type and memory order; dgamma and dbeta, (C,), of mean's type; dresidual
-        like dx. In float64 arithmetic each element is the exact value rounded once (see
-        ``backnorm.conformance.judge.budget``). In both arithmetics the bits are the same for any
-        number of threads.
+        like dx. In float64 arithmetic each element is the exact value rounded once, up to a small
+        error that ``backnorm.conformance.judge.budget`` states. In both arithmetics the bits are
+        the same for any number of threads.
 
     Raises
     ------
@@ -199,10 +201,10 @@ def batch_norm_forward(
 ) -> Normalized | NormalizedWithMask:
     """Normalise a batch with its own statistics, optionally with a residual and a ReLU.
 
-    mean and variance are those of each channel of x; the variance is the biased one (divided by
-    M). y = gamma * (x - mean) / sqrt(variance + epsilon) + beta is computed from the mean and
-    variance before they are rounded to their output type. The residual is added before the ReLU, in
-    the same pass.
+    mean and variance are statistics of each channel of x; the variance is the biased one (divided
+    by M, the number of elements per channel). y = gamma * (x - mean) / sqrt(variance + epsilon) +
+    beta is computed from the mean and variance before they are rounded to their output type. The
+    residual is added before the ReLU, in the same pass.
 
     Parameters
     ----------
@@ -230,8 +232,8 @@ def batch_norm_forward(
     Returns
     -------
     Normalized, or with a ReLU NormalizedWithMask
-        y of x's shape, type and memory order. mean and variance, (C,), of gamma's type (without
-        gamma and beta: x's type, or float32 for a 16-bit x), 0 for an empty batch. mask, for
+        y of x's shape, type and memory order. mean and variance, (C,), of the type of gamma and
+        beta (without them: x's type, or float32 for a 16-bit x), 0 for an empty batch. mask, for
         `batch_norm_backward`, is one-dimensional uint8: bit ``i % 8`` of byte ``i // 8`` says
         whether element i of y, in memory order, is more than zero and less than the ceiling.
 
@@ -536,7 +538,7 @@ def apply(
         and sums.count * mean.size >= x.size
     )
     if not usual:
-        # Errors of the other arguments have precedence over errors of `sums`.
+        # Errors of the other arguments have precedence over sums that do not match x.
         problem, _ = _checked("apply", operands, *options)
         check_whole(sums, problem.channels, problem.count)
     both = sums.sum_dy, sums.sum_dy_xmu

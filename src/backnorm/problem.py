@@ -66,11 +66,12 @@ class Problem:
     training : bool
         True: the statistics are functions of x; False: they are constants ("frozen").
     activation : Activation or None
-        The activation after the normalisation; the ceiling of a ReLU is a number of `dtype`. A
+        The activation after the normalisation; the ceiling of a ReLU is a value of `dtype`. A
         backward pass with a mask has `RELU`: dy is replaced by 0 where y is not positive or has
         reached the ceiling.
     residual : bool
-        Whether an array of x's shape and type is added before the ReLU.
+        Whether an array of x's shape and type is added before the ReLU; in a backward pass, whether
+        the gradient of this array is a result.
     inverse : bool
         Whether the operand `variance`, or the variance that a forward pass returns, is in fact
         1/sqrt(variance + epsilon).
@@ -263,7 +264,8 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     return ArgumentValueError(
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        # In a forward pass, variance + epsilon is not positive only if both are 0.
+        # A forward pass with `inverse` does not return the variance. In a forward pass, variance +
+        # epsilon is not positive only if both are 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",

@@ -113,7 +113,8 @@ class Signature:
         The operand that may be passed as `out`, to work in place.
     numbers : tuple of Number
     public : bool
-        Whether the package has a public function for it; only adapters call other operations.
+        Whether the package has a public function for it; only adapters and dialects call the other
+        operations.
     """
 
     operation: Operation
@@ -226,7 +227,7 @@ _ALL = (
         overwrites="dy",
         public=False,
     ),
-    # Like `apply`, but with all results, for a compiler that exchanges sums itself.
+    # Like `apply`, but with all gradients, for a compiler that exchanges sums itself.
     Signature(
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
@@ -236,6 +237,7 @@ _ALL = (
         public=False,
     ),
     # The next two are for a compiler that computes the elements itself, fused with other code.
+    # Dialects also use the second, for the gradients of the parameters alone.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),

@@ -47,7 +47,7 @@ def set_num_threads(n: int) -> None:
 
 @contextlib.contextmanager
 def num_threads(n: int) -> Iterator[None]:
-    """Limit the number of threads of calls in a ``with`` block; other threads are not affected.
+    """Limit the threads of each call in a ``with`` block; calls in other threads keep theirs.
 
     Parameters
     ----------

@@ -82,5 +82,7 @@ def test_shape_of_an_input_that_is_not_passed_is_an_error():
         "op": "BatchNormTrainingBackprop",
         "shapes": {"gamma": [3]},
     }
-    with pytest.raises(ArgumentError, match='^shapes.gamma: must be absent.*add "gamma": NAME to'):
+    with pytest.raises(
+        ArgumentError, match=r'^shapes\.gamma: must be absent.*add "gamma": NAME to'
+    ):
         parse_call(document)

@@ -23,7 +23,10 @@ class Forward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; an empty batch does not change the running statistics."""
+        """Return the canonical call; an empty batch does not change the running statistics.
+
+        If momentum is None, the old running statistics and the batch have the same weight.
+        """
         momentum = call.attributes["momentum"]
         weight = 0.5 if momentum is None else 1.0 - call.number("momentum")
         return replace(super().translate(call), weight=weight if call.count else 0.0)

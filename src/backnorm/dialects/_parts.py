@@ -67,7 +67,7 @@ def input_gradient(call: Call) -> np.ndarray:
 
         dx = gamma*s * (dy - dbeta/M - (x - mean)*s * dgamma/M)
 
-    An absent gradient of a parameter is computed and not rounded.
+    An absent gradient of a parameter is computed in float64, without rounding to its type.
     """
     mean, variance, gamma = map(call.by_role, ("mean", "variance", "gamma"))
     dgamma, dbeta = map(call.by_role, ("dgamma", "dbeta"))

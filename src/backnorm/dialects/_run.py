@@ -54,7 +54,7 @@ class BoundCall:
     run, execute : callable
         The executable's function for arrays of any layout, and its function for this layout.
     is_plain : bool
-        Whether kernels read all arrays of such calls in place.
+        Whether kernels read all arrays of calls with this metadata in place.
     operands : callable
         Maps the inputs in order, followed by None, to the canonical operands.
     converted : tuple of str, or None
@@ -195,7 +195,8 @@ def _running(
 ) -> Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None:
     """Return the function that copies the running statistics from the inputs to new memory.
 
-    If their weight is 0, they are not read, because they may be NaN or absent.
+    If `weight`, the weight of the batch, is 1, they are not read, because they may be NaN or
+    absent.
     """
     dtype, channels = problem.statistics_dtype, problem.channels
     if weight is None:

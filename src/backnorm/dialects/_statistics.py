@@ -1,7 +1,4 @@
-"""Per-channel conversions that dialects need in addition to the canonical operator.
-
-The functions take arrays of shape (C,), compute in float64, and round once to the result's type.
-"""
+"""Per-channel conversions that dialects need in addition to the canonical operator."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
     For an inverse standard deviation, v is variance + epsilon. Rounding v to float32 would change
     the last bit of results. For an infinite inverse (variance + epsilon = 0), v is 1e-300 instead
     of 0, which the canonical operator rejects. 1 / sqrt(1e-300) overflows float32, so the infinity
-    propagates.
+    propagates to results of 32 or 16 bits.
 
     Negative values are invalid and give NaN; callers reject them first.
     """
@@ -66,7 +63,7 @@ def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and biased variance of x in float64, whichever arithmetic a call has."""
+    """Return mean and biased variance of x as float64, in the default arithmetic of x's type."""
     known = x.shape, channel_axes, native(x), FLOAT64
     arithmetic = own_arithmetic(native(x))
     problem = Problem("forward", *known, epsilon=epsilon, arithmetic=arithmetic)

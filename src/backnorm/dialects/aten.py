@@ -122,7 +122,7 @@ class _NativeBatchNormBackward(Operator):
         running_mean : object, optional
             mean if not train
         running_var : object, optional
-            biased variance if not train
+            variance if not train
         save_mean : array of U, shape (C,)
             batch mean, in training
         save_invstd : array of U, shape (C,)

@@ -211,7 +211,8 @@ def BNTrainingReduceGrad(
     Notes
     -----
     CANN computes ``(grads + a*x + b) * scale*s`` in float32, where `b` includes `batch_mean`. This
-    loses digits if the mean is many deviations from 0. Here, the mean is subtracted from `x`.
+    loses digits if the mean is many standard deviations from 0. Here, the mean is subtracted from
+    `x` first.
     """
     inputs = grads, x, diff_scale, diff_offset, scale, batch_mean, batch_variance
     call = _check(bind(_REDUCE[_is_split(format)], inputs, (epsilon, format), arithmetic))

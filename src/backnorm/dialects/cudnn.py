@@ -212,8 +212,8 @@ class _BatchNormalizationBackward(Operator):
         """
         memory = {"dx": "dx", "dgamma": "dBnScale", "dbeta": "dBnBias"}
         for role, name in memory.items():
-            # With alpha 1 and beta 0, the executable has already checked the memory of dx and
-            # written to it.
+            # If alpha is 1 and beta is 0 for all outputs, the executable has already checked the
+            # memory of dx and written to it.
             if name in arrays and arrays[name] is not results[role]:
                 _check_apart(name, arrays)
         for role, name in memory.items():

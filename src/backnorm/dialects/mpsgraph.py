@@ -212,7 +212,8 @@ def normalizationGradient(
     Notes
     -----
     The gradients of the parameters are rounded to the element type, which loses digits in 16 bits.
-    A dialect with one operator for all gradients does not round them before it computes that of x.
+    A dialect with one operator for all gradients does not round them before it computes the
+    gradient of x.
     """
     inputs = incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
     parameters = gammaTensor, gammaGradientTensor, betaGradientTensor

@@ -179,7 +179,7 @@ class BatchNormTrainingBackward(Operator):
         - The library accepts epsilon <= 0, a gamma that is too short, and rank 6, where it
           leaves half of the output unwritten. Here the first two are errors, and every rank
           from 2 up works.
-        - An empty N, spatial axis or C is accepted; results are then zeros.
+        - An empty N, spatial axis or C is accepted; diff_gamma and diff_beta are then zeros.
         """
         return self._run(
             (src, diff_dst, mean, variance, gamma),
@@ -303,7 +303,7 @@ class BatchNormForwardTraining(Forward):
         - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as
           in oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0)
           does not change the running statistics.
-        - An empty N, spatial axis or C is accepted; results are then zeros.
+        - An empty N, spatial axis or C is accepted; batch statistics are then zeros.
         """
         return self._run((src, mean, variance, gamma, beta), memory=dst, arithmetic=arithmetic)
 
@@ -391,7 +391,7 @@ class BatchNormInference(Operator):
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
         f16 with f32.
 
-        - An empty N, spatial axis or C is accepted; results are then zeros.
+        - An empty N, spatial axis or C is accepted; dst is then empty.
         """
         return self._run((src, gamma, beta, mean, variance), memory=dst, arithmetic=arithmetic)
 

@@ -1,6 +1,7 @@
 """oneDNN Graph specification: BatchNormTrainingBackprop-1 and its forward operators.
 
-Three versions of the specification have operators of these names; ``revision`` selects one:
+Three versions of the specification have operators of these names; ``revision`` selects one. They
+differ in the inputs of BatchNormTrainingBackprop (``?``: optional) and in element types:
 
 ``"latest"``
     input_forward, output_delta, mean, variance, gamma?; one element type T2 for all
@@ -258,8 +259,9 @@ class BatchNormTrainingBackprop(_OfRevision):
         with f32; bf16 only with f32 in the revision "2020-21".
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
-          input's type, independently of the others. A gradient has the type of its parameter; if
-          the parameter is absent, the type of gamma or, without gamma, of mean.
+          input's type, independently of the others.
+        - A gradient has the type of its parameter; if the parameter is absent, the type of gamma
+          or, without gamma, of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, outputs=outputs, memory=input_delta, arithmetic=arithmetic)
@@ -351,8 +353,7 @@ class BatchNormForwardTraining(_OfRevision, Forward):
         with f32; bf16 only with f32 in the revision "2020-21".
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
-          input's type, independently of the others. A gradient has the type of its parameter; if
-          the parameter is absent, the type of gamma or, without gamma, of mean.
+          input's type, independently of the others.
         - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as in
           oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0) does
           not change the running statistics.
@@ -430,8 +431,7 @@ class BatchNormInference(_OfRevision):
         with f32; bf16 only with f32 in the revision "2020-21".
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
-          input's type, independently of the others. A gradient has the type of its parameter; if
-          the parameter is absent, the type of gamma or, without gamma, of mean.
+          input's type, independently of the others.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, memory=output, arithmetic=arithmetic)

@@ -108,9 +108,10 @@ class TensorSpec:
     name : str
         The dialect's name.
     role : str
-        The canonical name (x, dy, mean, variance, gamma, beta, dx, dgamma, dbeta, y), or
-        inverse_deviation (1 / sqrt(variance + epsilon)), running_mean, running_variance, empty,
-        ignored; and memory_dx, memory_dgamma, memory_dbeta, the memory for an output.
+        The canonical name (x, dy, mean, variance, gamma, beta, dx, dgamma, dbeta, y, sum_dy,
+        sum_dy_xmu), or inverse_deviation (1 / sqrt(variance + epsilon)), running_mean,
+        running_variance, empty, ignored; or memory_dx, memory_dgamma, memory_dbeta, the memory for
+        an output.
     type : str
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
@@ -232,7 +233,8 @@ class Phrases:
     gradient_shape, gradient_type, channel_rank : str
         ``{x}`` stands for the name of x.
     channel_size : str
-        ``{x}``, and ``{channels}`` and ``{shape}``: the number of channels, the tensor's shape.
+        ``{x}`` stands for the name of x, ``{channels}`` for the number of channels, ``{shape}`` for
+        the tensor's shape.
     channel_shapes : str, optional
         Only for dialects that first compare the per-channel shapes with each other. No braces.
     """
@@ -252,8 +254,9 @@ class OperatorSchema:
     Attributes
     ----------
     dialect, op : str
-    operation : {"backward", "forward", "inference"}
-        The canonical operation (forward: in training).
+    operation : {"backward", "forward", "inference", "reduce", "apply"}
+        The canonical operation (forward: in training). reduce and apply: a function that computes a
+        part of a gradient.
     source : str
         The name of the specification; ``{op}`` in it stands for the operator's name.
     inputs, outputs : tuple of TensorSpec

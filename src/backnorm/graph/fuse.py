@@ -18,7 +18,7 @@ _BACKWARD = "BatchNormTrainingBackward"
 
 
 def fused(program: Program) -> Program:
-    """Return `program` with each such pair of steps fused into one step."""
+    """Return `program` with each pair of steps that can be fused replaced by one step."""
     steps, tensors = list(program.steps), dict(program.tensors)
     reads = Counter(key for step in steps for key in step.inputs.values())
     reads.update(program.results.values())

@@ -65,8 +65,8 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
 def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
-    The product skips dimensions of 0: NumPy limits the others of an empty array, too, and
-    per-channel tensors have the size of one of them.
+    The product skips dimensions of 0, because NumPy also limits the other dimensions of an empty
+    array, and per-channel tensors have the size of one of these.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(

@@ -98,7 +98,7 @@ def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]
 
 
 def _graph_outputs(fields: dict[str, object], operators: tuple[Operator, ...]) -> tuple[int, ...]:
-    """Return the declared outputs; if none are declared, those that no operator consumes."""
+    """Return the declared outputs; if none are declared, all results that no operator consumes."""
     produced = dict.fromkeys(id_ for operator in operators for id_ in operator.outputs)
     declared = expect_list(fields.get("output_ports", []), "output_ports")
     if not declared:
