@@ -82,8 +82,8 @@ class Library:
     family: str
 
 
-#: The libraries of the benchmark kernel `floor`, of the handler of XLA's calls, of the threads, and
-#: of the processor's features.
+#: The names of the libraries with the benchmark kernel `floor`, with the handler of XLA's calls,
+#: with the threads, and with the probe of the processor's features.
 FLOOR, XLA, THREADS, PROBE = "floor", "xla", "threads", "probe"
 
 #: The libraries that do not depend on the level.

@@ -1,4 +1,4 @@
-"""Make the stages of a geometry: kernels with their records. No validation, no decisions."""
+"""Make the stages of a problem, kernels with their records, as its plan decides."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Launch(interfaces.Launch):
         grouped = plan.grouped
         count, channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
-        # A 16-bit type has only kernels compiled for float32; a field of the record makes them
-        # compute in float64.
+        # A 16-bit type has only kernels compiled for float32; the field `in_float64` of the record
+        # makes them compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
         narrow, binned = compiled == "float32", problem.reproducible
         rows = bin_rows(dtype.itemsize)

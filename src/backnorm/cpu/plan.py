@@ -59,8 +59,9 @@ _MOST_GROUP = 64
 _TILE = 1024
 _LEAST_TILE = 128
 
-# Elements of an item: claiming an item costs 0.3 us. A single thread has several items, too: the
-# second pass begins with the last item, whose x and dy are still in the cache.
+# The most and the fewest elements of an item: claiming an item costs 0.3 us. A single thread has
+# several items, too: the second pass begins with the last item, whose x and dy are still in the
+# cache.
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
@@ -220,7 +221,7 @@ def is_legal(decided: Plan) -> bool:
     """Whether the kernels accept a plan.
 
     With a mask, items and groups must end at a byte of the mask. Output can be written by tile only
-    with ordinary stores and if tiles are whole cache lines for every type.
+    with ordinary stores, and if rows and tiles are whole cache lines for every type.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
@@ -244,7 +245,7 @@ def _segments(task: _Task) -> Segments:
     # A chunk is either whole rows or a piece of one row.
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
     chunks = -(-outer // rows) * pieces
-    # Long runs of memory, but at least four groups per thread.
+    # Groups are long runs of memory, but there are at least four groups per thread if possible.
     groups = max(-(-channels // _together(task)), min(channels, 4 * task.threads))
     group = max(1, -(-channels // max(1, groups)))
     if task.problem.reproducible:
@@ -273,9 +274,10 @@ def _together(task: _Task) -> int:
 def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
-    A block costs as much as a few hundred elements, and the next item sums other channels.
-    Long segments therefore have few blocks. Short segments have many, so that items read the next
-    channels, which are adjacent in memory, before the next rows of the same channels.
+    A block costs as much time as a few hundred elements, so long segments have few blocks. An item
+    sums one block, and the next item sums the same block of other channels. Short segments have
+    many blocks, so that items read the next channels, which are adjacent in memory, before the next
+    rows of the same channels.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -330,7 +332,7 @@ def _columns(task: _Task) -> Columns:
 def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
     """Whether the thread that summed all rows of a tile also writes them, from its own large cache.
 
-    With a mask this is not possible: two threads would write to one cache line of the mask.
+    With a mask this is not done, because two threads would write to one cache line of the mask.
     """
     problem = task.problem
     sums = not problem.operation.startswith((*AT_ONCE, "apply"))
@@ -360,11 +362,11 @@ def _depth(width: int, task: _Task) -> int:
 def _abreast(width: int, task: _Task) -> int:
     """Return how many rows are written side by side, where rows are not written by tile.
 
-    Rows side by side share the loads of their coefficients. But they are separate streams, so rows
-    are written in order if few coefficients are loaded, if a core's own cache is small, or if x is
-    in no cache.
+    Rows side by side share the loads of their coefficients. But they are separate streams. Reasons
+    to write rows in order are that few coefficients are loaded, that a core's own cache is small,
+    and that x is in no cache (in the backward pass of an activation).
     """
-    # Means, shifts and gains; with a dy also slopes.
+    # Three coefficients of a column are counted; with a dy, four.
     few = (2 + task.inputs) * task.coefficient * width <= _COEFFICIENTS
     if task.problem.operation == "activation_backward":
         return 1

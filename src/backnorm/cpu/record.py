@@ -3,8 +3,9 @@
 A record is a block of memory that begins at a cache line. It has three parts: a *head* of named
 fields of eight bytes each; the cells in which participants *claim* items, a cache line for each
 participant and phase; and *scratch* memory, which is all other memory that the kernel needs (see
-`scratch`). `fields` describes the head, for Python, which fills it in, and for kernels. By `LAYOUT`
-a kernel detects a record that was made from another description.
+`scratch`). `fields` describes the head, for Python, which fills it in, and for kernels. `LAYOUT`
+identifies this description: a library with another `LAYOUT` is not loaded, and XLA's handler
+rejects a record with another one.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
 }
 _NUMBERS = max(map(len, GEOMETRIES.values()))
 
-#: The fields that participants change. All but the first are set to zero when a call begins.
+#: The fields after the geometry. All but the first change during a call. When a call begins,
+#: `deadline` is computed, and the four fields before it are set to zero.
 _SHARED = _described(
     "int",
     participants="the largest number of participants",

@@ -1,8 +1,8 @@
 """The data of the thread library: addresses of C functions, and a slot for each worker thread.
 
 Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). The state
-of a slot is eight times the number of requests that it has served, plus one of the states below. So
-a compare-exchange fails if the slot has served another request in the meantime.
+of a slot is eight times the number of requests that it has received, plus one of the states below.
+So a compare-exchange fails if the slot has received another request in the meantime.
 """
 
 from __future__ import annotations

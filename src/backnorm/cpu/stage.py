@@ -1,10 +1,11 @@
 """Call a kernel: fill in a record, and call one native function.
 
 A kernel takes the address of a record, whose fields `record` describes, and the index of a
-participant. The function `threads.runner()` calls the kernel in as many threads as the record says.
-When this function returns, no other thread uses the record, so signals, exceptions and forks happen
-before or after the call. It returns after a tenth of a second even if the kernel is unfinished, and
-is called again, so that Python can run signal handlers.
+participant. The native function that `threads.runner` returns calls the kernel in up to as many
+threads as the record says. When this function returns, no other thread uses the record, so in the
+calling thread, signal handlers, exceptions and forks happen before or after the call. It returns
+after a tenth of a second even if the kernel is unfinished, and is called again, so that Python can
+run signal handlers.
 """
 
 from __future__ import annotations

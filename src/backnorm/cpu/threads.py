@@ -1,7 +1,7 @@
 """Choose the threads of a call: PyTorch's OpenMP team, or the pool of this package.
 
-In a process that uses PyTorch, calls run on PyTorch's OpenMP team. Its threads stay awake for
-milliseconds after each operation, so threads of another pool would compete with them for the
+In a process that has imported PyTorch, calls run on PyTorch's OpenMP team. Its threads stay awake
+for milliseconds after each operation, so threads of another pool would compete with them for the
 processors. In other processes, calls run on the package's own pool (`kernels.pool`), which exists
 only on Linux. Without a team or a pool, a call has one thread.
 

@@ -66,11 +66,11 @@ def build(name: str, level: str, folder: Path) -> None:
         check=False,
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        said = done.stderr.strip().splitlines() or ["no message on stderr"]
         raise MachineCodeError(f"compiling {name} for {level} failed: {said[-1]}")
     if not place(name, level, folder).exists():
         raise MachineCodeError(
-            f"the sources of {name} have changed since this process began; start it again"
+            f"the sources of {name} have changed since this process began; restart it"
         )
 
 

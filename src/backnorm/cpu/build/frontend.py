@@ -30,7 +30,8 @@ class _Translated(JITCodeLibrary):  # type: ignore[misc]
 def _translate_only() -> None:
     context = cpu_target.target_context
     context.codegen()._library_class = _Translated
-    # Numba identifies compiled functions by these Python objects, which must all be different.
+    # Numba identifies a compiled function by the object that `get_executable` returns, so each call
+    # returns a new object.
     context.get_executable = lambda library, description, environment: [].append
 
 

@@ -27,7 +27,7 @@ def command() -> list[str]:
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
     raise RuntimeError(
-        f"nothing here links: there is no {wanted[0]}; install a C compiler, or ziglang (pip)"
+        f"no linker found: no command {wanted[0]}; install a C compiler, or ziglang (pip)"
     )
 
 
@@ -59,7 +59,7 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
             [*command(), *options], cwd=folder, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise RuntimeError(f"{path.name} does not link: {done.stderr.strip()}")
+            raise RuntimeError(f"linking {path.name} failed: {done.stderr.strip()}")
         made = Path(folder, "library.so")
         made.write_bytes(sealed(made.read_bytes()))
         made.replace(path)

@@ -54,7 +54,7 @@ def object_of(module: Any, machine: Any) -> bytes:
 
 
 def probe() -> str:
-    """Return LLVM code that queries a processor's features; empty without the instruction cpuid."""
+    """Return LLVM code that queries a processor's features; empty if it is not x86-64."""
     if not llvm.get_process_triple().startswith("x86_64"):
         return ""
     return """

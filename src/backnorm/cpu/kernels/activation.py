@@ -123,7 +123,7 @@ def _filled(builder, like, number):
 
 @by_type
 def _within(activation, z, result):
-    """Return `result`; for 16-bit elements, with NaN in lanes where it may not be exact."""
+    """Return `result`; for 16-bit elements in float32, with NaN where it may be inexact."""
     if z == Vec or in_singles(activation.dtype):
         return lambda activation, z, result: result
     least, nan = _LEAST_SINGLE, math.nan
@@ -135,7 +135,7 @@ def _exponential(builder, z):
     """Return e^-|z| of a vector, with 0 for large |z|.
 
     With n the integer nearest to -|z|/ln 2, the result is 2^n times the Taylor series of e^r, where
-    r = -|z| - n ln 2. The omitted terms are less than half a bit.
+    r = -|z| - n ln 2. The omitted terms are less than half a unit in the last place.
     """
     kind = z.type
     single = kind.element == _SINGLE
@@ -169,7 +169,8 @@ def _exponential(builder, z):
     if single:
         found = times_power(found, shifted)
     else:
-        # In two steps, because 2^n may be subnormal.
+        # The factor 2^n is applied in two steps: it may be subnormal, and `times_power` makes only
+        # normal factors.
         half = builder.fadd(builder.fmul(n, all_of(0.5)), magic)
         rest = builder.fadd(builder.fsub(n, builder.fsub(half, magic)), magic)
         found = times_power(times_power(found, half), rest)

@@ -9,21 +9,24 @@ split of a term depends only on the term and the positions. If a larger term nee
 the lowest bins are dropped, and the result is the same as if they had never been used.
 
 A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^(32 j + 31), where j
-is the top bin; all magnitudes are below it. The error of a sum is at most half the lowest unit per
-term, which is 2^-64 of the largest magnitude of all terms (2^-96 with four bins), because the
-largest magnitude may be only the lowest binary digit of the top bin. A digit can represent the sum
-of 2^31 elements, each of which adds at most 1.5 * 2^31 (a float64 product and its rounding error).
+is the top bin; all magnitudes are below it. A term is rounded by at most half the unit of the
+lowest bin. That is at most 2^-64 of the largest magnitude of all terms (2^-96 with four bins),
+because this magnitude is at least half the unit of the top bin; the lowest unit is never below
+2^-1056. A digit can represent the sum of 2^31 elements, each of which adds at most 1.5 * 2^31 (a
+float64 product and its rounding error).
 
-A term of magnitude 2^991 or more (only possible in float64) counts as infinite. If a term is NaN or
-infinite, the limit is 0, and the digits count the terms that are NaN, +infinity and -infinity.
+A term of magnitude 2^991 or more (possible only with float64 elements) counts as infinite. If a
+term is NaN or infinite, the limit is 0, and the digits count the terms that are NaN, +infinity and
+-infinity.
 
 The method is based on Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and Ahrens,
-Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. They use
-floating-point bins with carries. With integer bins, addition is exact, and terms need not be
-counted.
+Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. Their
+bins are floating-point numbers, whose carries must be moved on after a number of terms. Integer
+bins have room for 2^31 elements, so terms need not be counted.
 
-Bins of columns are rows of float64 memory, `pitch` apart: limit and digits of the first sum, then
-limit and digits of the second. Each lane has its own limit.
+Bins of columns are rows of float64 memory, `pitch` elements apart: limit and digits (as int64) of
+the first sum, then those of the second. Each column, which is a lane of a vector, has its own
+limit.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.scratch import LANES, TERMS
 
 # `_LEAST` is the lowest top bin of a sum with three digits, `_LEAST_OF_FOUR` that of a sum with
-# four. With a lower top bin, an addition could not round to the unit of the last bin.
+# four. With a lower top bin, the number that rounds to the last unit would be subnormal.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
 # The top bin of a sum with terms that are not finite.
@@ -76,8 +79,8 @@ _SPECIAL = 1 << 20
 _HUGE = 2.0**991
 
 # Adding and subtracting 1.5 * 2^52 * u rounds a term to a multiple of u, the unit of a bin.
-# `_TO_TOP` is that number for the top bin, divided by the limit. `_DOWN` is the factor from one
-# bin's number to the next lower bin's.
+# `_TO_TOP` is the number 1.5 * 2^52 * u of the top bin, divided by the limit. `_DOWN` is the factor
+# from this number of one bin to that of the next lower bin.
 _TO_TOP = 1.5 * 2.0**21
 _DOWN = 2.0**-32
 
@@ -99,7 +102,7 @@ def digits_of(x):
 
 @by_type
 def terms_of(x):
-    """Return the number of terms of a product: two for float64, where rounding errors are added."""
+    """Return the number of terms of a product: two for float64, with the rounding error as one."""
     return (lambda x: 2) if x.dtype == types.float64 else (lambda x: 1)
 
 
@@ -143,7 +146,7 @@ def _widen(bins, at, pitch, digits, limit):
 
 @inlined
 def _give_up(bins, at, pitch, digits):
-    """Turn a sum into one that counts terms that are not finite."""
+    """Discard a sum; its digits then count the terms that are not finite."""
     numbers = integers_at(bins)
     for row in range(digits + 1):
         numbers[at + row * pitch] = 0
@@ -366,7 +369,7 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far; in a forward pass, `_largest_product` computes it."""
+    """Return the largest product so far; a forward pass squares the largest term at the end."""
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
@@ -401,7 +404,7 @@ def _take_error_apart(x, patterns, factors, units):
 
 @inlined
 def _end(operands, state, count, bins, at):
-    """Write both sums of `count` vectors and return True, if all terms were below the limits."""
+    """If all terms were below the limits, write both sums of `count` vectors and return True."""
     limits, units, digits, most = state
     product = _largest_product(operands.dy, most)
     if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
@@ -547,7 +550,7 @@ def _pair(bins, at, digits):
     numbers, limit = integers_at(bins), load_one(bins, at)
     if limit == 0.0:
         return _special(numbers[at + pitch], numbers[at + 2 * pitch], numbers[at + 3 * pitch]), 0.0
-    # Digits from -2^31 to 2^31, and their carry.
+    # From the lowest up, reduce each digit to -2^31 .. 2^31 - 1 and carry the rest to the next one.
     fourth, carry = 0.0, 0
     if digits == 4:
         digit, carry = _carried(numbers[at + 4 * pitch], 0)
@@ -582,7 +585,7 @@ def _special(nans, positive, negative):
         value = value - _infinity()
     if nans > 0:
         value = value + (_infinity() - _infinity())
-    # The NaN must not depend on the processor and the order.
+    # The bits of a NaN must not depend on the processor or on the order of the operations.
     return value if value == value else number_of(0x7FF8000000000000)
 
 

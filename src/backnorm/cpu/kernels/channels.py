@@ -52,11 +52,11 @@ from backnorm.cpu.scratch import (
     table_pitch,
 )
 
-# A column's pivot is the mean of at most this many elements.
+# With inner = 1, the pivot of a channel is the mean of at most this many elements.
 _SAMPLE = 16
 
-# Replaces larger inverse standard deviations: infinity would turn differences of 0 into NaN.
-# Results of other differences still overflow in float32.
+# This number replaces larger inverse standard deviations, because infinity times a difference of 0
+# would be NaN. Products with other differences still overflow in float32.
 _MOST = 1e150
 
 
@@ -287,7 +287,7 @@ def combine(kind, head, partial, grid, total, table):
 
 @outlined
 def combine_bins(kind, head, digits, partial, grid, total, table):
-    """Add up the bins of columns and solve every channel; write the bins if the record says so.
+    """Add up the bins of columns and solve every channel; write the bins if they are exchanged.
 
     `partial` has the bins (blocks, rows, far), and after them memory for the bins of channels and
     for their pairs. `grid` is the number of blocks, the number of neighbouring columns of a

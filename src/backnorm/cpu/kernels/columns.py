@@ -4,8 +4,8 @@ The array is a matrix of `rows` x `width`, contiguous. Column k belongs to chann
 (k // inner) % channels. NXC has inner = 1. NCX has one row per sample. If a row would be shorter
 than two vectors, several are joined to one row. Elements after the last full row are the `rest`.
 
-An item of the reduction is a tile of columns and a block of rows. A running sum (see `sums`) has
-64 rows of a column (in a backward pass with float32 arithmetic, four rows are first added up in
+An item of the reduction is a tile of columns and a block of rows. A running sum (see `sums`) adds
+up 64 rows of a column (in a backward pass with float32 arithmetic, four rows are first added up in
 float32). The running sums are added up as pairs, and blocks are added up in order. Blocks depend
 only on the shape, and a column's sum depends only on the column, so a channel's sums have the same
 bits for every distribution of the work.
@@ -272,7 +272,7 @@ def _spread(values, wide, first, width, inner, channels):
 
 @by_type
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add a part of the rows to the pairs of its columns, which must be zero.
+    """Add a part of the rows to the pairs of its columns; these pairs must be zero before.
 
     `part` is the first element, the distance of two rows, and the numbers of rows and columns.
     `running` is scratch memory of eleven rows.
@@ -288,7 +288,8 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
         singles = singles_within(offset(run, 6 * pitch))
         for k in range(0, width, LANES):
             store(singles, k, load(pivot, k))
-        # Both functions add in the same order, but read memory in different orders.
+        # `_add_strip_by_rows` and `_add_strip_at_once` add in the same order, but read memory in
+        # different orders.
         if head.in_float64 != 0:
             pass
         elif head.depth < 4:
@@ -319,9 +320,9 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
     """Return `kept` with zero in lanes of columns whose dy is zero, unless their sum is NaN.
 
-    The sums of such columns are correct although they are small. A ReLU produces such channels: if
-    one channel in ten was computed again in float64, the backward pass of (2, 64, 32, 32) in
-    bfloat16 took 1.5 times as long.
+    Sums of zeros are exact, so they need not be computed again. A ReLU produces channels whose dy
+    is zero: when one channel in ten was computed again in float64, the backward pass of
+    (2, 64, 32, 32) in bfloat16 took 1.5 times as long.
     """
     start, stride, rows, width = part
     size = splat(0.0)
@@ -412,7 +413,7 @@ def _end_pair(operands, start, width, pivot, pair):
 
 @inlined
 def _add_strips(operands, part, first, pivot, running):
-    """Add at most four rows of the columns from `first` on, after adding them up in float32."""
+    """Add up at most four rows of the columns from `first` on in float32; add this to the sums."""
     start, stride, rows, width = part
     ahead = start + ahead_of_rows(rows, width) * stride
     for k in range(first, width, SINGLES):
@@ -491,9 +492,10 @@ def _write_rows(output, i, rows):
     The coefficients of wide rows exceed the first-level cache, so they are read once for several
     rows.
 
-    With streaming, ordinary stores write only the ends of a row that share cache lines with other
-    rows. They prefetch neighbouring lines, and streaming to a line in a cache takes five times as
-    long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
+    With streaming, ordinary stores write only the ends of a row, which share cache lines with other
+    rows. Ordinary stores make the processor prefetch neighbouring lines, and streaming to a line
+    that is in a cache takes five times as long (AMD Zen 3: (50, 64, 112, 112) in float32
+    arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -543,7 +545,8 @@ def _write(output, i, end):
 def _write_whole(output, i, k, end, streaming):
     """Write whole vectors beginning with element i, in column k; return where they end.
 
-    `streaming` is a constant, because LLVM does not always split the loop into two.
+    Callers pass a constant as `streaming`, because LLVM does not always split a loop with a branch
+    on a variable into two loops.
     """
     x, dy, _, _, coefficients, period, _ = output
     lanes = lanes_of(coefficients.values)

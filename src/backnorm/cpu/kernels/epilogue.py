@@ -102,14 +102,14 @@ class Activation(Epilogue, Addresses):
 
 
 class Marking(Addresses):
-    """The address of elements to write, and that of a mask to write, or 0."""
+    """The addresses of elements and of a mask (or 0) to write, and `beyond`: see `cpu.record`."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
-    """The address of elements to write, and a second address for the masked dy, or 0."""
+    """The addresses of elements and of a residual's gradient (or 0) to write, of dy, of a mask."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "residual", "dy", "bits")
@@ -148,8 +148,8 @@ def masked(builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any
 def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None) -> Any:
     lanes = raw.type.count
     if count is not None:
-        # If count is 0, the index may be beyond the mask. With at least one lane, the mask and its
-        # padding contain the word: see `layout.mask_size`.
+        # If count is 0, the index may be beyond the mask, so the first word is read instead. If
+        # there is a lane, the mask and its padding contain the word: see `layout.mask_size`.
         zero = ir.Constant(_I64, 0)
         index = builder.select(builder.icmp_signed(">", count, zero), index, zero)
     # Twice as many bits as lanes are read, because the bit of `index` need not begin a byte.
@@ -179,7 +179,7 @@ def after_store(
 ) -> None:
     """Emit the stores that follow the store of `raw`, or of its first `count` lanes, at `index`.
 
-    `write` emits a store of the same kind, of a vector to an address.
+    `write(pointer, vector)` emits a store of the kind by which `raw` was stored.
     """
     if isinstance(kind, Marking):
         _mark(builder, kind, target, index, raw, count)
@@ -300,8 +300,8 @@ def _in_line(typingctx, out):
 def same_line(out):
     """Return whether streaming also writes whole lines of a second output, or bytes of a mask.
 
-    It does if both outputs begin at the same offset in a cache line. With a mask, it does if the
-    output begins a cache line.
+    It writes whole lines if both outputs begin at the same offset in a cache line. It writes whole
+    bytes of the mask if the output begins a cache line.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

@@ -1,8 +1,8 @@
 """The benchmark kernel `floor`: it moves the memory of a pass and computes nothing.
 
 All arrays are read as float64, so that a vector has 64 bytes and no conversions are needed. One
-addition per vector keeps the compiler from removing the loads. At the end of an item, fewer than
-128 bytes are skipped.
+addition per vector keeps the compiler from removing the loads. At the ends of an item, fewer than
+128 bytes in all are skipped.
 """
 
 from __future__ import annotations

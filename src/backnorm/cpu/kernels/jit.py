@@ -39,7 +39,7 @@ def outlined(function: Callable[..., Any]) -> Any:
 
 
 def rare(function: Callable[..., Any]) -> Any:
-    """Compile `function` as a rare call, for which LLVM does not spill the registers of loops."""
+    """Compile `function` separately, as rarely called: LLVM spills no registers of loops for it."""
     return _outlined(function, "noinline", "cold")
 
 
@@ -100,7 +100,8 @@ def emitted(signature: Any) -> Any:
 def integer(builder, number):
     """Return a constant as a plain integer.
 
-    Numba compiles a function again for each constant argument, and for each constant in a tuple.
+    Otherwise Numba would compile a function again for each constant argument, and for each constant
+    in a tuple.
     """
     return number
 

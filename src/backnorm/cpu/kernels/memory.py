@@ -118,7 +118,8 @@ def load_like(typingctx, array, index, count, like):
 def prefetch(array, index, count):
     """Prefetch the cache lines of `count` elements, which need not exist; ignore absent arrays.
 
-    Processors do not prefetch rows that are far apart, or beyond the end of a page.
+    Without it, processors prefetch neither rows that are far apart nor memory beyond the end of a
+    page.
     """
     if isinstance(array, Unread | Identity):
         return nothing

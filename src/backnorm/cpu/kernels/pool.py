@@ -1,11 +1,12 @@
 """The thread pool: worker threads that help callers, and their slots.
 
-The threads run no Python: no GIL, no objects, no exceptions, and signals are blocked. An idle
-worker spins on its slot for a moment, because a wake-up takes longer than a small problem, and then
-sleeps on a futex. A caller requests idle workers, at most one less than the processors it may use,
-and never waits for a worker to start: when all items are done, requests that no worker has accepted
-are cancelled. So no late, busy or missing worker delays a call. `docs/threads.md` describes how a
-call begins, ends and is interrupted; `slots` describes a slot and its states.
+The threads run no Python: no GIL, no objects, no exceptions. They block all signals but those of
+errors in their own code. An idle worker spins on its slot for a moment, because a wake-up takes
+longer than a small problem, and then sleeps on a futex. A caller requests idle workers, at most one
+less than the processors it may use, and never waits for a worker to start: when all items are done,
+requests that no worker has accepted are cancelled. So no late, busy or missing worker delays a
+call. `docs/threads.md` describes how a call begins, ends and is interrupted; `slots` describes a
+slot and its states.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def own_of(kind, head, record, index):
 def ended(refused):
     """Return the result of a call: 1, or -1 - c if channel c is invalid.
 
-    A channel is invalid if its variance + epsilon is not positive.
+    A channel is invalid if its variance + epsilon is zero or negative: see `channels.prepare`.
     """
     return 1 if refused < 0 else -1 - refused
 

@@ -99,7 +99,7 @@ class _Scratch(NamedTuple):
     part, sums : Pairs
         The pairs of a group: those of a block, and those of all blocks.
     alone : Pairs
-        The pairs of a channel that is summed in float64.
+        The pairs of a channel that is summed again, in float64.
     """
 
     terms: Any
@@ -119,8 +119,9 @@ def _extents(head):
 def _sums_of(kind, head, cells, table, own):
     """Return the operands and memory of a participant for the sums.
 
-    Partial sums are (blocks, 4, pitch): the pairs of every block and channel, none if grouped. For
-    reproducible sums they are the bins of every block: see `channels.combine_bins`.
+    Partial sums are (blocks, 4, pitch): the pairs of every block and channel. For reproducible sums
+    they are the bins of every block: see `channels.combine_bins`. A grouped record has no partial
+    sums.
     """
     x, far, wide = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
     # The memory of reproducible sums comes first, if they are computed.
@@ -169,7 +170,10 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_group(kind, head, sums, span):
-    """Sum blocks of a group; `span` is the first block, the end, the first channel, the end."""
+    """Sum blocks of a group.
+
+    `span` is the first block, the end of the blocks, the first channel, the end of the channels.
+    """
     operands, table, scratch, partial = sums
     start, stop, first, end = span
     digits = digits_of(operands.x)
@@ -213,7 +217,7 @@ def _write_group(head, output, span):
     outer, channels, inner = _extents(head)
     _, _, first, end = span
     narrow_rows(output, (first, end), head.in_float64 != 0)
-    # In reverse order, because the elements that were summed last are in the nearest cache.
+    # The order is reversed, because the elements that were summed last are in the nearest cache.
     for n in range(outer - 1, -1, -1):
         i = (n * channels + first) * inner
         _write(output, (i, i + (end - first) * inner, first, i + inner), inner)
@@ -246,7 +250,7 @@ def _write_item(head, output, item):
 
 @by_type
 def _sum_block(kind, head, operands, span, means, scratch):
-    """Add a block of channels to their pairs `scratch.part`, which must be zero.
+    """Add a block of channels to their pairs `scratch.part`; these pairs must be zero before.
 
     `span` is the block, the first channel, and the end of the channels.
     """
@@ -304,7 +308,7 @@ def _add_block(add, head, operands, span, means, running, pairs):
 
 @outlined
 def _sum_bins(head, operands, means, scratch, span, totals):
-    """Put the terms of blocks into the bins of every lane; add these up in `totals`."""
+    """Put the terms of blocks into bins of every lane; add up the bins of all lanes in `totals`."""
     start, stop, first, end = span
     outer, channels, inner = _extents(head)
     height, length, size = head.rows, head.length, head.block

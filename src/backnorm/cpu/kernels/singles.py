@@ -28,8 +28,8 @@ also holds for the magnitudes about the mean, because no element is nearer to th
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
   at most twice |x - mean|;
-- for other elements, |x - m| is at most 4/3 of |x - mean| where x - m is exact, or nearly equal to
-  it.
+- for other elements, |x - m| is at most 4/3 of |x - mean| if x - m is exact; if it is not, |x - m|
+  and |x - mean| are nearly equal.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def _widened(total, product, totals):
 
 @inlined
 def recentre(mean, pairs, k):
-    """Convert sums of eight channels about the float32 nearest to the mean to sums about the mean.
+    """Change sums of eight channels about the float32 nearest to the mean into sums about the mean.
 
     Return a Vec of zeros, with NaN in the lanes whose sums must be computed in float64. These are
     sums with terms that overflowed, and sums that are so small that products may have underflowed,

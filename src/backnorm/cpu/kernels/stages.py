@@ -1,4 +1,4 @@
-"""The beginning and the end of a kernel: fill the table of channels, and write its results."""
+"""The beginning and the end of a kernel: fill the table of channels; write their results."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _prepare_from(at, kind, head, table, extents):
         present = (head.gamma != 0, head.beta != 0)
         of_channels.prepare_forward(table, x, extents, affine, present)
         if head.binned != 0:
-            # Reproducible sums do not depend on how the batch is split: no pivot is subtracted.
+            # A pivot would depend on how the batch is split, and reproducible sums must not.
             clear(offset(table.values, MEAN * table.pitch), table.pitch)
         return -1
 

@@ -145,7 +145,7 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     kind = raws[0].type
     lanes = kind.count
     if dtype == types.int16:
-        # As signed integers, doubled patterns with all zeros or all ones in the exponent are small.
+        # As signed integers, doubled patterns are near 0 if the exponent is all zeros or all ones.
         name, end, least = "umin", "abs", 0x101
     else:
         # After subtracting 1, zero is 0xFFFF, and other finite numbers are at most 0xF7FD.

@@ -206,7 +206,7 @@ def _futex(builder, address, operation, value, timeout):
 
 @inlined
 def futex_wait(address, value):
-    """Sleep until woken at `address`, or return if its word is not `value`. May wake spuriously."""
+    """Sleep until woken at `address` (or spuriously); return at once if its word is not `value`."""
     _futex(address, _FUTEX_WAIT, value & 0xFFFFFFFF, 0)
 
 
@@ -265,7 +265,7 @@ def _call_four(builder, function, first, second, third, fourth):
 
 @outlined
 def start_thread(functions, run, argument):
-    """Start a detached thread with all signals blocked; return whether the system allowed it.
+    """Start a detached thread that blocks `_SIGNALS`; return whether the system allowed it.
 
     `functions` points to the addresses of pthread_create, pthread_detach and pthread_sigmask. The
     library is not linked to these functions, because C libraries differ in their symbol versions

@@ -1,8 +1,9 @@
 """Sums of a few rows, for as many neighbouring columns at a time as fit in registers.
 
-Each lane is a column. The running sums of a tile of columns are loaded, the rows are added to them
-in registers, and the sums are stored again. So a column's sum does not depend on its tile. Running
-sums are `Pairs`, of which plain sums use only the high parts.
+These columns are a *register tile*, a part of the tile of columns in a plan. Each lane is a column.
+The running sums of a register tile are loaded, the rows are added to them in registers, and the
+sums are stored again. So a column's sum does not depend on its register tile. Running sums are
+`Pairs`, of which plain sums use only the high parts.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def add_rows(operands, part, pivot, running):
 def ahead_of_rows(rows, width):
     """Return how many rows in advance a row is prefetched if `rows` are read side by side.
 
-    In a model, x is in no cache when its backward pass begins; dy is at best in the shared cache.
-    So is x when its forward pass begins. Processors do not prefetch rows that are read side by side
-    or in tiles, and never beyond a page.
+    In a model, x is in no cache when a backward pass begins, and dy is at best in the shared cache.
+    When a forward pass begins, x is at best in the shared cache. Processors do not prefetch rows
+    that are read side by side or in tiles, and never beyond a page.
     """
     return max(rows, _AHEAD // width + 1)
 
@@ -84,7 +85,7 @@ def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any
 
 
 def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
-    """Return a function that adds rows of all whole tiles of columns from k on."""
+    """Return a function that adds rows of all whole register tiles from column k on."""
 
     @inlined
     def add(operands, part, k, pivot, running):
@@ -118,12 +119,12 @@ _add_narrow, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
 
 @by_type
 def _add_wide(operands, part, pivot, running):
-    """Add rows of whole tiles of 64 columns, if registers suffice; return where the tiles end.
+    """Add rows of whole register tiles of 64 columns, if registers suffice; return their end.
 
-    Sums are loaded and stored as often as in narrow tiles, but the overhead of a tile is divided
-    among four times as many columns. A float32 backward pass of NXC takes 0.96 of the time of
-    narrow tiles if arrays are in the caches; (16, 128, 17, 16) takes 0.91 (one thread of an Intel
-    Xeon).
+    Sums are loaded and stored as often as in register tiles of 16 columns, but the overhead of a
+    register tile is divided among four times as many columns. A float32 backward pass of NXC takes
+    0.96 of the time with 16 columns if arrays are in the caches; (16, 128, 17, 16) takes 0.91 (one
+    thread of an Intel Xeon).
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

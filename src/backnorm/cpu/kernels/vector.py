@@ -53,7 +53,8 @@ class _VecModel(models.PrimitiveModel):
 def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """Emit a mask of the first `count` lanes.
 
-    32-bit numbers need one or two registers for it; 64-bit numbers would need four.
+    The numbers of the lanes are compared as 32-bit integers, which need half as many registers as
+    64-bit integers.
     """
     least, most = ir.Constant(count.type, 0), ir.Constant(count.type, lanes)
     count = builder.select(builder.icmp_signed("<", count, most), count, most)
@@ -76,10 +77,11 @@ def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -
 
 
 def _load_pairs(builder: Any, pointer: Any, vector: Any, count: Any) -> Any:
-    """Emit `load_lanes` for 16-bit lanes on processors that can only mask lanes of 32 bits.
+    """Emit `load_lanes` for 16-bit lanes on processors that cannot mask lanes of 16 bits.
 
-    LLVM would emit a branch for each lane: the backward pass of (32, 512, 7, 7) in bfloat16 took
-    twice as long. Here pairs of lanes are loaded, and the last lane is loaded again separately.
+    For a masked load LLVM would emit a branch for each lane: the backward pass of (32, 512, 7, 7)
+    in bfloat16 took twice as long. Here pairs of lanes are loaded, and the last lane is loaded
+    again separately.
     """
     lanes = vector.count
     most = ir.Constant(count.type, lanes)
@@ -273,8 +275,8 @@ def sums_of_lanes(v):
 def multiply_add(builder, left, right, term):
     """Return left * right + term rounded once, for vectors or float64.
 
-    Operations are fused only by this function. If the compiler decided, the vector loop and the
-    scalar end of a row could round differently, and so could two machines.
+    Operations are fused only by this function. If the compiler decided what to fuse, the vector
+    loop and the scalar end of a row could round differently, and so could two machines.
     """
     return fused(builder, left, right, term)
 
@@ -362,12 +364,12 @@ def _unsound(builder: Any, value: Any) -> Any:
 
 
 def _doubtful(builder: Any, values: Any) -> Any:
-    """Emit a mask that includes all lanes that are not sound in one of several Singles.
+    """Emit a mask that includes all lanes that are not sound in at least one of several Singles.
 
-    This is for processors without vfpclassps. Doubling the bit pattern as an integer removes the
+    It is used on processors without vfpclassps. Doubling the bit pattern as an integer removes the
     sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
-    before 2^32. As signed integers, both have a small magnitude. So do 2^-126 and zero; a
-    subtraction excludes zero.
+    before 2^32. As signed integers, all of these have a small magnitude. So do 2^-126 and zero; the
+    subtraction of 1 excludes zero, and 2^-126 stays in the mask.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))

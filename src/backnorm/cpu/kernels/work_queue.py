@@ -6,8 +6,8 @@ bits are the same for any number of threads.
 
 Each participant takes the items of its own range first, and then steals items of other ranges. So
 in the second phase of a call, and in the next call, a thread finds its own data in the cache.
-Processors often do not share the last-level cache that the system reports: on two virtual
-processors of an AMD Zen 5, data that the other processor had read arrived half as fast.
+Processors often do not share the last-level cache that the system reports as shared: on two virtual
+processors of an AMD Zen 5, data that the other processor had read arrived half as fast as own data.
 
 Both phases of a kernel run in one call, because waking a thread costs more time than a phase of a
 medium-sized problem. A participant that waits for others spins, then yields the processor, and then

@@ -28,7 +28,7 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
         again = elements(output.x, output.dy, i + first, count - first, of)
         store_first(output.out, i + first, count - first, where_finite(value, value, again))
 
-    # Inlined, because a call would make the loops of the kernels spill registers.
+    # This function is inlined, because a call would make the loops of the kernels spill registers.
     @inlined
     def write_exactly(output, i, count, place, value):
         value = marked(value)

@@ -55,12 +55,12 @@ _NAMES = tuple(int.from_bytes(name, "little") for name in (b"buffers", b"call", 
 # precondition, 13 internal.
 _MESSAGES = (
     (13, "the call frame is not the one that XLA's header describes"),
-    (13, "called at another stage than execution"),
+    (13, "the handler was called at a stage other than execution"),
     (3, "the attributes are not buffers, call and record, arrays of int64 that fit each other"),
-    (3, "an argument is not a buffer of the type, rank and size that was asked for"),
-    (3, "a result is not a buffer of the type, rank and size that was asked for"),
+    (3, "an argument is not a buffer of the type, rank and size in the attribute buffers"),
+    (3, "a result is not a buffer of the type, rank and size in the attribute buffers"),
     (9, "the record of the call is of another version of backnorm: trace the function anew"),
-    (5, "this kernel is not loaded here: trace such a call in this process first"),
+    (5, "the kernel is not loaded in this process: trace a call of this kernel in it first"),
     (8, "no memory for the working space of a kernel"),
     (3, "variance + epsilon is not positive in a channel"),
 )
@@ -222,7 +222,7 @@ def advise_results(frame):
 def invalid(frame):
     """Validate a call frame; return the number of an error message, or 0."""
     args, rets, attrs = frame + _FRAME.args, frame + _FRAME.rets, frame + _FRAME.attrs
-    # Some versions report a smaller size of the API table, but all have the functions for errors.
+    # Some XLA versions report a smaller size of the API table, but all have functions for errors.
     if load_word(frame) < _FRAME.size_ or load_word(api_of(frame)) < _API.Error_Destroy + 8:
         return _FOREIGN
     if (

@@ -3,8 +3,8 @@
 `bn_xla_handler` is one C function for all kernels. It copies the record of the call, fills in the
 addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, also
 run the kernel. The caller never waits for a task to start, only for items in progress. A task may
-start after the call, and then finds no item. Therefore the record has a reference count, and the
-last participant frees it.
+start after the call has returned, and then finds no item. Therefore the record has a reference
+count, and the last participant frees it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
 library's data `bn_environment` depends on the process: the version of XLA's API and the addresses
