@@ -221,7 +221,7 @@ def test_bad_operator_is_refused_before_it_runs(kind, attributes, types, where, 
 def test_values_that_do_not_fit_the_shape_are_refused(attributes, argument, says):
     with pytest.raises(ArgumentError) as caught:
         run(document("Quantize", attributes, dst="s8"), np.zeros((2, 3, 4), np.float32))
-    assert caught.value.argument == argument
+    assert caught.value.argument == f"op (Quantize) {argument}"
     assert says in str(caught.value)
 
 

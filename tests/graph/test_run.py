@@ -256,11 +256,11 @@ def test_an_unknown_attribute_is_refused_by_the_operator(backward, by_id):
         run(backward, by_id)
 
 
-def test_error_of_an_operator_names_the_operator(training_step, by_id):
+def test_error_of_an_operator_names_the_operator(training_step, by_id, arrays):
     training_step["graph"][1]["attrs"]["data_format"]["value"] = "NCHW"
     message = r"^forward \(BatchNormForwardTraining\) data_format: unknown value; got 'NCHW'"
     with pytest.raises(ArgumentValueError, match=message):
-        run(training_step, by_id)
+        run(training_step, by_id | {"8": arrays["gamma"]})
 
 
 def test_a_graph_is_loaded_from_a_file(tmp_path, backward):

@@ -72,8 +72,9 @@ def random_tensors(
     data = [name for name, spec in specs.items() if spec.kind == "data"]
     # x comes first: the other inputs are checked against x when the operator runs.
     x_first = schema.words["x"], *shapes, *types
-    shape = next((shapes[port] for port in x_first if port in data and port in shapes), ())
-    if len(shape) < 2:
+    known_shapes = (shapes[port] for port in x_first if port in data and port in shapes)
+    shape = next((shape for shape in known_shapes if len(shape) > 1), ())
+    if not shape:
         raise ArgumentValueError(
             "shapes",
             "cannot make up tensors: no shape of 2 or more dimensions is known",

@@ -58,10 +58,10 @@ def errors_name(step: Step) -> Iterator[None]:
     try:
         yield
     except ArgumentError as error:
-        # The step of a call has no name of its own.
-        if step.label == step.op:
-            raise
         parts = error.parts()
+        # The step of a call has no name of its own; an elementwise operator names itself.
+        if step.label == step.op or parts["argument"].startswith(step.label):
+            raise
         parts["argument"] = f"{step.label} ({step.op}) {parts['argument']}"
         raise type(error)(**parts) from None
 
