@@ -11,6 +11,7 @@ import pytest
 from backnorm.conformance import mutants as kernels
 from backnorm.conformance.diagnosis import diagnose, diagnostic_data
 from backnorm.conformance.formula import MISTAKES
+from backnorm.conformance.verify.cases import Selection, selected
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
 from .wrong_subjects import FORMULAS, PAIRS
@@ -140,7 +141,7 @@ def test_diagnose_factor_without_a_name_is_described(dtype):
     dgamma = (0.7 * dgamma.astype(np.float64)).astype(dgamma.dtype)
     found = diagnose(data, (dx, dgamma, dbeta))
     assert found.kind == "described"
-    assert found.says == "dgamma is 0.7 of what it should be in every channel"
+    assert found.says == "dgamma is 0.7 times what it should be in every channel"
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -217,3 +218,11 @@ def test_mistakes_differ_from_each_other_in_the_diagnostic_data():
     least = _least_scales(channels)
     for (one, own), (other, another) in itertools.combinations(found, 2):
         assert distance(own, another, least) > 1e-3, (one, other)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kernel", NAMES)
+def test_diagnose_of_one_element_a_channel_gives_a_sentence(kernel):
+    (case,) = selected(Selection(only=("one-element-float32-float32-NCX",)))
+    outputs = getattr(kernels, kernel)()(*case.operands, **case.options)
+    assert diagnose(case.data, outputs).says

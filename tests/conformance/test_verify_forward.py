@@ -224,7 +224,7 @@ def test_diagnose_forward_without_a_name_is_described():
     data = forward_diagnostic_data(FLOAT32)
     outputs = outputs_of((), data, FLOAT32)
     found = diagnose_forward(data, outputs | {"variance": outputs["variance"] * np.float32(0.7)})
-    assert found.says == "the variance is 0.7 of what it should be in every channel"
+    assert found.says == "the variance is 0.7 times what it should be in every channel"
 
 
 def test_forward_mistakes_differ_from_each_other_in_the_diagnostic_data():

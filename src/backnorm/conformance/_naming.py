@@ -209,7 +209,9 @@ def described(
     for name, own, good in _pairs(found, right):
         zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
         if zero.all():
-            if np.median(np.abs(own) / least[name]) > near:
+            with np.errstate(over="ignore"):
+                share = np.median(np.abs(own) / least.get(name, TINY))
+            if share > near:
                 texts.append(f"{terms[name]} is not 0, and should be")
             continue
         ratio = own[~zero] / good[~zero]
@@ -221,7 +223,7 @@ def described(
             else:
                 texts.append(f"{terms[name]} {_of_channels(own, good, near)}")
         elif abs(middle - 1.0) > near:
-            texts.append(f"{terms[name]} is {middle:.3g} of what it should be in every channel")
+            texts.append(f"{terms[name]} is {middle:.4g} times what it should be in every channel")
     if bits:
         few = _precision(bits)
         if not texts:

@@ -154,7 +154,9 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
         functions = np.stack([dy, np.ones_like(dy), x - mean], axis=1)
         fit, *_ = np.linalg.lstsq(functions, row, rcond=None)
         rest = np.linalg.norm(row - functions @ fit)
-        residual.append(float(rest) / max(float(np.linalg.norm(row)), TINY))
+        norm = float(np.linalg.norm(row))
+        # A row of zeros is fitted by zeros.
+        residual.append(float(rest) / norm if norm else 0.0)
         for values, value in zip((gain, offset, slope), fit, strict=True):
             values.append(float(value))
     found = Coefficients(*map(np.array, (gain, offset, slope)), *of_parameters)
@@ -164,7 +166,9 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
     """Return the scales to which differences of small offsets and slopes are relative."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
-    return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + TINY)}
+    # The slope of a constant x cannot be judged: its scale is infinite.
+    with np.errstate(over="ignore"):
+        return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + TINY)}
 
 
 def _steps(mistakes: tuple[Mistake, ...]) -> Steps:

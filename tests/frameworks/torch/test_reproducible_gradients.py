@@ -291,6 +291,30 @@ class TestMicroBatches:
         gradients.discard()
         assert not gradients_kept(gradients)
 
+    def test_step_without_the_hook_is_an_error_in_the_next_call(self):
+        model, x = small_model(), torch.randn(4, 1, 8, 8)
+        gradients = ReproducibleGradients(model, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)
+        for _ in range(2):
+            # Gradients of several backward passes may be kept.
+            model(x).sin().sum().backward()
+        optimizer.step()
+        with pytest.raises(ValueError, match="earlier step that reproducible_hook did not add up"):
+            model(x)
+        gradients.discard()
+        model(x)
+
+    def test_module_in_place_gets_copies_of_its_micro_batches(self):
+        model, x = small_model(), torch.randn(4, 1, 8, 8)
+        model[3] = nn.Sequential(nn.SiLU(inplace=True), nn.Flatten())
+        y = model(x)
+        expected = torch.autograd.grad(y.sin().sum(), model[2].weight)
+        with ReproducibleGradients(model, 2):
+            result = model(x)
+            torch.testing.assert_close(result, y)
+            found = torch.autograd.grad(result.sin().sum(), model[2].weight)
+        torch.testing.assert_close(found, expected)
+
     @pytest.mark.parametrize(("size", "training"), [(3, False), (0, True)])
     def test_evaluation_and_empty_batch_are_not_split(self, size, training):
         linear = nn.Linear(2, 2).train(training)

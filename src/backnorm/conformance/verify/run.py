@@ -313,7 +313,7 @@ def ended(status: int) -> str:
     if status < 0:
         name = signal.Signals(-status).name
         meaning = {
-            "SIGSEGV": ": it read or wrote outside of an array",
+            "SIGSEGV": ": it read or wrote outside of an array, or at a null pointer",
             "SIGKILL": ": it was killed, perhaps for its memory",
         }
         return f"the process ended by {name}{meaning.get(name, '')}"

@@ -89,7 +89,8 @@ class ReproducibleGradients:
         of `micro_batch`; or if a module takes or returns something that may differ between samples
         and is not a tensor: an array, a dataclass or another object, a list with an
         element for each sample, the number of samples, or any returned number. In the hook: if a
-        gradient was not computed in micro-batches.
+        gradient was not computed in micro-batches. In the call after a step: if the hook did not
+        run.
 
     Notes
     -----
@@ -98,8 +99,8 @@ class ReproducibleGradients:
     (`torch.set_num_threads`), and on GPUs with `torch.use_deterministic_algorithms(True)`.
     Functions called between modules must compute each sample independently of the others.
 
-    The hook stores gradients in ``.grad``; `torch.autograd.grad` returns zeros. An instance is also
-    a context manager that calls `remove` on exit.
+    The hook stores gradients in ``.grad``; `torch.autograd.grad` returns zeros. Call `remove`
+    before `torch.export`. An instance is also a context manager that calls `remove` on exit.
     """
 
     def __init__(
@@ -198,6 +199,10 @@ class _MicroBatchForward:
                 )  # fmt: skip
         self.module, self.name, self.size, self.gradients = module, name, size, gradients
         self.original = _OriginalForward(module, vars(module).get("forward"))
+        # PyTorch refuses to change a part of `Tensor.split` in place.
+        self.copies = any(getattr(each, "inplace", False) for each in module.modules())
+        # The versions of the parameters in the last call: an optimizer's step increases them.
+        self.versions: dict[Tensor, int] = {}
 
     def remove(self) -> None:
         if vars(self.module).get("forward") is self:
@@ -213,6 +218,7 @@ class _MicroBatchForward:
         is_inner = not all(p.is_leaf for p in trained.values())
         if is_inner or not (self.module.training or torch.is_grad_enabled()):
             return self.original(*arguments, **options)
+        self._check_consumed(trained.values())
         batch = self._batch_size(tree_leaves((arguments, options)))
         leaves, structure = _flatten((*arguments, options), batch)
         columns = [self._split(leaf, batch) for leaf in leaves]
@@ -227,6 +233,22 @@ class _MicroBatchForward:
             results.append(functional_call(self.original, parameters, tuple(operands), named))
         return self._concatenated(results)
 
+    def _check_consumed(self, parameters: Iterable[Tensor]) -> None:
+        """Raise if parameters were changed while their gradients were kept: the hook did not run.
+
+        Without the hook, ``.grad`` is zero, and training would go on silently.
+        """
+        for p in parameters:
+            if self.gradients.get(p) and self.versions.get(p, p._version) != p._version:
+                raise ArgumentValueError(
+                    "module",
+                    "has gradients of an earlier step that reproducible_hook did not add up",
+                    hint="wrap the module in DistributedDataParallel, also in one process; call "
+                    "register_comm_hook(gradients, backnorm.torch.reproducible_hook); after an "
+                    "abandoned step call gradients.discard()",
+                )
+            self.versions[p] = p._version
+
     def _batch_size(self, leaves: list[Any]) -> int | None:
         """Return the number of samples; None if there are no tensors or no samples."""
         shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
@@ -238,7 +260,8 @@ class _MicroBatchForward:
     def _split(self, leaf: Any, batch: int | None) -> list[Any]:
         """Return the values of an argument, one for each micro-batch."""
         if isinstance(leaf, Tensor):
-            return [_aligned(each) for each in leaf.split(self.size)]
+            parts = leaf.split(self.size)
+            return [each.clone() if self.copies else _aligned(each) for each in parts]
         is_number = isinstance(leaf, numbers.Number)
         if isinstance(leaf, _SHARED) or (is_number and leaf != batch):
             return [leaf] * ((batch or 0) // self.size)
