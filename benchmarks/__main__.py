@@ -92,7 +92,8 @@ def models(
 ) -> None:
     """Time training steps of models in turns, with our layers and with the framework's own.
 
-    The gradients are judged first: the error of ours may be at most twice the framework's, or 5 %.
+    The gradients are judged first: the error of ours may be at most twice the framework's, or 5 %
+    if that is more.
     """
     variants = cells.chosen("--variant", variant, cases.VARIANTS)
     every = cases.cases(

@@ -44,13 +44,13 @@ def sampled_channels(channels: int, count: int) -> list[int]:
 def float32_loss(count: int, spread: float) -> float:
     """Return the error that a float32 implementation may have, relative to its terms' magnitude.
 
-    A sum of `count` terms has at most `count` roundings of 2**-24, of partial sums that are at most
-    the sum of magnitudes. Like a random walk, they add up to the square root of their number, and
-    in practice never to more than four times that. x - mean, the product, s (a rounded root and a
-    rounded quotient, used three times), the divisions by M and the operations of the element add
-    at most 16 more. Peers that combine the mean with a constant, or compute the variance as the
-    mean square less the squared mean, round x and mean separately. Their error is `spread`**2 times
-    as large, where `spread` = 1 + 2 |mean|/deviation.
+    A sum of `count` terms has at most `count` roundings, each of at most 2**-24 of a partial sum,
+    which is at most the sum of magnitudes. Roundings add up like a random walk, to about the square
+    root of their number, and in practice never to more than four times this root. x - mean, the
+    product, s (a rounded root and a rounded quotient, used three times), the divisions by M and the
+    operations of the element add at most 16 more. Peers that combine the mean with a constant, or
+    compute the variance as the mean square less the squared mean, round x and mean separately.
+    Their error is `spread`**2 times as large, where `spread` = 1 + 2 |mean|/deviation.
 
     This bound is generous, and still small compared to a wrong formula: with M = 10**6 and mean =
     deviation it is 0.2 % of the terms. A missing term or a wrong power of s is an error of 100 %.
@@ -73,8 +73,8 @@ class Examiner:
     def error(self, contestant: str, results: Mapping[str, np.ndarray]) -> str:
         """Return what is wrong with the results, or an empty text.
 
-        Our results must be within the budget of `judge`. A peer's must be within `float32_loss`
-        (scaled to float64 for float64 data) and one rounding to their type.
+        Our results must be within the budget of `judge`. The error of a peer's results may be at
+        most `float32_loss` (scaled to float64 for float64 data) plus one ulp of their type.
         """
         for name, (exact, terms) in self._exact.items():
             if name not in results:
@@ -98,7 +98,8 @@ class Examiner:
         unit = 2.0**-29 if self._dtype == FLOAT64 else 1.0
         share = float32_loss(self._count, self._spread) * unit
         if name in _ELEMENTWISE:
-            # A small error of the mean is large in small elements, so all get the same allowance.
+            # A small error of the mean is large relative to small elements, so all elements of a
+            # channel get the same allowance.
             axes = tuple(i for i in range(terms.ndim) if i != self._axis)
             terms = np.broadcast_to(terms.max(axes, keepdims=True), terms.shape)
         error = np.abs((actual.astype(np.float64) - exact.hi) - exact.lo)

@@ -42,7 +42,7 @@ OURS_REPRODUCIBLE = "backnorm-reproducible"
 OF_OURS = OURS, OURS_IN_FLOAT32, OURS_REPRODUCIBLE
 FLOOR = "floor"
 
-#: The suite that varies only the size. It does not count in means.
+#: The suite that varies only the size. The documentation's means of ratios to peers leave it out.
 SWEEP = "sweep"
 
 # The order of the suites in a run.

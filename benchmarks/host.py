@@ -64,7 +64,8 @@ class AfterConvolution(Host):
     """The CPU, with a PyTorch convolution right before every timed call.
 
     PyTorch's threads are OpenMP's. After a convolution they spin for some milliseconds, so a
-    contestant with its own threads finds the processors occupied. Calls in a row never meet this.
+    contestant with its own threads finds the processors occupied. Calls in a row, as in the
+    condition "quiet", find the processors free.
     """
 
     def start(self, threads: int) -> dict[str, Any]:

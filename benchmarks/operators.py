@@ -44,7 +44,7 @@ class OperatorRun:
     versions, device : dict
         Versions of the packages, and facts of the device; known after the first cell.
     failures : list of str
-        A line for each cell and form in which our contestant is inaccurate or crashes.
+        A line for each cell and form in which a contestant of ours is inaccurate or crashes.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Write and read files of results, and make figures, texts and tables of them.
 
-The file of either command is JSON: the "environment", the names of the "columns", and the "rows",
-one per line. `read` returns the rows as a frame of pandas.
+The file of either command (`operator`, `models`) is JSON: the "environment", the names of the
+"columns", and the "rows", one per line. `read` returns the rows as a frame of pandas.
 """
 
 from __future__ import annotations

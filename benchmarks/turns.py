@@ -29,9 +29,9 @@ class Settings:
     samples : int
         Samples of a turn.
     warm : float
-        Seconds of untimed calls at the beginning of a turn, at least one call. They load the cache
-        with the call's data. Meanwhile OpenMP's threads of the last contestant stop spinning, which
-        takes some milliseconds.
+        Seconds of untimed calls at the beginning of a turn: at least one call, but none of a call
+        that takes 20 times as long. Untimed calls load the cache with the call's data. Meanwhile
+        OpenMP's threads of the last contestant stop spinning, which takes some milliseconds.
     least : float
         The least seconds of a sample: shorter calls are repeated in a loop.
     limit : float

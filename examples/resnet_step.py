@@ -82,7 +82,7 @@ def stepper(net, images, labels):
 
 
 def difference(ours, own):
-    """Return the distance of our gradients from PyTorch's, relative to the length of PyTorch's."""
+    """Return the distance of our gradients from PyTorch's, relative to the norm of PyTorch's."""
     apart = sum((a - b).double().square().sum() for a, b in zip(ours, own, strict=True))
     return (apart / sum(b.double().square().sum() for b in own)).sqrt().item()
 

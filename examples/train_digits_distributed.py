@@ -31,7 +31,8 @@ def part(tensor):
 def gradients_of_a_step(net, images, labels):
     """Return the loss of a batch and its gradients, as DistributedDataParallel computes them."""
     net = DistributedDataParallel(copy.deepcopy(net))
-    # DDP averages the gradients of the processes. With this factor the mean is the whole batch's.
+    # DDP averages the gradients of the processes. With this factor, the average is the gradient of
+    # the mean loss of the whole batch.
     share = len(part(labels)) * dist.get_world_size() / len(labels)
     loss = nn.functional.cross_entropy(net(part(images)), part(labels)) * share
     loss.backward()

@@ -26,7 +26,7 @@ _BINS, _POINTS = 36, 6
 
 
 def _points(name: str) -> list[list[float]]:
-    """Return [condition, relative error] of random elements of dx and the worst, in each bin."""
+    """Return [condition, relative error] of the worst element of dx and of random ones, by bin."""
     rng = np.random.default_rng(_SEED)
     data = realistic_data(_SHAPE, DTYPES["float32"], data_format="NXC", rng=rng)
     x, dy, *channels = data.backward_inputs

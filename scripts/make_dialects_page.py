@@ -99,7 +99,7 @@ def _sections() -> Iterator[str]:
         for family in families:
             yield _operator(family[0], common)
             for place, schema in enumerate(family[1:], 1):
-                # The version or revision that it differs from least.
+                # Describe a variant by its differences from the version that it resembles most.
                 pairs = [(each, _differences(schema, each, common)) for each in family[:place]]
                 if pairs[0][1]:
                     yield _variant(schema, *min(pairs, key=lambda pair: len(pair[1].split())))
@@ -213,9 +213,9 @@ def _variant(schema: OperatorSchema, first: OperatorSchema, differences: str) ->
 
 
 def _differences(schema: OperatorSchema, first: OperatorSchema, common: _Common) -> str:
-    """Return in what a version or a revision differs from another, or nothing.
+    """Return the differences of a version or a revision from another, or an empty text.
 
-    Rules of all operators of a revision are on the page already.
+    Rules that all operators of a revision have are on the page already.
     """
     known = set(map(_facts, (*first.inputs, *first.outputs)))
     found = [

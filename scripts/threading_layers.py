@@ -23,7 +23,7 @@ if layer == "backnorm":
     from backnorm.cpu.kinds import Kind
     from backnorm.cpu.record import ADDRESSES
     from backnorm.cpu.stage import Stage
-    # The kernel moves only whole vectors, so it moves nothing of items of one element.
+    # The kernel moves only whole vectors, so it does not move items of one element.
     nothing = Stage(
         Kind("floor", "float64", "float64", "move"), dict(size=2, share=1),
         channels=0, partial=0, own=8, participants=2, items=2,

@@ -1,11 +1,11 @@
 """Write the tables and plots of the pages of measurements from the results in docs/bench.
 
-zen5.json is the result of `operator` that the README shows; other files named after processors are
-results of `operator` on other machines. models.json has whole models, models-of-*.json has them on
-other machines, models-frameworks-*.json has models of other frameworks, and models-zen4.json has
-fused models with two allocators. The README shows the compiled models of COMPILED. Only text
-between the markers is replaced. With --check: report the pages that are not current, and write
-nothing.
+zen5.json is the result of `benchmarks operator` that the README shows; other files named after
+processors are its results on other machines. The results of `benchmarks models` are models.json,
+with whole models; models-of-*.json, on other machines; models-frameworks-*.json, of flax and Keras;
+and models-zen4.json, of fused models with two allocators. The README shows the compiled models of
+COMPILED. Only text between the markers is replaced. With --check: report the pages that are not
+current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -65,7 +65,7 @@ _WHY = {
     (2, "NXC"): "memory limits the fastest peers as it limits us",
 }
 
-# The most of its processor's last-level cache that a virtual machine can rely on.
+# The most bytes of the processor's last-level cache that a virtual machine can rely on.
 _MOST_SHARED = 32 << 20
 
 # Tables by layout: bytes of x above which cells count (below, a call from Python costs more than
@@ -83,7 +83,7 @@ _QUANTITIES = (
     ("16 bits, over the floor", "16 bits", "far"),
 )
 
-# The ratio from which a cell counts as much slower, and how many slower cells are shown.
+# The ratio above which a cell counts as much slower, and how many slower cells are shown.
 _FAR_SLOWER, _SHOWN = 1.25, 3
 
 # The largest ratio that a float32 cell should have: operation, compared time, ratio.
@@ -404,7 +404,10 @@ def _slower(result: Result, frame: pd.DataFrame) -> str:
 
 
 def _means(frame: pd.DataFrame, large: pd.Series) -> pd.DataFrame:
-    """Return a line for every operation and type; means leave out the sweep."""
+    """Return a line for every operation and type.
+
+    Means of ratios to peers leave out the sweep; the worst ratio and means to the floor include it.
+    """
     workload = frame[frame.suite != SWEEP].groupby(_KIND, observed=True)
     every = frame.groupby(_KIND, observed=True)
     beyond = frame[large].groupby(_KIND, observed=True)

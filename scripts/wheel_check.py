@@ -32,7 +32,7 @@ _STRANGE = re.compile(
     r"(^|/)(tests?|test_[^/]*|check_[^/]*|conftest\.py|bench[^/]*|examples?|training|docs?)(/|$)"
 )
 
-# A package that a dependency installs (typer in some releases), although a group names it, too.
+# A package that some releases of typer install; it is wanted even if an extra or a group names it.
 _BROUGHT = {"pydantic"}
 
 

@@ -12,7 +12,7 @@ from backnorm.jax.nnx import BatchNorm
 
 __all__ = ["activated", "norm_of", "resnet18"]
 
-# As in PyTorch's and Keras's models.
+# The weight of the old running statistics, as in PyTorch's models.
 _MOMENTUM = 0.9
 
 _STAGES = (64, 128, 256, 512)

@@ -1,4 +1,4 @@
-"""`models`: each variant of a case in its own process, judged, then timed in turns.
+"""`models`: the variants of a case are judged in one process, then timed in turns, each in its own.
 
 In a common process, the allocator would reuse pages of one variant for another.
 """
@@ -21,8 +21,9 @@ from benchmarks.turns import take_turns, timing
 __all__ = ["ModelsRun"]
 
 # With these settings glibc's allocator never returns memory to the system, like the allocators that
-# PyTorch's guide to performance recommends. With its defaults it returns memory in some steps only,
-# in any variant: the same step of RegNetY takes 163 or 190 ms (Intel Xeon, 28,000 pages).
+# PyTorch's guide to performance recommends. With its defaults the allocator returns memory in some
+# steps only, in any variant: the same step of RegNetY takes 163 ms, or 190 ms if it gets 28,000 new
+# pages (Intel Xeon).
 _KEEPING = "trim_threshold=1099511627776", "mmap_max=0", "arena_max=1"
 _VARIABLES = {
     "keeping": {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{setting}" for setting in _KEEPING)},

@@ -125,8 +125,9 @@ def reserve(step: Callable[[], object], size: int) -> None:
     """Give the allocator `size` more bytes of the system's memory, then make steps.
 
     An allocator that keeps all memory needs some ten steps until no step takes new pages, and more
-    under a profiler, which allocates, too. Until then new pages take a tenth of a step, and more in
-    some variants than in others. With twice the memory of the first steps, no step takes new pages.
+    under a profiler, which allocates, too. Until then new pages take a tenth of a step's time, and
+    more in some variants than in others. With twice the memory of the first steps, no step takes
+    new pages.
     """
     # The system assigns memory when it is written to.
     bytearray(b"\1") * size

@@ -27,7 +27,7 @@ OUTPUTS: dict[Operation, tuple[str, ...]] = {
 
 
 class Library(NamedTuple):
-    """The operations that differ between libraries: 1/sqrt and a conversion; and a type."""
+    """The parts that differ between libraries: 1/sqrt, the conversion to a type, and float32."""
 
     rsqrt: Callable[[Any], Any]
     cast: Callable[[Any, Any], Any]

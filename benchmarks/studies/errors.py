@@ -44,7 +44,7 @@ ENTRIES = (
 )  # fmt: skip
 
 #: Largest error and root mean square by quantity: dx in units in the last place of the exact
-#: element, and each result in units of 2**-24 of the sum of the magnitudes of its terms, T.
+#: element, and each result in units of 2**-24 T, where T is the sum of the magnitudes of its terms.
 Errors = dict[str, tuple[float, float]]
 
 #: Errors by title, plane and ratio.

@@ -1,6 +1,7 @@
 """Time the end of a residual block in flax: relu(norm(x) + residual) and gradients, compiled.
 
-The normalisation is `flax.nnx.BatchNorm`, ours, and ours with ReLU and addition fused into it.
+The normalisation is `flax.nnx.BatchNorm`, ours, and ours with ReLU and addition fused into it; ours
+also in float32 arithmetic.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Time the normalisation of a batch on several JAX devices, forward and backward.
 
-Each processor of this machine is a device. Compared are a batch on one device; a batch sharded over
-all, under `jax.jit`; the same in `jax.shard_map`, with `axis_name`; and flax's formulas, sharded,
-as XLA compiles them.
+Each processor of this machine is a device. The columns are a batch on one device; a batch sharded
+over all devices, under `jax.jit`; a sharded batch in `jax.shard_map`, with `axis_name`; and flax's
+formulas on a sharded batch, as XLA compiles them.
 """
 
 from __future__ import annotations

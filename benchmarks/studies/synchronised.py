@@ -1,10 +1,11 @@
 """Measure the time and the errors of normalising over several processes.
 
 Each process (gloo, on this machine) has the inputs of ResNet-50's layers for 8 images of 160 x 160.
-Timed in turns are our layer of one process, ours synchronised, ours with reproducible sums, and the
-formula of PyTorch's SyncBatchNorm in PyTorch's operators, because SyncBatchNorm does not run on the
-CPU. ``--errors``: compare their gradients, from parts of different sizes, with the exact gradients
-of the batch. ``--messages``: time the messages alone, in processes that do nothing else.
+The layers timed in turns are ours of one process, ours synchronised, ours with reproducible sums,
+and the formula of PyTorch's SyncBatchNorm in PyTorch's operators, because SyncBatchNorm does not
+run on the CPU. ``--errors``: compare the layers' gradients, from parts of different sizes, with the
+exact gradients of the batch. ``--messages``: time the messages alone, in processes that do nothing
+else.
 """
 
 from __future__ import annotations

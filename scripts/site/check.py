@@ -1,6 +1,6 @@
 """Check the built site: its inventory has every public name, and no page loads from other sites.
 
-If a browser is installed (Debian's package chromium), it opens some pages without an error.
+If a browser is installed (Debian's package chromium), it must open some pages without an error.
 
 Usage: python scripts/site/check.py [SITE]
 """

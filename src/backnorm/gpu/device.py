@@ -1,4 +1,4 @@
-"""The properties of a GPU that plans depend on, read from the device or set by a test."""
+"""The properties of a GPU, read from the device or set by a test."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Facts of a device that plans depend on.
+    """Facts of a device. Plans depend only on `capability`.
 
     Attributes
     ----------
     name : str
-        The name of the device, for messages only.
+        The name of the device, for messages.
     capability : (int, int)
         CUDA compute capability.
     multiprocessors : int

@@ -93,7 +93,10 @@ class Kernel:
 
 
 class _Functions(NamedTuple):
-    """The kernels of a pass: see `backward` and `forward`."""
+    """The kernels of a pass: see `backward` and `forward`.
+
+    `planes` is the number of partial results that a program stores for each column or unit.
+    """
 
     sums: Any
     finish: Any
@@ -252,7 +255,7 @@ class ForwardLaunch(_Launch):
 
 
 class Launches(Launch):
-    """The stages of a problem, which need no package but Triton and take pointers as addresses.
+    """The stages of a problem for any framework; they take pointers in the place of addresses.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Decide how a problem is computed on a GPU: `plan_gpu` returns a plan, which execution follows.
+"""Decide how a problem is computed on a GPU: `plan_gpu` returns the plan that `launch` executes.
 
 Like a CPU's plan, a GPU's plan is a pure function of metadata. The bits of a result depend on
 tiles, blocks, schedule and arithmetic. Tiles, blocks and schedule follow from shape and type, so
@@ -35,15 +35,15 @@ _RUN = 64
 # The numbers below, and those of `_knobs`, are the best of some thirty candidates, timed on an H200
 # for 94 layers: the shapes of ResNet-50 at batches of 32 and 256, and small ones; contiguous and
 # channels_last; float32 and bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS`
-# are estimates instead. `docs/gpu.md` has the times.
+# are estimates instead. `docs/gpu.md` has times of calls with these numbers.
 
-# Runs of one channel that are shorter than this are read in rows that contain all channels.
+# Runs of one channel with fewer elements than this are read in rows that contain all channels.
 _SHORT = 1024
 
 # If a row has several values per channel, sums per column are worthwhile from this number of rows.
 _TALL = 32
 
-# Rows narrower than this are joined with the following rows.
+# Rows of fewer elements than this are joined with the following rows.
 _NARROW = 32
 _MOST_REPEATS = 16
 
@@ -56,9 +56,10 @@ _SHARES = (_SHARE, 2 * _SHARE)
 # more columns, each with a partial result.
 _COLUMNS = 256
 
-# The fewest rows that a program sums in columns, because it stores two or four float64 for each
-# column. Programs have more rows if `_ENOUGH` programs remain, because the second kernel adds up
-# the results of all programs. Tiles are narrower if there are fewer than `_FEW` programs.
+# The fewest rows that a program sums in columns. With fewer rows, the two or four float64 that it
+# stores for each column would be a large part of its memory traffic. Programs have more rows if
+# `_ENOUGH` programs remain, because the second kernel adds up the results of all programs. Tiles
+# are narrower if there are fewer than `_FEW` programs.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
@@ -72,7 +73,8 @@ _PROGRAMS = 1024
 _COMPLETE = 32768
 _COMPLETE_ODD = 8192
 
-# From this number of elements of a unit, a program that computes the whole unit prefetches tiles.
+# In segments, a program that computes a whole unit prefetches tiles if the unit has more elements
+# than this.
 _AHEAD = 16384
 
 # Runs of a channel are odd if they are not a multiple of this number of bytes, so that a thread
@@ -82,7 +84,7 @@ _ODD = 8
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """The choices of a plan that tuning may vary; everything else follows from the shape.
+    """The choices of a plan that tuning may vary; the rest follows from problem, layout and device.
 
     Attributes
     ----------
@@ -96,8 +98,8 @@ class Knobs:
     stages : int
         Tiles that are being loaded or computed at the same time; 1 means no prefetching.
     share : int
-        In two passes: the most elements of a program in segments; in columns, a program's rows are
-        in proportion to this.
+        Only for two passes. In segments: the most elements of a program. In columns, the rows of a
+        program are proportional to `share`.
     """
 
     schedule: Schedule
@@ -169,8 +171,8 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
         Memory form of x, dy and dx.
     gpu : Gpu
     knobs : Knobs, optional
-        The choices for tuning and tests. A schedule that the shape does not allow raises
-        ValueError.
+        The choices, for tuning and tests; None: those of the heuristic. A schedule that the shape
+        does not allow raises ValueError.
 
     Returns
     -------
@@ -193,8 +195,8 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
 def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
     """Return the arithmetic of elements, that of mean and variance, and the reasons.
 
-    In float32 arithmetic, only sums for mean and variance have the accuracy of float64, because
-    they are about a pivot, so that squares may cancel. Other sums are compensated in float32, which
+    In float32 arithmetic, only the sums for mean and variance have the accuracy of float64: they
+    are sums about a pivot, whose squares may cancel. Other sums are compensated in float32, which
     takes as many registers as a float64.
     """
     wide, reason = _wide(problem, gpu)
@@ -363,7 +365,7 @@ def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
     """Return the heuristic's choice, and the reason."""
     apart = _knobs(problem, extents, "two passes")
     if problem.operation not in ("backward", "forward"):
-        return apart, "the operation is one of the two"
+        return apart, "the operation has only one of the passes"
     if not _holds_channels(problem, extents):
         return apart, "the elements of a channel are in several units"
     whole = _knobs(problem, extents, "complete")

@@ -174,7 +174,7 @@ def _normalize_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -
 def _by_statistics(
     variance: jax.Array, gamma: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the derivatives of y by mean, and by variance, the latter divided by (x - mean)*s."""
+    """Return y's derivative by mean, and its derivative by variance divided by (x - mean)*s."""
     s = inverse_std(variance, epsilon)
     return -gamma * s, -0.5 * gamma * s * s
 

@@ -36,7 +36,8 @@ from backnorm.signature import SIGNATURES, Operation
 #: The name of the handler, which is part of compiled functions.
 TARGET = "backnorm_kernel"
 
-# Devices exchange sums between operations with these first words, which changes their plans.
+# Devices exchange sums between operations whose names begin with these words. That changes the
+# plans of the operations.
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"

@@ -1,4 +1,4 @@
-"""The common code of both flax layers: several feature axes, types, training and inference."""
+"""The common code of the layers for linen and nnx: feature axes, types, training and inference."""
 
 from __future__ import annotations
 

@@ -72,8 +72,9 @@ def batch_norm(
         elements in each part.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
-        where y is 0 or the ceiling. Kernels for CPUs compute "relu" in the same pass; `jax.nn`
-        computes all other activations.
+        where y is 0 or the ceiling. `jax.nn` computes activations, except that kernels on a single
+        CPU device compute "relu" in the same pass if `axis_name`, `mask` and `reproducible` are not
+        set.
     residual : array, optional
         Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional

@@ -72,7 +72,8 @@ def backward(
     mean and variance are functions of x, and the gradient of x includes the gradients through them.
     """
     if options.training:
-        # The node has no gradients for these two: in a loop, TensorFlow would use zeros.
+        # The node has no gradients for mean and variance. In a loop, TensorFlow would make zeros of
+        # missing gradients.
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)
@@ -103,10 +104,10 @@ def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Optio
 
 def _of_double_backward(operands: Any, _: Any, cotangents: Any, options: Options) -> Any:
     raise BacknormError(
-        "backnorm.tensorflow.batch_norm has no gradients of the third order, and none of the "
-        "second by a tf.autodiff.ForwardAccumulator around a tf.function (put the accumulator "
-        "into the function); for these, compose the normalisation of tf.reduce_mean and "
-        "arithmetic"
+        "backnorm.tensorflow.batch_norm has no gradients of the third order. A "
+        "tf.autodiff.ForwardAccumulator around a tf.function has none of the second order: put "
+        "the accumulator into the function. Otherwise, compose the normalisation from "
+        "tf.reduce_mean and arithmetic operators"
     )
 
 

@@ -58,7 +58,7 @@ def backward_sums(
     p_partials,
     FORM: tl.constexpr,
 ):
-    """Store partial sums, float64: (sum, block, column or unit)."""
+    """Store partial sums as float64, in the shape (sum, block, column or unit)."""
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0) % units
     i_block = tl.program_id(0) // units

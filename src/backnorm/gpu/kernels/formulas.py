@@ -16,7 +16,7 @@ In float32 arithmetic, the float32 nearest to the mean is subtracted from x. In 
 remainder of the mean is included in the constant `slope`, where it does not cancel: no element of
 32 bits or less is nearer to the mean than this float32, so the remainder is at most |x - mean|. A
 given mean, in a backward pass or in inference, has no remainder, because its type has at most 32
-bits with such elements (`dtypes.statistics_types`). `conformance.judge` derives the error budget.
+bits if the elements have (`dtypes.statistics_types`). `conformance.judge` derives the error budget.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
 ``forward_apply``     x and statistics -> y; with given statistics this is inference
 ``forward_complete``  all three for the channels of one unit, by one program
 
-The pivot of a program is the mean of its first tile (in columns: of the column's elements in it).
-It is a mean of some of the summed elements, so that little cancels for any data. The remainder of
-the exact mean that float64 cannot represent is kept: see `formulas`.
+The pivot of a program is the mean of its first tile (in columns, each column has its own pivot: the
+mean of its elements in that tile). A pivot is a mean of some of the summed elements, so that little
+cancels for any data. The remainder of the exact mean that float64 cannot represent is kept: see
+`formulas`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def forward_sums(
     p_partials,
     FORM: tl.constexpr,
 ):
-    """Store pivot, sum, squares and count, float64, each of shape (block, column or unit)."""
+    """Store pivot, sum, squares and count as float64, each of shape (block, column or unit)."""
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0) % units
     i_block = tl.program_id(0) // units

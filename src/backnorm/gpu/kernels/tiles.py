@@ -1,7 +1,7 @@
 """Offsets of the elements of a tile, and of its bits in the mask of a ReLU.
 
-All offsets have 64 bits. Sizes are passed as multiples of FORM.align, so that the compiler knows
-their alignment and reads 16 bytes at a time.
+All offsets have 64 bits. The width of a row and the total size are passed in units of FORM.align,
+so that the compiler knows their alignment and reads 16 bytes at a time.
 """
 
 from __future__ import annotations
