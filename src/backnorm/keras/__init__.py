@@ -1,4 +1,4 @@
-"""Batch normalisation in Keras 3, computed by backnorm, for all backends of Keras.
+"""Batch normalisation in Keras 3, computed by backnorm: TensorFlow, PyTorch and JAX backends.
 
 `BatchNormalization` is `keras.layers.BatchNormalization` with the training step computed by
 backnorm. `convert` replaces the layers of a model by backnorm's; `revert` undoes the conversion.

@@ -1,4 +1,4 @@
-"""The functions that normalise a batch, for the current backend of Keras."""
+"""The functions that normalise a batch in training, for the current backend of Keras."""
 
 from __future__ import annotations
 

@@ -17,21 +17,23 @@ _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` with the training step computed by backnorm.
 
-    The layer adds the arguments `arithmetic` and `reproducible`. Other arguments, weights, moving
-    statistics and results are those of Keras's layer. Weights can be loaded from either layer into
-    the other. backnorm computes the forward and the backward pass of a training step
-    (``training=True``, and the layer trainable). Results are rounded once unless `arithmetic` is
-    "float32". A float16 or bfloat16 input is not copied to float32.
+    The layer has two more arguments, `arithmetic` and `reproducible`. All other arguments and the
+    weights are those of Keras's layer. Results, including moving statistics, differ by rounding
+    only. Weights can be loaded from either layer into the other. backnorm computes the forward and
+    the backward pass of a training step (``training=True``, and the layer is trainable). Results
+    are rounded once unless `arithmetic` is "float32". A float16 or bfloat16 input is not copied to
+    float32.
 
     The base class, Keras's layer, computes everything else:
 
     - inference, and a layer with ``trainable=False``, by the framework's own elementwise operators,
       which compilers and file formats support;
-    - calls with a `mask`, layers with ``renorm=True``, and batches without elements.
+    - calls with a `mask`, layers with ``renorm=True``, and batches whose shape shows that they have
+      no elements, except in a synchronized layer.
 
-    With ``synchronized=True`` (TensorFlow) a training step is that of one device with the batch of
-    all replicas of a `tf.distribute.Strategy`, for every division of the batch. Such a layer is
-    differentiable once.
+    With ``synchronized=True`` (TensorFlow) a training step computes what one device would compute
+    for the batch of all replicas of a `tf.distribute.Strategy`, however the batch is divided. A
+    synchronized layer is differentiable once.
 
     The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the
     training step runs eagerly and in a `tf.function`. If XLA compiles the step
@@ -59,8 +61,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ------
     ArgumentTypeError, ArgumentValueError
         If `arithmetic` is unknown, or `reproducible` is not a boolean. In a call, if `arithmetic`
-        is float32 and inputs are float64. In a training step of a reproducible layer: with a mask,
-        with ``renorm=True``, and with TensorFlow if XLA compiles the step.
+        is float32 and inputs are float64. In a training step of a reproducible layer, if there is a
+        mask, if ``renorm=True``, or, with TensorFlow, if XLA compiles the step.
     """
 
     # Attributes of the class, because `convert` does not call `__init__`.
@@ -129,7 +131,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
-    """Return 1, or NaN for an empty batch; while tracing, the size of the batch is unknown.
+    """Return 1, or NaN for an empty batch, as a tensor, because a trace does not know the size.
 
     Multiplied by this number, statistics and the gradient of gamma are those of Keras's layer.
     """

@@ -12,7 +12,7 @@ from backnorm._doubledouble import Exact
 from backnorm.problem import channel_axis_of
 from backnorm.reference._terms import Term
 
-# Elements of a block: twenty float64 temporaries of this size stay in the second-level cache.
+# Elements of a block: twenty float64 temporaries of this size take 2.5 MiB, and so stay in a cache.
 _BLOCK = 1 << 14
 # The fewest channels of a block, so that channels-last data is read in whole cache lines.
 _BLOCK_CHANNELS = 16
@@ -29,7 +29,7 @@ class Blocks:
         self.shape, self.channels = shape, shape[axis]
         self.outer = math.prod(shape[:axis])
         self.inner = math.prod(shape[axis + 1 :])
-        #: Elements per channel, as a divisor.
+        #: Elements per channel, or 1 if there are none, because this number is a divisor.
         self.count = float(max(self.outer * self.inner, 1))
 
     def view(self, array: np.ndarray) -> np.ndarray:

@@ -22,9 +22,9 @@ class Scale:
     value : numpy.ndarray
         ``|direct| + sum_j |w_j| |S_j|``, which scales the rounding errors after the sums.
     sums : numpy.ndarray
-        ``sum_j |w_j| |S_j|``, which scales the systematic part of partial sums.
+        ``sum_j |w_j| |S_j|``, which scales the systematic errors of partial sums.
     root : numpy.ndarray
-        ``sum_j |w_j| sqrt(sum_i t_ij**2)``, which scales the random part of partial sums.
+        ``sum_j |w_j| sqrt(sum_i t_ij**2)``, which scales the random errors of partial sums.
     """
 
     value: FloatArray

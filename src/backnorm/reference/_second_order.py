@@ -7,8 +7,8 @@ R = sum(ddx * dy), the sum of the backward pass's results, weighted by their cot
     L = gamma*s*R                        + ddgamma*s*Q + ddbeta*D       statistics are constants
 
 and the results are the derivatives of L. In training, L depends on x through c in P and Q, through
-the mean in c, and through the variance in s. The derivatives of mean and variance by an element of
-x are 1/M and 2*c/M.
+the mean in c, and through the variance in s. The derivatives of mean and variance with respect to
+an element of x are 1/M and 2*c/M.
 """
 
 from __future__ import annotations

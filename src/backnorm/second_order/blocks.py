@@ -90,7 +90,7 @@ def sums(left: Array, right: Array, pivot: Array, block: int) -> tuple[Array, Ar
 def _namespace(array: Array) -> Any:
     """Return the functions of the array API for an array."""
     if hasattr(array, "__array_namespace__"):
-        # For NumPy, array-api-compat would wrap the namespace, which takes 0.2 seconds.
+        # For NumPy, array-api-compat would first import a wrapper of NumPy, in 0.2 seconds.
         return array.__array_namespace__()
     from array_api_compat import array_namespace
 

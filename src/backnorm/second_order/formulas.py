@@ -77,7 +77,8 @@ class Factors(NamedTuple):
     # dL/dQ is also the factor of s*c in the gradient of dy.
     of_dy: Array
     of_ddx: Array
-    # Multiplied by s, this is the factor of s*c in the gradient of x, due to the variance.
+    # Multiplied by s, this is the factor of s*c in the gradient of x: the part of the gradient that
+    # comes through the variance.
     of_h: Array
     ddbeta: Array
     # Gradients of per-channel arrays. `mean` and `variance` are used if statistics are arguments.

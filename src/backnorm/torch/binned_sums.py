@@ -76,7 +76,10 @@ def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
 
 
 def _special(terms: Tensor, digit: int) -> Tensor:
-    """Return the number of terms that are NaN (digit 0), positive (1) or negative (2) infinity."""
+    """Return the number of terms that are NaN (digit 0), +infinity (1) or -infinity (2).
+
+    Terms whose magnitude is `_HUGE` or more count as infinite.
+    """
     tests = (terms.isnan(), terms >= _HUGE, terms <= -_HUGE)
     return tests[digit].sum(1) if digit < len(tests) else torch.zeros_like(terms[:, 0].long())
 

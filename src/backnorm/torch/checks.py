@@ -135,7 +135,7 @@ def check_batch(input: Tensor) -> None:
     if input.is_nested:
         check_tensor("input", input)
     shape = input.shape
-    # Comparing the number of elements first is faster than the product.
+    # The number of elements is compared first, because computing the product takes longer.
     if len(shape) > 1 and input.numel() == shape[1] and math.prod(shape[2:], start=shape[0]) == 1:
         raise ArgumentValueError(
             "input",

@@ -1,8 +1,8 @@
 """The backward pass and its gradients as compositions of PyTorch's operators.
 
 PyTorch differentiates the compositions to any order, in reverse and forward mode, and for batched
-gradients. The compositions replace the kernels for gradients that are differentiated more often
-than the kernels support. Everything is computed in float64.
+gradients. The compositions replace the kernels where the kernels' results cannot be differentiated
+as often as needed. Everything is computed in float64.
 
 In training, mean and variance are functions of x, so they are computed from x here.
 """
@@ -109,7 +109,7 @@ def _normalised(
 
 
 def _sum(elements: Tensor) -> Tensor:
-    """Return the sum of every channel, in a shape that broadcasts to the elements'."""
+    """Return the sum of every channel, in a shape that broadcasts with the elements."""
     return elements.sum([axis for axis in range(elements.dim()) if axis != 1], keepdim=True)
 
 

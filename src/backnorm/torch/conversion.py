@@ -29,7 +29,7 @@ _LIBRARIES = {
     "timm.layers.norm_act": "backnorm.torch.timm",
     "torchvision.ops.misc": "backnorm.torch.torchvision",
 }
-# The same for modules that define blocks, which only `fuse` changes.
+# Like `_LIBRARIES`, for modules that define blocks. Only `fuse` changes the classes of blocks.
 _BLOCKS = {"torchvision.models.resnet": "backnorm.torch.resnet"}
 _ORIGINALS = {ours: library for library, ours in (_LIBRARIES | _BLOCKS).items()}
 _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
@@ -128,9 +128,9 @@ def convert(
     process_group : torch.distributed.ProcessGroup, optional
         The group of the layers that `sync` changes. None: all processes.
     reproducible : bool, optional
-        Whether the results of these layers in training have the same bits for every division of
-        the batch (``layer.reproducible``), with `sync` for any number of processes. None: each
-        layer keeps its own setting.
+        Whether the results of these layers in training have the same bits for every order of a
+        channel's elements (``layer.reproducible``); with `sync`, also for any number of processes.
+        None: each layer keeps its own setting.
 
     Returns
     -------

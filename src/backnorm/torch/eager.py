@@ -162,7 +162,7 @@ def _order_in_memory(strides: tuple[int, ...]) -> Tensor:
     """Return the strides of x as a tensor, which is saved together with the mask of a ReLU.
 
     The bits of a mask are in the memory order of x. Saved-tensor hooks preserve values, but may
-    return x in another order.
+    return x in another memory order.
     """
     return torch.tensor(strides, device="cpu")
 

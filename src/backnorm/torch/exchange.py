@@ -1,25 +1,26 @@
-"""Exchange of statistics between the processes of a group: 2C + 1 float64 numbers in each pass.
+"""Exchange of statistics between the processes of a group, for C channels.
 
 *Forward*: the processes exchange mean, variance and number of their own elements. The formula for
 parallel variances (Chan, Golub and LeVeque, 1979) combines them. It does not lose digits, however
 large the means are; sums of squares could lose all digits. A small group gathers the numbers of all
-processes and combines them in the order of ranks: 8 * (2C + 1) bytes from every process. In a large
-group gathering would take long, because the bytes and, on rings, the latency grow with the group.
-So a large group makes two all-reduce sums: first of the weighted means, then of the variances and
-the squared distances of the means. Each process then receives twice 8 * (2C + 1) bytes, for any
-size of the group.
+processes and combines them in the order of ranks: 2C + 1 float64 numbers from every process. In a
+large group gathering would take long, because the bytes and, on rings, the latency grow with the
+group. So a large group makes two all-reduce sums: first of the weighted means, then of the
+variances and the squared distances of the means. They have 2C + 1 numbers together, and a ring
+passes each number twice, so a process receives 16 * (2C + 1) bytes, besides padding, for any size
+of the group.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
 (four for float64 elements), and the number of elements, 8C + 1 or 10C + 1 numbers in each pass. A
-small group gathers them as well. A large group first agrees on the top bins, by a maximum of 2C
-numbers, and then adds up the digits.
+small group gathers them as well. A large group first agrees on the top bins, by an all-reduce
+maximum over 2C numbers, and then adds up the digits.
 
 *Agreement*: processes that call their layers in different orders, or with different settings, would
 combine the statistics of different layers. Therefore the first message begins with a description of
 layer, channels, pass and settings; a message that is reduced has only the digest of the
-description. The first message has the same length for every layer, because a backend may end a
+description. The first message is padded to one length for all layers, because a backend may end a
 process that receives more than it expects. If descriptions differ, every process raises before it
 exchanges more numbers. On a GPU, raising would need synchronisation with the device, so the
 statistics become NaN instead.
@@ -43,8 +44,8 @@ from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
 # The largest group in which each process gathers all numbers. With n processes on a ring, gathering
-# takes 2 * (n - 1) hops for both passes. The three sums of both passes, each up and down a tree,
-# take 6 * log2(n) hops. For 12 processes these are 22 and 21.5 hops.
+# takes 2 * (n - 1) hops for both passes. A large group makes three sums in both passes, each up and
+# down a tree, which takes 6 * log2(n) hops. For 12 processes these are 22 and 21.5 hops.
 _GATHERED = 12
 
 # The lengths of the two parts of a first message, in units of 8 bytes. The description is a digest

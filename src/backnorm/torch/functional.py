@@ -94,9 +94,9 @@ def batch_norm(
         Computed in the same pass. ``backnorm.Activation("relu", ceiling)`` is a ReLU with the upper
         bound `ceiling`, which is rounded to input's type. A ReLU saves one bit per element for the
         backward pass; the input of SiLU and Hardswish is recomputed there. The activation is a
-        separate step if gradients are needed and training is False, if `reproducible`, for SiLU and
-        Hardswish on a GPU, and under `torch.func`, forward mode, tracers and `torch.compile`, which
-        fuses it.
+        separate step if gradients are needed and training is False, in training if `reproducible`,
+        for SiLU and Hardswish on a GPU, and under `torch.func`, forward mode, tracers and
+        `torch.compile` (Inductor then fuses the activation).
     residual : Tensor, optional
         Added before the activation, which must be a ReLU; of input's shape and type.
     arithmetic : {"float32", "float64"}, optional

@@ -1,9 +1,10 @@
 """The operations on the memory of CUDA tensors, by Triton kernels.
 
-This module has the same functions as `cpu`. Kernels run on the current stream of the tensors'
-device. No function waits for a kernel or reads a value from the device, so a call can be captured
-in a CUDA graph after the same call has run once. For the same reason variance + epsilon <= 0 is not
-an error: the channel's results are infinite or NaN, as in PyTorch.
+This module has those functions of `cpu` that `kernels` and `synchronised` call. Kernels run on the
+current stream of the tensors' device. No function waits for a kernel or reads a value from the
+device, so a call can be captured in a CUDA graph after the same call has run once. Because values
+are not read, variance + epsilon <= 0 is not an error: the channel's results are infinite or NaN, as
+in PyTorch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _NOTHING = nullcontext()
 # The range of the two per-channel results among the addresses.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
-#: A problem without running statistics, on which no plan depends; its memory layout and its device.
+#: The key of tuned knobs: a problem, its memory layout and its device. `Problem.running` is False,
+#: because plans do not depend on running statistics.
 Place = tuple[Problem, Extents, Gpu]
 
 # The knobs that tuning has chosen.
@@ -143,7 +145,7 @@ class _CudaTensors(Tensors[torch.device]):
         return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        # Not converted to float32: kernels read per-channel tensors of 16 bits.
+        # Kernels read per-channel tensors of 16 bits, so these are not converted to float32.
         return contiguous(tensor)
 
 

@@ -1,8 +1,9 @@
 """The forward and backward passes on the memory of tensors, on any device, without autograd.
 
-Every function takes tensors of strided layout on one device, reads their memory in place, and
-returns new tensors with the strides of `torch.empty_like(x)`: those of `x`, if `x` is dense in some
-order of its axes.
+Every function takes tensors of strided layout on one device. `x` is read in place if it is dense in
+some order of its axes, and other tensors of x's shape if they have the strides of `x`; otherwise
+they are copied. Results are new tensors with the strides of `torch.empty_like(x)`: the strides of
+`x`, if `x` is dense.
 
 `options.arithmetic` must not be None. A residual is added before the activation, which must then be
 a ReLU.
@@ -66,8 +67,8 @@ def forward(
     `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    As in PyTorch, autograd does not record the update. Inference with gradients saves a copy of the
-    statistics.
+    As in PyTorch, autograd does not detect the update, so inference with gradients saves a copy of
+    the statistics.
     """
     mean, variance, momentum = running or (None, None, 0.0)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(

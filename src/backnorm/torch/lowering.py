@@ -2,10 +2,10 @@
 
 A compiler cannot fuse anything with an opaque operator, so the operator's inputs and outputs are
 written to memory and read again. Therefore each operator on float32 and 16-bit elements in a CPU's
-memory is decomposed into two parts. The first is an operator that computes sums and returns four
-coefficients per channel. The second is the formula of an element (see `cpu.kernels.formulas`).
-Inductor fuses this formula with the addition and the activation that follow, and may compute it
-again in the backward pass.
+memory is decomposed into two parts. The first is an operator that computes sums (none in inference)
+and returns four coefficients per channel. The second is the formula of an element (see
+`cpu.kernels.formulas`). Inductor fuses this formula with the addition and the activation that
+follow, and may compute it again in the backward pass.
 
 Elements are computed in the arithmetic of the call, by default in float32, because Inductor's code
 in float64 takes twice as long. These float32 results are nearer to the exact results than

@@ -107,8 +107,9 @@ for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 class FusedActivation(Separable, torch.nn.Identity):
     """The module of an activation while the layer before it computes the activation.
 
-    `fused_layer` is this layer, stored in `__dict__`, because it is not a child module. `names` are
-    those of the layer and of this module if the caller of `convert` named the pair.
+    `fused_layer` is this layer, stored in `__dict__`, because it is not a child module. `names` has
+    the names of the layer and of this module, or is None if the caller of `convert` did not name
+    the pair.
     """
 
     names: tuple[str, str] | None = None
@@ -177,7 +178,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     #: The type in which elements are computed; None: see `backnorm.arithmetic`.
     arithmetic: Arithmetic | None = None
 
-    #: Whether results in training have the same bits for every order of the batch's elements.
+    #: Whether results in training have the same bits for every order of a channel's elements.
     reproducible: bool = False
 
     #: The activation that is applied to the normalised values.
@@ -209,7 +210,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         arithmetic : {"float32", "float64"}, optional
             The type in which elements are computed. None: see `backnorm.arithmetic`.
         reproducible : bool
-            Whether results in training have the same bits for every order of the batch.
+            Whether results in training have the same bits for every order of a channel's elements.
         """
         super().__init__(*arguments, **settings)
         tools.register_with_opacus(_BatchNorm)
@@ -283,8 +284,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        # A compiled forward does not mark y: if a graph broke in the call, Dynamo would read y's
-        # gradient, with a warning.
+        # A compiled forward does not mark y: after a graph break in the call, Dynamo would read
+        # `y.grad`, which gives a warning.
         if not self.marks_output or is_compiling():
             return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
@@ -416,14 +417,14 @@ class SyncBatchNorm(_BatchNorm):
     In training, if `torch.distributed` is initialised and the process group has more than one
     process, mean and variance are those of the elements of all processes, combined without loss of
     digits (`exchange`). The batches of the processes may differ in size, and may be empty. The
-    gradient of the input is that of the whole batch. Each process has the gradients of weight and
-    bias for its own part; DistributedDataParallel averages them. In all other cases the layer works
-    like `BatchNorm2d`.
+    gradient of the input takes the whole batch into account. Each process has the gradients of
+    weight and bias for its own part; DistributedDataParallel averages them. In all other cases the
+    layer computes what `BatchNorm2d` computes, for inputs with two or more axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
-    CPU. If the processes cannot exchange their statistics, the layer raises `SynchronisationError`;
-    the error names the layer if `convert` made it.
+    CPU. If the processes cannot exchange their statistics, the layer raises `SynchronisationError`.
+    The error has the layer's name in the model if the model was passed to `convert`.
 
     Parameters
     ----------
@@ -521,7 +522,11 @@ class FrozenLayer(torch.nn.Module):
         return f"backnorm.torch.{text})"
 
     def _is_ordinary(self, x: Tensor) -> bool:
-        """Whether the library's formula would neither broadcast x nor change its type."""
+        """Whether backnorm can compute the result of the library's formula for x.
+
+        The formula must neither broadcast x nor change its type. The statistics must not require
+        gradients.
+        """
         mean, variance = self.running_mean, self.running_var
         return (
             not isinstance(x, Proxy)

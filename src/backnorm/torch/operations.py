@@ -1,18 +1,18 @@
 """Batch normalisation, its gradient and its second-order gradient, as differentiable operators.
 
-The operators are for `torch.compile`, `torch.export`, fake tensors and modes that see every
-operator; the classes are for autograd, forward mode and `torch.func`, which differentiate them. An
-operator only normalises: PyTorch's operators add a residual and apply an activation, and `move`
-updates the running statistics. Eager calls on tensors in memory do not use this module (see
+The operators serve `torch.compile`, `torch.export`, fake tensors and modes that see every operator.
+The classes (`Function`) define derivatives for autograd, forward mode and `torch.func`. An operator
+only normalises: PyTorch's operators add a residual and apply an activation, and `move` updates the
+running statistics. Eager calls on tensors in memory do not use this module (see
 `eager`).
 
 If the argument `arithmetic` is None, an operator computes in the default arithmetic of the element
-type, so that a graph computes the same wherever it runs. Inductor's code has another default
-(`lowering`).
+type, so that a graph does not depend on the `backnorm.arithmetic` block in which it runs.
+Inductor's code has another default (`lowering`).
 
 The batch's mean and variance are returned for the backward pass, and have no gradients. Batched
-gradients, and second-order gradients that may be differentiated, are composed of PyTorch's
-operators (`composed`).
+gradients (``is_grads_batched``) and second-order gradients are composed of PyTorch's operators
+(`composed`) if they may be differentiated.
 
 The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Forward mode therefore needs
 no other operators than reverse mode.
@@ -287,9 +287,9 @@ def inference(
 def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return differentiable gradients of x, weight and bias.
 
-    In batched gradients (``is_grads_batched``) the derivative of a `Function` is lost, but the
-    derivatives of PyTorch's operators are not. So batched gradients are composed of these
-    operators.
+    Batched gradients (``is_grads_batched``) lose the derivative of a `Function`, but not the
+    derivatives of PyTorch's operators. So batched gradients that may be differentiated are composed
+    of PyTorch's operators.
     """
     if torch.is_grad_enabled() and is_batched(dy):
         *others, _arithmetic = arguments
@@ -301,7 +301,8 @@ def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
 def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
-    A kernel computes the gradients, unless they may be differentiated again.
+    A kernel computes the gradients, unless they may be differentiated again, or a transform is
+    active.
     """
     if torch.is_grad_enabled() or is_transformed():
         return composed.double_backward(x, *arguments)
@@ -332,8 +333,8 @@ def _move(
     momentum: float,
     count: int,
 ) -> None:
-    # In float64, rounded once, as in kernels. The variance is the first factor, because under
-    # `torch.jit.trace` counts are integer tensors, whose ratio would be a float32.
+    # Computed in float64 and rounded once, as in kernels. The product begins with the variance,
+    # because under `torch.jit.trace` counts are integer tensors, whose ratio would be a float32.
     unbiased = variance.double() * count / (count - 1)
     running_mean.copy_(running_mean.double() * (1.0 - momentum) + mean.double() * momentum)
     running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)

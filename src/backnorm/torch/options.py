@@ -97,7 +97,8 @@ def traced_options(
         # Dynamo cannot pass a named tuple from traced code to a function that it does not trace.
         activation, ceiling = activation.name, activation.ceiling
     if ceiling is not None:
-        # Dynamo turns a number that differs between calls or layers into a symbol.
+        # Dynamo turns a number that differs between calls or layers into a symbol. The guard makes
+        # the number a constant of the graph.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
         ceiling = guard_scalar(ceiling)
@@ -132,8 +133,7 @@ _traced_arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
     """Return the arithmetic of an operator: its argument, or the default of the element type.
 
-    The result does not depend on a `backnorm.arithmetic` block, so that a graph computes the same
-    wherever it runs.
+    The result does not depend on the `backnorm.arithmetic` block in which a graph runs.
     """
     return (
         own_arithmetic(element_type(dtype)) if arithmetic is None else check_arithmetic(arithmetic)

@@ -3,11 +3,11 @@
 An operator declares the kinds of its results (`Result`). The kinds determine the shapes that fake
 kernels return, and the axes along which DTensor may shard results.
 
-Channels are independent of each other. So `torch.func.vmap` computes B problems of C channels in
-one call, as a problem of B * C channels. A tensor that vmap does not map over is expanded to all
+Channels are independent of each other, so the vmap rule computes B problems of C channels in one
+call, as a problem of B * C channels. A tensor that vmap does not map over is expanded to all
 problems. Tensors that DTensor shards over channels stay sharded. DTensor gathers tensors that are
-sharded over batch or space, because statistics are those of the whole batch. It treats PyTorch's
-own operators in the same way.
+sharded over batch or space, because statistics are those of the whole batch. DTensor treats
+PyTorch's own operators in the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from backnorm.torch.tensors import statistics_type
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
-#: Maps the tensor names of backnorm's operations to those of PyTorch's operators.
+#: Maps the names that kernels give to tensors to the operators' argument names, as in PyTorch.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
 #: The kind of a result. data: like x. statistics: a mean or variance, computed from x alone.

@@ -3,8 +3,8 @@
 Each pass reduces the elements of this process to two numbers per channel, exchanges them with the
 other processes (`exchange`), and computes y or dx from the result. Between the phases, moments or
 sums are a tensor of 2C + 1 float64 numbers on x's device; the last number is the number of elements
-of a channel. Reproducible sums stay integers until they have been added up over all processes
-(`binned`).
+of a channel. Reproducible sums are int64 numbers (`backnorm.binned`) until they have been added up
+over all processes.
 
 `torch.compile` sees three operators: for the forward pass, the sums of the backward pass, and dx.
 PyTorch's operators add a residual and apply an activation.
@@ -88,7 +88,7 @@ def _forward(
         exchange = Exchange(group, settings, moments)
     if reproducible:
         bins, count = _bins(x, moments, exchange)
-        # On a GPU, this does not wait for the device.
+        # These operations do not wait for a GPU.
         moments = torch.cat((*binned.moments_of(bins, count, torch), count))
     elif exchange is not None:
         moments = exchange.moments()
@@ -111,8 +111,9 @@ def _sums(
 ) -> tuple[Tensor, Tensor]:
     """Return two tensors with the sums of dy and of dy * (x - mean), and the number of elements.
 
-    From the first tensor, this process computes the gradients of weight and bias. The second tensor
-    has the sums of all processes.
+    From the first tensor, this process computes the gradients of weight and bias: it has the sums
+    of this process, or, if `reproducible`, the sums of all processes in the first process and zeros
+    in the others. The second tensor has the sums of all processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))
@@ -220,7 +221,7 @@ class _BatchNorm(Function):
         sum_dy, sum_dy_xmu = local[:-1].chunk(2)
         _, variance = _statistics(x, moments)
         if needs_weight:
-            # Not `rsqrt`, whose rounding differs between machines.
+            # `rsqrt` is not used, because its rounding differs between machines.
             inverse = 1.0 / torch.sqrt(variance.double() + eps)
             dweight = (sum_dy_xmu * inverse).to(weight.dtype)
         if needs_bias:
@@ -314,7 +315,7 @@ def batch_norm_with_moments(
     The arguments have been checked.
     """
     if processes.reproducible and processes.group is not None:
-        # Each process checks its own part, as if all parts had the same size.
+        # Each process checks the count that the batch would have if all parts had this part's size.
         count = input.numel() // max(input.shape[1], 1)
         binned.check_count("input", dist.get_world_size(processes.group) * count)
     layer, group = processes.layer, None

@@ -1,8 +1,8 @@
 """Tensors: their types, classes and memory, and which calls need the dispatcher.
 
-Kernels read memory. A tensor of a subclass is treated as a plain tensor if it has memory, even if
-the subclass overrides `shape`. An opaque tensor has no memory; only operators can read its
-elements.
+Kernels read memory. A *plain tensor* is of a class of `PLAIN`. A tensor of another subclass is
+treated as a plain tensor if it has memory, even if the subclass overrides `shape`. An *opaque*
+tensor has no memory; only operators can read its elements.
 
 PyTorch, not NumPy, allocates new tensors: a tensor in the memory of a NumPy array cannot be
 resized, and a view that an autograd function returns cannot be changed in place, for example by a
@@ -303,7 +303,10 @@ class _Memory:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Return an array in the memory of a tensor, whose class and type have been checked."""
+    """Return an array in the memory of a tensor, or of a copy if the tensor is not `plain`.
+
+    The caller has checked the tensor's class and type.
+    """
     if not plain(tensor):
         tensor = tensor.detach().clone()
     # The array interface describes bfloat16 as two bytes, because bfloat16 is not a NumPy type.

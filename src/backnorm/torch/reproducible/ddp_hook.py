@@ -48,10 +48,10 @@ def reproducible_hook(
     -----
     The gradients of an element are rounded to multiples of 2**-40 times the power of two above the
     largest of them; these multiples are added exactly. The error of a sum of N gradients is at most
-    N * 2**-40 of the largest gradient (float64: 2**-80), plus the rounding to the type (16-bit sums
-    are rounded to float32 first). Infinities and NaN have the same effect as in a plain sum. An
-    element takes 9 bytes in two messages (float64: 20); PyTorch's own sum takes 4. The second
-    message is sent while the backward pass continues.
+    N * 2**-40 of the largest gradient (float64: N * 2**-80), plus the rounding to the type (16-bit
+    sums are rounded to float32 first). Infinities and NaN have the same effect as in a plain sum. A
+    float32 element takes 9 bytes in two messages, and 4 in PyTorch's own sum (float64: 20 and 8).
+    The second message is sent while the backward pass continues.
     """
     buffer, views = bucket.buffer(), bucket.gradients()
     if buffer.layout is not torch.strided:
@@ -77,7 +77,8 @@ def reproducible_hook(
     return sum_of_all(buffer, _parts(buffer, bucket, gradients), group, divisor)
 
 
-# DistributedDataParallel compares annotations with classes; postponed annotations are strings.
+# DistributedDataParallel compares a hook's annotations with classes, and would reject postponed
+# annotations, which are strings.
 reproducible_hook.__annotations__.clear()
 
 

@@ -3,7 +3,8 @@
 A floating-point sum depends on the order of its terms, because every addition rounds. Here each
 term is rounded before the addition, to a multiple of a *quantum* that is large enough for every sum
 of such multiples to be exact in float64. Then no addition rounds, and the order has no effect.
-(Demmel and Nguyen, "Fast reproducible floating-point summation", 2013, with one bin.)
+This is the method of Demmel and Nguyen, "Fast reproducible floating-point summation", 2013, with
+one bin.
 
 1. All-reduce MAX: the largest exponent of the terms of each element, over all processes.
 2. The quantum of an element is 2**-40 of the next power of two above its largest term. Terms are
@@ -11,17 +12,17 @@ of such multiples to be exact in float64. Then no addition rounds, and the order
    quanta, and subtract it.
 3. All-reduce SUM: the float64 sums of the rounded terms. Up to 2**13 terms of at most 2**40 quanta
    each are at most 2**53 quanta, so all partial sums are exact.
-4. The sum is rounded to the type of the elements.
+4. The sum is divided by `divisor`, and rounded to the type of the elements.
 
 *Bytes* per element: 1 in step 1, 8 in step 3; a plain float32 sum takes 4. One quantum for a block
 of elements would save the first byte, but small elements in a block with large ones would lose
 their digits. float64 elements have two quanta of 40 bits each, in two sums: 4 and 16 bytes.
 
 *Error*: rounding a term changes it by at most 2**-40 of the largest term (float64: 2**-80). A sum
-of N terms is off by at most N times that, plus half a unit in the last place. A plain sum is off by
-up to N * 2**-24 of the sum of all magnitudes. 16-bit sums are rounded to float32 first, as PyTorch
-does. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count as
-zero.
+of N terms is off by at most N times that, plus half a unit in the last place. A plain float32 sum
+is off by up to N * 2**-24 of the sum of all magnitudes. 16-bit sums are rounded to float32 first,
+as PyTorch does. float64 terms are scaled by 2**-32, so that anchors are finite; terms below
+2**-1043 count as zero.
 
 With NaN or infinities the result is that of an IEEE sum, which then does not depend on the order.
 Sums of zeros are +0.

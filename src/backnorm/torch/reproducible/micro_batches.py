@@ -37,7 +37,8 @@ _SHARED = (
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
 
-# Bytes. The order in which operators add may depend on the alignment (as in MKL's matrix products).
+# In bytes. The order in which operators add may depend on the alignment of their operands (as in
+# MKL's matrix products).
 _ALIGNMENT = 64
 
 
@@ -186,7 +187,10 @@ _Gradients = dict[Tensor, list[Tensor]]
 
 
 class _MicroBatchForward:
-    """A module's `forward` attribute, which runs micro-batches; it is copied with the module."""
+    """A module's `forward` attribute, which runs micro-batches.
+
+    `copy.deepcopy` copies this object with the module; it would not copy a function.
+    """
 
     def __init__(self, module: nn.Module, name: str, size: int, gradients: _Gradients) -> None:
         for inner, each in module.named_modules(prefix=name):
@@ -199,7 +203,7 @@ class _MicroBatchForward:
                 )  # fmt: skip
         self.module, self.name, self.size, self.gradients = module, name, size, gradients
         self.original = _OriginalForward(module, vars(module).get("forward"))
-        # PyTorch refuses to change a part of `Tensor.split` in place.
+        # PyTorch raises if a view that `Tensor.split` returns is changed in place.
         self.copies = any(getattr(each, "inplace", False) for each in module.modules())
         # The versions of the parameters in the last call: an optimizer's step increases them.
         self.versions: dict[Tensor, int] = {}
@@ -236,7 +240,7 @@ class _MicroBatchForward:
     def _check_consumed(self, parameters: Iterable[Tensor]) -> None:
         """Raise if parameters were changed while their gradients were kept: the hook did not run.
 
-        Without the hook, ``.grad`` is zero, and training would go on silently.
+        Without the hook, ``.grad`` stays zero, and training would go on without an error.
         """
         for p in parameters:
             if self.gradients.get(p) and self.versions.get(p, p._version) != p._version:
@@ -301,7 +305,7 @@ class _OriginalForward(nn.Module):
     def __init__(self, module: nn.Module, attribute: Callable[..., Any] | None) -> None:
         super().__init__()
         self.module = module
-        # The forward in the instance's `__dict__`, which overrides that of the class.
+        # The forward in the instance's `__dict__`, which overrides the forward of the class.
         self.attribute = attribute
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
