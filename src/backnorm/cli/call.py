@@ -108,7 +108,7 @@ def _declared(
         _refuse_unknown(listed, inputs, where)
     tensors: dict[str, Tensor] = {}
     for port, key in inputs.items():
-        # One tensor may be two inputs; the declarations of both apply to it.
+        # One tensor may be two inputs: a declaration of the later input replaces the earlier one.
         earlier = tensors.get(key, Tensor(key, (key,)))
         shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else earlier.shape
         dtype = _type(types[port], f"types.{port}") if port in types else earlier.dtype

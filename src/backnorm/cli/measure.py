@@ -33,8 +33,8 @@ _JUDGED_TOGETHER = 2**22
 def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
     """Return the result of `call` and the seconds that one call takes.
 
-    The first call loads compiled code, or compiles it, and is not timed. The time is the median of
-    `repeat` further calls.
+    The first call loads machine code, and is not timed. The time is the median of `repeat` further
+    calls.
     """
     result = call()
     seconds = []

@@ -22,7 +22,11 @@ INTERRUPTED = 130
 
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="The number of threads (default: all).", show_default=False),
+    typer.Option(
+        min=1,
+        help="The most threads of a call (default: backnorm.get_num_threads()).",
+        show_default=False,
+    ),
 ]
 
 

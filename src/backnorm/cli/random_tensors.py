@@ -18,7 +18,9 @@ from backnorm.graph.program import Tensor
 
 
 def random_data(tensor: Tensor, seed: int) -> np.ndarray:
-    """Return an array of the shape and type of `tensor`, an input of an elementwise operator.
+    """Return random numbers of the shape and type of `tensor`.
+
+    `tensor` is an input of an elementwise operator, or of a ReLU that is fused.
 
     Integers are uniform over the range of their type, other numbers normally distributed.
     """
@@ -47,8 +49,8 @@ def random_tensors(
     known, missing : mapping
         Arrays, and declarations of missing tensors, by the operator's input names.
     seed : int
-        Each tensor's values depend on the seed, its key and its shape, so supplying one tensor does
-        not change the others.
+        Each tensor's random numbers depend on the seed, its key and its shape, so supplying another
+        tensor does not change them. Statistics that are computed from x change with x.
 
     Returns
     -------

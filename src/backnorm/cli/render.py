@@ -140,7 +140,7 @@ def _duration_text(seconds: float) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Return a number with at least three digits and without an exponent."""
+    """Return a number rounded to three digits, or from 1000 on to an integer."""
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 

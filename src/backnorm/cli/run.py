@@ -100,7 +100,7 @@ class StepReport:
         The type in which elements are computed; None if they are only copied or zeroed.
     inputs, outputs : tuple of TensorFacts
     seconds : float
-        The time of one call.
+        The median time of a call.
     gigabytes_per_second : float
         By the convention of :func:`backnorm.cli.measure.traffic`.
     worst_ulp : float or None
@@ -287,7 +287,10 @@ def _random(
 def _canonical(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> CanonicalCall:
-    """Return the canonical call of a batch normalisation, with the ReLU fused into it."""
+    """Return the canonical call of a batch normalisation, with its fused ReLU.
+
+    The call of a backward pass has no ReLU: `_check` applies the mask of the ReLU to dy.
+    """
     arrays = {port: array for port, array in inputs.items() if port != RELU_PORT}
     call = registry.canonical(
         step.dialect, step.op, arrays, step.attributes, tuple(step.outputs), arithmetic=arithmetic

@@ -38,7 +38,7 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
     Raises
     ------
     ArgumentValueError
-        If the file is of another kind, damaged or too large.
+        If the file is neither .npz nor .safetensors, is damaged, or is too large.
     OSError
         If it cannot be read.
     """

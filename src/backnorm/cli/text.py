@@ -52,7 +52,7 @@ def print_line(line: str) -> None:
 def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
     """Print `value` as JSON, with NaN and infinity as strings, or print its tables.
 
-    If stdout is not a terminal, the width of a table is not limited.
+    If stdout is not a terminal, a table may be 240 columns wide.
     """
     if as_json:
         print_line(json.dumps(_finite(value), indent=2, allow_nan=False))

@@ -42,7 +42,7 @@ Xfail = Annotated[
 ]
 Baseline = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="An earlier JSON report; only worse outputs fail."),
+    typer.Option(metavar="FILE", help="An earlier JSON report; only outputs that got worse fail."),
 ]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write a JSON report; - prints it.")
@@ -156,7 +156,7 @@ class _Reports:
 
 
 def _print_list(title: str, lines: list[str], console: Console) -> None:
-    """Print the first lines below a title."""
+    """Print a title, the first lines below it, and the number of the others."""
     from backnorm.conformance.verify._report import NAMED
 
     more = len(lines) - NAMED
@@ -246,8 +246,8 @@ def verify(
 ) -> None:
     """Judge implementations of the backward pass, or of the forward pass in training.
 
-    Each implementation runs in its own process, on inputs between unreadable pages. Exit
-    status: 0 no finding, 1 a finding or nothing judged, 2 bad usage.
+    Each implementation runs in its own process, on inputs between unreadable memory pages. Exit
+    status: 0 no finding, 1 a finding or nothing judged, 2 bad usage, 130 interrupted.
     """
     from backnorm.conformance.verify.run import Job
     from backnorm.conformance.verify.run import verify as run_job
@@ -419,7 +419,7 @@ def tolerance(
     shape: Annotated[str, typer.Option(help="The shape of x, channels second.")] = "16,8,14,14",
     loss: Annotated[
         Literal["none", "sum", "mean", "square", "cube"] | None,
-        typer.Option(help="The loss of the test; none: DATA has dy."),
+        typer.Option(help="The loss whose gradient is dy; none: dy is part of DATA."),
     ] = None,
 ) -> None:
     """Print the error bounds of right kernels, or the wrong kernels that a tolerance accepts."""
@@ -475,7 +475,8 @@ def _print_audit(
     if project is not None:
         print(f"  {project.source}")
     found = audit(test, runs)
-    # Listed apart: a right kernel in float32 may be no more accurate than an imprecise one.
+    # Imprecise kernels have a list of their own, because a right kernel in float32 may be no more
+    # accurate than they are.
     for is_of_formula, noun in ((True, "wrong formula"), (False, "imprecise kernel")):
         caught, missed, invisible = (
             [each for each in kernels if each.is_of_formula == is_of_formula]

@@ -25,7 +25,7 @@ Numbers = Any
 # the element type of dx or y. Rounding dx to 8 bits changes a coefficient by about 1e-3.
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
-# A formula within this multiple of the nearest formula's distance may be the right one as well.
+# A formula within this multiple of the nearest formula's distance matches as well as that one.
 _MARGIN = 2.0
 # The residual of a fit, relative to dx or y, that rounding can cause.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
@@ -34,12 +34,13 @@ _RESIDUAL_OF_WIDE = 1e-4
 # The error of an element, relative to the largest element, that rounding can cause.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
-# If no element has a larger error than this, relative to the largest element, precision is the
-# cause.
+# Errors up to this are attributed to precision: of elements, relative to the largest one of the
+# channel; of numbers, the norm of the errors relative to that of the right numbers.
 _FEW_BITS = 2.0**-6
-# The error of dgamma and dbeta that sums in float32 can cause, relative to all of their elements.
+# The norm of the error of dgamma or dbeta that sums in float32 can cause, relative to its norm.
 _FEW_BITS_OF_WIDE = 2.0**-16
-# A number's difference is this quantile over the channels, half of which |gamma| leaves right.
+# The difference of two numbers is this quantile over the channels. The median could miss |gamma| in
+# place of gamma, which is right in half of the channels.
 _QUANTILE = 0.75
 # The distance of numbers that are not finite.
 _FAR = 1e30
@@ -128,7 +129,8 @@ def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
 def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
     """Return the largest relative difference between two sets of numbers.
 
-    The difference of a number is a quantile over the channels.
+    The difference of a number is a quantile over the channels. It is relative to the larger of the
+    two magnitudes, or to `least` if that is larger.
     """
     worst = 0.0
     with np.errstate(all="ignore"):
@@ -155,7 +157,7 @@ def named(
         Takes mistakes; returns the numbers of the formula with these mistakes.
     mistakes_known : sequence of Mistake
     least : mapping
-        By name, the scale to which differences of small numbers are relative.
+        By name, the least magnitude to which the differences of a number are relative.
     near : float
         The largest distance of a formula that matches.
     """
@@ -248,7 +250,7 @@ def _of_channels(own: np.ndarray, good: np.ndarray, near: float) -> str:
 def imprecise(
     found: Numbers, right: Numbers, dtype: np.dtype, terms: Mapping[str, str]
 ) -> Diagnosis | None:
-    """Return the diagnosis if a number of an element type has fewer right bits, else None."""
+    """Return the diagnosis if a number has fewer right bits than `dtype` allows, else None."""
     bits = {}
     for name, own, good in _pairs(found, right):
         error = _relative_error(own, good)
@@ -286,7 +288,7 @@ def misplaced(
     name : str
         The output.
     functions : str
-        The functions of an element, in words; a right output is a sum of their multiples.
+        The functions of an element, in words; every formula's output is a sum of their multiples.
     rows, right : numpy.ndarray
         The output and the right output, as float64 arrays of shape (C, M).
     dtype : numpy.dtype
@@ -315,7 +317,7 @@ def misplaced(
         return Diagnosis(
             "indexing",
             ("indexing",),
-            f"{name} is not a sum of multiples of {functions} in any channel: elements are read "
+            f"{name} is not a sum of multiples of {functions} in most channels: elements are read "
             "or written at wrong places",
         )
     where = np.argwhere(wrong)

@@ -205,7 +205,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[Case]:
     )
     many = (40, 2, 500) if data_format == "NCX" else (40, 500, 2)
     if is_16_bit(dtype):
-        # Sums of dy and of dy * c that exceed 65,504, the largest float16.
+        # Sums of dy and of dy * (x - mean) that exceed 65,504, the largest float16.
         yield Case(f"large-sums-{types}", real(many, gradient_scale=1000.0))
     else:
         yield Case(f"many-elements-{types}", real(many))

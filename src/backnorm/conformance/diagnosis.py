@@ -63,9 +63,9 @@ def diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 24 channels of 7 x 35 elements, which no vector length divides. epsilon is as large as
-    the smallest variances. mean and variance are not those of x, and gamma has both signs. dy has a
-    mean and is correlated with x.
+    There are 24 channels of 7 x 35 elements, which no vector length divides. epsilon is of the size
+    of the smallest variances. mean and variance are not those of x, and gamma has both signs. dy
+    has a mean and is correlated with x.
     """
     rng = np.random.default_rng(seed)
     shape = (7, 24, 5, 7) if data_format == "NCX" else (7, 5, 7, 24)
@@ -133,7 +133,7 @@ def diagnose(
             found, lambda each: coefficients(channels, _steps(each)), known, least, near
         ) or described(found, right, least, near, _TERMS)
         if diagnosis.kind == "right":
-            # The numbers of dx are less accurate than dgamma and dbeta.
+            # The fitted numbers of dx are too inaccurate to be judged by the bits that are right.
             parameters = replace(found, gain=None, offset=None, slope=None)
             diagnosis = imprecise(parameters, right, mean.dtype, _TERMS) or diagnosis
     return replace(diagnosis, evidence=evidence)

@@ -220,7 +220,7 @@ def _without(
 
 
 def tails_left_out(channels: Channels) -> list[Mistake]:
-    """Return mistakes of sums in steps of 4 to 64 elements that lack the rest of the division."""
+    """Return mistakes of sums in steps of 4 to 64 elements that leave out the incomplete step."""
     found = []
     image = channels.count // max(channels.images, 1)
     for size, whole in {image: "each image", channels.count: "a channel"}.items():

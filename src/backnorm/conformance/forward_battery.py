@@ -14,8 +14,8 @@ from backnorm.conformance.data import read_only
 
 __all__ = ["ForwardCase", "forward_cases", "of_backward"]
 
-# Cases of the backward battery that are left out: they differ from other cases only in dy, or in
-# the statistics that are passed.
+# Cases of the backward battery that are left out, because they are about dy, or about statistics
+# that are passed.
 _OF_GRADIENTS = (
     "frozen-", "foreign-statistics-", "exact-statistics-supplied-", "huge-gradients-",
 )  # fmt: skip

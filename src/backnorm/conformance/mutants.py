@@ -163,7 +163,7 @@ class VarianceTakenForInverseDeviation(Kernel):
 
 
 class SwapsStatistics(Kernel):
-    wrong = "mean and variance change places (in magnitude)"
+    wrong = "mean and variance are swapped (the mean by magnitude)"
 
     def statistics(self, mean, variance, x):
         return variance, np.abs(mean)
@@ -297,7 +297,7 @@ class Truncates(Kernel):
 
 
 class RoundsTwice(Kernel):
-    wrong = "dx passes through bfloat16 on its way"
+    wrong = "dx is rounded to bfloat16 before its own type"
     is_of_formula = False
 
     def round(self, dx, dtype):

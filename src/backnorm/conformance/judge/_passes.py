@@ -145,8 +145,8 @@ def check_double_backward(
       type (`in_parts`). Neither array exceeds T, so their roundings are at most u*T, where u is
       half the distance from 1 to the next number of that type. 2*u*T is allowed.
     - JAX without `jax_enable_x64`: float32 in all operations and sums (not `wide`). The derivation
-      for 16-bit data, 2**-20 T, then also holds for float32 data, whose budget in float64 is 2**20
-      times smaller. The measured error of channels of 2**18 elements is 2**-23 T.
+      for 16-bit data, 2**-20 T, then also holds for float32 data, whose budget in float64 is only
+      2**-40 T (2**-44 T for gamma). The measured error of channels of 2**18 elements is 2**-23 T.
     """
     exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
     more = 0.0 if wide else 2.0**-20

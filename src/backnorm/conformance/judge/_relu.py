@@ -32,7 +32,7 @@ def check_relu_forward(
     """Judge `result` (y, mean, variance, mask); see :func:`reference.forward`.
 
     The mask is judged by the operator's y, not by the exact y: a bit must be set if and only if y
-    is more than 0 and less than the ceiling of `activation`, which is by default a plain ReLU.
+    is more than 0 and less than the ceiling of `activation`. The default is a ReLU without ceiling.
     """
     ceiling = options.setdefault("activation", RELU).ceiling
     y, mean, variance, mask = result

@@ -32,10 +32,10 @@ def ulp_error(actual: np.ndarray, exact: Exact, dtype: np.dtype) -> FloatArray:
     -------
     numpy.ndarray
         float64. The ulp at a value of exponent e is ``2**(e - precision + 1)``; below the normal
-        range it is the smallest subnormal. Infinity counts as the power of two after the largest
-        finite number, so overflow is no error if the exact value overflows. Equal infinities, and
-        NaN where NaN is expected, have the error 0; any other non-finite difference is an infinite
-        error.
+        range it is the smallest subnormal. Except in float64, infinity counts as the power of two
+        after the largest finite number, so overflow is no error if the exact value overflows. Equal
+        infinities, and NaN where NaN is expected, have the error 0; any other non-finite difference
+        is an infinite error.
     """
     with np.errstate(over="ignore"):
         ulps: FloatArray = absolute_error(actual, exact, dtype) / ulp_at(exact, dtype)

@@ -37,9 +37,11 @@ class Verdict:
         True if every element is within its budget (``worst_excess <= 1``), and NaN and infinity
         occur exactly where they are expected.
     where : tuple of int
-        Index of the element with `worst_excess`; empty for an empty output.
+        Index of the element with `worst_excess`; empty if the output is empty, or has no measured
+        error.
     detail : str
-        The value of that element, the exact value, the error and the allowed error.
+        The value of that element, the exact value, the error and the allowed error; or the outcome
+        in words if no error was measured.
     """
 
     worst_ulp: float
@@ -142,5 +144,5 @@ def judge_all(
 
 
 def refused(detail: str) -> Verdict:
-    """Return the verdict on an output that cannot be compared."""
+    """Return a failed verdict without a measured error: the errors count as infinite."""
     return Verdict(math.inf, math.inf, False, (), detail)

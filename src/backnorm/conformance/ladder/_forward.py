@@ -38,7 +38,7 @@ from backnorm.results import Normalized
 
 # Roundings of a term and of the result, for the mean, the variance and an element of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
-# The same for compensated sums of float64 data, see `judge.budget`.
+# Roundings with the compensated sums of float64 data, see `judge.budget`.
 _COMPENSATED = 32
 # Roundings after the sum: of the mean (division), and of the variance (division, square and
 # subtraction of the shifted mean).

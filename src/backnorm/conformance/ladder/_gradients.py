@@ -128,8 +128,8 @@ def bound(
     kind : {"expected", "guaranteed"}
         guaranteed: holds for all data and all orders unless a number over- or underflows. expected:
         assumes that rounding errors have independent signs, except for those of x - mean and of
-        serial sums of products of 16-bit values. Also assumes, except for serial, that the order of
-        the elements is unrelated to their values.
+        serial sums of products of 16-bit values. For the rungs other than serial it also assumes
+        that the order of the elements is unrelated to their values.
     accumulator : numpy.dtype, optional
         Type in which the sums of the rungs pairwise, blocked and serial are computed; by default
         that of the elements.
@@ -386,8 +386,8 @@ def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float
     if quantity == "dbeta":
         return 0.0
     # Where the last place of x is larger than the mean's, x - mean loses the same bits in every
-    # element. Products of 16-bit values are multiples of 4 u**2 of their size, up to the last bits
-    # of the mean, so they are often exactly half of the last place of a long sum.
+    # element. Apart from the last bits of the mean, a product of 16-bit values (roundoff u) is a
+    # multiple of 4 u**2 times its size, so it is often exactly half of a long sum's last place.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 

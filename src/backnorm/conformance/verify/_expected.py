@@ -86,11 +86,11 @@ def fails(verdict: Verdict, at_least: Rung) -> bool:
 def with_expected(
     results: Results, expectations: list[Expectation], at_least: Rung
 ) -> tuple[Results, list[str], list[str]]:
-    """Return the results with expected failures marked, and what was not as expected.
+    """Return the results with expected failures marked, and two lists of unmet expectations.
 
-    `expectations` are not expired. An expected failure gets the status "expected_to_fail", and its
-    reason as text. The lists have the outputs that passed unexpectedly, and the patterns that match
-    no output.
+    `expectations` must not be expired. An expected failure gets the status "expected_to_fail", and
+    its reason as text. The first list has the outputs that passed unexpectedly, the second the
+    patterns that match no output.
     """
     verdicts, passed, unmatched = [], [], [each.pattern for each in expectations]
     for verdict in results.verdicts:
@@ -120,12 +120,12 @@ class Baseline:
         return sum((each.case, each.output) in self.statuses for each in results.verdicts)
 
     def change(self, verdict: Verdict) -> str:
-        """Return a line with the output of a verdict, and both statuses."""
+        """Return a line with the output of a verdict, and its earlier and its new status."""
         before = self.statuses.get((verdict.case, verdict.output), "not in it")
         return f"{verdict.case}/{verdict.output}: {before} -> {verdict.status}"
 
     def is_worse(self, verdict: Verdict) -> bool:
-        """Whether a status is worse than in the report, or a failure of an output that it lacks."""
+        """Whether an output is worse than in the report, or fails and is not in the report."""
         before = self.statuses.get((verdict.case, verdict.output))
         if before is None:
             return verdict.is_judged and verdict.status not in RUNGS

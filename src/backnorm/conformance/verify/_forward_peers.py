@@ -78,7 +78,7 @@ def own(
     return backnorm.batch_norm_forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
 
 
-#: Functions by the names of the command.
+#: Functions by their names on the command line.
 FORWARD_PEERS: Mapping[str, Callable[..., Results]] = MappingProxyType(
     {"numpy": textbook, "torch": torch, "backnorm": own}
 )

@@ -1,7 +1,7 @@
 """Arrays between unreadable pages.
 
-An access beyond an array ends the process. The bytes between an array and the pages are canaries:
-all bits are set, which is NaN in every element type.
+An access to such a page ends the process. The bytes between an array and the pages are canaries,
+whose change shows a write: all bits are set, which is NaN in every element type.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _of_loss(
     beta: np.ndarray,
     epsilon: float,
 ) -> np.ndarray:
-    """Return the gradient of a loss: 1, 1 over the number of elements, y, or y**2."""
+    """Return dy: 1 (sum), 1 over the number of elements (mean), y (square), or y**2 (cube)."""
     if loss in ("sum", "mean"):
         return np.full(x.shape, 1.0 if loss == "sum" else 1 / x.size)
     kept = (1, -1, *(1,) * (x.ndim - 2))

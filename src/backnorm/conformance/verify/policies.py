@@ -91,8 +91,8 @@ def _all(text: str) -> dict[str, str]:
 def _hipdnn(comparison: Comparison) -> float:
     """Return hipDNN's tolerance from the largest magnitudes, for float32 inputs.
 
-    1/max|x| replaces the inverse deviation, so normalised elements are x/max|x|. Higham's bound is
-    that of 2 M additions, or of 6 sqrt(2 M) if 2 M is large.
+    1/max|x| replaces the inverse deviation, so normalised elements are x/max|x|. The error of a sum
+    is Higham's bound for 2 M additions, or that for 6 sqrt(2 M) roundings if 2 M is large.
     """
     x, dy, _, _, gamma = comparison.inputs
     largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
@@ -116,7 +116,8 @@ def _benchdnn(threshold: float) -> dict[str, str]:
     return {t: f"l2={threshold * 2.0 ** max(0, 24 - d):.4g}" for t, d in digits.items()}
 
 
-#: Policies by name. If an element exceeds oneDNN's threshold, the norm `l2` decides.
+#: Policies by name. In oneDNN's test the norm decides if an element exceeds the threshold, so its
+#: policy has only the norm, `l2`.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "pytorch": Policy(

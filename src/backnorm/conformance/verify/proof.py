@@ -17,7 +17,8 @@ from backnorm.conformance.mutants import (
 
 __all__ = ["catches", "proves"]
 
-# The wrong kernels that most cases reject come first, and so do the smallest outputs.
+# The wrong kernels that most cases reject come first, and so do the smallest outputs, so that
+# `proves` returns early.
 _ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
 _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 

@@ -225,7 +225,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
 
 
 def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """Run a child; yield an event for each case that finished, was refused, or ended the child."""
+    """Run a child; yield an event with the outcome of each case that it began."""
     reader, writer = os.pipe()
     order = {
         "subject": job.subject, "dialect": job.dialect, "op": job.op, "memory": job.memory,
@@ -309,7 +309,7 @@ def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
 
 
 def ended(status: int) -> str:
-    """Describe the end of a process whose status is not 0."""
+    """Describe how a process with this status ended."""
     if status < 0:
         name = signal.Signals(-status).name
         meaning = {

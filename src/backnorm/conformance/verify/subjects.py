@@ -42,9 +42,9 @@ Outputs = dict[str, np.ndarray | None]
 
 # Words in the names of exceptions that mean an unsupported case, such as NotImplementedError.
 _UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
-# The options of a function that lacks a parameter for them.
+# The value of an option in a function that has no parameter for it.
 _USUAL = {"epsilon": 1e-5, "data_format": "NCX", "training": True}
-# Paths of files that are not the user's begin so; "<" is for "<frozen importlib._bootstrap>".
+# Prefixes of the paths of files that are not the user's; "<" is that of "<frozen ...>".
 _PACKAGES = (
     "<",
     str(Path(backnorm.__file__).parent),
@@ -53,10 +53,10 @@ _PACKAGES = (
 
 
 class Subject(Protocol):
-    """A function of the inputs of a case (x, dy, mean, variance, gamma) and of its options."""
+    """A function of the inputs of a case, which it takes by name, and of the case's options."""
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        """Return dx, dgamma and dbeta; raise NotImplementedError for an unsupported case."""
+        """Return results by name; raise an error of `is_unsupported` for an unsupported case."""
 
 
 class OutputError(AssertionError):
@@ -435,7 +435,7 @@ def _first_line(text: str) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the file and the line in the last frame that is of no installed package, or ""."""
+    """Return the file and the line of the last frame outside of installed packages, or ""."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     own = [(name, line) for name, line in frames if not name.startswith(_PACKAGES)]
     return f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
