@@ -67,7 +67,8 @@ def test_verify_unknown_operator_or_dialect_is_the_error(options, message):
     assert done.stderr.strip().startswith(f"backnorm: error: {message}")
 
 
-def test_verify_dialect_of_a_library_is_the_error():
-    done = CliRunner().invoke(app, ["verify", "backnorm", "--dialect", "ngraph"])
+@pytest.mark.parametrize("subject", ["backnorm", "mine.so:backward"])
+def test_verify_dialect_of_a_subject_with_canonical_arguments_is_the_error(subject):
+    done = CliRunner().invoke(app, ["verify", subject, "--dialect", "ngraph"])
     assert done.exit_code == 2
-    assert "--dialect: must be absent with backnorm, which has the canonical" in done.stderr
+    assert f"--dialect: must be absent with {subject}, which has the canonical" in done.stderr

@@ -11,23 +11,15 @@ from hypothesis import strategies as st
 
 from backnorm.dtypes import BFLOAT16, rounded
 
-_BFLOAT16 = [
-    (Fraction(float(value)), int(bits))
-    for bits in range(0x7F80)
-    for value in [np.uint16(bits).view(BFLOAT16)]
-]
-
 
 def nearest(value):
-    """Return the nearest bfloat16 of a positive number; of two the one with an even last bit."""
-    below = np.searchsorted(_VALUES, value, side="right") - 1
-    candidates = _BFLOAT16[max(below - 1, 0) : below + 3]
-    exact = Fraction(value)
-    _, _, bits = min((abs(exact - number), bits & 1, bits) for number, bits in candidates)
-    return bits
-
-
-_VALUES = np.array([float(number) for number, _ in _BFLOAT16])
+    """Return the bits of the nearest bfloat16 to a positive number; of two, the even ones."""
+    # A float32 is at most one bfloat16 away from its first 16 bits.
+    first = int(np.float32(value).view(np.uint32)) >> 16
+    candidates = np.arange(max(first - 1, 0), first + 3, dtype=np.uint16)
+    values = [Fraction(float(each)) for each in candidates.view(BFLOAT16)]
+    distances = [abs(each - Fraction(value)) for each in values]
+    return min(zip(distances, candidates & 1, candidates, strict=True))[2]
 
 
 @pytest.mark.parametrize(

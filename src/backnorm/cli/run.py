@@ -24,7 +24,7 @@ from backnorm.errors import ArgumentValueError
 from backnorm.graph import build_program, override_graph, parse_graph
 from backnorm.graph.pointwise import POINTWISE
 from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
-from backnorm.graph.run import errors_name, gather, run_step, store, supply
+from backnorm.graph.run import errors_of, gather, run_step, store, supply
 from backnorm.graph.strict_json import expect_object, read_json
 
 
@@ -160,7 +160,7 @@ def run_file(options: RunOptions) -> RunReport:
         values = _read_inputs(program, options, advance)
         steps = []
         for step in program.steps:
-            with errors_name(step):
+            with errors_of(step):
                 steps.append(_run_step(program, step, values, options, advance))
         if options.out is not None:
             advance(f"writing {options.out}")

@@ -47,23 +47,22 @@ def run_program(
         raise ArgumentValueError("tensors", f"missing: {', '.join(missing)}")
     values = {key: supply(program, key, tensors[name]) for key, name in found.items()}
     for step in program.steps:
-        with errors_name(step):
+        with errors_of(step):
             store(program, step, values, run_step(step, gather(step, values), arithmetic))
     return {name: values[key] for name, key in program.results.items()}
 
 
 @contextmanager
-def errors_name(step: Step) -> Iterator[None]:
+def errors_of(step: Step) -> Iterator[None]:
     """Raise errors of a bad argument with the name of the graph's operator before the argument."""
     try:
         yield
     except ArgumentError as error:
-        parts = error.parts()
-        # The step of a call has no name of its own; an elementwise operator names itself.
-        if step.label == step.op or parts["argument"].startswith(step.label):
+        # The step of a call has no name of its own.
+        if step.label == step.op:
             raise
-        parts["argument"] = f"{step.label} ({step.op}) {parts['argument']}"
-        raise type(error)(**parts) from None
+        argument = f"{step.label} ({step.op}) {error.argument}"
+        raise type(error)(**error.parts() | {"argument": argument}) from None
 
 
 def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:

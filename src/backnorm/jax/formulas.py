@@ -243,10 +243,11 @@ def _rounded(value: jax.Array, dtype: Any) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _rounded_from_odd(value: jax.Array, dtype: Any) -> jax.Array:
-    # Round to odd, as in `dtypes.rounded`: truncate, and set the last bit if any truncated bit was
-    # set. float32 holds the 15 bits that are kept exactly.
+    # Round to odd: truncate, and set the last bit if any truncated bit was set. The result is
+    # halfway between two 16-bit values only if the original value is. float32 holds the result
+    # exactly, unless it is subnormal; XLA on CPUs replaces subnormal numbers by zero.
     bits = jax.lax.bitcast_convert_type(value, jnp.int64)
-    last = 1 << 38
+    last = 1 << 29
     kept = bits & -last
     odd = jnp.where(bits == kept, bits, kept | last)
     return jax.lax.bitcast_convert_type(odd, jnp.float64).astype(dtype)

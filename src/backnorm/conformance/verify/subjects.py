@@ -318,30 +318,30 @@ def subject_of(
     """
     known = peers.PEERS if operation == "backward" else FORWARD_PEERS
     place, colon, attribute = name.partition(":")
+    is_library = place.endswith((".so", ".dylib"))
+    if not colon and name not in known:
+        raise ArgumentValueError(
+            "SUBJECT",
+            "unknown",
+            came=repr(name),
+            accepted="module:function, file.py:function, library.so:symbol, " + ", ".join(known),
+        )
+    if dialect is not None and (is_library or not colon):
+        raise ArgumentValueError(
+            "--dialect",
+            f"must be absent with {name}, which has the canonical arguments",
+            came=dialect,
+            hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
+        )
     if not colon:
-        if name not in known:
-            raise ArgumentValueError(
-                "SUBJECT",
-                "unknown",
-                came=repr(name),
-                accepted="module:function, file.py:function, library.so:symbol, "
-                + ", ".join(known),
-            )
         package = peers.missing_package(name)
         if package is not None:
             raise ArgumentValueError(
                 "SUBJECT", f"needs {package}, which is not installed", came=name
             )
-        if dialect is not None:
-            raise ArgumentValueError(
-                "--dialect",
-                f"must be absent with {name}, which has the canonical arguments",
-                came=dialect,
-                hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
-            )
         omitted = () if operation == "backward" else FORWARD_OMITTED.get(name, ())
         return Function(known[name], omitted)
-    if place.endswith((".so", ".dylib")):
+    if is_library:
         if operation != "backward":
             raise ArgumentValueError(
                 "--operation", "must be backward for a function in C", came=operation
