@@ -1,4 +1,4 @@
-"""The arithmetic of a call, set by its argument, a block, the environment or the element type.
+"""The arithmetic of a call: set by its argument, a `with` block, the environment or the dtype.
 
 The arithmetic is the type in which elements are computed and short runs of sums are added up.
 Longer runs are added up in float64 in either arithmetic.

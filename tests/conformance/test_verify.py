@@ -207,6 +207,8 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
     ("before", "now", "is_worse"),
     [
         ("exact", "serial", True),
+        ("exact", "float64", False),
+        ("float64", "float32", True),
         ("serial", "exact", False),
         ("exact", "refused", True),
         ("float32", "not_run", True),
@@ -224,7 +226,20 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
 def test_baseline_worse_status_is_worse(before, now, is_worse):
     verdict = Verdict("a-case", "dx", "float32", "NCX", now)
     baseline = Baseline(0, {} if before is None else {("a-case", "dx"): before})
-    assert baseline.is_worse(verdict) == is_worse
+    assert baseline.is_worse(verdict, None) == is_worse
+
+
+@pytest.mark.parametrize(("now", "failed"), [("DbetaWithS", 0), ("doubled_dbeta", 1)])
+def test_verify_wrong_output_with_another_mistake_than_in_the_baseline_fails(now, failed, tmp_path):
+    report = str(tmp_path / "report.json")
+    case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX"]
+    runner = CliRunner()
+    before = f"{WRONG_FILE}:DbetaWithS"
+    assert runner.invoke(app, ["verify", before, *case, "--json", report]).exit_code == 1
+    done = runner.invoke(app, ["verify", f"{WRONG_FILE}:{now}", *case, "--baseline", report])
+    assert done.exit_code == failed
+    line = "diagnostic-float32-float32-NCX/dbeta: wrong (dbeta-s) -> wrong (described)"
+    assert (line in done.output) == bool(failed)
 
 
 @pytest.mark.parametrize("options", [["--seed", "1"], ["--dtypes", "bfloat16"]])
@@ -386,7 +401,7 @@ def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
     ids, says = finding_ids(tmp_path, body)
     assert ids == {"not_written"}
     for output in outputs:
-        shape = "(7, 24, 5, 7)" if output == "dx" else "(24,)"
+        shape = "(7, 23, 5, 7)" if output == "dx" else "(23,)"
         assert (
             f"no {output} (missing or None) in 1 case: diagnostic-float32-float32-NCX; "
             f"expected an array of shape {shape}, float32"
@@ -400,7 +415,7 @@ def test_verify_wrong_type_in_all_cases_is_a_finding_for_each_output(tmp_path):
     assert [text.partition(" in ")[0] for text in says] == [
         f"{output} has a wrong type or shape" for output in ("dgamma", "dbeta")
     ]
-    assert "got float64 of shape (24,), expected float32 of shape (24,)" in says[0]
+    assert "got float64 of shape (23,), expected float32 of shape (23,)" in says[0]
 
 
 def test_show_case_prints_the_error_of_the_element_that_it_names():

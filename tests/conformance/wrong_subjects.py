@@ -145,6 +145,46 @@ def noisy(x, dy, mean, variance, gamma, **options):
     return np.nextafter(dx, _rng.choice([-1, 1]).astype(dx.dtype)), dgamma, dbeta
 
 
+def swapped_tensors(x, dy, *rest, **options):
+    return _right(dy, x, *rest, **options)
+
+
+def constant_epsilon(*operands, **options):
+    return _right(*operands, **options | {"epsilon": 1e-3})
+
+
+def doubled_dbeta(*operands, **options):
+    dx, dgamma, dbeta = _right(*operands, **options)
+    return dx, dgamma, 2 * dbeta
+
+
+def without_last_vector(*operands, **options):
+    """Leave out the elements of dx after the last whole vector of 8."""
+    dx, dgamma, dbeta = _right(*operands, **options)
+    dx.reshape(-1)[dx.size // 8 * 8 :] = 0
+    return dx, dgamma, dbeta
+
+
+def without_last_channels(*operands, **options):
+    """Leave out the parameters' gradients after the last whole vector of 8 channels."""
+    dx, dgamma, dbeta = _right(*operands, **options)
+    dgamma[dgamma.size // 8 * 8 :] = 0
+    return dx, dgamma, dbeta
+
+
+class _LessOneInProjection(mutants.Kernel):
+    def coefficients(self, sum_dy, sum_dy_xmu, s, count):
+        return sum_dy / count, s * s * sum_dy_xmu / max(count - 1, 1)
+
+
+class _LessOneInMean(mutants.Kernel):
+    def coefficients(self, sum_dy, sum_dy_xmu, s, count):
+        return sum_dy / max(count - 1, 1), s * s * sum_dy_xmu / count
+
+
+less_one_in_projection, less_one_in_mean = _of(_LessOneInProjection), _of(_LessOneInMean)
+
+
 def never_returns(x, dy, mean, variance, gamma, **options):
     while True:
         pass
@@ -169,7 +209,14 @@ WRONG |= {
     "last_cached": "stale",
     "zeros": "dgamma-zero",
     "right_first": "not_repeatable",
-    "right_for_ncx": "indexing",
+    "right_for_ncx": "layout-ignored",
+    "swapped_tensors": "x-dy-swapped",
+    "constant_epsilon": "epsilon-constant",
+    "doubled_dbeta": "described",
+    "without_last_vector": "partly-wrong",
+    "without_last_channels": "described",
+    "less_one_in_projection": "projection-less-one",
+    "less_one_in_mean": "mean-dy-less-one",
     "right_of_expected": "dgamma-zero",
     "writes_input": "changed_input",
     "reads_beyond": "crash",

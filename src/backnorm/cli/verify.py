@@ -99,7 +99,7 @@ class _Reports:
         """Print and write the reports of a run; return whether it failed."""
         from backnorm.conformance.verify import _expected as expected
         from backnorm.conformance.verify import _report as report
-        from backnorm.conformance.verify.findings import counts, findings
+        from backnorm.conformance.verify.findings import counts, findings, mistake_of
 
         judged = counts(results)["judged"]
         # Read the baseline first, because a report may overwrite it.
@@ -116,7 +116,11 @@ class _Reports:
         found = findings(results, self.at_least)
         failed: list[Any] = found
         if before is not None:
-            fails, compared = before.is_worse, before.number(results)
+            compared, mistake = before.number(results), partial(mistake_of, found=found)
+
+            def fails(verdict: Any) -> bool:
+                return before.is_worse(verdict, mistake(verdict))
+
             failed = [verdict for verdict in results.verdicts if fails(verdict)]
             new = [verdict for verdict in failed if is_failure(verdict)]
             found = [
@@ -139,7 +143,7 @@ class _Reports:
                     accepted="a report with the operation, types, tier and seed of the run",
                 )  # fmt: skip
             title = f"{compared} of {len(results.verdicts)} outputs are in {self.baseline}"
-            changes = [before.change(each) for each in failed]
+            changes = [before.change(each, mistake(each)) for each in failed]
             _print_list(f"{title}; {len(failed)} worse", changes, console)
         if self.show:
             report.show_case(results, console)

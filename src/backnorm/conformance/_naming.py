@@ -31,12 +31,9 @@ _MARGIN = 2.0
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
-# The error of an element, relative to the largest element, that rounding can cause.
-_ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
-_ROUNDING_OF_WIDE = 2.0**-14
 # Errors up to this are attributed to precision: of elements, relative to the largest one of the
 # channel; of numbers, the norm of the errors relative to that of the right numbers.
-_FEW_BITS = 2.0**-6
+FEW_BITS = 2.0**-6
 # The norm of the error of dgamma or dbeta that sums in float32 can cause, relative to its norm.
 _FEW_BITS_OF_WIDE = 2.0**-16
 # The difference of two numbers is this quantile over the channels. The median could miss |gamma| in
@@ -121,9 +118,13 @@ def _pairs(found: Numbers, formula: Numbers) -> Iterator[tuple[str, np.ndarray, 
 
 
 def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
-    """Return the median over channels of each number divided by the right one."""
+    """Return the median over channels of each number divided by the right one, if that is not 0."""
     with np.errstate(all="ignore"):
-        return {name: float(np.median(own / good)) for name, own, good in _pairs(found, right)}
+        return {
+            name: float(np.median(own / good))
+            for name, own, good in _pairs(found, right)
+            if good.all()
+        }
 
 
 def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
@@ -205,7 +206,8 @@ def described(
     terms: Mapping[str, str],
 ) -> Diagnosis:
     """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
-    texts: list[str] = []
+    # The terms with each predicate.
+    wrong: dict[str, list[str]] = {}
     # The correct bits of numbers that are nearly right in every channel.
     bits: dict[str, int] = {}
     for name, own, good in _pairs(found, right):
@@ -214,20 +216,22 @@ def described(
             with np.errstate(over="ignore"):
                 share = np.median(np.abs(own) / least.get(name, TINY))
             if share > near:
-                texts.append(f"{terms[name]} is not 0, and should be")
+                wrong.setdefault("is not 0, and should be", []).append(terms[name])
             continue
         ratio = own[~zero] / good[~zero]
         middle = float(np.median(ratio))
         if np.quantile(np.abs(ratio - middle), _QUANTILE) > near * max(1.0, abs(middle)):
-            error = _relative_error(own, good)
-            if error <= _FEW_BITS:
-                bits[terms[name]] = _bits(error)
+            error = relative_error(own, good)
+            if error <= FEW_BITS:
+                bits[terms[name]] = right_bits(error)
             else:
-                texts.append(f"{terms[name]} {_of_channels(own, good, near)}")
+                wrong.setdefault(_of_channels(own, good, near), []).append(terms[name])
         elif abs(middle - 1.0) > near:
-            texts.append(f"{terms[name]} is {middle:.4g} times what it should be in every channel")
+            predicate = f"is {middle:.4g} times what it should be in every channel"
+            wrong.setdefault(predicate, []).append(terms[name])
+    texts = [sentence(names, predicate) for predicate, names in wrong.items()]
     if bits:
-        few = _precision(bits)
+        few = precision(bits)
         if not texts:
             return few
         texts.append(few.says)
@@ -236,15 +240,36 @@ def described(
     return Diagnosis("described", (), ", and ".join(texts))
 
 
+def sentence(names: Sequence[str], predicate: str) -> str:
+    """Return a sentence with one predicate, in the singular, about names."""
+    *others, last = names
+    if not others:
+        return f"{last} {predicate}"
+    verb, _, rest = predicate.partition(" ")
+    rest = rest.replace(" it should", " they should")
+    return f"{', '.join(others)} and {last} {'are' if verb == 'is' else 'have'} {rest}"
+
+
 def _of_channels(own: np.ndarray, good: np.ndarray, near: float) -> str:
     """Return the predicate of a sentence about a number that is wrong in some channels."""
     wrong = np.abs(own - good) > near * np.abs(good)
+    channels = np.flatnonzero(wrong).tolist()
     if (np.abs(own + good) <= near * np.abs(good))[wrong].all():
-        channels = np.flatnonzero(wrong).tolist()
-        named = ", ".join(map(str, channels[:_MOST_CHANNELS]))
-        more = ", ..." * (len(channels) > _MOST_CHANNELS)
-        return f"has the wrong sign in {len(channels)} of {own.size} channels: {named}{more}"
-    return "differs from channel to channel"
+        return f"has the wrong sign in {channel_numbers(channels)}"
+    if 0 < len(channels) <= own.size // 2:
+        return f"is {'wrong' if own[wrong].any() else '0'} in {channel_numbers(channels)}"
+    return "is wrong by another factor in each channel"
+
+
+def channel_numbers(channels: Sequence[int]) -> str:
+    """Return channel numbers in words, as a range if they have no gap."""
+    first, last = channels[0], channels[-1]
+    if first == last:
+        return f"channel {first}"
+    if last - first == len(channels) - 1:
+        return f"channels {first} to {last}"
+    more = f", ... ({len(channels)} channels)" * (len(channels) > _MOST_CHANNELS)
+    return f"channels {', '.join(map(str, channels[:_MOST_CHANNELS]))}{more}"
 
 
 def imprecise(
@@ -253,83 +278,25 @@ def imprecise(
     """Return the diagnosis if a number has fewer right bits than `dtype` allows, else None."""
     bits = {}
     for name, own, good in _pairs(found, right):
-        error = _relative_error(own, good)
-        if _NEAR.get(dtype, _FEW_BITS_OF_WIDE) < error <= _FEW_BITS:
-            bits[terms[name]] = _bits(error)
-    return _precision(bits) if bits else None
+        error = relative_error(own, good)
+        if _NEAR.get(dtype, _FEW_BITS_OF_WIDE) < error <= FEW_BITS:
+            bits[terms[name]] = right_bits(error)
+    return precision(bits) if bits else None
 
 
-def _precision(bits: Mapping[str, int]) -> Diagnosis:
+def precision(bits: Mapping[str, int]) -> Diagnosis:
     """Return the diagnosis of outputs or terms that have few right bits."""
-    *names, last = bits
-    subject = f"{', '.join(names)} and {last} are" if names else f"{last} is"
-    text = f"{subject} right to {min(bits.values())} bits: rounded, or summed up, in a narrow type"
+    predicate = f"is right to {min(bits.values())} bits: rounded, or summed up, in a narrow type"
+    text = sentence(list(bits), predicate)
     return Diagnosis("precision", ("few-bits",), text)
 
 
-def _relative_error(own: np.ndarray, good: np.ndarray) -> float:
+def relative_error(own: np.ndarray, good: np.ndarray) -> float:
     """Return the norm of the numbers' error over that of the right numbers."""
     with np.errstate(all="ignore"):
         return float(np.linalg.norm(own - good) / np.linalg.norm(good))
 
 
-def _bits(error: float) -> int:
+def right_bits(error: float) -> int:
     """Return how many bits of numbers with this relative error are right."""
     return round(-math.log2(error)) - 1
-
-
-def misplaced(
-    name: str, functions: str, rows: np.ndarray, right: np.ndarray, dtype: np.dtype
-) -> Diagnosis:
-    """Return a diagnosis of an output that no formula explains, from its wrong elements.
-
-    Parameters
-    ----------
-    name : str
-        The output.
-    functions : str
-        The functions of an element, in words; every formula's output is a sum of their multiples.
-    rows, right : numpy.ndarray
-        The output and the right output, as float64 arrays of shape (C, M).
-    dtype : numpy.dtype
-        The element type of the output.
-    """
-    error = np.abs(rows - right)
-    if (error <= _FEW_BITS * np.abs(right).max(1, keepdims=True)).all():
-        return _precision({name: _bits(_relative_error(rows, right))})
-    allowed = _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * np.abs(right).max()
-    wrong = np.abs(rows - right) > allowed
-    for shift in (1, -1):
-        if not (np.abs(rows - np.roll(right, shift, axis=0)) > allowed).any():
-            return Diagnosis(
-                "indexing",
-                ("channels-shifted",),
-                f"channels are shifted: {name} of channel c is that of channel c {-shift:+d}",
-            )
-    if not (np.abs(np.sort(rows, axis=1) - np.sort(right, axis=1)) > allowed).any():
-        return Diagnosis(
-            "indexing",
-            ("elements-permuted",),
-            f"the elements of {name} are right, in a wrong order within their channel",
-        )
-    share = wrong.mean()
-    if not share or share > 0.5:
-        return Diagnosis(
-            "indexing",
-            ("indexing",),
-            f"{name} is not a sum of multiples of {functions} in most channels: elements are read "
-            "or written at wrong places",
-        )
-    where = np.argwhere(wrong)
-    channel, element = map(int, where[0])
-    of_channels = sorted({int(each) for each in where[:, 0]})
-    if len(of_channels) <= len(rows) // 2:
-        place = f"in channels {', '.join(map(str, of_channels[:_MOST_CHANNELS]))}"
-    else:
-        place = f"from element {int(where[:, 1].min())} of a channel on"
-    return Diagnosis(
-        "indexing",
-        ("partly-wrong",),
-        f"{share:.1%} of the elements of {name} are wrong, {place}; the first is element {element} "
-        f"of channel {channel}, and the rest is right",
-    )

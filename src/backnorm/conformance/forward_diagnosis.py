@@ -16,13 +16,13 @@ from backnorm.conformance._naming import (
     TINY,
     Diagnosis,
     described,
-    misplaced,
     named,
     nearness,
     not_finite,
     ratios,
     residual_of_rounding,
 )
+from backnorm.conformance._places import misplaced, partly_wrong
 from backnorm.conformance.data import LayerData, realistic_data
 from backnorm.conformance.formula import INVERSE_DEVIATION_MISTAKES, Mistake, rows_of
 from backnorm.conformance.judge import FORWARD_RESULTS
@@ -179,13 +179,14 @@ def forward_diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 24 channels of only 6 x 5 elements, so that a division by M - 1 is noticeable. epsilon
-    is of the size of the variance, and gamma has both signs. `mean` and `variance` are the running
-    statistics.
+    There are 23 channels of only 5 x 5 elements, so that a division by M - 1 is noticeable. No
+    vector length divides the number of channels, of elements in a channel, or of all elements.
+    epsilon is of the size of the variance, and gamma has both signs. `mean` and `variance` are the
+    running statistics.
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(
-        (6, 24, 5) if data_format == "NCX" else (6, 5, 24),
+        (5, 23, 5) if data_format == "NCX" else (5, 5, 23),
         dtype,
         data_format=data_format,
         rng=rng,
@@ -196,8 +197,8 @@ def forward_diagnostic_data(
     mean, variance = data.mean.astype(float), data.variance.astype(float)
     return replace(
         data,
-        mean=(mean + rng.uniform(0.2, 0.6, 24)).astype(data.mean.dtype),
-        variance=(variance * rng.uniform(1.3, 2.5, 24)).astype(data.variance.dtype),
+        mean=(mean + rng.uniform(0.2, 0.6, 23)).astype(data.mean.dtype),
+        variance=(variance * rng.uniform(1.3, 2.5, 23)).astype(data.variance.dtype),
     )
 
 
@@ -246,18 +247,20 @@ def diagnose_forward(
     evidence = ratios(found, right) | {"residual": residual}
     y = known["y"]
     dtype = FLOAT64 if y is None else element_type(y.dtype) or FLOAT64
+    assert right.gain is not None
+    assert right.offset is not None
+    expected = right.gain[:, None] * (batch.x - batch.mean[:, None]) + right.offset[:, None]
     if residual > residual_of_rounding(dtype):
         assert y is not None
-        assert right.gain is not None
-        assert right.offset is not None
-        expected = right.gain[:, None] * (batch.x - batch.mean[:, None]) + right.offset[:, None]
-        rows = rows_of(y, data.channel_axis)
-        diagnosis = misplaced("y", "1 and x - mean", rows, expected, dtype)
+        diagnosis = misplaced("y", "1 and x - mean", y, expected, data.channel_axis)
     else:
         near, least = nearness(dtype), _least_scales(batch)
         diagnosis = named(
             found, lambda each: _normalization(batch, each), FORWARD_MISTAKES, least, near
         ) or described(found, right, least, near, _TERMS)
+    if diagnosis.kind == "right":
+        statistics = {n: (getattr(found, n), getattr(right, n)) for n in ("mean", "variance")}
+        diagnosis = partly_wrong("y", y, expected, data.channel_axis, statistics) or diagnosis
     return replace(diagnosis, evidence=evidence)
 
 

@@ -13,8 +13,8 @@ of the group.
 *Backward*: the processes exchange 2C sums and the number of elements.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
-(four for float64 elements), and the number of elements, 8C + 1 or 10C + 1 numbers in each pass. A
-small group gathers them as well. A large group first agrees on the top bins, by an all-reduce
+(four for float64 elements), and the number of elements. These are 8C + 1 numbers in each pass
+(float64: 10C + 1). A small group gathers them as well. A large group first agrees on the top bins, by an all-reduce
 maximum over 2C numbers, and then adds up the digits.
 
 *Agreement*: processes that call their layers in different orders, or with different settings, would

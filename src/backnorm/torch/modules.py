@@ -233,7 +233,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The other
         layer would not compute the activation.
         """
-        # A lazy layer reads the attribute itself, in its first forward.
+        # A lazy layer is exempt, because its first forward reads this attribute.
         if self.activation is not None and not isinstance(self, LazyModuleMixin):
             raise BacknormError(
                 f"num_features: this {type(self).__name__} also computes "

@@ -8,8 +8,8 @@ errors are:
   float64, and is rounded once.
 - Quantize: half a step for the rounding to nearest, and u (|src / scale| + |src / scale + zp|) for
   a quotient and a sum in float32, where u = 2**-24. So an element may become either of two integers
-  only if it is that near to their midpoint. A value beyond the range of the integers is compared
-  with the limit of the range.
+  only if it is that near to their midpoint. An expected value beyond the range of the integers is
+  replaced by the limit of the range.
 
 The ulp of an integer is 1.
 """

@@ -158,7 +158,8 @@ def bound(
         return Bound(wide.ulps)
     if rung == "float64" and data != FLOAT64:
         return Bound(wide.ulps, wide.terms)
-    # Elements are float64 for float64 data, else float32; `budget` rejects float64 data in float32.
+    # Elements are computed in float64 for float64 data, else in float32. On the rung float32,
+    # `budget` raises for float64 data.
     narrow = data != FLOAT64 or rung == "float32"
     elements = budget(quantity, output, data, "float32") if narrow else wide
     roundoff = ROUNDOFF[FLOAT32 if narrow else FLOAT64]

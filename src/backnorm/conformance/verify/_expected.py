@@ -7,7 +7,7 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
@@ -108,10 +108,20 @@ def with_expected(
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """An earlier report: its seed, and the statuses by case and output."""
+    """An earlier report.
+
+    Attributes
+    ----------
+    seed : int
+    statuses : mapping
+        The status of each output, by case and output.
+    mistakes : mapping
+        The id of the finding that explains an output, by case and output.
+    """
 
     seed: int
     statuses: Mapping[tuple[str, str], Status]
+    mistakes: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def number(self, results: Results) -> int:
         """Return how many of a run's outputs the report has."""
@@ -119,20 +129,35 @@ class Baseline:
             return 0
         return sum((each.case, each.output) in self.statuses for each in results.verdicts)
 
-    def change(self, verdict: Verdict) -> str:
+    def change(self, verdict: Verdict, mistake: str | None) -> str:
         """Return a line with the output of a verdict, and its earlier and its new status."""
-        before = self.statuses.get((verdict.case, verdict.output), "not in it")
-        return f"{verdict.case}/{verdict.output}: {before} -> {verdict.status}"
+        key = verdict.case, verdict.output
+        before = str(self.statuses.get(key, "not in it"))
+        now = str(verdict.status)
+        if before == now:
+            before, now = f"{before} ({self.mistakes[key]})", f"{now} ({mistake})"
+        return f"{verdict.case}/{verdict.output}: {before} -> {now}"
 
-    def is_worse(self, verdict: Verdict) -> bool:
-        """Whether an output is worse than in the report, or fails and is not in the report."""
-        before = self.statuses.get((verdict.case, verdict.output))
+    def is_worse(self, verdict: Verdict, mistake: str | None) -> bool:
+        """Whether an output is worse than in the report, has another mistake, or is new and fails.
+
+        `mistake` is the id of the finding that explains the verdict. The rungs exact and float64
+        count as equal, because an output of float64 arithmetic can be exact by accident.
+        """
+        key = verdict.case, verdict.output
+        before = self.statuses.get(key)
         if before is None:
             return verdict.is_judged and verdict.status not in RUNGS
         # A right output becomes "proves_nothing" once the rest of its case is right, too.
         if verdict.status in ("proves_nothing", "expected_to_fail"):
             return False
-        return STATUSES.index(verdict.status) > STATUSES.index(before)
+        if before == verdict.status:
+            return mistake is not None and mistake != self.mistakes.get(key, mistake)
+        return _rank(verdict.status) > _rank(before)
+
+
+def _rank(status: Status) -> int:
+    return max(STATUSES.index(status), STATUSES.index("float64"))
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -148,7 +173,12 @@ def read_baseline(path: Path) -> Baseline:
         statuses = {(each["case"], each["output"]): each["status"] for each in report["verdicts"]}
         if not set(statuses.values()) <= set(STATUSES):
             raise ValueError
-        return Baseline(report["seed"], statuses)
+        mistakes = {
+            (each["case"], each["output"]): each["finding"]
+            for each in report["verdicts"]
+            if "finding" in each
+        }
+        return Baseline(report["seed"], statuses, mistakes)
     except (ValueError, LookupError, TypeError) as error:
         message = "must be a report of --json"
         raise ArgumentValueError("--baseline", message, came=str(path)) from error

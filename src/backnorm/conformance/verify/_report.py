@@ -16,7 +16,7 @@ from rich.text import Text
 import backnorm
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
-from backnorm.conformance.verify.findings import Finding, counts, sentence
+from backnorm.conformance.verify.findings import Finding, counts, mistake_of, sentence
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Verdict
 from backnorm.errors import counted
 
@@ -44,7 +44,7 @@ def show(
     console.print(_LEGEND, highlight=False, soft_wrap=True)
     for finding in found:
         console.print()
-        where = f"{len(finding.cases)} of {counted(finding.of, 'case')}"
+        where = _where(results, finding)
         says = f"known: {finding.says}" if finding.known else Text(finding.says, style="bold")
         console.print(says, Text(f"  [{where}]"), sep="", highlight=False, markup=False)
         if finding.evidence:
@@ -60,6 +60,17 @@ def show(
         console.print(f"  {case} proves nothing: every wrong formula passes", highlight=False)
     if results.interrupted:
         console.print("interrupted: the cases that are missing were not judged")
+
+
+def _where(results: Results, finding: Finding) -> str:
+    """Return how many cases a finding has, and their types and layout if others were judged."""
+    judged = [verdict for verdict in results.verdicts if verdict.is_judged]
+    text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"
+    for name, known in (("dtype", DTYPES), ("layout", LAYOUTS)):
+        wrong = {getattr(v, name) for v in judged if v.case in finding.cases}
+        if wrong < {getattr(verdict, name) for verdict in judged}:
+            text += ", only " + " and ".join(each for each in known if each in wrong)
+    return text
 
 
 def _reasons(results: Results) -> list[str]:
@@ -173,12 +184,12 @@ def as_json(results: Results, found: Sequence[Finding], at_least: Rung = "serial
             }
             for each in found
         ],
-        "verdicts": [_verdict(verdict) for verdict in results.verdicts],
+        "verdicts": [_verdict(verdict, mistake_of(verdict, found)) for verdict in results.verdicts],
     }
     return json.dumps(report, indent=1) + "\n"
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict, mistake: str | None) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "case": verdict.case,
         "output": verdict.output,
@@ -188,6 +199,8 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     }
     if verdict.text:
         plain["text"] = verdict.text
+    if mistake is not None:
+        plain["finding"] = mistake
     grade = verdict.grade
     if grade is not None:
         plain |= {
@@ -251,7 +264,7 @@ def as_markdown(results: Results, found: Sequence[Finding], at_least: Rung = "se
         lines.append(f"| {output} | " + " | ".join(cells) + " |")
     lines.append("")
     for each in found:
-        where = f"{len(each.cases)} of {counted(each.of, 'case')}"
+        where = _where(results, each)
         command = f": `{each.reproduce}`" * bool(each.reproduce)
         lines.append(f"- {'known: ' * each.known}{each.says} ({where}){command}")
     lines += ["", _summary(results, found, at_least), ""]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict
 from backnorm.errors import counted
 
-__all__ = ["Finding", "counts", "findings"]
+__all__ = ["Finding", "counts", "findings", "mistake_of", "sentence"]
 
 _FAULTS = {
     "changed_input": "the subject writes to an input",
@@ -95,10 +96,10 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     at_least : Rung
         The worst acceptable rung.
     """
-    diagnosed = _diagnosed(results)
+    of_formula = list(_of_formula(results, _diagnosed(results)))
     found = [
-        *_of_formula(results, diagnosed),
-        *_of_numbers(results, diagnosed),
+        *of_formula,
+        *_of_numbers(results, of_formula),
         *_unusable(results),
         *_faults(results),
         *_below(results, at_least),
@@ -114,25 +115,36 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
     return verdict.text or next(says, verdict.status)
 
 
+def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
+    """Return the id of the first finding that explains a verdict, None without one."""
+    return next((each.id for each in found if each.explains(verdict)), None)
+
+
 def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
-    """Yield each mistake in the formula that diagnostic cases show, with all cases it explains."""
-    columns: dict[str, set[tuple[str, str]]] = {}
-    first: dict[str, tuple[str, Diagnosis]] = {}
+    """Yield each mistake that diagnostic cases show, with all cases that it explains."""
+    first: dict[str, str] = {}
     for name, diagnosis in diagnosed.items():
-        verdict = next(v for v in results.verdicts if v.case == name)
-        columns.setdefault(diagnosis.says, set()).add((verdict.dtype, verdict.layout))
-        first.setdefault(diagnosis.says, (name, diagnosis))
-    for says, (name, diagnosis) in first.items():
-        wrong = [v for v, _ in _inexact(results) if (v.dtype, v.layout) in columns[says]]
+        first.setdefault(diagnosis.says, name)
+    groups = {case.name: _group(case) for case in selected(results.job.selection)}
+    for says, name in first.items():
+        shown = {groups[case] for case, each in diagnosed.items() if each.says == says}
+        verdicts = [v for v, _ in _inexact(results)]
+        outputs = {v.output for v in verdicts if v.case in diagnosed and groups[v.case] in shown}
+        wrong = [v for v in verdicts if groups[v.case] in shown and v.output in outputs]
         yield Finding(
-            "-".join(diagnosis.names) or diagnosis.kind,
+            "-".join(diagnosed[name].names) or diagnosed[name].kind,
             says,
-            tuple(o for o in results.operation.results if any(v.output == o for v in wrong)),
+            tuple(output for output in results.operation.results if output in outputs),
             frozenset(v.case for v in wrong),
             _judged(results),
             name,
-            diagnosis.evidence,
+            diagnosed[name].evidence,
         )
+
+
+def _group(case: Case) -> tuple[str, str, bool]:
+    """Return what a case has in common with the diagnostic case whose diagnosis explains it."""
+    return str(case.data.x.dtype), case.data.data_format, case.training
 
 
 def _diagnosed(results: Results) -> dict[str, Diagnosis]:
@@ -153,10 +165,11 @@ def _diagnosed(results: Results) -> dict[str, Diagnosis]:
     return found
 
 
-def _of_numbers(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
-    """Yield the findings for types and layouts with a right formula, by output and case."""
-    explained = {(v.dtype, v.layout) for v in results.verdicts if v.case in diagnosed}
-    wrong = [(v, g) for v, g in _inexact(results) if (v.dtype, v.layout) not in explained]
+def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the findings for wrong outputs that no diagnosis explains, by output and case."""
+    wrong = [
+        (v, g) for v, g in _inexact(results) if not any(each.explains(v) for each in explained)
+    ]
     judged = _judged(results)
 
     def family(pair: tuple[Verdict, Grade]) -> tuple[str, str, str]:

@@ -1,0 +1,137 @@
+"""Describe outputs that are wrong at some places, or whose elements are at wrong places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from backnorm.conformance._naming import (
+    FEW_BITS,
+    Diagnosis,
+    channel_numbers,
+    precision,
+    relative_error,
+    right_bits,
+    sentence,
+)
+from backnorm.conformance.formula import rows_of
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT64, element_type
+
+# The error of an element, relative to the largest element, that rounding can cause.
+_ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
+_ROUNDING_OF_WIDE = 2.0**-14
+# A range of elements is wrong if at least this share is: a wrong element may be right by accident.
+_MOST = 0.8
+
+
+def misplaced(
+    name: str, functions: str, tensor: np.ndarray, right: np.ndarray, axis: int
+) -> Diagnosis:
+    """Return a diagnosis of an output that no formula explains, from its wrong elements.
+
+    Parameters
+    ----------
+    name : str
+        The output.
+    functions : str
+        The functions of an element, in words; every formula's output is a sum of their multiples.
+    tensor : numpy.ndarray
+        The output, with channels on `axis`.
+    right : numpy.ndarray
+        The right output, as a float64 array of shape (C, M).
+    axis : int
+    """
+    rows = rows_of(tensor, axis)
+    error = np.abs(rows - right)
+    if (error <= FEW_BITS * np.abs(right).max(1, keepdims=True)).all():
+        return precision({name: right_bits(relative_error(rows, right))})
+    allowed = _allowed(tensor, right)
+    for shift in (1, -1):
+        if not (np.abs(rows - np.roll(right, shift, axis=0)) > allowed).any():
+            return Diagnosis(
+                "indexing",
+                ("channels-shifted",),
+                f"channels are shifted: {name} of channel c is that of channel c {-shift:+d}",
+            )
+    if not (np.abs(np.sort(rows, axis=1) - np.sort(right, axis=1)) > allowed).any():
+        return Diagnosis(
+            "indexing",
+            ("elements-permuted",),
+            f"the elements of {name} are right, in a wrong order within their channel",
+        )
+    return partly_wrong(name, tensor, right, axis, {}) or Diagnosis(
+        "indexing",
+        ("indexing",),
+        f"{name} is not a sum of multiples of {functions} in most channels: elements are read or "
+        "written at wrong places",
+    )
+
+
+def partly_wrong(
+    name: str,
+    tensor: np.ndarray | None,
+    right: np.ndarray,
+    axis: int,
+    parameters: Mapping[str, tuple[np.ndarray | None, np.ndarray]],
+) -> Diagnosis | None:
+    """Return a diagnosis if at most half of an output is wrong, else None.
+
+    Parameters
+    ----------
+    name, tensor, right, axis
+        As in :func:`misplaced`.
+    parameters : mapping
+        By name, other outputs and their right values, of shape (C,).
+    """
+    texts = []
+    if tensor is not None:
+        few_bits = FEW_BITS * np.abs(right).max(1, keepdims=True)
+        error = np.abs(rows_of(tensor, axis) - right)
+        wrong = error > np.maximum(_allowed(tensor, right), few_bits)
+        if 0 < wrong.mean() <= 0.5:
+            texts.append(_wrong_elements(name, tensor, wrong, axis))
+    channels: dict[tuple[int, ...], list[str]] = {}
+    for parameter, (own, good) in parameters.items():
+        if own is not None:
+            wrong = np.abs(own - good) > FEW_BITS * np.abs(good).max()
+            if 0 < wrong.mean() <= 0.5:
+                channels.setdefault(tuple(np.flatnonzero(wrong).tolist()), []).append(parameter)
+    for places, names in channels.items():
+        texts.append(sentence(names, f"is wrong in {channel_numbers(places)}"))
+    if not texts:
+        return None
+    return Diagnosis("indexing", ("partly-wrong",), ", and ".join(texts) + "; the rest is right")
+
+
+def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:
+    """Return the error of an element that rounding can cause."""
+    dtype = element_type(tensor.dtype) or FLOAT64
+    return _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * float(np.abs(right).max())
+
+
+def _wrong_elements(name: str, tensor: np.ndarray, wrong: np.ndarray, axis: int) -> str:
+    """Return a sentence that says which elements of a tensor are wrong.
+
+    `wrong` has the shape (C, M), with at least one True.
+    """
+    memory = np.arange(tensor.size).reshape(tensor.shape)
+    order = rows_of(memory, axis).astype(int)
+    number, tail = int(wrong.sum()), tensor.size - int(order[wrong].min())
+    state = "wrong" if rows_of(tensor, axis)[wrong].any() else "0"
+    if number >= _MOST * tail:
+        if tail == 1:
+            return f"the last element of {name} in memory is {state}"
+        return f"the last {tail} of the {tensor.size} elements of {name} in memory are {state}"
+    channels = np.flatnonzero(wrong.any(1))
+    if len(channels) > len(wrong) // 2:
+        place = f"from element {np.flatnonzero(wrong.any(0))[0]} of a channel on"
+    elif wrong[channels].mean() >= _MOST:
+        return f"{name} is {state} in {channel_numbers(channels.tolist())}"
+    else:
+        place = f"in {channel_numbers(channels.tolist())}"
+    channel, element = np.argwhere(wrong)[0]
+    return (
+        f"{wrong.mean():.1%} of the elements of {name} are {state}, {place}; the first is element "
+        f"{element} of channel {channel}"
+    )
