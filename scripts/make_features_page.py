@@ -34,7 +34,7 @@ INTRODUCTION = """\
 
 For users who compare frameworks. *yes* means that tests cover the feature, where possible against
 the framework's own operator or layer; `tests/frameworks/features.toml` names the tests. A dash
-means that the framework has no such thing. Other cells say why not.
+means that the framework has no such thing. Cells with *no* say why.
 """
 
 
