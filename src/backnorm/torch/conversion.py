@@ -37,6 +37,10 @@ _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
 _OURS = modules._BatchNorm, modules.FrozenLayer
 # The name of the attribute for the class that a layer had before `sync` changed it.
 _CLASS_BEFORE_SYNC = "_class_before_sync"
+_NOT_IN_SEQUENCE = (
+    "no torch.nn.Sequential has an activation behind it; name the pair if the model gives its "
+    "output straight to an activation module"
+)
 # Attributes that `convert` sets and PyTorch's layers do not have.
 _OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation", "marks_output")
 
@@ -347,7 +351,7 @@ def _outcome(
     in_blocks: Mapping[Module, tuple[bool, str]],
 ) -> tuple[bool, str, Arithmetic | None]:
     """Return the last three attributes of a `LayerReport`."""
-    if isinstance(layer, torch.nn.SyncBatchNorm):
+    if type_before_parametrizations(layer) in (torch.nn.SyncBatchNorm, modules.SyncBatchNorm):
         return False, "it normalises over several processes", None
     if not isinstance(layer, _OURS):
         return False, "its class is not PyTorch's own, and may do something else", None
@@ -366,9 +370,7 @@ def _outcome(
         if is_fused:
             return True, reason, arithmetic
     elif fuse is True:
-        reason = obstacles.get(
-            layer, "it is not in a torch.nn.Sequential; name the pair to fuse it"
-        )
+        reason = obstacles.get(layer, _NOT_IN_SEQUENCE)
     else:
         reason = "no pair names it"
     return False, reason if fuse else "", arithmetic

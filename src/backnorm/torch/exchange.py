@@ -14,8 +14,8 @@ of the group.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
 (four for float64 elements), and the number of elements. These are 8C + 1 numbers in each pass
-(float64: 10C + 1). A small group gathers them as well. A large group first agrees on the top bins, by an all-reduce
-maximum over 2C numbers, and then adds up the digits.
+(float64: 10C + 1). A small group gathers them as well. A large group first agrees on the top bins,
+by an all-reduce maximum over 2C numbers, and then adds up the digits.
 
 *Agreement*: processes that call their layers in different orders, or with different settings, would
 combine the statistics of different layers. Therefore the first message begins with a description of

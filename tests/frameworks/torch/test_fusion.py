@@ -119,8 +119,8 @@ def _wrapped(module):
 
 
 LEFT = {
-    "a forward of its own": (lambda m: Doubling(*m), "not in a torch.nn.Sequential"),
-    "another order": (lambda m: Backwards(*list(m)[2:0:-1]), "not in a torch.nn.Sequential"),
+    "a forward of its own": (lambda m: Doubling(*m), "no torch.nn.Sequential has"),
+    "another order": (lambda m: Backwards(*list(m)[2:0:-1]), "no torch.nn.Sequential has"),
     "a module between": (lambda m: m.insert(2, nn.Tanh()), "no activation"),
     "another activation": (lambda m: m.__setitem__(2, nn.GELU()), "no activation"),
     "a negative bound": (lambda m: m.__setitem__(2, nn.Hardtanh()), "no activation"),

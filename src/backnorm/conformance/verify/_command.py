@@ -26,8 +26,8 @@ class OfCommand:
 
     The folder of inputs is like one that :func:`backnorm.conformance.verify.export.export` writes,
     but has one case, without its results. The folder of outputs is read as
-    :func:`backnorm.conformance.verify.export.judge` reads its folder of results. The command does not
-    run in a shell.
+    :func:`backnorm.conformance.verify.export.judge` reads its folder of results. The command does
+    not run in a shell.
     """
 
     def __init__(self, command: str) -> None:
