@@ -37,9 +37,12 @@ _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
 _OURS = modules._BatchNorm, modules.FrozenLayer
 # The name of the attribute for the class that a layer had before `sync` changed it.
 _CLASS_BEFORE_SYNC = "_class_before_sync"
+_FOREIGN = (
+    "its class is not PyTorch's own, and may do something else; if it does not, use PyTorch's class"
+)
 _NOT_IN_SEQUENCE = (
-    "no torch.nn.Sequential has an activation behind it; name the pair if the model gives its "
-    "output straight to an activation module"
+    "no plain torch.nn.Sequential has an activation behind it; name the pair if the model gives "
+    "its output straight to an activation module"
 )
 # Attributes that `convert` sets and PyTorch's layers do not have.
 _OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation", "marks_output")
@@ -118,6 +121,7 @@ def convert(
         calls the activation with nothing else. The layer gets an `activation`, and the activation's
         module becomes a `FusedActivation`, which returns its input. Modules that have hooks, or
         occur more than once in the model, are not fused; a pair with such a module is an error.
+        Layers that are already fused stay so: `revert` separates them.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`: ``report=print`` prints one line per layer,
@@ -354,7 +358,7 @@ def _outcome(
     if type_before_parametrizations(layer) in (torch.nn.SyncBatchNorm, modules.SyncBatchNorm):
         return False, "it normalises over several processes", None
     if not isinstance(layer, _OURS):
-        return False, "its class is not PyTorch's own, and may do something else", None
+        return False, _FOREIGN, None
     arithmetic, activation = layer.arithmetic, getattr(layer, "activation", None)
     if activation is not None:
         own = " of its own" if layer.owns_activation else ""

@@ -64,7 +64,9 @@ def named_pairs(
         layer, act = (modules[name] for name in names)
         if not applies_activation(classes.get(layer) or type(layer)):
             cls = type(layer).__name__
-            raise _refusal(names, f"{names[0]!r} is a {cls}, not a BatchNorm layer")
+            raise _refusal(
+                names, f"{names[0]!r} is a {cls}, not a BatchNorm layer of PyTorch's own"
+            )
         if obstacle := structure.obstacle(layer, act):
             raise _refusal(names, obstacle)
         accepted.append((layer, act, names))
@@ -119,7 +121,7 @@ class _Structure:
         if isinstance(layer, LazyModuleMixin):
             return "it is lazy; it can be fused after its first batch"
         if _activation(act) is None:
-            return f"a {type(act).__name__} is not an activation that can be fused"
+            return f"{type(act).__name__} is not an activation that can be fused"
         if getattr(layer, "owns_activation", False):
             return f"it computes {described_activation(layer.activation)} of its own"
         if self._partners.get(layer, act) is not act:

@@ -211,7 +211,7 @@ def test_report_names_outcome_and_reason_of_each_layer():
     assert [report.fused for report in reports] == [True, *[False] * 5]
     reasons = (
         "a ReLU", "no activation that can be fused", "no activation that can be fused",
-        "may do something else", "hooks", r"no torch\.nn\.Sequential has .*; name the pair",
+        "may do something else", "hooks", r"no plain torch\.nn\.Sequential has .*; name the pair",
     )  # fmt: skip
     for report, reason in zip(reports, reasons, strict=True):
         assert re.search(reason, report.reason)

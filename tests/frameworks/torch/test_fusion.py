@@ -119,8 +119,8 @@ def _wrapped(module):
 
 
 LEFT = {
-    "a forward of its own": (lambda m: Doubling(*m), "no torch.nn.Sequential has"),
-    "another order": (lambda m: Backwards(*list(m)[2:0:-1]), "no torch.nn.Sequential has"),
+    "a forward of its own": (lambda m: Doubling(*m), "no plain torch.nn.Sequential has"),
+    "another order": (lambda m: Backwards(*list(m)[2:0:-1]), "no plain torch.nn.Sequential has"),
     "a module between": (lambda m: m.insert(2, nn.Tanh()), "no activation"),
     "another activation": (lambda m: m.__setitem__(2, nn.GELU()), "no activation"),
     "a negative bound": (lambda m: m.__setitem__(2, nn.Hardtanh()), "no activation"),
@@ -275,7 +275,7 @@ def test_named_pair_is_fused(close):
 REFUSED_PAIRS = {
     "unknown": ([("norm", "relu")], "no module 'relu'"),
     "no layer": ([("conv", "act")], "'conv' is a Conv1d, not a BatchNorm layer"),
-    "no activation": ([("norm2", "other")], "a GELU is not an activation"),
+    "no activation": ([("norm2", "other")], "GELU is not an activation"),
     "twice": ([("norm", "act"), ("norm2", "act")], "'act' is named twice"),
     "itself": ([("norm", "norm")], "'norm' is named twice"),
     "shared": ([("norm", "shared")], "is in 2 places"),

@@ -58,7 +58,8 @@ class ReproducibleGradients:
     `micro_batch` samples at a time. Batch normalisation gets the whole batch. The gradients of each
     micro-batch are kept until `reproducible_hook` adds up the gradients of all processes; the order
     of the terms does not change these sums. So 1 process with 32 samples and 4 processes with 8
-    each take the same step, bit for bit. This also holds after backward passes in `no_sync`.
+    each take the same step, bit for bit. This also holds after backward passes in `no_sync` in the
+    same order, in which autograd adds the gradients of batch normalisation.
 
     Parameters
     ----------
