@@ -579,3 +579,13 @@ def test_verify_interrupted_prints_what_was_judged(tmp_path):
     assert "interrupted" in printed
     assert "0 findings" in printed
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("show", [["--show"], []])
+def test_verify_prints_of_the_subject_appear_with_show(show, tmp_path, capfd):
+    (tmp_path / "kernel.py").write_text(
+        "def f(x, *rest, **options):\n    print('x is', x.shape)\n    raise NotImplementedError"
+    )
+    case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX", *show]
+    CliRunner().invoke(app, ["verify", f"{tmp_path / 'kernel.py'}:f", *case])
+    assert ("x is (7, 23, 5, 7)" in capfd.readouterr().err) == bool(show)

@@ -52,7 +52,12 @@ Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Mar
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the printed report as HTML.")
 ]
-Show = Annotated[bool, typer.Option("--show", help="Print the element that decides each verdict.")]
+Show = Annotated[
+    bool,
+    typer.Option(
+        "--show", help="Print the element that decides each verdict, and what the subject prints."
+    ),
+]
 
 # A huge case has more elements than this, the number that a signed 32-bit index can address.
 _HUGE = 1 << 31
@@ -283,7 +288,7 @@ def verify(
     shapes = tuple(_shape(each, least=0) for each in shape or ())
     selection = replace(selection, shapes=shapes, operation=operation, huge=_HUGE if huge else 0)
     for subject in subjects:
-        job = Job(subject, selection, dialect, op, timeout, memory, command, any_order)
+        job = Job(subject, selection, dialect, op, timeout, memory, command, any_order, echo=show)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(subject, total=None)
 

@@ -99,6 +99,8 @@ class Job:
         calls are right. The worse output is graded.
     files : bool
         Whether the subject is files of results, which cannot be run again.
+    echo : bool
+        Whether what the subject prints appears on standard error.
     """
 
     subject: str
@@ -110,6 +112,7 @@ class Job:
     command: bool = False
     any_order: bool = False
     files: bool = False
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +239,8 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
         child = subprocess.Popen(
             [sys.executable, "-m", "backnorm.conformance.verify._child"],
             stdin=subprocess.PIPE,
-            stdout=errors,
-            stderr=errors,
+            stdout=sys.__stderr__ if job.echo else errors,
+            stderr=None if job.echo else errors,
             pass_fds=[writer],
             start_new_session=True,
         )
