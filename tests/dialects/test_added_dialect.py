@@ -10,15 +10,17 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import tests.dialects.test_registry as of_registry
 import tests.dialects.test_schema as of_schema
+from backnorm import batch_norm_forward
 from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
 from backnorm.dialects import registry
 from backnorm.dialects.operator import Operator, by_name
-from backnorm.dialects.schema import FormatSpec, channel
+from backnorm.dialects.schema import AttributeSpec, FormatSpec, OperatorSchema, channel, data
 from tests.crashers import cases, driver, subjects
 from tests.crashers.test_crashers import fault
 from tests.pages import run
@@ -104,3 +106,71 @@ def test_operator_passes_the_demo_in_both_layouts(acme, monkeypatch):
     assert report.passed, report.verdict
     rows = {(row.layout, row.dtype) for row in report.rows if row.dialect == "acme"}
     assert rows == {(layout, t) for layout in ("NCX", "NXC") for t in ("float32", "float16")}
+
+
+class _Forward(Operator):
+    """Acme's `norm`, which returns running statistics and the inverse standard deviation."""
+
+    rules = (
+        OperatorSchema(
+            dialect="acme",
+            op="norm",
+            operation="forward",
+            source="Acme operator guide 1.2, {op}",
+            inputs=(
+                data("x", "x", "T"),
+                channel("scale", "gamma", "f32"),
+                channel("shift", "beta", "f32"),
+                channel("mean", "running_mean", "f32"),
+                channel("var", "running_variance", "f32"),
+            ),
+            outputs=(
+                data("y", "y", "T"),
+                channel("new_mean", "running_mean", "f32"),
+                channel("new_var", "running_variance", "f32"),
+                channel("saved_mean", "mean", "f32"),
+                channel("saved_inv_std", "inverse_deviation", "f32"),
+            ),
+            attributes=(AttributeSpec("eps", "f32", role="epsilon", range="not negative"),),
+            type_rules=RULES.type_rules,
+            formats=(FormatSpec("NCHW", "NCX"),),
+        ),
+    )
+
+    def __call__(
+        self, x=None, scale=None, shift=None, mean=None, var=None, eps=1e-5, *, arithmetic=None
+    ):
+        """Batch normalisation."""
+        return self._run((x, scale, shift, mean, var), (eps,), arithmetic=arithmetic)
+
+
+class _WeightedForward(_Forward):
+    rules = _Forward.rules
+
+    @classmethod
+    def translate(cls, call):
+        return replace(super().translate(call), weight=0.25)
+
+
+FORWARD = (
+    np.random.default_rng(0).standard_normal((6, 3, 5)).astype(np.float32),
+    *np.ones((4, 3), np.float32),
+)
+
+
+def test_forward_without_a_weight_of_its_running_statistics_is_an_error():
+    message = "^acme.norm: no result has the role running_mean of new_mean: `translate` must set"
+    with pytest.raises(ValueError, match=message):
+        _Forward()(*FORWARD)
+
+
+def test_forward_that_returns_an_inverse_deviation_computes_it():
+    x, scale, shift, mean, var = FORWARD
+    y, new_mean, new_var, saved_mean, inverse = _WeightedForward()(*FORWARD)
+    expected = batch_norm_forward(x, scale, shift, epsilon=float(np.float32(1e-5)))
+    np.testing.assert_array_equal(y, expected.y)
+    np.testing.assert_array_equal(saved_mean, expected.mean)
+    wide = x.astype(float).transpose(1, 0, 2).reshape(3, -1)
+    np.testing.assert_allclose(inverse, 1 / np.sqrt(wide.var(1) + 1e-5), rtol=1e-7)
+    np.testing.assert_allclose(new_mean, 0.75 * mean + 0.25 * wide.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(new_var, 0.75 * var + 0.25 * wide.var(1), rtol=1e-6)

@@ -17,6 +17,7 @@ from backnorm.dialects.registry import (
     operators,
     parts,
 )
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
 
 CANONICAL_NAMES = {"dx", "dgamma", "dbeta", "y", "mean", "variance"}
 
@@ -75,6 +76,10 @@ def test_the_canonical_call_of_every_operator_gives_its_results(batch, dialect, 
             assert call.epsilon == (0.0 if takes_inverse else epsilon)
             assert set(call.outputs) <= CANONICAL_NAMES
             out = invoke(dialect, op, inputs, attributes)
+            for tensor in schema.outputs:
+                # Other types are symbols, such as T1.
+                if tensor.type in ELEMENT_TYPE_NAMES:
+                    assert out[tensor.name].dtype == ELEMENT_TYPE_NAMES[tensor.type], tensor
             expected = run_canonically(call, inputs)
             for role, name in call.outputs.items():
                 np.testing.assert_array_equal(

@@ -15,7 +15,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from backnorm.dialects.operator import Operator
+from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.registry import DIALECTS, PARTS, operator, operators, parts
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
@@ -89,6 +89,8 @@ X, DY = data("x", "x", "T"), data("dy", "dy", "T")
                      data("v", "variance", "T"))},
          "inputs: the role of scale, which is opaque: got 'gamma'; expected 'ignored' or"),
         ({"ranks": [2, 5]}, "ranks: got 'list'; expected 'tuple'"),
+        ({"ranks": (5, 4)}, "ranks (lowest, highest or 0): got (5, 4); expected (4, 5)"),
+        ({"ranks": (4, 5, 6)}, "ranks (lowest, highest or 0): got (4, 5, 6); expected (4, 6)"),
         ({"inputs_together": (("gamma", "bta"),)},
          "inputs_together (optional inputs): got 'gamma'; expected none"),
         ({"outputs_together": (("gamma_delta", "beta_delta"),)},
@@ -149,6 +151,25 @@ def test_class_with_a_default_that_its_table_does_not_accept_is_an_error():
     message = "^acme.grad: the default of eps: must be finite and not negative; got -1e-05"
     with pytest.raises(ValueError, match=message):
         type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
+
+
+def test_class_whose_epsilon_has_the_default_none_is_an_error():
+    schema = operator("ngraph", "BatchNormTrainingBackprop").schema
+    epsilon = AttributeSpec("eps", "f32", "epsilon", range="not negative")
+    schema = replace(schema, dialect="acme", op="grad", attributes=(epsilon,))
+
+    def call(self, input, gamma, beta, mean, variance, delta, eps=None, *, arithmetic=None):
+        """Gradients."""
+
+    message = "^acme.grad: the default of eps: must not be None; expected f32, or REQUIRED"
+    with pytest.raises(ValueError, match=message):
+        type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
+
+
+def test_operators_of_one_name_are_an_error():
+    found = operator("ngraph", "BatchNormTrainingBackprop")
+    with pytest.raises(ValueError, match="must have different names; got BatchNormTrainingBackp"):
+        by_name(found, found)
 
 
 def test_call_text_marks_keyword_only_attributes():

@@ -283,6 +283,8 @@ MISTAKES = tuple(
          "inverse_deviation", lambda w, e, ch: w),
         ("inverse-for-variance", "the variance is used as if it were the standard deviation",
          "inverse_deviation", lambda w, e, ch: 1.0 / (w + np.sqrt(e))),
+        ("inverse-as-variance", "the inverse deviation is used as if it were the variance",
+         "inverse_deviation", lambda w, e, ch: 1.0 / np.sqrt(1.0 / np.sqrt(w + e) + e)),
         ("frozen", "dx has the formula of constant statistics, although they depend on x",
          "training", lambda ch: False),
         ("not-frozen", "dx has the formula of training, although the statistics are constants",

@@ -149,19 +149,20 @@ def canonical_call(call: Call) -> CanonicalCall:
     """Return the canonical call that `call` corresponds to, by the roles in the schema."""
     schema = call.schema
     training = call.attributes.get(schema.words.get("training", ""), not schema.frozen)
-    inverse = call.by_role("inverse_deviation") is not None
+    takes_inverse = call.by_role("inverse_deviation") is not None
+    returns_inverse = "inverse_deviation" in {tensor.role for tensor in schema.outputs}
     names = {t.role: t.name for t in schema.inputs if t.name in call.inputs}
-    if inverse:
+    if takes_inverse:
         names["variance"] = names["inverse_deviation"]
     signature = SIGNATURES[schema.operation]
     return CanonicalCall(
         schema.operation,
         format_of(schema, call.attributes).layout,
         schema.operation != "inference" and bool(training),
-        0.0 if inverse else call.number(schema.words["epsilon"]),
+        0.0 if takes_inverse else call.number(schema.words["epsilon"]),
         call.arithmetic,
         {name: names[name] for name in signature.names if name in names and name in _GIVEN},
         {t.role: t.name for t in schema.outputs if t.name in call.outputs},
         call.channel_axes,
-        inverse,
+        takes_inverse or returns_inverse,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from backnorm.dialects._attributes import check_attribute
 from backnorm.dialects.schema import UNKNOWN, AttributeSpec, Choice, OperatorSchema
-from backnorm.errors import ArgumentError
+from backnorm.errors import ArgumentError, ArgumentTypeError
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
@@ -76,6 +76,15 @@ def _check_defaults(schema: OperatorSchema) -> None:
     """Raise if the operator does not accept a default of an attribute."""
     for spec in schema.attributes:
         try:
+            if spec.default is None and spec.role in (
+                "epsilon",
+                "data_format",
+                "training",
+                "frozen",
+            ):
+                raise ArgumentTypeError(
+                    spec.name, "must not be None", accepted=f"{spec.type}, or REQUIRED in the table"
+                )
             if not spec.required:
                 check_attribute(spec, spec.default, schema)
         except ArgumentError as error:

@@ -139,6 +139,13 @@ class BoundCall:
         }
         results = self.finish(self.call, arrays, results)
         roles = {tensor.name: tensor.role for tensor in schema.outputs}
+        for name in self.call.outputs:
+            if roles[name] not in results:
+                raise ValueError(
+                    f"{schema.dialect}.{schema.op}: no result has the role {roles[name]} of "
+                    f"{name}: `translate` must set `weight` for running statistics, or `finish` "
+                    "must add it"
+                )
         return tuple(results[roles[name]] for name in self.call.outputs)
 
 

@@ -236,11 +236,12 @@ class _BatchNormInternal(Operator):
         if mode not in (0, 1):
             raise ArgumentValueError("training_mode", "unknown mode", came=mode, accepted="0 or 1")
         if mode:
-            # saved_inv_std is computed from the variance before the variance is rounded.
             weight = 1.0 - call.number("momentum") if call.count else 0.0
-            return replace(canonical, inverse_std=True, weight=weight)
+            return replace(canonical, weight=weight)
         inputs = canonical.inputs | {"mean": "input_mean", "variance": "input_var"}
-        return replace(canonical, operation="inference", training=False, inputs=inputs)
+        return replace(
+            canonical, operation="inference", training=False, inputs=inputs, inverse_std=False
+        )
 
     @classmethod
     def finish(

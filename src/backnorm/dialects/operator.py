@@ -266,8 +266,12 @@ class Operator:
 
 
 def by_name(*operators: Any) -> dict[str, Operator | type[Operator]]:
-    """Return operators by their names in the dialect."""
-    return {operator.schema.op: operator for operator in operators}
+    """Return operators by their names in the dialect, which must differ."""
+    found = {operator.schema.op: operator for operator in operators}
+    if len(found) < len(operators):
+        names = [operator.schema.op for operator in operators]
+        raise ValueError(f"the operators must have different names; got {', '.join(names)}")
+    return found
 
 
 def _in_order(call: Call) -> tuple[np.ndarray | None, ...]:

@@ -388,6 +388,9 @@ class OperatorSchema:
             yield "attributes: the roles, with a variance", roles, ["epsilon"]
         if len(self.formats) > 1 and "data_format" not in roles:
             yield "attributes: the roles, with several formats", roles, ["data_format"]
+        low, high = self.ranks[0], self.ranks[-1]
+        ordered = (low, high) if high == 0 else (min(low, high), max(low, high))
+        yield "ranks (lowest, highest or 0)", self.ranks, [ordered]
         for name in _in_braces(self.source):
             yield "source: the name in braces", name, ["op"]
         for phrase, accepted in _FIELDS.items():

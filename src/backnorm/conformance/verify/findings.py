@@ -15,7 +15,7 @@ from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict
 from backnorm.errors import counted
 
-__all__ = ["Finding", "counts", "findings", "mistake_of", "sentence"]
+__all__ = ["Finding", "counts", "findings"]
 
 _FAULTS = {
     "changed_input": "the subject writes to an input",

@@ -387,7 +387,8 @@ def absent(case: Case, output: str, names: Collection[str]) -> tuple[Status, str
     of parameters in a case without gamma.
     """
     if output not in names:
-        return "not_run", "the operator has no such output"
+        lacks = "the operator has no such output"
+        return "not_run", lacks + "; its inverse deviation is not judged" * (output == "variance")
     if case.inputs["gamma"] is None and output in ("dgamma", "dbeta"):
         return "not_run", "the case has no gamma"
     shape = (case.data.x if output in ("dx", "y") else case.data.mean).shape

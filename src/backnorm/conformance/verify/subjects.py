@@ -242,9 +242,11 @@ def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
         raise ArgumentValueError("dialect", f"has no {operation} pass in training", came=dialect)
     schema = registry.operator(dialect, op or fitting[0]).schema
     if schema.operation != operation:
+        other = schema.operation
         raise ArgumentValueError(
-            "op", f"must be a {operation} pass", came=op, accepted=", ".join(fitting)
-        )
+            "op", f"must be a {operation} pass", came=op, accepted=", ".join(fitting),
+            hint=f"--operation {other} verifies a {other} pass" if other in OPERATIONS else None,
+        )  # fmt: skip
     return schema
 
 
