@@ -83,7 +83,7 @@ def test_verify_wrong_command_is_named_with_the_command_that_repeats_it(tmp_path
             "not_written",
             "no dbeta (missing or None) in 1 case: diagnostic-float32-float32-NCX",
         ),
-        ("short", "wrong", "; got 4 bytes, expected 92: float32 of shape (23,)"),
+        ("short", "wrong", "; got 4 bytes, expected 52: float32 of shape (13,)"),
         pytest.param("hangs", "hang", "does not return", marks=pytest.mark.long),
     ],
 )

@@ -36,7 +36,9 @@ def test_diagnose_mistake_of_formula_is_named(kernel, name, dtype, data_format):
     data = diagnostic_data(dtype, data_format=data_format)
     found = diagnose(data, outputs_of(getattr(kernels, kernel)(), data))
     assert (found.kind, found.names) == ("formula", (name,))
-    assert found.says == next(mistake.says for mistake in MISTAKES if mistake.name == name)
+    says = next(mistake.says for mistake in MISTAKES if mistake.name == name)
+    # In bfloat16 two constants of epsilon cannot be distinguished.
+    assert found.says == says or (dtype == BFLOAT16 and found.says.startswith(f"{says}, or eps"))
 
 
 @pytest.mark.covering(2)
@@ -90,10 +92,10 @@ class SumsInSteps(kernels.Kernel):
     ("step", "images", "says"),
     [
         (2, 1, "the sums lack the last element of a channel"),
-        (32, 1, "the sums lack the last 21 of the 245 elements of a channel"),
-        (8, 1, "the sums lack the last 5 of the 245 elements of a channel"),
-        (64, 1, "the sums lack the last 53 of the 245 elements of a channel"),
-        (8, 7, "the sums lack the last 3 of the 35 elements of each image"),
+        (32, 1, "the sums lack the last 21 of the 117 elements of a channel"),
+        (8, 1, "the sums lack the last 5 of the 117 elements of a channel"),
+        (64, 1, "the sums lack the last 53 of the 117 elements of a channel"),
+        (8, 3, "the sums lack the last 7 of the 39 elements of each image"),
     ],
 )
 def test_diagnose_tail_that_the_sums_lack_is_named(step, images, says, dtype, data_format):
@@ -120,7 +122,7 @@ def test_diagnose_wrong_sign_in_some_channels_is_described_with_the_channels():
     dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
     dbeta[1::2] *= -1
     found = diagnose(data, (dx, dgamma, dbeta))
-    channels = "1, 3, 5, 7, 9, 11, 13, 15, ... (11 channels)"
+    channels = "1, 3, 5, 7, 9, 11"
     assert found.says == f"dbeta has the wrong sign in channels {channels}"
 
 
@@ -137,20 +139,20 @@ def _dx_changed(change):
     ("changed", "says"),
     [
         (_dx_changed(lambda dx: dx.reshape(-1)[-3:].fill(0)),
-         "the last 3 of the 5635 elements of dx in memory are 0; the rest is right"),
+         "the last 3 of the 1521 elements of dx in memory are 0; the rest is right"),
         (_dx_changed(lambda dx: dx.reshape(-1)[-1:].fill(100)),
          "the last element of dx in memory is wrong; the rest is right"),
-        (_dx_changed(lambda dx: dx[:, 22].fill(0)),
-         "dx is 0 in channel 22; the rest is right"),
+        (_dx_changed(lambda dx: dx[:, 12].fill(0)),
+         "dx is 0 in channel 12; the rest is right"),
         (_dx_changed(lambda dx: dx[:, 3:5].fill(0)),
          "dx is 0 in channels 3 to 4; the rest is right"),
         (_dx_changed(lambda dx: dx[2, 7].fill(100)),
-         "0.6% of the elements of dx are wrong, in channel 7; the first is element 70 of "
+         "2.6% of the elements of dx are wrong, in channel 7; the first is element 78 of "
          "channel 7; the rest is right"),
-        (lambda dx, dgamma, dbeta: (dx, np.where(np.arange(23) < 20, dgamma, 0), dbeta),
-         "dgamma is wrong in channels 20 to 22; the rest is right"),
-        (lambda dx, *two: (dx, *(np.where(np.arange(23) < 16, each, 0) for each in two)),
-         "dgamma and dbeta are 0 in channels 16 to 22"),
+        (lambda dx, dgamma, dbeta: (dx, np.where(np.arange(13) != 11, dgamma, 0), dbeta),
+         "dgamma is wrong in channel 11; the rest is right"),
+        (lambda dx, *two: (dx, *(np.where(np.arange(13) < 8, each, 0) for each in two)),
+         "dgamma and dbeta are 0 in channels 8 to 12"),
     ],
 )  # fmt: skip
 def test_diagnose_outputs_that_are_wrong_at_some_places_are_described(changed, says, dtype):

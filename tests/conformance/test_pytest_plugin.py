@@ -44,7 +44,7 @@ def changed(change):
         (lambda dx, dgamma, dbeta: (dx[:2], dgamma, dbeta), "dx has a wrong type or shape; got"),
         (
             lambda dx, dgamma, dbeta: (dx, dgamma, dbeta.astype("f8")),
-            "; got float64 of shape (23,)",
+            "; got float64 of shape (13,)",
         ),
         (lambda dx, dgamma, dbeta: (dx, dgamma, "text"), "object of type str; expected an array"),
     ],
@@ -164,7 +164,7 @@ def test_plugin_subject_without_results_fails(body, text, counts, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from backnorm import batch_norm_backward\n"
         "def backward(*a, **k):\n"
-        "    if a[0].shape != (7, 23, 5, 7):\n"
+        "    if a[0].shape != (3, 13, 3, 13):\n"
         "        raise NotImplementedError\n"
         "    dx, dgamma, dbeta = batch_norm_backward(*a, **k)\n"
         f"    {body}\n"

@@ -229,6 +229,13 @@ def test_baseline_worse_status_is_worse(before, now, is_worse):
     assert baseline.is_worse(verdict, None) == is_worse
 
 
+@pytest.mark.parametrize(("sufficient", "is_worse"), [("float64", True), ("float32", False)])
+def test_baseline_rung_that_suffices_is_not_worse(sufficient, is_worse):
+    verdict = Verdict("a-case", "dx", "float32", "NCX", "float32")
+    baseline = Baseline(0, {("a-case", "dx"): "exact"})
+    assert baseline.is_worse(verdict, None, sufficient) == is_worse
+
+
 @pytest.mark.parametrize(("now", "failed"), [("DbetaWithS", 0), ("doubled_dbeta", 1)])
 def test_verify_wrong_output_with_another_mistake_than_in_the_baseline_fails(now, failed, tmp_path):
     report = str(tmp_path / "report.json")
@@ -401,7 +408,7 @@ def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
     ids, says = finding_ids(tmp_path, body)
     assert ids == {"not_written"}
     for output in outputs:
-        shape = "(7, 23, 5, 7)" if output == "dx" else "(23,)"
+        shape = "(3, 13, 3, 13)" if output == "dx" else "(13,)"
         assert (
             f"no {output} (missing or None) in 1 case: diagnostic-float32-float32-NCX; "
             f"expected an array of shape {shape}, float32"
@@ -415,7 +422,7 @@ def test_verify_wrong_type_in_all_cases_is_a_finding_for_each_output(tmp_path):
     assert [text.partition(" in ")[0] for text in says] == [
         f"{output} has a wrong type or shape" for output in ("dgamma", "dbeta")
     ]
-    assert "got float64 of shape (23,), expected float32 of shape (23,)" in says[0]
+    assert "got float64 of shape (13,), expected float32 of shape (13,)" in says[0]
 
 
 def test_show_case_prints_the_error_of_the_element_that_it_names():
@@ -588,4 +595,4 @@ def test_verify_prints_of_the_subject_appear_with_show(show, tmp_path, capfd):
     )
     case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX", *show]
     CliRunner().invoke(app, ["verify", f"{tmp_path / 'kernel.py'}:f", *case])
-    assert ("x is (7, 23, 5, 7)" in capfd.readouterr().err) == bool(show)
+    assert ("x is (3, 13, 3, 13)" in capfd.readouterr().err) == bool(show)

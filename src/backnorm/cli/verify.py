@@ -32,7 +32,10 @@ Skip = Annotated[
     list[str] | None, typer.Option(help="Skip cases whose names match the glob; repeatable.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
-AtLeast = Annotated[Rung, typer.Option(help="An output worse than this rung is a finding.")]
+AtLeast = Annotated[
+    Rung | None,
+    typer.Option(help="An output worse than this rung is a finding; by default serial."),
+]
 Xfail = Annotated[
     Path | None,
     typer.Option(
@@ -76,6 +79,8 @@ class _Reports:
     html: Path | None
     xfail: Path | None
     baseline: Path | None
+    # With this rung or a better one an output is not worse than in the baseline.
+    sufficient: Rung | None
 
     def check(self) -> None:
         """Raise an error for a file that :meth:`write` could not read or write after the run."""
@@ -124,7 +129,7 @@ class _Reports:
             compared, mistake = before.number(results), partial(mistake_of, found=found)
 
             def fails(verdict: Any) -> bool:
-                return before.is_worse(verdict, mistake(verdict))
+                return before.is_worse(verdict, mistake(verdict), self.sufficient)
 
             failed = [verdict for verdict in results.verdicts if fails(verdict)]
             new = [verdict for verdict in failed if is_failure(verdict)]
@@ -225,7 +230,7 @@ def verify(
             help="With --tier full: add a case with more than 2**31 elements, which takes 13 GB.",
         ),
     ] = False,
-    at_least: AtLeast = "serial",
+    at_least: AtLeast = None,
     any_order: Annotated[
         bool,
         typer.Option("--any-order", help="Accept calls that differ in bits if both are right."),
@@ -281,7 +286,9 @@ def verify(
         if path is not None and len(subjects) > 1:
             came = f"{len(subjects)} subjects"
             raise ArgumentValueError(option, "must be used with one subject", came=came)
-    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
+    reports = _Reports(
+        at_least or "serial", show, json, junit, markdown, html, xfail, baseline, at_least
+    )
     reports.check()
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
@@ -314,7 +321,7 @@ def judge(
             "(or .npy), or an .npz or .safetensors file with the names case/output.",
         ),
     ],
-    at_least: AtLeast = "serial",
+    at_least: AtLeast = None,
     xfail: Xfail = None,
     baseline: Baseline = None,
     show: Show = False,
@@ -326,7 +333,9 @@ def judge(
     """Judge results that were computed from the files of cases export."""
     from backnorm.conformance.verify.export import judge as judge_files
 
-    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
+    reports = _Reports(
+        at_least or "serial", show, json, junit, markdown, html, xfail, baseline, at_least
+    )
     reports.check()
     raise typer.Exit(int(reports.write(judge_files(cases, results), reports.console())))
 

@@ -179,26 +179,26 @@ def forward_diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 23 channels of only 5 x 5 elements, so that a division by M - 1 is noticeable. No
-    vector length divides the number of channels, of elements in a channel, or of all elements.
-    epsilon is of the size of the variance, and gamma has both signs. `mean` and `variance` are the
-    running statistics.
+    There are 11 channels of only 3 x 11 elements, so that a division by M - 1 is noticeable. No
+    vector length divides the number of channels, of elements in a channel, or of all elements, and
+    the channel axis cannot be guessed from sizes. epsilon is of the size of the variance, and gamma
+    has both signs. `mean` and `variance` are the running statistics.
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(
-        (5, 23, 5) if data_format == "NCX" else (5, 5, 23),
+        (3, 11, 1, 11),
         dtype,
         data_format=data_format,
         rng=rng,
         statistics_dtype=statistics_dtype,
         epsilon=0.25,
-        scale=0.75,
+        scale=0.5,
     )
     mean, variance = data.mean.astype(float), data.variance.astype(float)
     return replace(
         data,
-        mean=(mean + rng.uniform(0.2, 0.6, 23)).astype(data.mean.dtype),
-        variance=(variance * rng.uniform(1.3, 2.5, 23)).astype(data.variance.dtype),
+        mean=(mean + rng.uniform(0.2, 0.6, 11)).astype(data.mean.dtype),
+        variance=(variance * rng.uniform(1.3, 2.5, 11)).astype(data.variance.dtype),
     )
 
 

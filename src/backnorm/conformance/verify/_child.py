@@ -31,7 +31,7 @@ from backnorm.conformance.verify._huge import (
 )
 from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.operations import operation_of
+from backnorm.conformance.verify.operations import operation_of, varied_input
 from backnorm.conformance.verify.subjects import described, is_unsupported, subject_of
 from backnorm.errors import ArgumentError
 
@@ -39,6 +39,9 @@ from backnorm.errors import ArgumentError
 _REPEATED = 1 << 22
 # Bytes of available memory that a subject of a huge case must not use.
 _RESERVED = 1 << 30
+
+
+_Outputs = dict[str, np.ndarray | None]
 
 
 class WroteOutsideError(Exception):
@@ -81,10 +84,15 @@ class Runner:
         started = time.perf_counter()
         try:
             if case.repeats > 1:
-                outputs, again, faults = self._of_huge(case), None, list[str]()
+                outputs, again, faults, unchanged = (
+                    self._of_huge(case),
+                    None,
+                    list[str](),
+                    list[str](),
+                )
             else:
                 inputs = {n: None if a is None else Guarded(a) for n, a in case.inputs.items()}
-                outputs, again, faults = self._outputs(inputs, case)
+                outputs, again, faults, unchanged = self._outputs(inputs, case)
         except CommandError as error:
             self.say(event="crash", case=case.name, text=str(error))
             return
@@ -102,6 +110,7 @@ class Runner:
             names=list(outputs),
             again=None if again is None else self._saved(f"{case.name}-again", again),
             faults=faults,
+            unchanged=unchanged,
             seconds=time.perf_counter() - started,
         )
 
@@ -122,8 +131,11 @@ class Runner:
 
     def _outputs(
         self, inputs: dict[str, Guarded | None], case: Case
-    ) -> tuple[dict[str, np.ndarray | None], dict[str, np.ndarray | None] | None, list[str]]:
-        """Return the outputs of a call, those of another call if they differ, and the faults."""
+    ) -> tuple[_Outputs, _Outputs | None, list[str], list[str]]:
+        """Return the outputs of a call, those of another call if they differ, and the faults.
+
+        The last result names the outputs that have the same bits for another dy (or x).
+        """
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
@@ -133,22 +145,24 @@ class Runner:
         ]
         size = case.data.x.size
         if faults or not size or size > _REPEATED:
-            return first, None, faults
-        # Call again with -dy (or -x) in the same buffers: the results must differ.
+            return first, None, faults, []
         varied = inputs[operation_of(case).varied]
         assert varied is not None
-        np.negative(varied.array, out=varied.array)
+        original = varied.array.copy()
+        varied.array[...] = varied_input(original)
         second = self._called(inputs, case)
-        np.negative(varied.array, out=varied.array)
+        varied.array[...] = original
         third = self._called(inputs, case)
-        if not _same(first, third):
-            return first, third, faults
-        if _same(first, second) and any(
-            array is not None and np.any(np.nan_to_num(array.astype(float)))
-            for array in first.values()
-        ):
-            faults.append("stale")
-        return first, None, faults
+        if any(not _equal(first[name], third[name]) for name in first):
+            return first, third, faults, []
+        unchanged: list[str] = [
+            name
+            for name, array in first.items()
+            if array is not None
+            and np.any(np.nan_to_num(array.astype(float)))
+            and _equal(array, second[name])
+        ]
+        return first, None, faults, unchanged
 
     def _of_huge(self, case: Case) -> dict[str, np.ndarray | None]:
         """Call once on a case whose channels are repeated; return the worst copy of each output."""
@@ -180,11 +194,10 @@ class Runner:
         return {name: array.copy() for name, array in found.items()}
 
 
-def _same(one: dict[str, np.ndarray | None], other: dict[str, np.ndarray | None]) -> bool:
-    return all(
-        (a is None) == (b is None) and (a is None or b is None or a.tobytes() == b.tobytes())
-        for a, b in zip(one.values(), other.values(), strict=True)
-    )
+def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.tobytes() == other.tobytes()
 
 
 def _remaining(job: dict[str, Any]) -> Iterator[Case]:

@@ -138,11 +138,14 @@ class Baseline:
             before, now = f"{before} ({self.mistakes[key]})", f"{now} ({mistake})"
         return f"{verdict.case}/{verdict.output}: {before} -> {now}"
 
-    def is_worse(self, verdict: Verdict, mistake: str | None) -> bool:
+    def is_worse(
+        self, verdict: Verdict, mistake: str | None, sufficient: Rung | None = None
+    ) -> bool:
         """Whether an output is worse than in the report, has another mistake, or is new and fails.
 
         `mistake` is the id of the finding that explains the verdict. The rungs exact and float64
-        count as equal, because an output of float64 arithmetic can be exact by accident.
+        count as equal, because an output of float64 arithmetic can be exact by accident. An output
+        on the rung `sufficient`, or a better one, is not worse.
         """
         key = verdict.case, verdict.output
         before = self.statuses.get(key)
@@ -150,6 +153,8 @@ class Baseline:
             return verdict.is_judged and verdict.status not in RUNGS
         # A right output becomes "proves_nothing" once the rest of its case is right, too.
         if verdict.status in ("proves_nothing", "expected_to_fail"):
+            return False
+        if sufficient is not None and is_at_least(verdict.status, sufficient):
             return False
         if before == verdict.status:
             return mistake is not None and mistake != self.mistakes.get(key, mistake)

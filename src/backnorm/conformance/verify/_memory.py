@@ -1,7 +1,8 @@
 """Arrays between unreadable pages.
 
 An access to such a page ends the process. The bytes between an array and the pages are canaries,
-whose change shows a write: all bits are set, which is NaN in every element type.
+whose change shows a write. Those of inputs are NaN in every element type. Those of outputs differ
+from them, because a vector that is read beyond an input can be written beyond an output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import mmap
 import numpy as np
 
 _LINE = 64
+# All bits are set: NaN in every element type.
+_NAN = 0xFF
+_BEYOND_OUTPUT = 0xFD
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -38,12 +42,15 @@ class Guarded:
         self._memory = mmap.mmap(-1, self._room + 2 * page)
         whole = np.frombuffer(self._memory, np.uint8)
         self._bytes = whole[page : page + self._room]
-        self._bytes[...] = 0xFF
+        self._canary = _BEYOND_OUTPUT if fill else _NAN
+        self._bytes[...] = self._canary
         start = (self._room - values.nbytes) // _LINE * _LINE
         self._start, self._end = start, start + values.nbytes
         own = self._bytes[self._start : self._end]
         self.array: np.ndarray = own.view(values.dtype).reshape(values.shape)
-        if not fill:
+        if fill:
+            own[...] = _NAN
+        else:
             self.array[...] = values
         base = whole.ctypes.data
         for address in (base, base + page + self._room):
@@ -53,4 +60,4 @@ class Guarded:
     def holds_canaries(self) -> bool:
         """Whether the bytes around the array are unchanged."""
         around = self._bytes[: self._start], self._bytes[self._end :]
-        return all(bool((part == 0xFF).all()) for part in around)
+        return all(bool((part == self._canary).all()) for part in around)

@@ -20,7 +20,7 @@ __all__ = ["Finding", "counts", "findings"]
 _FAULTS = {
     "changed_input": "the subject writes to an input",
     "not_repeatable": "the same inputs give other bits of {outputs} in another call",
-    "stale": "the results of an earlier call are returned for changed values in the same memory",
+    "stale": "{outputs}: a call with other values in the same memory returns earlier results",
     "wrote_outside": "the subject writes outside of an array",
     "error": "the call fails",
     "hang": "the subject does not return",
@@ -88,7 +88,7 @@ def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
 
 
 def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
-    """Return the findings of a run, mistakes in the formula first.
+    """Return the findings of a run: diagnosed ones first, then those of the most cases.
 
     Parameters
     ----------
@@ -97,13 +97,13 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
         The worst acceptable rung.
     """
     of_formula = list(_of_formula(results, _diagnosed(results)))
-    found = [
-        *of_formula,
+    others = [
         *_of_numbers(results, of_formula),
         *_unusable(results),
         *_faults(results),
         *_below(results, at_least),
     ]
+    found = of_formula + sorted(others, key=lambda finding: -len(finding.cases))
     if results.job.files:
         return found
     return [_with_command(finding, results, at_least) for finding in found]

@@ -50,7 +50,7 @@ class Operation:
     results : tuple of str
         The results, in their order.
     varied : str
-        The input whose sign is changed to detect results of an earlier call.
+        The input that is changed (`varied_input`) to detect results of an earlier call.
     judged : callable
         Takes a case; returns the exact results and their bounds, and a function that says whether a
         wrong formula fails the case.
@@ -66,6 +66,14 @@ class Operation:
     judged: Callable[[Case], tuple[Ladder, Callable[[], bool]]]
     types: Callable[[Case, str], tuple[np.dtype, ...]]
     diagnosis: Callable[[Case, Outputs], Diagnosis]
+
+
+def varied_input(array: np.ndarray) -> np.ndarray:
+    """Return another input. Gradients, mean and variance are other multiples of those of `array`.
+
+    With only the sign changed, sums over three calls with -dy in the second could be those of one.
+    """
+    return (-0.5 * array.astype(float)).astype(array.dtype)
 
 
 def operation_of(case: Case) -> Operation:

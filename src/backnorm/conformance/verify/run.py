@@ -13,14 +13,19 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.operations import OPERATIONS, Operation, operation_of
+from backnorm.conformance.verify.operations import (
+    OPERATIONS,
+    Operation,
+    operation_of,
+    varied_input,
+)
 from backnorm.conformance.verify.subjects import schema_of
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
@@ -155,6 +160,8 @@ class Results:
     verdicts : list of Verdict
     outputs : dict
         The outputs of the diagnostic cases by name.
+    unchanged : set
+        The cases and outputs whose bits were wrongly equal for another input.
     seconds : float
     interrupted : bool
     """
@@ -162,6 +169,7 @@ class Results:
     job: Job
     verdicts: list[Verdict] = field(default_factory=list)
     outputs: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    unchanged: set[tuple[str, str]] = field(default_factory=set)
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -223,6 +231,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                     results.verdicts += _verdicts(case, event, results)
         except KeyboardInterrupt:
             results.interrupted = True
+    results.verdicts = [_stale_elsewhere(verdict, results) for verdict in results.verdicts]
     results.seconds = time.perf_counter() - started
     return results
 
@@ -339,9 +348,15 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         results.outputs[case.name] = outputs
     graded_outputs = graded(case, outputs)
     faults = list(event["faults"])
-    if "stale" in faults and _is_right_if_varied(case, outputs):
-        faults.remove("stale")
-    varying: dict[str, Any] = {}
+    unchanged = set(event["unchanged"])
+    if unchanged:
+        unchanged -= _right_if_varied(case, outputs)
+    results.unchanged |= {(case.name, name) for name in unchanged}
+    # A wrong output may not depend on the input, so it is stale only if all outputs are.
+    is_stale = unchanged == outputs.keys()
+    varying: dict[str, str] = {
+        name: "stale" for name in unchanged if is_stale or graded_outputs[name][0] in RUNGS
+    }
     if event["again"] is not None:
         others = _loaded(event["again"])
         again = graded(case, others)
@@ -367,17 +382,27 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         status, text, found = graded_outputs[output]
         fault = next(iter(faults), varying.get(output))
         if fault is not None:
-            status, text = fault.partition(":")[0], fault
+            status, text = cast("Status", fault.partition(":")[0]), fault
         verdicts.append(Verdict(known[0], output, *known[1:], status, text, found))
     return verdicts
 
 
-def _is_right_if_varied(case: Case, outputs: Mapping[str, np.ndarray]) -> bool:
-    """Whether the outputs are also right for the changed input of the second call."""
+def _stale_elsewhere(verdict: Verdict, results: Results) -> Verdict:
+    """Return a verdict on a wrong, unchanged output as stale if the output is stale elsewhere."""
+    is_unchanged = (verdict.case, verdict.output) in results.unchanged
+    stale = {each.output for each in results.verdicts if each.status == "stale"}
+    if is_unchanged and verdict.output in stale:
+        return replace(verdict, status="stale", text="stale")
+    return verdict
+
+
+def _right_if_varied(case: Case, outputs: Mapping[str, np.ndarray]) -> set[str]:
+    """Return the outputs that are also right for the changed input of the second call."""
     name = operation_of(case).varied
-    varied = replace(case, data=replace(case.data, **{name: -getattr(case.data, name)}))
-    statuses = {status for status, *_ in graded(varied, outputs).values()}
-    return statuses <= {*RUNGS, "proves_nothing"}
+    changed: dict[str, Any] = {name: varied_input(getattr(case.data, name))}
+    varied = replace(case, data=replace(case.data, **changed))
+    grades = graded(varied, outputs)
+    return {name for name, (status, *_) in grades.items() if status in (*RUNGS, "proves_nothing")}
 
 
 def absent(case: Case, output: str, names: Collection[str]) -> tuple[Status, str]:
