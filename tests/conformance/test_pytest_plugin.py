@@ -38,7 +38,7 @@ def changed(change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda dx, dgamma, dbeta: None, "no dx (missing or None); expected an array of shape (7"),
+        (lambda dx, dgamma, dbeta: None, "no dx (missing or None); expected an array of shape (3"),
         (lambda dx, dgamma, dbeta: (dx, None, dbeta), "no dgamma (missing or None); expected"),
         (lambda dx, dgamma, dbeta: (dx, dgamma, dbeta, dx), "returned 4 outputs; expected dx, dg"),
         (lambda dx, dgamma, dbeta: (dx[:2], dgamma, dbeta), "dx has a wrong type or shape; got"),

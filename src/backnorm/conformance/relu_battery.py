@@ -62,7 +62,8 @@ class ReluCase:
     data : LayerData
     residual : numpy.ndarray or None
     mask : numpy.ndarray
-        The mask of the backward pass.
+        The mask of the backward pass. `backnorm.reference.unpack_mask` makes booleans of it,
+        `pack_mask` a mask of booleans.
     training : bool
         Whether the statistics of the backward pass depend on x.
     affine : bool
