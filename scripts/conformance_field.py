@@ -113,6 +113,8 @@ def _subject(contestant: Contestant) -> dict[str, Any]:
     print(contestant.label, file=sys.stderr, flush=True)
     with _environment(contestant.environment):
         results = verify(Job(contestant.subject, _SELECTION, timeout=120.0))
+    # A single case does not need the long timeout.
+    results.job = Job(contestant.subject, _SELECTION)
     known = counts(results)
     # The environment variables of a command that repeats the run.
     prefix = "".join(f"{name}={value} " for name, value in contestant.environment.items())
