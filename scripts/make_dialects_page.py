@@ -35,6 +35,7 @@ A dialect is the batch normalisation of one specification, with its names and ru
 - A variance is biased. Running statistics are the old ones as inputs, the new ones as outputs.
 - epsilon is added to the variance. Numeric attributes are finite.
 - Results have the bits of the canonical operator.
+- In sources, OPERATOR and REVISION stand for the operator's name and its revision.
 - Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
   `"float32"` or `"float64"`.
 """
@@ -173,8 +174,9 @@ def _rules_of_all(schemas: Sequence[OperatorSchema]) -> list[str]:
 
 
 def _source(schema: OperatorSchema) -> str:
-    """Return the source, with placeholders for the operator's name and the revision."""
+    """Return the source, without what differs between the operators of a dialect."""
     source = schema.source.replace(schema.op, "OPERATOR")
+    source = re.sub(r", OPERATOR(?= \(|$)", ", under each operator's name", source)
     return source.replace(schema.revision, "REVISION") if schema.revision else source
 
 

@@ -112,7 +112,7 @@ _LEGEND = (
     "- **share**: part of PyTorch's eager step in normalisations, activations and additions. No "
     "layer can save more.\n"
     "- **normalisation**: time of what *share* counts, fused over PyTorch's.\n"
-    "- **memory**: what a fused step adds to the resident memory, over PyTorch's.\n"
+    "- **memory**: resident memory that a fused step adds, divided by what PyTorch's step adds.\n"
     "- **fused**: step of `convert(model, fuse=True)` over PyTorch's; **compiled**: step of "
     "`convert(model)` over PyTorch's, both compiled. Geometric means (least to most; cases) of all "
     "processors, threads, batches and element types.\n"
