@@ -1,8 +1,8 @@
 """Arrays between unreadable pages.
 
 An access to such a page ends the process. The bytes between an array and the pages are canaries,
-whose change shows a write. Those of inputs are NaN in every element type. Those of outputs differ
-from them, because a vector that is read beyond an input can be written beyond an output.
+whose change shows a write. The canaries of inputs are NaN in every element type. Outputs have other
+canaries, because a kernel can write beyond an output what it has read beyond an input.
 """
 
 from __future__ import annotations
