@@ -215,3 +215,11 @@ def test_command_policy_says_its_source():
 def test_page_names_every_policy():
     page = (ROOT / "docs" / "how-to" / "verify.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in POLICIES)
+
+
+@pytest.mark.parametrize("source", ["def f(a) return", "1 / 0", "def f(a):\n    return True"])
+def test_tolerance_function_that_is_unusable_is_bad_usage(source, tmp_path):
+    (tmp_path / "mine.py").write_text(source)
+    done = run("--compare", f"{tmp_path}/mine.py:f")
+    assert done.exit_code == 2
+    assert "--compare: cannot be imported, or does not take two arrays; got" in done.stderr

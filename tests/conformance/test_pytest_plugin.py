@@ -38,7 +38,7 @@ def changed(change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda dx, dgamma, dbeta: None, "no dx (missing or None); expected an array of shape (3"),
+        (lambda dx, dgamma, dbeta: None, "no dx (missing or None); expected an array of shape (7"),
         (lambda dx, dgamma, dbeta: (dx, None, dbeta), "no dgamma (missing or None); expected"),
         (lambda dx, dgamma, dbeta: (dx, dgamma, dbeta, dx), "returned 4 outputs; expected dx, dg"),
         (lambda dx, dgamma, dbeta: (dx[:2], dgamma, dbeta), "dx has a wrong type or shape; got"),
@@ -164,7 +164,7 @@ def test_plugin_subject_without_results_fails(body, text, counts, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from backnorm import batch_norm_backward\n"
         "def backward(*a, **k):\n"
-        "    if a[0].shape != (3, 13, 3, 13):\n"
+        "    if a[0].shape != (7, 13, 3, 13):\n"
         "        raise NotImplementedError\n"
         "    dx, dgamma, dbeta = batch_norm_backward(*a, **k)\n"
         f"    {body}\n"

@@ -173,6 +173,11 @@ def doubled_dbeta(*operands, **options):
     return dx, dgamma, 2 * dbeta
 
 
+def halved_dbeta(*operands, **options):
+    dx, dgamma, dbeta = _right(*operands, **options)
+    return dx, dgamma, dbeta / 2
+
+
 def without_last_vector(*operands, **options):
     """Leave out the elements of dx after the last whole vector of 8."""
     dx, dgamma, dbeta = _right(*operands, **options)
@@ -230,6 +235,7 @@ WRONG |= {
     "swapped_tensors": "x-dy-swapped",
     "constant_epsilon": "epsilon-constant",
     "doubled_dbeta": "described",
+    "halved_dbeta": "described",
     "without_last_vector": "partly-wrong",
     "without_last_channels": "described",
     "less_one_in_projection": "projection-less-one",

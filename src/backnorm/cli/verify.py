@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
-from backnorm.errors import ArgumentValueError, counted
+from backnorm.errors import ArgumentError, ArgumentValueError, counted
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Tier = Annotated[
@@ -90,6 +91,11 @@ class _Reports:
             expected.read_expectations(self.xfail)
         if self.baseline is not None:
             expected.read_baseline(self.baseline)
+            if self.json is not None and self.json.resolve() == self.baseline.resolve():
+                raise ArgumentValueError(
+                    "--json", "must not be the file of --baseline, because a run that fails would "
+                    "become the baseline", came=str(self.json), accepted="another file",
+                )  # fmt: skip
         for path in (self.json, self.junit, self.markdown, self.html):
             if path is None or path == Path("-"):
                 continue
@@ -112,7 +118,6 @@ class _Reports:
         from backnorm.conformance.verify.findings import counts, findings, mistake_of
 
         judged = counts(results)["judged"]
-        # Read the baseline first, because a report may overwrite it.
         before = None if self.baseline is None else expected.read_baseline(self.baseline)
         passed, unmatched, expired = list[str](), list[str](), list[str]()
         if self.xfail is not None:
@@ -464,7 +469,6 @@ def _print_audit(
 ) -> None:
     from backnorm.conformance.verify import audit_data, policies, tolerances
     from backnorm.conformance.verify.audit import audit
-    from backnorm.conformance.verify.subjects import function_of
 
     project = None if policy is None else policies.policy_of(policy)
     epsilon = 1e-5 if project is None else project.epsilon
@@ -485,7 +489,7 @@ def _print_audit(
     if project is not None:
         test, text = project.test(dtype), f"{policy}: {project.text(dtype)}"
     elif compare is not None:
-        test, text = tolerances.from_function(function_of(compare, "--compare")), compare
+        test, text = tolerances.from_function(_comparison(compare)), compare
     else:
         assert tolerance is not None
         test, text = tolerances.from_text(tolerance), tolerance
@@ -501,7 +505,7 @@ def _print_audit(
             for kernels in (found.caught, found.missed, found.invisible)
         )
         visible = counted(len(caught) + len(missed), noun)
-        print(f"  {len(caught)} of {visible} caught. These pass:")
+        print(f"  {len(caught)} of {visible} caught." + " These pass:" * bool(missed))
         _print_kernels(missed)
         print(f"  {counted(len(invisible), noun)} with the right results on such data:")
         _print_kernels(invisible)
@@ -509,6 +513,23 @@ def _print_audit(
         print(f"  a right kernel, {name}: rejected in {number} of {found.runs}")
     if data != "layer" or loss not in ("none", "cube"):
         print("  --data layer --loss cube shows every mistake that a loss can show.")
+
+
+def _comparison(name: str) -> Callable[..., Any]:
+    """Return the function of --compare, which takes an array and the expected array."""
+    from backnorm.conformance.verify.subjects import described, function_of
+
+    try:
+        function = function_of(name, "--compare")
+        inspect.signature(function).bind(None, None)
+    except ArgumentError:
+        raise
+    except Exception as error:
+        raise ArgumentValueError(
+            "--compare", "cannot be imported, or does not take two arrays", came=name,
+            hint=described(error),
+        ) from error  # fmt: skip
+    return function
 
 
 def _print_kernels(kernels: list[Any]) -> None:

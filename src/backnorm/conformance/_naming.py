@@ -87,7 +87,9 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
         wrong = ~np.isfinite(output.astype(float))
         if wrong.all():
             return Diagnosis(
-                "memory", ("not-written",), f"{name} is not written: no element is finite"
+                "memory",
+                ("not-written",),
+                f"{name} is not written, or is added to its memory: no element is finite",
             )
         if wrong.any():
             first = tuple(map(int, np.argwhere(wrong)[0]))

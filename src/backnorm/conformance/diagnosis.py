@@ -65,14 +65,14 @@ def diagnostic_data(
 ) -> LayerData:
     """Return inputs for which every mistake gives different numbers.
 
-    There are 13 channels of 3 x 39 elements: no vector length divides the number of channels, of
+    There are 13 channels of 7 x 39 elements: no vector length divides the number of channels, of
     elements in a channel, or of all elements. Axes 1 and -1 have equal sizes, so a channel axis
     that is guessed from sizes is wrong in one layout. epsilon is of the size of the smallest
     variances. mean and variance are not those of x, and gamma has both signs. dy has a mean and is
     correlated with x.
     """
     rng = np.random.default_rng(seed)
-    shape = (3, 13, 3, 13)
+    shape = (7, 13, 3, 13)
     data = realistic_data(
         shape,
         dtype,

@@ -116,7 +116,7 @@ class Baseline:
     statuses : mapping
         The status of each output, by case and output.
     mistakes : mapping
-        The id of the finding that explains an output, by case and output.
+        The mistake of an output (`findings.mistake_of`), by case and output.
     """
 
     seed: int
@@ -143,7 +143,7 @@ class Baseline:
     ) -> bool:
         """Whether an output is worse than in the report, has another mistake, or is new and fails.
 
-        `mistake` is the id of the finding that explains the verdict. The rungs exact and float64
+        `mistake` is that of the verdict (`findings.mistake_of`). The rungs exact and float64
         count as equal, because an output of float64 arithmetic can be exact by accident. An output
         on the rung `sufficient`, or a better one, is not worse.
         """
@@ -179,9 +179,9 @@ def read_baseline(path: Path) -> Baseline:
         if not set(statuses.values()) <= set(STATUSES):
             raise ValueError
         mistakes = {
-            (each["case"], each["output"]): each["finding"]
+            (each["case"], each["output"]): each["mistake"]
             for each in report["verdicts"]
-            if "finding" in each
+            if "mistake" in each
         }
         return Baseline(report["seed"], statuses, mistakes)
     except (ValueError, LookupError, TypeError) as error:

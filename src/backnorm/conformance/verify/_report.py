@@ -200,7 +200,7 @@ def _verdict(verdict: Verdict, mistake: str | None) -> dict[str, Any]:
     if verdict.text:
         plain["text"] = verdict.text
     if mistake is not None:
-        plain["finding"] = mistake
+        plain["mistake"] = mistake
     grade = verdict.grade
     if grade is not None:
         plain |= {

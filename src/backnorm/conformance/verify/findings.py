@@ -58,6 +58,8 @@ class Finding:
         The command that reproduces it.
     known : bool
         Whether no output with this mistake is worse than in an earlier report.
+    is_diagnosis : bool
+        Whether the finding is a diagnosis of the outputs of a diagnostic case.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     reproduce: str = ""
     known: bool = False
+    is_diagnosis: bool = False
 
     def explains(self, verdict: Verdict) -> bool:
         """Whether the output of a verdict has this mistake."""
@@ -116,8 +119,16 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 
 
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
-    """Return the id of the first finding that explains a verdict, None without one."""
-    return next((each.id for each in found if each.explains(verdict)), None)
+    """Return a text that identifies the mistake of a verdict, None if no finding explains it.
+
+    The text is the sentence of a diagnosis with its evidence, else the id of the finding: errors in
+    ulps differ from run to run.
+    """
+    finding = next((each for each in found if each.explains(verdict)), None)
+    if finding is None or not finding.is_diagnosis:
+        return None if finding is None else finding.id
+    numbers = ", ".join(f"{n} {v:.2g}" for n, v in finding.evidence.items() if n != "residual")
+    return f"{finding.says} ({numbers})" if numbers else finding.says
 
 
 def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
@@ -139,6 +150,7 @@ def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterato
             _judged(results),
             name,
             diagnosed[name].evidence,
+            is_diagnosis=True,
         )
 
 

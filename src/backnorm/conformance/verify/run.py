@@ -79,7 +79,10 @@ _IMPORT = 120.0
 # After a subject has ended this many children in a row, it is not run on further cases.
 _MOST_ENDS = 8
 
-_BOTH_RIGHT = ": both are right, as sums in another order are; --any-order accepts them"
+_BOTH_RIGHT = (
+    ": both are right, as sums in another order are (--any-order accepts them), but a race can "
+    "do this, too"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ values may be too small for 24 bits in float32. No float32 element of such chann
 
 Sums: `add_strip` has at most four roundings per term, an error of 2^-22 of the sum of magnitudes;
 each term that underflows loses at most 2^-150. The sums are about m, the float32 nearest to the
-mean. `recentre` converts them to sums about the mean, and decides which sums are used. The bound
-also holds for the magnitudes about the mean, because no element is nearer to the mean than m:
+mean. `recentre` converts them to sums about the mean, and marks those that float64 must compute.
+The bound also holds for the magnitudes about the mean, because no element is nearer to the mean
+than m:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
@@ -260,7 +261,10 @@ def _unless_tiny(tested, gain):
 
 @inlined
 def repeat_first(rows, width):
-    """Repeat the first float32 coefficients after the last, for vectors that reach the next row."""
+    """Repeat the first float32 coefficients after the last.
+
+    A vector that begins in a row of the array can end in the next row.
+    """
     values, far = rows
     for row in range(4 if lanes_of(values) == SINGLES else 0):
         for k in range(SINGLES):

@@ -232,7 +232,10 @@ def has_feature(name: str) -> bool:
 
 
 def _converts_halves() -> bool:
-    """Whether the target has instructions for float16; LLVM's substitute function is not linked."""
+    """Whether the target has instructions that convert float16.
+
+    Without them LLVM would call a function that is not linked.
+    """
     triple = cpu_target.target_context.codegen().magic_tuple()[0]
     return not triple.startswith(("x86_64", "i")) or has_feature("f16c")
 
