@@ -355,7 +355,7 @@ def _outcome(
     in_blocks: Mapping[Module, tuple[bool, str]],
 ) -> tuple[bool, str, Arithmetic | None]:
     """Return the last three attributes of a `LayerReport`."""
-    if type_before_parametrizations(layer) in (torch.nn.SyncBatchNorm, modules.SyncBatchNorm):
+    if type_before_parametrizations(layer) is torch.nn.SyncBatchNorm:
         return False, "it normalises over several processes", None
     if not isinstance(layer, _OURS):
         return False, _FOREIGN, None

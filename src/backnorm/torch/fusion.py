@@ -80,6 +80,7 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
     """
     structure = _Structure(model)
     obstacles: dict[Module, str] = {}
+    names = {module: name for name, module in model.named_modules()}
     for sequence in filter(_calls_children_in_order, model.modules()):
         for layer, act in itertools.pairwise([*sequence._modules.values(), None]):
             if layer is None or not applies_activation(type(layer)):
@@ -89,19 +90,19 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
             elif obstacle := structure.obstacle(layer, act):
                 obstacles.setdefault(layer, obstacle)
             else:
-                fuse_pair(layer, act)
+                fuse_pair(layer, act, (names[layer], names[act]))
     return obstacles
 
 
-def fuse_pair(layer: Module, act: Module, names: PairNames | None = None) -> None:
+def fuse_pair(layer: Module, act: Module, names: PairNames) -> None:
     """Let a layer compute the activation, and make the activation's module return its input.
 
-    If the caller named the pair, calls of the activation check that their input is the layer's
-    output.
+    Calls of the activation check that their input is the layer's output: a model can also call the
+    modules of a sequence one by one.
     """
     if isinstance(act, FusedActivation):
         act.restore()
-    layer.activation, layer.marks_output = activation_of(act), names is not None
+    layer.activation, layer.marks_output = activation_of(act), True
     FusedActivation.replace(act, layer, names)
 
 

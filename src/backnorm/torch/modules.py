@@ -108,16 +108,13 @@ class FusedActivation(Separable, torch.nn.Identity):
     """The module of an activation while the layer before it computes the activation.
 
     `fused_layer` is this layer, stored in `__dict__`, because it is not a child module. `names` has
-    the names of the layer and of this module, or is None if the caller of `convert` did not name
-    the pair.
+    the names of the layer and of this module in the model.
     """
 
-    names: tuple[str, str] | None = None
+    names: tuple[str, str]
 
     @staticmethod
-    def replace(
-        module: torch.nn.Module, layer: torch.nn.Module, names: tuple[str, str] | None
-    ) -> None:
+    def replace(module: torch.nn.Module, layer: torch.nn.Module, names: tuple[str, str]) -> None:
         """Turn the module of an activation into a `FusedActivation` of a layer."""
         module.__dict__.update(fused_layer=layer, original_class=type(module), names=names)
         module.__class__ = FusedActivation
@@ -138,7 +135,7 @@ class FusedActivation(Separable, torch.nn.Identity):
             return self.as_node(input)
         if getattr(self.fused_layer, "activation", None) is None:
             return self.original_class.forward(self, input)
-        if self.names is not None and not is_compiling():
+        if not is_compiling():
             self._check_origin(input, *self.names)
         return input
 

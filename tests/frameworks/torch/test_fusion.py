@@ -450,3 +450,27 @@ def test_named_pair_is_checked_in_copies_and_with_hooks_of_neighbours(close):
     close(block(x), 2 * model(x))
     with pytest.raises(ValueError, match="'relu' was called"):
         block.relu(x)
+
+
+class CallsOneByOne(nn.Module):
+    """Calls the modules of its sequence, with an addition before the activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(3, 3, 1), nn.BatchNorm1d(3), nn.ReLU())
+
+    def forward(self, x):
+        return self.body[2](self.body[1](self.body[0](x)) + x)
+
+
+def test_sequence_whose_modules_are_called_one_by_one_raises():
+    model = convert(CallsOneByOne(), fuse=True)
+    with pytest.raises(ValueError, match=r"^fuse: .*'body.2' was called with a tensor that is"):
+        model(torch.randn(4, 3, 5))
+
+
+def test_fused_layer_that_was_replaced_raises():
+    model = convert(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()), fuse=True)
+    model[0] = nn.BatchNorm1d(3)
+    with pytest.raises(ValueError, match=r"^fuse: .*'1' was called with a tensor that is not"):
+        model(torch.randn(4, 3, 5))
