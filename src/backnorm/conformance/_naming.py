@@ -21,8 +21,8 @@ Kind = Literal["right", "formula", "described", "precision", "indexing", "memory
 # A dataclass with a field for each number: an array of shape (C,), or None if it is not known.
 Numbers = Any
 
-# The largest relative difference between the numbers of a call and those of a matching formula, by
-# the element type of dx or y. Rounding dx to 8 bits changes a coefficient by about 1e-3.
+# A formula matches if its coefficients differ by at most this, relatively, from those fitted to the
+# results. By the element type of dx or y; rounding dx to 8 bits changes a coefficient by 1e-3.
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
 # A formula within this multiple of the nearest formula's distance matches as well as that one.

@@ -245,7 +245,8 @@ def _batch_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, mean and variance from x, gamma, beta, mask and residual.
 
-    `groups` has the mapped axes that the batch is split over, and the groups of their indices.
+    `groups` has the mapped axes that the batch is split over, and JAX's `axis_index_groups` (or
+    None).
     """
     x, gamma, beta, mask, residual = operands
     arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}

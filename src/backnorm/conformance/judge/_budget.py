@@ -70,10 +70,10 @@ def budget(
       gradient is rounded four times before it is added up in float64. The roundings are those of
       x - mean, of the product, and of two additions in a run of at most four terms; 2**-22 T is
       4 u. dx has those sums as coefficients. For a float32 output, the rounding of its last product
-      is the half ulp of the output. Before it, the term dy is rounded three times: when the shift
-      and the slope's term are subtracted, and in the gain. The term of sum dy is rounded six times
-      (twice in the sum, once as the shift, and three times like dy), and the term of x - mean eight
-      times (four times in the sum, once as the slope, x - mean itself, the difference and the
+      is the half ulp of the output. Before it, the term dy has three roundings: one when the shift
+      is subtracted, one when the slope's term is, and one of the gain. The term of sum dy is
+      rounded six times (twice in the sum, once as the shift, and three times like dy), and the term
+      of x - mean eight times (four times in the sum, once as the slope, x - mean itself, the difference and the
       gain). If the last rounding reaches the next power of two, it adds half a u of T. With 16-bit
       data the last product is rounded once more: nine roundings. Together they are less than 16 u T
       = 2**-20 T, and leave four roundings for longer runs.

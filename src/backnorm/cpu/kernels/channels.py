@@ -233,8 +233,8 @@ def settle(table, total):
 def settle_bins(kind, digits, exchanged, total, table, epsilon):
     """Fill results and coefficients of every channel from the bins of another phase.
 
-    `exchanged` has the bins that `write_bins` wrote, and memory for the bins and pairs of eight
-    channels. The operations are those of `combine_bins`.
+    `exchanged` has two addresses: that of the bins that `write_bins` wrote, and that of scratch
+    memory for the bins and pairs of eight channels. The operations are those of `combine_bins`.
     """
     source, room = exchanged
     bins = Bins(room, integer(LANES))

@@ -112,7 +112,7 @@ def split_widen(builder: Any, raw: Any) -> Any:
 
 
 def split_narrow(builder: Any, single: Any) -> Any:
-    """Emit `narrow_sound` for bfloat16, from even lanes before odd lanes."""
+    """Emit `narrow_sound` for bfloat16, for a vector of all even lanes, then all odd lanes."""
     lanes = single.type.count
     rounded = _round_to_bfloat16(builder, builder.bitcast(single, _wide(_I32, lanes)), lanes)
     nothing = ir.Constant(rounded.type, ir.Undefined)
