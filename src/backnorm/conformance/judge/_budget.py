@@ -75,8 +75,8 @@ def budget(
       rounded six times (twice in the sum, once as the shift, and three times like dy), and the term
       of x - mean eight times (four times in the sum, once as the slope, x - mean itself, the
       difference and the gain). If the last rounding reaches the next power of two, it adds half a u
-      of T. With 16-bit data the last product is rounded once more: nine roundings. Together they are less than 16 u T
-      = 2**-20 T, and leave four roundings for longer runs.
+      of T. With 16-bit data the last product is rounded once more: nine roundings. Together they
+      are less than 16 u T = 2**-20 T, and leave four roundings for longer runs.
     - mean and variance are sums that are rounded once. They are allowed a whole ulp and the
       coefficient of a parameter gradient, which matters only if the terms of the mean cancel. The
       terms of the variance are all positive, so its T is the variance itself.
