@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
 import signal
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS, Grade
 from backnorm.conformance.verify._expected import Baseline, fails
+from backnorm.conformance.verify._memory import Guarded
 from backnorm.conformance.verify._peers import missing_package
 from backnorm.conformance.verify._report import as_junit, as_markdown, show, show_case
 from backnorm.conformance.verify.cases import Selection, selected
@@ -606,3 +608,13 @@ def test_verify_prints_of_the_subject_appear_with_show(show, tmp_path, capfd):
     case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX", *show]
     CliRunner().invoke(app, ["verify", f"{tmp_path / 'kernel.py'}:f", *case])
     assert ("x is (7, 13, 3, 13)" in capfd.readouterr().err) == bool(show)
+
+
+def test_bytes_beyond_an_input_change_the_canaries_of_an_output():
+    values = np.ones(3, np.float32)
+    source, target = Guarded(values), Guarded(values, fill=True)
+    assert source.holds_canaries()
+    assert target.holds_canaries()
+    end = values.nbytes
+    ctypes.memmove(target.array.ctypes.data + end, source.array.ctypes.data + end, 4)
+    assert not target.holds_canaries()
