@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,6 @@ def _subject(contestant: Contestant) -> dict[str, Any]:
     print(contestant.label, file=sys.stderr, flush=True)
     with _environment(contestant.environment):
         results = verify(Job(contestant.subject, _SELECTION, timeout=120.0))
-    # A single case does not need the long timeout.
-    results.job = Job(contestant.subject, _SELECTION)
     known = counts(results)
     # The environment variables of a command that repeats the run.
     prefix = "".join(f"{name}={value} " for name, value in contestant.environment.items())
@@ -130,7 +128,8 @@ def _subject(contestant: Contestant) -> dict[str, Any]:
         "cells": _cells(results),
         "findings": [
             {"says": each.says, "cases": len(each.cases), "reproduce": prefix + each.reproduce}
-            for each in findings(results)
+            # A single case does not need the long timeout.
+            for each in findings(replace(results, job=Job(contestant.subject, _SELECTION)))
         ],
     }
 

@@ -72,7 +72,7 @@ _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
 class _Reports:
     """The options of reports, and the files of expected failures."""
 
-    at_least: Rung
+    requested: Rung | None
     show: bool
     json: Path | None
     junit: Path | None
@@ -80,8 +80,11 @@ class _Reports:
     html: Path | None
     xfail: Path | None
     baseline: Path | None
-    # With this rung or a better one an output is not worse than in the baseline.
-    sufficient: Rung | None
+
+    @property
+    def at_least(self) -> Rung:
+        """The worst rung that is no finding."""
+        return self.requested or "serial"
 
     def check(self) -> None:
         """Raise an error for a file that :meth:`write` could not read or write after the run."""
@@ -134,7 +137,7 @@ class _Reports:
             compared, mistake = before.number(results), partial(mistake_of, found=found)
 
             def fails(verdict: Any) -> bool:
-                return before.is_worse(verdict, mistake(verdict), self.sufficient)
+                return before.is_worse(verdict, mistake(verdict), self.requested)
 
             failed = [verdict for verdict in results.verdicts if fails(verdict)]
             new = [verdict for verdict in failed if is_failure(verdict)]
@@ -291,9 +294,7 @@ def verify(
         if path is not None and len(subjects) > 1:
             came = f"{len(subjects)} subjects"
             raise ArgumentValueError(option, "must be used with one subject", came=came)
-    reports = _Reports(
-        at_least or "serial", show, json, junit, markdown, html, xfail, baseline, at_least
-    )
+    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     reports.check()
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
@@ -338,9 +339,7 @@ def judge(
     """Judge results that were computed from the files of cases export."""
     from backnorm.conformance.verify.export import judge as judge_files
 
-    reports = _Reports(
-        at_least or "serial", show, json, junit, markdown, html, xfail, baseline, at_least
-    )
+    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
     reports.check()
     raise typer.Exit(int(reports.write(judge_files(cases, results), reports.console())))
 

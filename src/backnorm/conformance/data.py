@@ -14,7 +14,7 @@ import numpy as np
 from backnorm.dtypes import FLOAT32, is_16_bit
 from backnorm.problem import channel_axis_of
 
-__all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data"]
+__all__ = ["ExactCase", "LayerData", "exact_data", "in_layout", "read_only", "realistic_data"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,6 +231,11 @@ def _layout(
     axis = channel_axis_of(data_format) % len(shape)
     others = shape[:axis] + shape[axis + 1 :]
     return axis, shape[axis], others, statistics or (FLOAT32 if is_16_bit(dtype) else dtype)
+
+
+def in_layout(shape: tuple[int, ...], data_format: str) -> tuple[int, ...]:
+    """Return a shape (N, C, space) in a layout."""
+    return shape if data_format == "NCX" else (shape[0], *shape[2:], shape[1])
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

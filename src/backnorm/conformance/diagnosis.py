@@ -28,7 +28,7 @@ from backnorm.conformance._naming import (
     sentence,
 )
 from backnorm.conformance._places import misplaced, partly_wrong
-from backnorm.conformance.data import LayerData, realistic_data
+from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.formula import (
     MISTAKES,
     RIGHT,
@@ -72,9 +72,8 @@ def diagnostic_data(
     correlated with x.
     """
     rng = np.random.default_rng(seed)
-    shape = (7, 13, 3, 13)
     data = realistic_data(
-        shape,
+        (7, 13, 3, 13),
         dtype,
         data_format=data_format,
         rng=rng,
@@ -186,9 +185,7 @@ def _of_other_inputs(
 
 def _in_layout(data: LayerData, layout: str) -> LayerData:
     """Return data whose x and dy have the same memory in another layout."""
-    images, channels = len(data.x), data.x.shape[data.channel_axis]
-    space = np.delete(data.x.shape, [0, data.channel_axis])
-    shape = (images, channels, *space) if layout == "NCX" else (images, *space, channels)
+    shape = in_layout(np.moveaxis(data.x, data.channel_axis, 1).shape, layout)
     x, dy = data.x.reshape(shape), data.dy.reshape(shape)
     return replace(data, x=x, dy=dy, data_format=layout)
 

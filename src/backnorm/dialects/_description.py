@@ -17,6 +17,8 @@ from backnorm.errors import ArgumentError, ArgumentTypeError
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
+# The roles of attributes whose values the canonical call needs.
+_NEVER_NONE = "epsilon", "data_format", "training", "frozen"
 
 
 def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
@@ -76,12 +78,7 @@ def _check_defaults(schema: OperatorSchema) -> None:
     """Raise if the operator does not accept a default of an attribute."""
     for spec in schema.attributes:
         try:
-            if spec.default is None and spec.role in (
-                "epsilon",
-                "data_format",
-                "training",
-                "frozen",
-            ):
+            if spec.default is None and spec.role in _NEVER_NONE:
                 raise ArgumentTypeError(
                     spec.name, "must not be None", accepted=f"{spec.type}, or REQUIRED in the table"
                 )

@@ -139,14 +139,15 @@ class BoundCall:
         }
         results = self.finish(self.call, arrays, results)
         roles = {tensor.name: tensor.role for tensor in schema.outputs}
-        for name in self.call.outputs:
-            if roles[name] not in results:
-                raise ValueError(
-                    f"{schema.dialect}.{schema.op}: no result has the role {roles[name]} of "
-                    f"{name}: `translate` must set `weight` for running statistics, or `finish` "
-                    "must add it"
-                )
-        return tuple(results[roles[name]] for name in self.call.outputs)
+        try:
+            return tuple([results[roles[name]] for name in self.call.outputs])
+        except KeyError as error:
+            (role,) = error.args
+            name = next(tensor.name for tensor in schema.outputs if tensor.role == role)
+            raise ValueError(
+                f"{schema.dialect}.{schema.op}: no result has the role {role} of {name}: "
+                "`translate` must set `weight` for running statistics, or `finish` must add it"
+            ) from None
 
 
 def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:

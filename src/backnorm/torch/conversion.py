@@ -45,7 +45,7 @@ _NOT_IN_SEQUENCE = (
     "its output straight to an activation module"
 )
 # Attributes that `convert` sets and PyTorch's layers do not have.
-_OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation", "marks_output")
+_OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation")
 
 
 class ConversionWarning(UserWarning):

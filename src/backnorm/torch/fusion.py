@@ -102,7 +102,7 @@ def fuse_pair(layer: Module, act: Module, names: PairNames) -> None:
     """
     if isinstance(act, FusedActivation):
         act.restore()
-    layer.activation, layer.marks_output = activation_of(act), True
+    layer.activation = activation_of(act)
     FusedActivation.replace(act, layer, names)
 
 

@@ -181,9 +181,6 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     #: The activation that is applied to the normalised values.
     activation: Activation | None = None
 
-    #: Whether eager results are marked for the activation's module, which checks its input.
-    marks_output: bool = False
-
     #: Whether the activation was an argument of the layer, so that no other module computes it.
     owns_activation: bool = False
 
@@ -281,12 +278,11 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        # A compiled forward does not mark y: after a graph break in the call, Dynamo would read
-        # `y.grad`, which gives a warning.
-        if not self.marks_output or is_compiling():
-            return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
-        setattr(y, _ORIGIN, _origin(self, y))
+        # The module of the activation checks its input by a mark. A compiled forward does not mark
+        # y: after a graph break in the call, Dynamo would read `y.grad`, which gives a warning.
+        if self.activation is not None and not self.owns_activation and not is_compiling():
+            setattr(y, _ORIGIN, _origin(self, y))
         return y
 
     def _normalised(

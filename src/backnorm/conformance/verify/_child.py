@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,19 @@ _RESERVED = 1 << 30
 
 
 _Outputs = dict[str, np.ndarray | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The outputs of a call, those of another call if they differ, and what the calls show.
+
+    `unchanged` names the outputs that have the same bits for another dy (or x).
+    """
+
+    outputs: _Outputs
+    again: _Outputs | None = None
+    faults: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
 
 
 class WroteOutsideError(Exception):
@@ -84,15 +98,10 @@ class Runner:
         started = time.perf_counter()
         try:
             if case.repeats > 1:
-                outputs, again, faults, unchanged = (
-                    self._of_huge(case),
-                    None,
-                    list[str](),
-                    list[str](),
-                )
+                calls = _Calls(self._of_huge(case))
             else:
                 inputs = {n: None if a is None else Guarded(a) for n, a in case.inputs.items()}
-                outputs, again, faults, unchanged = self._outputs(inputs, case)
+                calls = self._calls(inputs, case)
         except CommandError as error:
             self.say(event="crash", case=case.name, text=str(error))
             return
@@ -106,11 +115,11 @@ class Runner:
         self.say(
             event="end",
             case=case.name,
-            outputs=self._saved(case.name, outputs),
-            names=list(outputs),
-            again=None if again is None else self._saved(f"{case.name}-again", again),
-            faults=faults,
-            unchanged=unchanged,
+            outputs=self._saved(case.name, calls.outputs),
+            names=list(calls.outputs),
+            again=None if calls.again is None else self._saved(f"{case.name}-again", calls.again),
+            faults=calls.faults,
+            unchanged=calls.unchanged,
             seconds=time.perf_counter() - started,
         )
 
@@ -129,13 +138,8 @@ class Runner:
             "shapes": {name: array.shape for name, array in arrays.items()},
         }
 
-    def _outputs(
-        self, inputs: dict[str, Guarded | None], case: Case
-    ) -> tuple[_Outputs, _Outputs | None, list[str], list[str]]:
-        """Return the outputs of a call, those of another call if they differ, and the faults.
-
-        The last result names the outputs that have the same bits for another dy (or x).
-        """
+    def _calls(self, inputs: dict[str, Guarded | None], case: Case) -> _Calls:
+        """Call the subject on a case up to three times."""
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
@@ -145,7 +149,8 @@ class Runner:
         ]
         size = case.data.x.size
         if faults or not size or size > _REPEATED:
-            return first, None, faults, []
+            return _Calls(first, faults=faults)
+        # Call again with another dy (or x) in the same buffers: the results must differ.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         original = varied.array.copy()
@@ -154,7 +159,7 @@ class Runner:
         varied.array[...] = original
         third = self._called(inputs, case)
         if any(not _equal(first[name], third[name]) for name in first):
-            return first, third, faults, []
+            return _Calls(first, again=third)
         unchanged: list[str] = [
             name
             for name, array in first.items()
@@ -162,9 +167,9 @@ class Runner:
             and np.any(np.nan_to_num(array.astype(float)))
             and _equal(array, second[name])
         ]
-        return first, None, faults, unchanged
+        return _Calls(first, unchanged=unchanged)
 
-    def _of_huge(self, case: Case) -> dict[str, np.ndarray | None]:
+    def _of_huge(self, case: Case) -> _Outputs:
         """Call once on a case whose channels are repeated; return the worst copy of each output."""
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
@@ -179,9 +184,7 @@ class Runner:
             self.say(event="called")
             return worst_parts(outputs, case)
 
-    def _called(
-        self, inputs: dict[str, Guarded | None], case: Case
-    ) -> dict[str, np.ndarray | None]:
+    def _called(self, inputs: dict[str, Guarded | None], case: Case) -> _Outputs:
         arrays = {name: None if g is None else g.array for name, g in inputs.items()}
         if not getattr(self.subject, "writes", False):
             found = self.subject(arrays, case)

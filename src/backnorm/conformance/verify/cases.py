@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from backnorm.conformance.battery import Case, cases
-from backnorm.conformance.data import realistic_data
+from backnorm.conformance.data import in_layout, realistic_data
 from backnorm.conformance.diagnosis import diagnostic_data
 from backnorm.conformance.forward_battery import forward_cases, of_backward
 from backnorm.conformance.forward_diagnosis import forward_diagnostic_data
@@ -113,7 +113,7 @@ def _of_layer(
     name: str, shape: tuple[int, ...], dtype: np.dtype, layout: str, rng: np.random.Generator
 ) -> Case:
     """Return a case of a shape (N, C, space)."""
-    data = realistic_data(_ordered(shape, layout), dtype, data_format=layout, rng=rng)
+    data = realistic_data(in_layout(shape, layout), dtype, data_format=layout, rng=rng)
     return Case(f"{name}-{dtype}-{data.mean.dtype}-{layout}", data)
 
 
@@ -161,11 +161,6 @@ def _of_networks(seed: int) -> Iterator[Case]:
                 yield _of_layer(name, shape, dtype, layout, rng)
             case = _of_layer("sums-of-one-sign", (64, 4, 56, 56), dtype, layout, rng)
             yield replace(case, data=replace(case.data, dy=np.abs(case.data.dy)))
-
-
-def _ordered(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Return a shape (N, C, space) in a layout."""
-    return shape if layout == "NCX" else (shape[0], *shape[2:], shape[1])
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -99,7 +99,7 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     at_least : Rung
         The worst acceptable rung.
     """
-    of_formula = list(_of_formula(results, _diagnosed(results)))
+    of_formula = list(_of_formula(results))
     others = [
         *_of_numbers(results, of_formula),
         *_unusable(results),
@@ -131,25 +131,35 @@ def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     return f"{finding.says} ({numbers})" if numbers else finding.says
 
 
-def _of_formula(results: Results, diagnosed: Mapping[str, Diagnosis]) -> Iterator[Finding]:
+def _of_formula(results: Results) -> Iterator[Finding]:
     """Yield each mistake that diagnostic cases show, with all cases that it explains."""
-    first: dict[str, str] = {}
-    for name, diagnosis in diagnosed.items():
-        first.setdefault(diagnosis.says, name)
-    groups = {case.name: _group(case) for case in selected(results.job.selection)}
-    for says, name in first.items():
-        shown = {groups[case] for case, each in diagnosed.items() if each.says == says}
-        verdicts = [v for v, _ in _inexact(results)]
-        outputs = {v.output for v in verdicts if v.case in diagnosed and groups[v.case] in shown}
-        wrong = [v for v in verdicts if groups[v.case] in shown and v.output in outputs]
+    inexact = [verdict for verdict, _ in _inexact(results)]
+    if not inexact:
+        return
+    names = {verdict.case for verdict in inexact}
+    groups: dict[str, tuple[str, str, bool]] = {}
+    # The diagnosed cases with each diagnosis.
+    diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
+    for case in selected(results.job.selection):
+        groups[case.name] = _group(case)
+        if case.name in names and case.name in results.outputs:
+            diagnosis = _diagnosis(case, results)
+            if diagnosis.kind != "right":
+                diagnosed.setdefault(diagnosis.says, []).append((case, diagnosis))
+    of_diagnosed = {case.name for each in diagnosed.values() for case, _ in each}
+    for says, each in diagnosed.items():
+        case, diagnosis = each[0]
+        shown = {_group(case) for case, _ in each}
+        explained = [verdict for verdict in inexact if groups[verdict.case] in shown]
+        outputs = {verdict.output for verdict in explained if verdict.case in of_diagnosed}
         yield Finding(
-            "-".join(diagnosed[name].names) or diagnosed[name].kind,
+            "-".join(diagnosis.names) or diagnosis.kind,
             says,
             tuple(output for output in results.operation.results if output in outputs),
-            frozenset(v.case for v in wrong),
+            frozenset(verdict.case for verdict in explained if verdict.output in outputs),
             _judged(results),
-            name,
-            diagnosed[name].evidence,
+            case.name,
+            diagnosis.evidence,
             is_diagnosis=True,
         )
 
@@ -159,22 +169,12 @@ def _group(case: Case) -> tuple[str, str, bool]:
     return str(case.data.x.dtype), case.data.data_format, case.training
 
 
-def _diagnosed(results: Results) -> dict[str, Diagnosis]:
-    """Return the diagnoses of the wrong diagnostic cases, by case."""
-    cases = {c.name: c for c in selected(results.job.selection) if c.name in results.outputs}
-    inexact = {verdict.case for verdict, _ in _inexact(results)}
-    found = {}
-    for name, outputs in results.outputs.items():
-        if name not in inexact:
-            continue
-        # Outputs of a wrong type or shape have no grade.
-        graded = [v for v in results.verdicts if v.case == name and v.grade is not None]
-        arrays = {v.output: outputs[v.output] for v in graded}
-        case = cases[name]
-        diagnosis = results.operation.diagnosis(case, arrays)
-        if diagnosis.kind != "right":
-            found[name] = diagnosis
-    return found
+def _diagnosis(case: Case, results: Results) -> Diagnosis:
+    """Return the diagnosis of a diagnostic case."""
+    # Outputs of a wrong type or shape have no grade.
+    graded = [v.output for v in results.verdicts if v.case == case.name and v.grade is not None]
+    outputs = results.outputs[case.name]
+    return results.operation.diagnosis(case, {output: outputs[output] for output in graded})
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:

@@ -234,7 +234,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                     results.verdicts += _verdicts(case, event, results)
         except KeyboardInterrupt:
             results.interrupted = True
-    results.verdicts = [_stale_elsewhere(verdict, results) for verdict in results.verdicts]
+    results.verdicts = _with_stale_outputs(results)
     results.seconds = time.perf_counter() - started
     return results
 
@@ -390,13 +390,15 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
     return verdicts
 
 
-def _stale_elsewhere(verdict: Verdict, results: Results) -> Verdict:
-    """Return a verdict on a wrong, unchanged output as stale if the output is stale elsewhere."""
-    is_unchanged = (verdict.case, verdict.output) in results.unchanged
-    stale = {each.output for each in results.verdicts if each.status == "stale"}
-    if is_unchanged and verdict.output in stale:
-        return replace(verdict, status="stale", text="stale")
-    return verdict
+def _with_stale_outputs(results: Results) -> list[Verdict]:
+    """Return the verdicts; a wrong, unchanged output is stale if it is stale in another case."""
+    stale = {verdict.output for verdict in results.verdicts if verdict.status == "stale"}
+    return [
+        replace(verdict, status="stale", text="stale")
+        if verdict.output in stale and (verdict.case, verdict.output) in results.unchanged
+        else verdict
+        for verdict in results.verdicts
+    ]
 
 
 def _right_if_varied(case: Case, outputs: Mapping[str, np.ndarray]) -> set[str]:
