@@ -14,7 +14,7 @@ import numpy as np
 from backnorm.dtypes import FLOAT32, is_16_bit
 from backnorm.problem import channel_axis_of
 
-__all__ = ["ExactCase", "LayerData", "exact_data", "in_layout", "read_only", "realistic_data"]
+__all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

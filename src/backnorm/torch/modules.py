@@ -278,11 +278,13 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
+        # The module of a fused activation checks its input by a mark. A compiled forward does not
+        # mark y, and has no name for it: after a graph break in the call, Dynamo would read
+        # `y.grad`, which gives a warning.
+        if self.activation is None or self.owns_activation or is_compiling():
+            return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
-        # The module of the activation checks its input by a mark. A compiled forward does not mark
-        # y: after a graph break in the call, Dynamo would read `y.grad`, which gives a warning.
-        if self.activation is not None and not self.owns_activation and not is_compiling():
-            setattr(y, _ORIGIN, _origin(self, y))
+        setattr(y, _ORIGIN, _origin(self, y))
         return y
 
     def _normalised(
