@@ -85,6 +85,12 @@ def running_statistics(src, mean, variance, gamma, beta, epsilon, momentum, data
     return y, mean, variance, mean, variance
 
 
+def running_returned_as_saved(src, mean, variance, gamma, beta, epsilon, momentum, data_format):
+    """Return the running statistics twice, called as oneDNN Graph's operator."""
+    y, *_ = right(src, gamma, beta, epsilon=epsilon, data_format=data_format)
+    return y, mean, variance, mean, variance
+
+
 def rolled(x, gamma, beta, **options):
     y, mean, variance = right(x, gamma, beta, **options)
     return np.roll(y, 1, axis=1 if options["data_format"] == "NCX" else -1), mean, variance

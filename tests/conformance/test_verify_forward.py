@@ -155,6 +155,15 @@ def test_verify_forward_by_running_statistics_is_named():
     assert "running-statistics" in {each.id for each in found}
 
 
+def test_verify_forward_returning_running_statistics_is_wrong_in_all_cases():
+    selection = Selection(dtypes=("float32",), operation="forward")
+    options = {"dialect": "onednn_graph", "op": "BatchNormForwardTraining"}
+    results, _ = found_in("running_returned_as_saved", selection, **options)
+    for output in ("mean", "variance"):
+        passed = [v.case for v in results.verdicts if v.output == output and v.status in RUNGS]
+        assert passed == []
+
+
 @pytest.mark.parametrize(
     ("dialect", "op", "message"),
     [

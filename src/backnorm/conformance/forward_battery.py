@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from backnorm.conformance import battery
 from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
+from backnorm.dtypes import FLOAT64
 
 __all__ = ["ForwardCase", "forward_cases", "of_backward"]
 
@@ -26,7 +27,7 @@ class ForwardCase(Case):
     """One call of a forward pass in training, whose inputs are x, gamma and beta.
 
     `scaled` says whether gamma and beta are passed. `data.mean` and `data.variance` are the running
-    statistics of operators that take them.
+    statistics of operators that take them. They differ from the statistics of the batch.
     """
 
     @property
@@ -44,8 +45,15 @@ class ForwardCase(Case):
 
 
 def of_backward(case: Case) -> ForwardCase:
-    """Return the forward pass on the data of a case."""
-    return ForwardCase(case.name, case.data, scaled=case.scaled, repeats=case.repeats)
+    """Return the forward pass on the data of a case, with other running statistics."""
+    mean, variance = _other(case.data.mean), _other(case.data.variance)
+    data = replace(case.data, mean=mean, variance=variance)
+    return ForwardCase(case.name, data, scaled=case.scaled, repeats=case.repeats)
+
+
+def _other(statistic: np.ndarray) -> np.ndarray:
+    """Return finite values that differ from a statistic; of a variance, they are positive."""
+    return (0.75 * statistic.astype(FLOAT64) + 1.3).astype(statistic.dtype)
 
 
 def forward_cases(seed: int = 0) -> Iterator[ForwardCase]:
