@@ -174,3 +174,53 @@ def test_forward_that_returns_an_inverse_deviation_computes_it():
     np.testing.assert_allclose(inverse, 1 / np.sqrt(wide.var(1) + 1e-5), rtol=1e-7)
     np.testing.assert_allclose(new_mean, 0.75 * mean + 0.25 * wide.mean(1), rtol=1e-6)
     np.testing.assert_allclose(new_var, 0.75 * var + 0.25 * wide.var(1), rtol=1e-6)
+
+
+class _AxisGrad(Operator):
+    """Acme's `axis_grad`, whose channel axis may be counted from the end."""
+
+    rules = (
+        replace(
+            RULES,
+            op="axis_grad",
+            attributes=(
+                AttributeSpec("eps", "f32", role="epsilon"),
+                AttributeSpec("axis", "i64", role="channel_axis"),
+            ),
+            formats=(FormatSpec("any axis", "NXC", is_any=True),),
+        ),
+    )
+
+    def __call__(
+        self,
+        top_grad=None,
+        bottom=None,
+        scale=None,
+        saved_mean=None,
+        saved_var=None,
+        eps=1e-5,
+        axis=-1,
+        *,
+        arithmetic=None,
+    ):
+        """Gradients of batch normalisation."""
+        inputs = top_grad, bottom, scale, saved_mean, saved_var
+        return self._run(inputs, (eps, axis), arithmetic=arithmetic)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_negative_channel_axis_counts_from_the_end(axis):
+    x, dy = np.random.default_rng(0).standard_normal((2, 3, 4, 5), dtype=np.float32)
+    statistics = np.ones((3, x.shape[axis]), np.float32)
+    first, second = (_AxisGrad()(dy, x, *statistics, axis=k) for k in (axis, axis - 3))
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("axis", [-4, 3])
+def test_channel_axis_beyond_the_rank_is_an_error(axis):
+    x = np.ones((3, 4, 5), np.float32)
+    with pytest.raises(
+        ValueError, match=f"^axis: must be an axis of bottom; got {axis} .* -3 to 2"
+    ):
+        _AxisGrad()(x, x, *np.ones((3, 5), np.float32), axis=axis)

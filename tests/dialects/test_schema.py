@@ -45,6 +45,7 @@ def ids(schema):
 
 
 X, DY = data("x", "x", "T"), data("dy", "dy", "T")
+EPSILON = AttributeSpec("eps", "f32", "epsilon")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,14 @@ X, DY = data("x", "x", "T"), data("dy", "dy", "T")
         ({"inputs": (X, DY, TensorSpec("scale", "gamma", "T", "opaque"), data("m", "mean", "T"),
                      data("v", "variance", "T"))},
          "inputs: the role of scale, which is opaque: got 'gamma'; expected 'ignored' or"),
+        ({"attributes": (EPSILON, AttributeSpec("axis", "f32", "channel_axis"))},
+         "attributes: the type of axis, which is the channel_axis: got 'f32'; expected 'i64'"),
+        ({"attributes": (EPSILON, AttributeSpec("axis", "i64", "channel_axis", usual=1))},
+         "formats: is_any of NC..., whether an attribute is the channel axis: "
+         "got False; expected True"),
+        ({"formats": (FormatSpec("any axis", "NCX", is_any=True),)},
+         "formats: is_any of any axis, whether an attribute is the channel axis: "
+         "got True; expected False"),
         ({"ranks": [2, 5]}, "ranks: got 'list'; expected 'tuple'"),
         ({"ranks": (5, 4)}, "ranks (lowest, highest or 0): got (5, 4); expected (4, 5)"),
         ({"ranks": (4, 5, 6)}, "ranks (lowest, highest or 0): got (4, 5, 6); expected (4, 6)"),

@@ -114,11 +114,11 @@ def channel_axes_of(
     """Return the axes of the data that are not reduced, ascending."""
     if schema.channel_axes is not None:
         return schema.channel_axes(attributes, arrays)
+    rank = arrays[schema.words["x"]].ndim
     if "channel_axis" in schema.words:
         axis = attributes[schema.words["channel_axis"]]
         assert isinstance(axis, int)
-        return (axis,)
-    rank = arrays[schema.words["x"]].ndim
+        return (axis % rank,)
     if "reduced_axes" in schema.words:
         reduced = attributes[schema.words["reduced_axes"]]
         assert isinstance(reduced, tuple)
@@ -183,16 +183,21 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
             came=f"rank {x.ndim}, shape {x.shape}",
             accepted=f"rank {schema.rank_text}",
         )
-    for role in ("channel_axis", "reduced_axes"):
-        axes = attributes.get(words.get(role, ""), 0)
-        last = max(axes, default=0) if isinstance(axes, tuple) else axes
-        if isinstance(last, int) and last >= x.ndim:
-            raise ArgumentValueError(
-                words[role],
-                f"must be an axis of {name}",
-                came=f"{shown(last)} with {name} of rank {x.ndim}",
-                accepted=f"0 to {x.ndim - 1}",
-            )
+    for spec in schema.attributes:
+        if spec.role not in ("channel_axis", "reduced_axes"):
+            continue
+        value = attributes[spec.name]
+        axes = value if isinstance(value, tuple) else (value,)
+        # With the range "any", a negative channel axis counts from the end.
+        lowest = -x.ndim if spec.range == "any" and spec.type == "i64" else 0
+        for axis in axes:
+            if not lowest <= axis < x.ndim:
+                raise ArgumentValueError(
+                    spec.name,
+                    f"must be an axis of {name}",
+                    came=f"{shown(axis)} with {name} of rank {x.ndim}",
+                    accepted=f"{lowest} to {x.ndim - 1}",
+                )
     data_format = format_of(schema, attributes)
     if data_format.rank is not None and x.ndim != data_format.rank:
         fitting = [f.name for f in schema.formats if f.rank == x.ndim]

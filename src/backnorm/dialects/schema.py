@@ -162,7 +162,8 @@ class AttributeSpec:
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
-        Accepted values of a number (always finite) or an integer.
+        Accepted values of a number (always finite) or an integer. With "any", a negative channel
+        axis counts from the end.
     extension : bool
         True for an extension of backnorm, which the specification does not have.
     usual : object
@@ -377,6 +378,9 @@ class OperatorSchema:
         for name in (name for rule in self.type_rules for name in (rule.data, *rule.channel)):
             yield "type_rules", name, ELEMENT_TYPE_NAMES
         for spec in self.attributes:
+            if spec.role is not None:
+                role = f"attributes: the type of {spec.name}, which is the {spec.role}"
+                yield role, spec.type, _TYPES_OF_ROLES[spec.role]
             choices = f"attributes: the choices of {spec.name}"
             yield choices, type(spec.choices).__name__, ["tuple"]
             if spec.role == "data_format":
@@ -388,6 +392,11 @@ class OperatorSchema:
             yield "attributes: the roles, with a variance", roles, ["epsilon"]
         if len(self.formats) > 1 and "data_format" not in roles:
             yield "attributes: the roles, with several formats", roles, ["data_format"]
+        if self.channel_axes is None:
+            by_call = not {"channel_axis", "reduced_axes"}.isdisjoint(roles)
+            for form in self.formats:
+                is_any = f"formats: is_any of {form.name}, whether an attribute is the channel axis"
+                yield is_any, form.is_any, [by_call]
         low, high = self.ranks[0], self.ranks[-1]
         ordered = (low, high) if high == 0 else (min(low, high), max(low, high))
         yield "ranks (lowest, highest or 0)", self.ranks, [ordered]
@@ -468,6 +477,16 @@ _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
     ),
 }
 
+
+#: The types that an attribute of each role may have.
+_TYPES_OF_ROLES: Mapping[AttributeRole, tuple[AttributeType, ...]] = {
+    "epsilon": ("f32", "f64"),
+    "data_format": ("string",),
+    "training": ("bool",),
+    "frozen": ("bool",),
+    "channel_axis": ("i64",),
+    "reduced_axes": ("axes",),
+}
 
 #: The names that each phrase may have in braces.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
