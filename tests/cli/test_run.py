@@ -94,6 +94,20 @@ def test_every_dialect_writes_the_gradients(
         assert written[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.parametrize(("axis", "layout"), [(0, "axis 0"), (1, "NCX"), (2, "axis 2"), (3, "NXC")])
+def test_report_of_a_call_with_a_channel_axis_names_its_layout(cli, write_json, axis, layout):
+    document = {
+        "dialect": "stablehlo",
+        "op": "batch_norm_grad",
+        "attributes": {"epsilon": 1e-5, "feature_index": axis},
+        "shapes": {"operand": [2, 3, 4, 5]},
+    }
+    result = cli("run", write_json(document), "--random", 0, "--check", "--json")
+    assert result.exit_code == 0, result.output
+    (step,) = json.loads(result.stdout)["steps"]
+    assert step["layout"] == layout
+
+
 def test_the_json_report_has_what_the_table_shows(cli, write_json, npz, call):
     result = cli("run", write_json(call()), "--tensors", npz, "--check", "--json", "--threads", 1)
     report = json.loads(result.stdout)

@@ -26,6 +26,7 @@ from backnorm.graph.pointwise import POINTWISE
 from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
 from backnorm.graph.run import errors_of, gather, run_step, store, supply
 from backnorm.graph.strict_json import expect_object, read_json
+from backnorm.problem import channel_axis_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class StepReport:
     ----------
     dialect, op, label : str
         `op` also names a fused ReLU.
-    layout : {"NCX", "NXC"} or None
-        None for an elementwise operator.
+    layout : str or None
+        NCX, NXC or the channel axes, as in "axis 2". None for an elementwise operator.
     arithmetic : str or None
         The type in which elements are computed; None if they are only copied or zeroed.
     inputs, outputs : tuple of TensorFacts
@@ -236,7 +237,7 @@ def _run_step(
         layout, arithmetic = None, POINTWISE[step.op].arithmetic
         moved = sum(array.nbytes for array in (*inputs.values(), *outputs.values()))
     else:
-        layout, arithmetic = canonical.data_format, canonical.arithmetic
+        layout, arithmetic = _layout(canonical, inputs), canonical.arithmetic
         moved = traffic(canonical, inputs)
     return StepReport(
         dialect=step.dialect,
@@ -258,6 +259,15 @@ def _run_step(
         budget_used=budget,
         check=verdicts,
     )
+
+
+def _layout(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> str:
+    """Return NCX, NXC, or the channel axes of a call as text, for example "axis 2"."""
+    axes, rank = canonical.channel_axes, inputs[canonical.inputs["x"]].ndim
+    for layout in (canonical.data_format, "NCX", "NXC"):
+        if axes == (channel_axis_of(layout) % rank,):
+            return layout
+    return f"{'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
 
 
 def _random(
