@@ -32,9 +32,6 @@ _STRANGE = re.compile(
     r"(^|/)(tests?|test_[^/]*|check_[^/]*|conftest\.py|bench[^/]*|examples?|training|docs?)(/|$)"
 )
 
-# A package that some releases of typer install; it is wanted even if an extra or a group names it.
-_BROUGHT = {"pydantic"}
-
 
 def strangers(names: Iterable[str]) -> list[str]:
     """Return the files of a wheel that belong neither to the library nor to the command."""
@@ -63,7 +60,7 @@ def unwanted() -> set[str]:
     """Return the packages that only extras or dependency groups for developers name."""
     project = PROJECT["project"]
     lists = [*project["optional-dependencies"].values(), *PROJECT["dependency-groups"].values()]
-    wanted = names_of(project["dependencies"]) | _BROUGHT | {"backnorm"}
+    wanted = names_of(project["dependencies"]) | {"backnorm"}
     return set().union(*map(names_of, lists)) - wanted
 
 
