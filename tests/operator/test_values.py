@@ -104,6 +104,15 @@ def test_variance_plus_epsilon_must_be_positive(dtype, variance, epsilon, traini
         backnorm.apply(*data.backward_inputs, sums, **data.options)
 
 
+@pytest.mark.parametrize(("data_format", "axis"), [("NCX", 1), ("NXC", -1)])
+def test_forward_error_names_constant_channel_and_not_one_with_nan(data_format, axis, rng):
+    x = rng.standard_normal((4, 8, 5)).astype(np.float32)
+    x[0, 2, 1], x[:, 5] = np.nan, 1.0
+    x = np.ascontiguousarray(np.moveaxis(x, 1, axis))
+    with pytest.raises(backnorm.ArgumentValueError, match=r"channel 5; got variance 0\.0"):
+        backnorm.batch_norm_forward(x, epsilon=0.0, data_format=data_format)
+
+
 def test_a_negative_variance_that_epsilon_lifts_is_used(rng):
     data = realistic_data((3, 4, 5), FLOAT32, rng=rng, epsilon=0.5)
     data.variance[2] = -0.25

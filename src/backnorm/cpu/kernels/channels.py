@@ -448,7 +448,8 @@ def finish_forward(table, results, epsilon, inverse, running):
             _move(running_variance, c, count, values * splat(correction), momentum)
         if any_not_positive(blend(count, total, splat(1.0))) and refused < 0:
             refused = c
-            while load_one(rows, SECOND * pitch + refused) + epsilon > 0.0:
+            # A NaN is not an error: it propagates.
+            while not load_one(rows, SECOND * pitch + refused) + epsilon <= 0.0:
                 refused += 1
     return refused
 
