@@ -21,8 +21,8 @@ from .right_subjects import SUBJECTS, probability_of_own_rung
 
 FILE = Path(__file__).with_name("right_subjects.py")
 WRONG_FILE = Path(__file__).with_name("wrong_subjects.py")
-# A case counts where it shows the rung with this probability; one in a hundred may not.
-LIKELY, SHARE = 0.99, 0.95
+# A case counts if it shows the rung with a probability of at least `LIKELY`.
+LIKELY, SHARE = 0.97, 0.95
 OPTIONS = {"epsilon": 1e-5, "data_format": "NXC", "training": True}
 
 
