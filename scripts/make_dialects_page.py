@@ -25,7 +25,7 @@ INTRODUCTION = """\
 
 A dialect is the batch normalisation of one specification, with its names and rules.
 `scripts/make_dialects_page.py` generates this page from the rules that validate each call
-(`.schema`). Where neither an operator nor its dialect says otherwise:
+(`OPERATOR.schema`). Where neither an operator nor its dialect says otherwise:
 
 - [Brackets] mark what is optional. An absent gamma is 1, an absent beta 0.
 - "Canonical", or a name in parentheses, is the name in backnorm's own operator, if that differs.
@@ -241,7 +241,7 @@ def _differences(schema: OperatorSchema, first: OperatorSchema, common: _Common)
     ]
     lines += [f"Not so: {text}" for key, text in before.items() if text and key not in rules]
     if absent:
-        lines.append(f"Without {', '.join(absent)}.")
+        lines.append(f"Absent: {', '.join(absent)}.")
     # The description of an attribute is not repeated if only its default or choices differ.
     told_of = {(a.name, a.summary) for a in first.attributes}
     attributes = [
@@ -394,7 +394,7 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
         else "Per-channel inputs may differ in element type.",
         "rank": "" if schema.rank_text == "2 or more" else f"Rank of the data: {schema.rank_text}.",
         "channels": f"Channels: at least {schema.min_channels}." if schema.min_channels else "",
-        "shape": "Per-channel tensors have the rank of x, and size 1 where it is reduced."
+        "shape": "Per-channel tensors have the rank of x, and size 1 in the reduced axes."
         if any(t.kind == "kept" for t in channels) and not _tells_shape(schema)
         else "",
     }

@@ -109,9 +109,8 @@ _VARIANTS = {
     "fused, float32": "backnorm-fused-float32",
 }
 _LEGEND = (
-    "- **share**: part of PyTorch's eager step in normalisations, activations and additions. No "
-    "layer can save more.\n"
-    "- **normalisation**: time of what *share* counts, fused over PyTorch's.\n"
+    "- **share**: part of PyTorch's eager step in normalisations, activations and additions.\n"
+    "- **normalisation**: time of the operations in *share*, fused over PyTorch's.\n"
     "- **memory**: resident memory that a fused step adds, divided by what PyTorch's step adds.\n"
     "- **fused**: step of `convert(model, fuse=True)` over PyTorch's; **compiled**: step of "
     "`convert(model)` over PyTorch's, both compiled. Geometric means (least to most; cases) of all "

@@ -89,14 +89,14 @@ class _Run:
 
 
 class _Item(pytest.Item):
-    """A test: an output of a case."""
+    """A test, which judges one output in one case."""
 
     def __init__(self, *, run: _Run, key: tuple[str, str], **named: Any) -> None:
         super().__init__(**named)
         self._run, self._key = run, key
 
     def runtest(self) -> None:
-        """Fail if the output is worse than the rung."""
+        """Fail if the output is worse than the rung of ``--backnorm-at-least``."""
         from backnorm.conformance.ladder import is_at_least
         from backnorm.conformance.verify.findings import sentence
 
@@ -115,7 +115,7 @@ class _Item(pytest.Item):
             raise AssertionError(f"{self._key[1]} is {verdict.status}: {text}")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> str:
-        """Return the message alone."""
+        """Return the message without a traceback."""
         return str(excinfo.value)
 
     def reportinfo(self) -> tuple[Path, None, str]:

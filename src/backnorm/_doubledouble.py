@@ -21,8 +21,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 
 # The sign, the exponent and the upper 26 of float64's 53 significant bits. Splitting by a mask
-# cannot overflow, unlike Veltkamp's multiplication. The product of two lower parts may lose its
-# 54th bit, about 2**-106 of the whole product.
+# cannot overflow; Veltkamp's splitting, by a multiplication, can. The lower parts have 27 bits. The
+# product of two lower parts may lose its 54th bit, which is about 2**-106 of the whole product.
 _UPPER_BITS = np.int64(-(1 << 27))
 
 
@@ -45,7 +45,7 @@ class Exact:
 
     @classmethod
     def of(cls, value: npt.ArrayLike) -> Exact:
-        """Return values of float64 or a narrower type, unchanged, as double-double numbers."""
+        """Return double-double numbers equal to values of float64 or of a narrower type."""
         hi = np.asarray(value, np.float64)
         return cls(hi, np.zeros_like(hi))
 

@@ -19,7 +19,8 @@ def check_out(
     *,
     contiguous: bool = False,
 ) -> bool:
-    """Check `out`, the array for dx or y; return whether it is row-major, aligned and native.
+    """Check `out`, the array for dx or y. Return whether it is row-major, aligned and of native
+    byte order.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ def check_out(
     ------
     ArgumentTypeError, ArgumentValueError
     """
-    # Comparing addresses usually suffices.
+    # Usually, comparing addresses is enough to show that `out` overlaps no operand.
     usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
         check_like("out", out, problem.shape, problem.dtype)
@@ -69,7 +70,10 @@ def _are_apart(
 
 
 def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
-    """Raise if `out` overlaps an operand, unless it is exactly the operand `overwrites`."""
+    """Raise if `out` overlaps an operand.
+
+    The operand named `overwrites` is allowed if `out` is exactly the memory of this operand.
+    """
     in_place = name == overwrites
     if (in_place and array is out) or not _overlap(out, array):
         return
@@ -139,15 +143,17 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         reach += stride * (size - 1)
     else:
         return False
-    # Two overlapping elements can be shifted together, so that they have index 0 on all axes before
-    # the first on which they differ. On that axis one has index 0, the other a larger index.
+    # Whether two elements overlap depends only on the differences of their indices. So if any
+    # elements overlap, there are two that have index 0 on all axes before the first axis on which
+    # they differ. On that axis, one has index 0, and the other a larger index.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 
 
 def _overlap(left: np.ndarray, right: np.ndarray) -> bool:
     try:
-        # The exact answer can take exponential time. NumPy's type stubs reject this valid bound.
+        # `max_work` limits the time, because the exact answer can take exponential time. NumPy's
+        # type stubs reject this argument, although it is valid.
         return np.shares_memory(left, right, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

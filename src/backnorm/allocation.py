@@ -9,9 +9,9 @@ Memory returns to the system as follows:
 
 - The last 12 freed blocks of up to 16 MiB and the last 3 larger ones are kept: together never more
   than 768 MiB. When one more is freed, the oldest of its group is unmapped.
-- The next allocation of an output of 2 to 192 MiB unmaps every other kept block whose last array
-  was allocated more than a second ago. Until then a block stays mapped, because no code of the
-  package runs between calls.
+- The next allocation of an output of 2 to 192 MiB reuses a kept block of its size, and unmaps every
+  other kept block whose last array was allocated more than a second ago. Until then a block stays
+  mapped, because no code of the package runs between calls.
 
 An array may be freed at any point of any thread, during a garbage collection, and at interpreter
 shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python
@@ -47,9 +47,9 @@ _PAGE = LARGE = 2 << 20
 # but kept blocks of that size would use too much memory.
 _LARGEST = 192 << 20
 
-# More small blocks are kept, because a new block takes longer than memory of the C library's heap.
-# Outputs of 8 sizes from 2 to 28 MB, written in turn, took 17 ms with three blocks kept, 10 ms with
-# twelve, and 8 ms when NumPy allocated them.
+# More blocks are kept for small outputs than for large ones, because writing a new block takes
+# longer than writing memory of the C library's heap. Outputs of 8 sizes from 2 to 28 MB, written in
+# turn, took 17 ms with three blocks kept, 10 ms with twelve, and 8 ms when NumPy allocated them.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
@@ -113,19 +113,21 @@ class _Lease:
 
 
 class _End(weakref.ref[_Lease]):
-    """A weak reference to a lease, appended to a shelf when the lease is freed.
+    """A weak reference to a lease, appended to a shelf (a deque of freed leases) when the lease is
+    freed.
 
-    Its callback is the method `append` of the shelf, which runs no Python code. During a `__del__`
-    method a signal handler could run and its exception be lost: one in a hundred Ctrl-C was lost.
+    Its callback is the method `append` of the shelf, which runs no Python code. A `__del__` method
+    is Python code, so a signal handler can run within it, and the exception of the handler is lost:
+    with `__del__`, one in a hundred Ctrl-C was lost.
     """
 
     __slots__ = ("block",)
     block: _Block
 
 
-# References to freed leases, the newest last, which keep their blocks mapped. Any thread, including
-# the current one, may append between any two steps, so no code iterates over a shelf or relies on
-# its length.
+# References to freed leases, the newest last. Each reference keeps a block mapped. An array may be
+# freed between any two bytecode instructions, by this thread or another, which appends to a shelf.
+# So no code iterates over a shelf or relies on its length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
 
 
@@ -171,7 +173,8 @@ def _take(size: int) -> _Block | None:
     found: _End | None = None
     stale = time.monotonic() - _MOMENT
     for shelf in _shelves:
-        # A full rotation keeps the order. Blocks freed meanwhile are not visited.
+        # Each block is taken from the left and put back on the right, which keeps their order.
+        # Blocks freed meanwhile are not visited.
         for _ in range(len(shelf)):
             try:
                 end = shelf.popleft()

@@ -25,8 +25,8 @@ _ACCEPTED = "'float32' or 'float64'"
 
 _chosen: ContextVar[Arithmetic | None] = ContextVar("backnorm_arithmetic", default=None)
 
-#: Return the arithmetic of the current block, None outside of blocks. It is part of the cache key
-#: of every call.
+#: Return the arithmetic that the surrounding ``with arithmetic(...)`` block sets, or None without
+#: such a block. This arithmetic is part of the cache key of every call.
 chosen = _chosen.get
 
 
@@ -121,5 +121,5 @@ def check_arithmetic(name: object, argument: str = "arithmetic") -> Arithmetic:
 
 @functools.cache
 def _initial() -> Arithmetic | None:
-    """Return the arithmetic of the environment, which is read once, when it is first needed."""
+    """Return the value of BACKNORM_ARITHMETIC, which is read only once: when it is first needed."""
     return config.arithmetic()

@@ -179,7 +179,8 @@ class NumPy(CpuArrays[np.ndarray]):
         out = own(out)
         is_plain = check_out(problem, operands, out, contiguous=in_place)
         if problem.residual and problem.signature.overwrites is not None:
-            # dy is read again for the gradient of the residual, after dx is written.
+            # After dx is written, dy is read again for the gradient of the residual, so a kernel
+            # must not write dx to memory of dy.
             dy = operands[problem.signature.names.index(problem.signature.overwrites)]
             if dy is not None and np.may_share_memory(out, dy):
                 return None

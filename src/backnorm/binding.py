@@ -49,7 +49,8 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # The key contains the classes of the options, because True == 1 == 1.0.
     key = [
-        # One string for both names, because a string stores its hash.
+        # One string names the operation and the kind of arrays. It is hashed only once, because a
+        # string stores its hash.
         repr(f"{signature.operation}, {arrays.code.arrays}"),
         *(_facts(arrays.code, operand) for operand in signature.operands),
     ]
@@ -67,7 +68,8 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         f"        except {_NO_FACTS}:",
         "            key = executable = None",
         "        except Exception:",
-        # A signal handler or a method of an option raised. `first` raises an error for the option.
+        # The exception comes from a signal handler, or from a method of an option, such as
+        # `__hash__`. `first` checks the options, and raises an error for such an option.
         f"            first(None, ({operands},), ({options},), out{numbers})",
         "            raise",
         "        if executable is None:",
@@ -92,8 +94,8 @@ def runner(
     """Return ``make(stage, refuse, *constants, again)``, which returns the function of a kernel.
 
     That function takes the operands, the numbers, and `out`: an array for the first result, or None
-    to allocate it. It returns the results. If an operand is `Code.lost`, the function calls
-    ``again`` with the same arguments instead.
+    to allocate it. It returns the results. If an operand has lost its memory (`Code.lost`), the
+    function calls ``again`` with the same arguments instead.
 
     Parameters
     ----------
@@ -116,7 +118,7 @@ def runner(
             "try:",
             f"    lost = {lost}",
             f"except {_NO_FACTS}:",
-            # The object has the facts of an array but is not an array.
+            # The expression fails for an object that has the facts of an array but is not an array.
             "    lost = True",
             "if lost:",
             f"    return again({every})",
@@ -184,6 +186,6 @@ def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[st
     # `linecache` never discards an entry without a modification time.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     defined: dict[str, Any] = {}
-    # The source consists of constants of the package.
+    # The source has only names and constants of the package, and no input of the caller.
     exec(compile(source, file, "exec"), names, defined)  # noqa: S102
     return defined

@@ -79,7 +79,9 @@ def with_tops(bins: Array, tops: Array, xp: Any) -> Array:
 
 
 def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:
-    """Return both sums, float64, shape (C,) each, rounded once except in halfway cases."""
+    """Return both sums as float64 arrays of shape (C,). A sum is rounded once, except possibly if
+    it is very near to the midpoint of two float64 numbers.
+    """
     first, second = _pairs(bins, xp)
     return _value(first, xp), _value(second, xp)
 
@@ -114,7 +116,8 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # Reduce the digits, lowest first, to -2^31 .. 2^31 - 1. `carry` takes the excess to the next.
+    # Reduce the digits, lowest first, to -2^31 .. 2^31 - 1. `carry` adds the excess of a digit to
+    # the next higher one.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry

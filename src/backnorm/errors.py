@@ -53,7 +53,7 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
-        # `in_words` needs the texts with their braces.
+        # The texts as given, with names in braces, for `in_words`.
         self._given = argument, problem, came, accepted, hint
         self.argument = argument
         self.problem = _named(problem, {})

@@ -15,8 +15,8 @@ from backnorm.signature import Operation, Signature
 A = TypeVar("A")
 P = TypeVar("P", bound=Hashable)
 
-#: The results of an operation in the signature's order: arrays of the framework, the count as an
-#: int, and None for a result that the options exclude.
+#: The results of an operation in the signature's order: arrays of the framework, and the count of
+#: elements as an int. A result that the options exclude is None.
 Results = tuple[Any, ...]
 
 #: The function of an operation: takes operands, options, `out` and numbers.
@@ -27,7 +27,9 @@ Operands = Sequence[A | None]
 
 
 class Code(NamedTuple):
-    """Source expressions for a framework's arrays; ``{}`` stands for the variable's name.
+    """Python expressions on a framework's arrays, from which the code of an executable is made.
+
+    ``{}`` stands for the name of the variable that holds the array.
 
     Attributes
     ----------
@@ -76,9 +78,10 @@ class Code(NamedTuple):
 class Launch:
     """The kernels of a planned problem, as stages.
 
-    A stage takes the addresses of `cpu.record.ADDRESSES` in that order, and the numbers of the
-    signature by name. It returns the first channel with an invalid variance, or -1. Stages that no
-    operation of the framework uses may be missing.
+    A stage takes the addresses of the arrays that `cpu.record.ADDRESSES` names, in that order, and
+    the numbers of the signature as keyword arguments. A stage returns the index of the first
+    channel with an invalid variance, or -1. A stage may be missing if no operation of the framework
+    uses it.
 
     Attributes
     ----------
@@ -171,8 +174,8 @@ class Arrays(Protocol[A, P]):
     def layouts(self, operands: Sequence[Any]) -> Hashable:
         """Return facts of the operands' layouts that the key of a call lacks.
 
-        The facts are added to the key if kernels cannot read the operands in place. None: do not
-        cache the executable.
+        The facts are added to the key if kernels cannot read the operands in place. If the method
+        returns None, the executable is not cached.
         """
         return ()
 
@@ -191,7 +194,7 @@ class Arrays(Protocol[A, P]):
         return out
 
     def put(self, result: A, out: A) -> A:
-        """Return `out` with the first result, which is copied unless a kernel wrote it there."""
+        """Return `out`; copy the first result to it first if no kernel wrote the result there."""
         return result
 
     def finished(
@@ -210,5 +213,5 @@ class Arrays(Protocol[A, P]):
         return np.asarray(channels).reshape(-1)
 
 
-#: `Arrays` of any framework: executables do not state the types A and P.
+#: `Arrays` of any framework. Executables use it, because their code does not depend on A and P.
 AnyArrays = Arrays[Any, Any]

@@ -24,7 +24,7 @@ Order = tuple[int, ...]
 
 
 class Extents(NamedTuple):
-    """Sizes of the canonical form: element (n, c, s) is at (n * channels + c) * inner + s."""
+    """The sizes of an array that is seen as (outer, channels, inner)."""
 
     outer: int
     channels: int
@@ -64,7 +64,7 @@ def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order
 
 
 def extents_of(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Extents:
-    """Return the canonical sizes of an array of `shape` that is dense in `order`.
+    """Return the sizes (outer, channels, inner) of an array of `shape` that is dense in `order`.
 
     The channel axes of more than one element must be adjacent in `order`: see `adjacent`.
     """
@@ -80,7 +80,9 @@ def extents_of(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Ord
 
 
 def in_order(array: np.ndarray, order: Order, dtype: np.dtype) -> np.ndarray:
-    """Return `array` with its axes in `order`, dense, aligned and native; copied if need be."""
+    """Return `array` with its axes in `order`, contiguous, aligned and of `dtype`, copied if
+    necessary.
+    """
     return dense(array.transpose(order), dtype)
 
 

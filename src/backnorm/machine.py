@@ -11,11 +11,12 @@ from pathlib import Path
 _CPU_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _KIB = 1024
 
-# The most bytes of the last-level cache that plans use. A virtual machine reports the whole cache
-# of its processor, but shares the cache with other machines. On one such machine (Intel Xeon, 480
-# MiB), a core reads no faster from the cache than from memory. There, plans that write past the
-# cache took 0.5 to 0.9 (backward), 0.6 to 0.8 (forward) and 0.55 to 0.75 (inference) of the time of
-# plans for the whole cache (float32; x, dy and dx together 19 to 57 MiB; one thread and two).
+# Plans use at most this many bytes of the last-level cache. A virtual machine reports the whole
+# cache of its processor, but shares the cache with other machines. On one such machine (Intel Xeon,
+# 480 MiB), a core reads no faster from the cache than from memory. On that machine, plans whose
+# writes bypass the cache took 0.5 to 0.9 (backward), 0.6 to 0.8 (forward) and 0.55 to 0.75
+# (inference) of the time of plans that use the whole cache (float32; x, dy and dx together 19 to 57
+# MiB; one thread and two).
 _MOST_SHARED = 32 << 20
 
 
@@ -42,7 +43,7 @@ class Machine:
 
 
 def counted(cache_shared: int) -> int:
-    """Return how many bytes of a shared cache of this size a plan may use."""
+    """Return how many of the `cache_shared` bytes of the last-level cache a plan may use."""
     return min(cache_shared, _MOST_SHARED)
 
 
@@ -63,7 +64,7 @@ def processors() -> int:
 
 
 def _container_quota(otherwise: int) -> int:
-    """Return the cgroup's CPU quota in processors, rounded up; without a quota `otherwise`."""
+    """Return the cgroup's CPU quota in processors, rounded up; without a quota, `otherwise`."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return otherwise if quota == "max" else -(-int(quota) // int(period))
@@ -72,7 +73,9 @@ def _container_quota(otherwise: int) -> int:
 
 
 def _cache_sizes() -> tuple[int, int]:
-    """Return (private, shared) cache sizes in bytes; typical values for unknown ones."""
+    """Return the sizes of a core's own cache and of the shared cache, in bytes; a typical value
+    replaces an unknown size.
+    """
     levels: dict[int, int] = {}
     for folder in sorted(_CPU_FOLDER.glob("index*")) if _CPU_FOLDER.is_dir() else ():
         try:

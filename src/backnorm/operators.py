@@ -1,4 +1,4 @@
-"""The canonical operator on NumPy arrays: the public functions."""
+"""The public functions that compute the operator on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _reduce, _apply = operation("reduce", exchanged=True), operation("apply", exchan
 _reduce_forward = operation("reduce_forward", exchanged=True)
 _apply_forward = operation("apply_forward", exchanged=True)
 
-# `tuple.__new__` takes half the time of calling the class.
+# To construct a named tuple, `tuple.__new__` takes half the time of calling the tuple's class.
 _new = tuple.__new__
 
 
@@ -242,7 +242,8 @@ def batch_norm_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`; also for other activations, and for a residual without a ReLU.
     """
-    # Only the first call checks the name of a ReLU, which saves 0.3 us in later calls.
+    # The name of a ReLU is not checked here, but where the first call constructs its problem. This
+    # saves 0.3 us in later calls.
     if activation is not None and not (type(activation) is str and activation in _RELUS):
         activation = check_activation(activation, accepted=_RELUS, hint=_NO_MASK)
     y, mean, variance, mask = _forward(
@@ -531,14 +532,16 @@ def apply(
     sums = check_of_channels(sums, ChannelSums)
     operands = x, dy, mask, mean, variance, gamma
     options = epsilon, data_format, training, residual, arithmetic
-    # With the usual types, these comparisons replace the checks below, which construct a problem.
+    # If x and mean are NumPy arrays, these comparisons replace the checks below, which take longer
+    # because they construct a problem.
     usual = (
         type(x) is type(mean) is np.ndarray
         and mean.shape == sums.sum_dy.shape
         and sums.count * mean.size >= x.size
     )
     if not usual:
-        # Errors of the other arguments have precedence over sums that do not match x.
+        # The other arguments are checked first: their errors have precedence over the error that
+        # sums do not match x.
         problem, _ = _checked("apply", operands, *options)
         check_whole(sums, problem.channels, problem.count)
     both = sums.sum_dy, sums.sum_dy_xmu

@@ -1,8 +1,8 @@
 """The metadata of one call, validated once: shapes, element types, options.
 
-This module contains all shape, type and epsilon checks of the canonical operator, as one loop over
-the operation's signature. The checks read only the ``shape`` and ``dtype`` of arrays. The resulting
-:class:`Problem` is frozen and hashable; plans and kernels do not check it again.
+This module contains all checks of shapes, types and epsilon, except the rules of dialects, as one
+loop over the operation's signature. The checks read only the ``shape`` and ``dtype`` of arrays. The
+resulting :class:`Problem` is frozen and hashable; plans and kernels do not check it again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Format = Literal["NCX", "NXC"] | tuple[int, ...]
 
 
 class Metadata(NamedTuple):
-    """The shape and element type of an array that has no values yet, for the checks."""
+    """The shape and element type of an operand without values. The checks accept it as an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -264,8 +264,8 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     return ArgumentValueError(
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        # A forward pass with `inverse` does not return the variance. In a forward pass, variance +
-        # epsilon is not positive only if both are 0.
+        # With `inverse`, a forward pass returns the inverse standard deviation instead of the
+        # variance. But in a forward pass, variance + epsilon is not positive only if both are 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",

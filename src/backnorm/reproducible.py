@@ -1,4 +1,4 @@
-"""The results of reproducible phases: sums with the same bits for every division of a batch."""
+"""The results of `reduce` and `reduce_forward` with ``reproducible=True``."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class _Reproducible:
 class ReproducibleSums(_Reproducible):
     """The two sums of the backward pass, like `ChannelSums`, but exact in any order of addition.
 
-    ``backnorm.reduce(..., reproducible=True)`` returns them, ``backnorm.apply`` takes them. Two
-    instances add up exactly (``a + b``), so the total does not depend on how a batch is divided.
+    ``backnorm.reduce(..., reproducible=True)`` returns these sums. ``backnorm.apply`` takes them.
+    Two instances add up exactly (``a + b``), so the total does not depend on how a batch is
+    divided.
 
     Attributes
     ----------
@@ -61,9 +62,9 @@ class ReproducibleSums(_Reproducible):
 class ReproducibleMoments(_Reproducible):
     """The sums of x and x^2 in the forward pass, from which mean and variance are computed.
 
-    ``backnorm.reduce_forward(..., reproducible=True)`` returns them, ``backnorm.apply_forward``
-    takes them in place of `ChannelMoments`. Two instances add up exactly (``a + b``), so the total
-    does not depend on how a batch is divided.
+    ``backnorm.reduce_forward(..., reproducible=True)`` returns these sums.
+    ``backnorm.apply_forward`` takes them in place of `ChannelMoments`. Two instances add up exactly
+    (``a + b``), so the total does not depend on how a batch is divided.
 
     Attributes
     ----------

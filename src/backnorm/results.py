@@ -111,7 +111,7 @@ class _OfChannels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelSums(_OfChannels):
-    """The two sums of a channel that the first phase of the backward pass passes to the second.
+    """The two sums of every channel, which `backnorm.reduce` returns and `backnorm.apply` takes.
 
     ``a + b`` adds up the sums of two parts of a batch, such as micro-batches, chunks of a file or
     the batches of machines. The empty sum is ``ChannelSums.zero(channels)``.
@@ -137,7 +137,8 @@ class ChannelSums(_OfChannels):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelMoments(_OfChannels):
-    """Mean and biased variance of every channel, which the first phase passes to the second.
+    """Mean and biased variance of every channel, which `backnorm.reduce_forward` returns and
+    `backnorm.apply_forward` takes.
 
     ``a + b`` combines the moments of two sets of elements by the formula for parallel variances,
     which is accurate for any means. With w and v the fractions of the elements in a and b, and
@@ -176,7 +177,8 @@ class ChannelMoments(_OfChannels):
         )
 
 
-# The names of the arguments, and the functions that return the values.
+# The name of the argument that takes an instance of a class, and the function that returns
+# instances.
 _NAMES = {ChannelSums: "sums", ChannelMoments: "moments"}
 _SOURCES = {ChannelSums: "backnorm.reduce", ChannelMoments: "backnorm.reduce_forward"}
 
@@ -233,7 +235,7 @@ def check_of_channels(known: object, cls: type[_Known]) -> _Known:
 
 
 def check_whole(known: _OfChannels, channels: int, count: int) -> None:
-    """Raise unless sums or moments can be those of a batch that contains a given part.
+    """Raise if sums or moments cannot be those of a batch that contains a given part.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ def as_array(name: str, value: object, field: str = "") -> np.ndarray:
     """Return `value` as a plain array without copying, or raise if it cannot be one.
 
     A masked array is an error, because its mask would be lost. `field` names the part of the
-    argument that is read; the message begins with it.
+    argument that is read; the error message begins with `field`.
     """
     if type(value) is np.ndarray:
         return value

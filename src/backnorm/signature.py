@@ -209,7 +209,8 @@ _ALL = (
     ),
     # See `results.ChannelMoments`.
     Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
-    # The sums of a reproducible problem are not rounded yet, here and in `apply_backward`.
+    # Here and in `apply_backward`, the sums of a reproducible problem are bins, which the operation
+    # rounds.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
@@ -227,7 +228,8 @@ _ALL = (
         overwrites="dy",
         public=False,
     ),
-    # Like `apply`, but with all gradients, for a compiler that exchanges sums itself.
+    # Like `apply`, but returns all gradients, for the compilers of frameworks, which exchange sums
+    # by operations of their own.
     Signature(
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
@@ -236,8 +238,9 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
-    # The next two are for a compiler that computes the elements itself, fused with other code.
-    # Dialects also use the second, for the gradients of the parameters alone.
+    # The next two are for the compilers of frameworks, which compute y or dx from the coefficients,
+    # fused with other operations. Dialects also use the second, for the gradients of the parameters
+    # alone.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),

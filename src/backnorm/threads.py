@@ -15,7 +15,7 @@ from backnorm.scalars import check_integer
 #: The limit that `set_num_threads` set; None: the default limit.
 _most: int | None = None
 
-#: The limit of the current ``with`` block.
+#: The limit of the current ``with num_threads(n)`` block.
 _allowed: ContextVar[int | None] = ContextVar("backnorm_num_threads", default=None)
 
 # `_beside` is the default limit with PyTorch, `_alone` without it. Both are computed again after
@@ -47,7 +47,7 @@ def set_num_threads(n: int) -> None:
 
 @contextlib.contextmanager
 def num_threads(n: int) -> Iterator[None]:
-    """Limit the threads of each call in a ``with`` block; calls in other threads keep theirs.
+    """Limit the threads of each call in a ``with`` block; other Python threads keep their limits.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def get_num_threads() -> int:
         return most
     try:
         number: int = torch.get_num_threads()
-    except AttributeError:  # it is being imported
+    except AttributeError:  # PyTorch is being imported
         return most
     return number if number < most else most
 
@@ -115,7 +115,7 @@ def limit() -> int:
 
 
 def set_limit(n: int) -> None:
-    """Set the limit of the process to `n`, or to the default if that is not more than `n`."""
+    """Set the limit of the process to `n` or to the default limit, whichever is smaller."""
     global _most
     _most = None
     if n < limit():

@@ -53,7 +53,8 @@ def parse_call(document: Mapping[str, object]) -> Program:
     inputs = _input_names(document.get("inputs", {}), schema)
     written = _output_names(document.get("outputs"), schema)
     requested = [t.name for t in schema.outputs if t.required or t.name in written]
-    # Names in files are printable, so no input has a key with a line break.
+    # The keys of inputs are names in files, which are printable. So a key with a line break differs
+    # from all of them.
     outputs = {port: f"output\n{port}" for port in requested}
     absent = [t.name for t in schema.inputs if t.name not in inputs]
     tensors = _declared(inputs, absent, document)
@@ -63,7 +64,7 @@ def parse_call(document: Mapping[str, object]) -> Program:
 
 
 def _input_names(value: object, schema: OperatorSchema) -> dict[str, str]:
-    """Return input -> name in the file, in the operator's order."""
+    """Return a mapping from each input to its name in the file, in the operator's order."""
     listed = expect_object(value, "inputs")
     _refuse_unknown(listed, [t.name for t in schema.inputs], "inputs")
     return {
@@ -74,7 +75,7 @@ def _input_names(value: object, schema: OperatorSchema) -> dict[str, str]:
 
 
 def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
-    """Return output -> name in the file, in the operator's order."""
+    """Return a mapping from each output to its name in the file, in the operator's order."""
     known = [t.name for t in schema.outputs]
     if value is None:
         return {name: name for name in known}
@@ -108,7 +109,8 @@ def _declared(
         _refuse_unknown(listed, inputs, where)
     tensors: dict[str, Tensor] = {}
     for port, key in inputs.items():
-        # One tensor may be two inputs: a declaration of the later input replaces the earlier one.
+        # Two inputs may be one tensor. If both declare its shape or type, the later declaration
+        # replaces the earlier one.
         earlier = tensors.get(key, Tensor(key, (key,)))
         shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else earlier.shape
         dtype = _type(types[port], f"types.{port}") if port in types else earlier.dtype

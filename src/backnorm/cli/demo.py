@@ -23,9 +23,11 @@ from backnorm.errors import counted
 TYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
 LAYERS = ("conv8", "conv4", "dense")
 
-# A call takes well under a millisecond here; the median of a few calls is steady enough.
+# The number of timed calls, of which the median is shown. A call takes less than a millisecond, and
+# the median of five calls varies little.
 _REPEAT = 5
-# Most dialects have a float32 epsilon; those with a double get the same value.
+# Most dialects have a float32 epsilon, so dialects with a float64 epsilon get the rounded value,
+# too.
 _EPSILON = float(np.float32(1e-5))
 
 #: Tensors of one layer in training, by their roles in schemas: float32, channels first.
@@ -120,7 +122,7 @@ class Case:
 
     @property
     def _formats(self) -> Sequence[FormatSpec]:
-        """The dialect's formats of the layout, or all if it has none of this layout."""
+        """The dialect's formats that have the case's layout, or all formats if none has it."""
         formats = self.schema.formats
         return [f for f in formats if f.layout == self.layout] or formats
 
@@ -170,9 +172,9 @@ class Agreement:
 
     Dialects that take the inverse standard deviation are only compared with each other, because
     rounding the inverse changes the variance. Results of float32 and float64 are compared across
-    layouts. Results of 16-bit data are not, because short runs are summed in float32, in an order
-    that depends on the layout. Gradients of parameters are compared between dialects that return
-    the same type. `compared` is the number of comparisons.
+    layouts. Results of 16-bit data are compared within a layout only: short runs of a sum are added
+    up in float32, in an order that depends on the layout. dgamma and dbeta are compared between
+    dialects that return them in the same type. `compared` is the number of comparisons.
     """
 
     dtype: str
@@ -206,8 +208,9 @@ class DemoReport:
         )
 
 
-# Results that must be equal, each with its call. A key has the type of the data, the layer, the
-# gradient and its type, the layout of 16-bit data, and the dialect's statistic besides the mean.
+# Maps a key to results that must be equal, each with its call. A key has the type of the data, the
+# layer, the gradient and its type, the layout of 16-bit data (otherwise ""), and the statistic that
+# the dialect takes besides the mean.
 _Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 
@@ -295,7 +298,7 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
 
 
 def _agreement(dtype: str, groups: _Groups) -> Agreement:
-    """Compare the results for data of `dtype`, bit for bit, with the first of their group."""
+    """Compare, in each group of data type `dtype`, all results bit for bit with the first one."""
     compared, differences = 0, []
     for (group_dtype, layer, gradient, *_), ((first, expected), *others) in groups.items():
         if group_dtype != dtype:

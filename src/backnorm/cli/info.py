@@ -203,7 +203,7 @@ def _schema_tables(schema: Facts, frozen_roles: Mapping[str, str]) -> Iterator[T
 
 
 def _role(tensor: Facts, frozen_roles: Mapping[str, str]) -> str:
-    """Return the role of a tensor, or both roles if an attribute selects one."""
+    """Return the role of a tensor, or both roles if constant statistics change it."""
     role = str(tensor["role"])
     frozen = frozen_roles.get(tensor["name"], role)
     return role if frozen == role else f"{role} in training, {frozen} with constant statistics"

@@ -46,7 +46,7 @@ def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
 
 
 def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the bytes that a canonical call moves between memory and processor, by convention.
+    """Return the bytes that a call moves between memory and processor, by the convention below.
 
     The convention counts the passes over arrays of x's size that two plain loops make, even if
     another order of work saves some of them:
@@ -66,7 +66,7 @@ def check(
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> dict[str, Verdict]:
-    """Return a verdict for each output that the canonical operation has, by the dialect's names.
+    """Return a verdict for each output that backnorm's own operation has, by the dialect's names.
 
     Outputs that only the dialect has, such as running statistics, have no exact counterpart and
     no verdict.

@@ -84,8 +84,8 @@ def random_tensors(
         )
     dtype = next((types[port] for port in x_first if port in data and port in types), FLOAT32)
     accepted = parameter_types(schema, dtype)
-    # A declared type that the operator does not accept is not repeated in other tensors, so that
-    # the operator's error names the declared one.
+    # If a tensor is declared with a type that the operator does not accept, no other tensor gets
+    # this type, so that the operator's error names the declared tensor.
     channel_type = next(
         (
             types[port]
@@ -144,7 +144,8 @@ def _channel_axes(
 ) -> tuple[int, ...]:
     """Return the channel axes, or axis 1 if they depend on a tensor of unknown or wrong shape.
 
-    When the operator runs, it rejects such a tensor, or an axis that the data do not have.
+    No error is raised here: when the operator is called, it rejects a tensor of a wrong shape, and
+    an axis that the data do not have.
     """
     # Arrays broadcast from one element have a shape and take no memory.
     known = {**shapes, schema.words["x"]: shape}

@@ -140,12 +140,12 @@ def _duration_text(seconds: float) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Return a number rounded to three digits, or from 1000 on to an integer."""
+    """Return a number rounded to three digits; from 1000 on, return it rounded to an integer."""
     return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
 def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple[str, str]:
-    """Return the worst error in ulps, and as a fraction of the budget; empty if not checked."""
+    """Return the worst error in ulps, and as a percentage of the budget; empty if not checked."""
     if ulp is None or budget is None:
         return "", ""
     text = f"{ulp:.4f}" if ulp < 10 else f"{ulp:.4g}"

@@ -31,7 +31,7 @@ from backnorm.problem import channel_axis_of
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of a run.
+    """Options of `backnorm run`.
 
     Attributes
     ----------
@@ -133,7 +133,9 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A whole run; `asdict` gives the JSON report. `notes` are remarks on the graph."""
+    """The result of `backnorm run`; `asdict` gives the JSON report. `notes` are remarks on the
+    graph.
+    """
 
     file: str
     threads: int
@@ -297,7 +299,7 @@ def _random(
 def _canonical(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> CanonicalCall:
-    """Return the canonical call of a batch normalisation, with its fused ReLU.
+    """Return the call of backnorm's own operator for a step, with its fused ReLU.
 
     The call of a backward pass has no ReLU: `_check` applies the mask of the ReLU to dy.
     """

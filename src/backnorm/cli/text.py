@@ -15,7 +15,7 @@ from rich.text import Text
 
 
 class Output(io.FileIO):
-    """Standard output that drops its text after the reader closed it (``| head -1``).
+    """Standard output. Text is dropped after the reader has closed the pipe (``| head -1``).
 
     Another error, such as a full disk, is raised once, and not again when Python flushes at exit.
     """
@@ -74,6 +74,6 @@ def _finite(value: object) -> object:
 
 
 def _visible(text: str) -> str:
-    # Escape sequences in the names of a file must not reach the terminal. `print` raises for lone
-    # surrogates.
+    # Escape sequences in names that were read from a file must not reach the terminal. `print`
+    # raises for lone surrogates.
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

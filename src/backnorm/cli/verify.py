@@ -83,7 +83,7 @@ class _Reports:
 
     @property
     def at_least(self) -> Rung:
-        """The worst rung that is no finding."""
+        """The worst rung that does not count as a finding."""
         return self.requested or "serial"
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class _Reports:
                 path.unlink()
 
     def console(self) -> Console:
-        """Return the console of the tables."""
+        """Return the console on which tables are printed."""
         return Console(stderr=self.json == Path("-"), record=self.html is not None)
 
     def write(self, results: Any, console: Console) -> bool:
@@ -178,7 +178,7 @@ class _Reports:
 
 
 def _print_list(title: str, lines: list[str], console: Console) -> None:
-    """Print a title, the first lines below it, and the number of the others."""
+    """Print a title, the first lines below the title, and the number of the remaining lines."""
     from backnorm.conformance.verify._report import NAMED
 
     more = len(lines) - NAMED
@@ -336,7 +336,7 @@ def judge(
     markdown: Markdown = None,
     html: Html = None,
 ) -> None:
-    """Judge results that were computed from the files of cases export."""
+    """Judge results that were computed from the files that cases export writes."""
     from backnorm.conformance.verify.export import judge as judge_files
 
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)

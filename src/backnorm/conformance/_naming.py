@@ -1,7 +1,7 @@
 """Name the mistake in a formula, and describe outputs that no formula explains.
 
 The numbers that describe a call (`formula.Coefficients`, `forward_diagnosis.Normalization`) are
-compared with those of formulas.
+compared with the numbers that right and wrong formulas give.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ Kind = Literal["right", "formula", "described", "precision", "indexing", "memory
 # A dataclass with a field for each number: an array of shape (C,), or None if it is not known.
 Numbers = Any
 
-# A formula matches if its coefficients differ by at most this, relatively, from those fitted to the
-# results. By the element type of dx or y; rounding dx to 8 bits changes a coefficient by 1e-3.
+# A formula matches if the relative differences between its coefficients and those fitted to the
+# results are at most this number, which depends on the element type of dx or y. (Rounding dx to 8
+# bits changes a coefficient by 1e-3.)
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
-# A formula within this multiple of the nearest formula's distance matches as well as that one.
+# A formula counts as near as the nearest one if its distance is at most this multiple of the least
+# distance.
 _MARGIN = 2.0
 # The residual of a fit, relative to dx or y, that rounding can cause.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
-# Errors up to this are attributed to precision: of elements, relative to the largest one of the
-# channel; of numbers, the norm of the errors relative to that of the right numbers.
+# A relative error up to this limit counts as low precision. Of elements, it is relative to the
+# largest element of the channel. Of the numbers of channels, it is the norm of the errors divided
+# by the norm of the right numbers.
 FEW_BITS = 2.0**-6
-# The norm of the error of dgamma or dbeta that sums in float32 can cause, relative to its norm.
+# The relative error (of norms, as above) of dgamma or dbeta that sums in float32 can cause.
 _FEW_BITS_OF_WIDE = 2.0**-16
-# The difference of two numbers is this quantile over the channels. The median could miss |gamma| in
-# place of gamma, which is right in half of the channels.
+# The difference of a number is this quantile of its differences in the channels. The median could
+# miss the mistake of |gamma| for gamma, because |gamma| is right in about half of the channels.
 _QUANTILE = 0.75
-# The distance of numbers that are not finite.
+# The difference of two numbers if it is not finite.
 _FAR = 1e30
 # The most channels that a sentence names.
 _MOST_CHANNELS = 8
@@ -103,7 +106,9 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
 
 
 def nearness(dtype: np.dtype) -> float:
-    """Return the largest relative difference from the numbers of a matching formula."""
+    """Return the largest relative difference between the numbers of a call and of a matching
+    formula.
+    """
     return _NEAR.get(dtype, _NEAR_OF_WIDE)
 
 
@@ -120,7 +125,9 @@ def _pairs(found: Numbers, formula: Numbers) -> Iterator[tuple[str, np.ndarray, 
 
 
 def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
-    """Return the median over channels of each number divided by the right one, if that is not 0."""
+    """Return, for each number, the median over channels of its ratio to the right number. Numbers
+    that should be 0 in a channel are omitted.
+    """
     with np.errstate(all="ignore"):
         return {
             name: float(np.median(own / good))
@@ -132,8 +139,8 @@ def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
 def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
     """Return the largest relative difference between two sets of numbers.
 
-    The difference of a number is a quantile over the channels. It is relative to the larger of the
-    two magnitudes, or to `least` if that is larger.
+    The difference of a number is a quantile of its differences in the channels. These are relative
+    to the larger of the two magnitudes, or to `least` if that is larger.
     """
     worst = 0.0
     with np.errstate(all="ignore"):
@@ -208,9 +215,9 @@ def described(
     terms: Mapping[str, str],
 ) -> Diagnosis:
     """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
-    # The terms with each predicate.
+    # The wrong terms, by what is wrong with them (the predicate of a sentence).
     wrong: dict[str, list[str]] = {}
-    # The correct bits of numbers that are nearly right in every channel.
+    # By term, the number of correct bits, for numbers that are nearly right in every channel.
     bits: dict[str, int] = {}
     for name, own, good in _pairs(found, right):
         zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
@@ -243,7 +250,7 @@ def described(
 
 
 def sentence(names: Sequence[str], predicate: str) -> str:
-    """Return a sentence with one predicate, in the singular, about names."""
+    """Return a sentence about `names`. The predicate is given in the singular."""
     *others, last = names
     if not others:
         return f"{last} {predicate}"
@@ -294,7 +301,7 @@ def precision(bits: Mapping[str, int]) -> Diagnosis:
 
 
 def relative_error(own: np.ndarray, good: np.ndarray) -> float:
-    """Return the norm of the numbers' error over that of the right numbers."""
+    """Return the norm of the errors of `own` divided by the norm of `good`, the right numbers."""
     with np.errstate(all="ignore"):
         return float(np.linalg.norm(own - good) / np.linalg.norm(good))
 

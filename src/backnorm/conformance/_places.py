@@ -18,17 +18,19 @@ from backnorm.conformance._naming import (
 from backnorm.conformance.formula import rows_of
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT64, element_type
 
-# The error of an element, relative to the largest element, that rounding can cause.
+# The largest error of an element that rounding can cause, relative to the largest element.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
-# A range of elements is wrong if at least this share is: a wrong element may be right by accident.
+# A range counts as wrong if at least this share of its elements is wrong: an element of a wrong
+# range may be right by accident.
 _MOST = 0.8
 
 
 def misplaced(
     name: str, functions: str, tensor: np.ndarray, right: np.ndarray, axis: int
 ) -> Diagnosis:
-    """Return a diagnosis of an output that no formula explains, from its wrong elements.
+    """Return a diagnosis of an output that no formula explains, by comparison with the right
+    output.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ def partly_wrong(
 
 
 def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:
-    """Return the error of an element that rounding can cause."""
+    """Return the largest error of an element that rounding can cause."""
     dtype = element_type(tensor.dtype) or FLOAT64
     return _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * float(np.abs(right).max())
 

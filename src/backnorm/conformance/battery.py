@@ -144,7 +144,9 @@ def subjects(formats: Iterable[str]) -> Iterator[Subject]:
 
 
 def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
-    """Yield the cases that support a compute dtype, with that dtype; None: all cases, unchanged."""
+    """Yield the cases that can be computed in `arithmetic`, with this arithmetic. With None, yield
+    all cases unchanged.
+    """
     name = None if arithmetic is None else check_arithmetic(arithmetic)
     for case in cases:
         if name is None:
@@ -167,7 +169,7 @@ def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
 def _judge_known(
     quantity: Quantity, actual: np.ndarray, expected: np.ndarray, case: Case
 ) -> Verdict:
-    """Judge by a known result: one rounding is allowed, without allowance for cancellation."""
+    """Judge a gradient whose exact value is known: one rounding is allowed, and nothing more."""
     known = Exact.of(expected), np.zeros(expected.shape), case.data.x.dtype
     return judge(quantity, actual, *known, arithmetic=case.arithmetic)
 

@@ -95,9 +95,8 @@ def exact_data(
     """Return data whose statistics, sums and gradients are exact in any order of evaluation.
 
     All values are small integers times powers of two. Therefore results, products and partial sums
-    are representable, in float32 for up to 2**18 elements per channel. Any difference from the
-    results is an error of formula or indexing, not of rounding. oneDNN's benchdnn has such data,
-    too.
+    are exact (in float32, for up to 2**18 elements per channel). Any difference from the results is
+    an error of formula or indexing, not of rounding. oneDNN's benchdnn has such data, too.
 
     Parameters
     ----------
@@ -239,7 +238,7 @@ def in_layout(shape: tuple[int, ...], data_format: str) -> tuple[int, ...]:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a view of an array that cannot be written to."""
+    """Return a read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -261,7 +260,8 @@ def _exact_channel(
     # If q changes by 1/2 where b = 2, sum(b q) changes by one.
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
-    # mean(dy b) is 2 sum(b q) / M; for an odd M, sum(b q) must be a multiple of M.
+    # mean(dy b) = 2 sum(b q) / M is made an integer: sum(b q) becomes a multiple of M / 2, or of M
+    # if M is odd.
     step = pairs if count % 2 == 0 else count
     remainder = (b * q).sum()
     remainder -= step * np.rint(remainder / step) if step else 0.0

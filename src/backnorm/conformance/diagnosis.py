@@ -140,7 +140,8 @@ def diagnose(
     if diagnosis.kind == "right":
         # The numbers are compared in most channels only, so a few channels can still be wrong.
         parameters = {n: (getattr(found, n), getattr(right, n)) for n in ("dgamma", "dbeta")}
-        # The fitted numbers of dx are too inaccurate to be judged by the bits that are right.
+        # The coefficients of dx come from a fit, which is too inaccurate to tell how many bits are
+        # right.
         narrow = replace(found, gain=None, offset=None, slope=None)
         diagnosis = (
             imprecise(narrow, right, mean.dtype, _TERMS)
@@ -191,7 +192,9 @@ def _in_layout(data: LayerData, layout: str) -> LayerData:
 
 
 def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
-    """Return the numbers of each channel, and the residual of the fit relative to dx."""
+    """Return the five numbers that describe each channel, and the residual of the fit relative to
+    dx.
+    """
     dx, dgamma, dbeta = outputs
     of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]
     if dx is None:
@@ -206,7 +209,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
         fit, *_ = np.linalg.lstsq(functions, row, rcond=None)
         rest = np.linalg.norm(row - functions @ fit)
         norm = float(np.linalg.norm(row))
-        # A row of zeros is fitted by zeros.
+        # The fit of a row of zeros is exact.
         residual.append(float(rest) / norm if norm else 0.0)
         for values, value in zip((gain, offset, slope), fit, strict=True):
             values.append(float(value))
@@ -215,9 +218,11 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 
 
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return the scales to which differences of small offsets and slopes are relative."""
+    """Return the least magnitudes of offset and slope: the differences of smaller ones are relative
+    to these.
+    """
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
-    # The slope of a constant x cannot be judged: its scale is infinite.
+    # The slope of a constant x cannot be judged, so its least magnitude is infinite.
     with np.errstate(over="ignore"):
         return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + TINY)}
 

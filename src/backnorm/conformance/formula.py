@@ -1,7 +1,7 @@
 """The formula of the backward pass in steps, and mistakes in each step.
 
-:func:`coefficients` evaluates the steps for the channels of a call. For all steps, right or wrong,
-dx is ``gain*dy + offset + slope*(x - mean)``.
+:func:`coefficients` evaluates the steps for the channels of a call. Whether the steps are right or
+wrong, dx is ``gain*dy + offset + slope*(x - mean)`` with three numbers of each channel.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Channels:
         data_format: str,
         training: bool,
     ) -> Channels:
-        """Return the inputs of a call by channel."""
+        """Return the inputs of a call: x and dy in shape (C, M), and per-channel arrays in shape
+        (C,).
+        """
         axis = 1 if data_format == "NCX" else x.ndim - 1
         mean, variance = mean.astype(FLOAT64), variance.astype(FLOAT64)
         scale = np.ones_like(mean) if gamma is None else gamma.astype(FLOAT64)
@@ -87,7 +89,7 @@ class Coefficients:
 
     @property
     def all(self) -> tuple[Array, ...]:
-        """All numbers, which must be known."""
+        """All five numbers, none of which may be None."""
         found = self.gain, self.offset, self.slope, self.dgamma, self.dbeta
         return tuple(each for each in found if each is not None)
 
@@ -163,7 +165,8 @@ def coefficients(channels: Channels, steps: Steps = RIGHT) -> Coefficients:
         offset, slope = np.zeros_like(gain), np.zeros_like(gain)
         if steps.training(channels):
             slope = -gain * steps.projection(sum_dy_xmu, count, s)
-            # The steps may subtract another mean from x; `slope` multiplies x minus the given mean.
+            # The steps may subtract a wrong `mean` from x. `slope` is defined for x -
+            # channels.mean, so the difference of the means is added to `offset`.
             offset = -gain * steps.mean_dy(sum_dy, count) + slope * (channels.mean - mean)
         known = sum_dy, sum_dy_xmu, s, channels.gamma, count
         return Coefficients(gain, offset, slope, steps.dgamma(*known), steps.dbeta(*known))
@@ -220,13 +223,13 @@ def _without(
 
 
 def tails_left_out(channels: Channels) -> list[Mistake]:
-    """Return mistakes of sums in steps of 4 to 64 elements that leave out the incomplete step."""
+    """Return mistakes of loops over 4 to 64 elements at a time that do not add the remainder."""
     found = []
     image = channels.count // max(channels.images, 1)
     for size, whole in {image: "each image", channels.count: "a channel"}.items():
         for rest in sorted({size % step for step in (4, 8, 16, 32, 64)} - {0, size}):
             places = np.flatnonzero(np.arange(channels.count) % size >= size - rest)
-            # `MISTAKES` has the last element.
+            # `MISTAKES` already has the mistake that leaves out only the last element.
             if len(places) > 1:
                 says = f"the sums lack the last {rest} of the {size} elements of {whole}"
                 found.append(Mistake("tail-left-out", says, "sums", _without(places)))
@@ -237,7 +240,7 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
-#: Mistakes in s, of forward and backward passes, as arguments of `Mistake`.
+#: Mistakes in s, for the diagnoses of both forward and backward passes: arguments of `Mistake`.
 INVERSE_DEVIATION_MISTAKES = (
     ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
      lambda w, e, _: 1.0 / (np.sqrt(w) + e)),

@@ -15,8 +15,8 @@ from backnorm.dtypes import FLOAT64
 
 __all__ = ["ForwardCase", "forward_cases", "of_backward"]
 
-# Cases of the backward battery that are left out, because they are about dy, or about statistics
-# that are passed.
+# Prefixes of the backward battery's cases that are left out, because they test dy or passed
+# statistics, and a forward pass in training takes neither.
 _OF_GRADIENTS = (
     "frozen-", "foreign-statistics-", "exact-statistics-supplied-", "huge-gradients-",
 )  # fmt: skip
@@ -57,7 +57,7 @@ def _other(statistic: np.ndarray) -> np.ndarray:
 
 
 def forward_cases(seed: int = 0) -> Iterator[ForwardCase]:
-    """Yield small cases for every type and layout, the same for the same seed."""
+    """Yield small cases for every type and layout; a seed always gives the same cases."""
     for case in battery.cases(seed):
         if not case.name.startswith(_OF_GRADIENTS):
             yield of_backward(case)

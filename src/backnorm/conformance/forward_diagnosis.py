@@ -1,8 +1,8 @@
 r"""Diagnose a wrong forward pass: describe the mistake in one sentence.
 
-For every formula, y is linear in two functions of an element: 1 and x - mean. Four numbers of each
-channel are compared with those of formulas, as in :mod:`backnorm.conformance.diagnosis`: the two
-coefficients, the returned mean and the returned variance.
+Every formula, right or wrong, computes y as a + b*(x - mean), where a and b are the same for all
+elements of a channel. As in :mod:`backnorm.conformance.diagnosis`, four numbers of each channel are
+compared with those of known formulas: a, b, the returned mean and the returned variance.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Batch:
 
     @classmethod
     def of(cls, data: LayerData, scaled: bool) -> _Batch:
-        """Return the inputs of a call by channel."""
+        """Return the inputs of a call: x in shape (C, M), and per-channel arrays in shape (C,)."""
         x = rows_of(data.x, data.channel_axis)
         gamma, beta = np.ones(len(x)), np.zeros(len(x))
         if scaled:
@@ -267,14 +267,16 @@ def diagnose_forward(
 def _fitted(
     batch: _Batch, outputs: Mapping[str, np.ndarray | None], axis: int
 ) -> tuple[Normalization, float]:
-    """Return the numbers of each channel, and the residual of the fit relative to y."""
+    """Fit gain and offset to y in each channel. Return them with the returned mean and variance,
+    and the residual of the fit relative to y.
+    """
     y, mean, variance = (outputs[name] for name in FORWARD_RESULTS)
     of_channels = [None if each is None else each.astype(float) for each in (mean, variance)]
     if y is None:
         return Normalization(None, None, *of_channels), 0.0
     rows, centred = rows_of(y, axis), batch.x - batch.mean[:, None]
     squares = np.square(centred).sum(1)
-    # 1 and x - mean are orthogonal.
+    # Least squares: 1 and x - mean are orthogonal, so each coefficient is a separate projection.
     gain = (rows * centred).sum(1) / np.maximum(squares, TINY)
     offset = rows.mean(1)
     rest = np.linalg.norm(rows - gain[:, None] * centred - offset[:, None], axis=1)
@@ -283,7 +285,9 @@ def _fitted(
 
 
 def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return the scales to which differences of small numbers are relative."""
+    """Return, for the numbers that may be near 0, the least scale by which their differences are
+    divided.
+    """
     deviation = np.sqrt(batch.variance)
     gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)
     return {"offset": 0.2 * gain * deviation + TINY, "mean": 0.2 * deviation + TINY}

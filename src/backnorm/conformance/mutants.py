@@ -7,7 +7,8 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-# Sums and coefficients have extended precision, so that the right kernel also passes in float64.
+# Sums and coefficients have extended precision, so that the right kernel passes with float64 data,
+# too.
 Wide = np.longdouble
 
 
@@ -15,7 +16,7 @@ class Kernel:
     """The right kernel. Arrays are (channels, elements) or, per channel, (channels, 1)."""
 
     wrong: ClassVar[str] = ""
-    #: Whether the mistake is one of formula, not of precision.
+    #: Whether the mistake is in the formula; otherwise it is in the precision.
     is_of_formula: ClassVar[bool] = True
 
     @np.errstate(all="ignore")

@@ -78,7 +78,8 @@ class CheckedCase:
         subject: Subject = Function(function)
         if dialect is not None:
             subject = OfDialect.of(function, dialect, op)
-        # Writable copies: the ValueError of a write to a read-only array would not name the input.
+        # The subject gets writable copies, because the case's own arrays are read-only, and the
+        # ValueError of a write to such an array would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in self.case.inputs.items()}
         before = {n: None if a is None else a.tobytes() for n, a in inputs.items()}
         try:

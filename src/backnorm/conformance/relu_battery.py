@@ -54,7 +54,7 @@ class ReluOperators(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReluCase:
-    """One call of each operator.
+    """The arguments of one call of each of the three operators.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ def machine() -> Machine:
 
 
 class CpuArrays(Arrays[A, Machine], Protocol[A]):
-    """Arrays of NumPy or of a framework that are computed on the CPU."""
+    """The arrays of NumPy, or of a framework, on which kernels run on the CPU."""
 
     def place(self, x: A | None) -> Machine:
         """Return this machine."""

@@ -1,4 +1,6 @@
-"""Geometries: how the kernels divide an array. A plan decides the values; a launch uses them."""
+"""Geometries: how the kernels divide an array. `plan` chooses the values; `launch` writes them into
+records.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Geometry for runs of one channel: see `segments`.
+    """Geometry for arrays with contiguous elements of one channel (NCX): see `segments`.
 
     Attributes
     ----------
@@ -33,7 +35,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Geometry for rows of channels: see `columns`.
+    """Geometry for arrays whose rows have several channels (NXC): see `columns`.
 
     Attributes
     ----------

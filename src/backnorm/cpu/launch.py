@@ -1,4 +1,4 @@
-"""Make the stages of a problem, kernels with their records, as its plan decides."""
+"""Make the stages (kernels with their records) of a problem according to its plan."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Launch(interfaces.Launch):
         grouped = plan.grouped
         count, channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
-        # A 16-bit type has only kernels compiled for float32; the field `in_float64` of the record
-        # makes them compute in float64.
+        # A 16-bit type has only kernels compiled for float32. If the problem's arithmetic is
+        # float64, the field `in_float64` of the record makes them compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
         narrow, binned = compiled == "float32", problem.reproducible
         rows = bin_rows(dtype.itemsize)
@@ -95,14 +95,16 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def complete(self) -> Stage:
-        """Sum every channel, solve for its coefficients, write the output and the results."""
+        """Sum every channel, compute its coefficients, and write the output and the results."""
         items = self._summed if self._grouped else self._summed + self._written
         fields = {"prepares": self._source, "finishes": True, "grouped": self._grouped}
         return self._of(self._summed, items, **fields)
 
     @functools.cached_property
     def sum_all(self) -> Stage:
-        """Sum every channel; the table is filled from x (forward) or with the means (backward)."""
+        """Fill the table from x (forward) or with the given means (backward), and sum every
+        channel.
+        """
         source = FROM_DATA if self._forward else MEANS_ALONE
         return self._of(self._summed, self._summed, prepares=source)
 
@@ -113,13 +115,15 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def apply(self) -> Stage:
-        """Write the output, forward from statistics, backward from statistics and sums."""
+        """Write the output: y from statistics, or dx from statistics and sums."""
         fields = {"prepares": FROM_STATISTICS, "settles": not self._forward}
         return self._of(0, self._written, **fields)
 
     @functools.cached_property
     def finish(self) -> Stage:
-        """Write the output and the results, forward from moments, backward from sums."""
+        """Write the output and the results: in a forward pass from moments, in a backward pass from
+        sums.
+        """
         fields = {"prepares": self._source, "settles": True, "finishes": True}
         return self._of(0, self._written, **fields)
 
@@ -132,6 +136,8 @@ class Launch(interfaces.Launch):
 
 
 def _beyond(ceiling: float, dtype: np.dtype) -> int:
-    """Return an integer above the bits of all elements below the ceiling: see `record`."""
+    """Return an integer above the bit patterns of all positive elements below the ceiling: see
+    `record`.
+    """
     (bits,) = np.array([ceiling]).astype(dtype).view(f"i{dtype.itemsize}")
     return int(bits) + math.isinf(ceiling)

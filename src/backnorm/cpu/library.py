@@ -61,9 +61,9 @@ def level() -> str:
 
 
 def address(kind: Kind) -> int:
-    """Return the address of the compiled function of a kind.
+    """Return the address of the compiled function of a kind of kernel.
 
-    The function takes the address of a record and an index.
+    The function's arguments are the address of a record, and the index of a participant.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def path_of(name: str) -> Path | None:
-    """Return the path of a library at the best level that has it, or None if it does not exist.
+    """Return the path of a library, built for the best level that has it, or None if there is none.
 
     A checkout does not fall back to a lower level, because a missing library can be built.
     """
@@ -122,14 +122,14 @@ def digest(name: str) -> str:
 
 
 def levels_of(name: str) -> tuple[str, ...]:
-    """Return the levels at which this processor looks for a library, the best first."""
+    """Return the levels whose build of a library this processor can use, the best first."""
     if name in OF_ALL:
         return ("x86-64",) if is_x86() else (HOST,)
     return tuple(found for found in below(level()) if has(found, name))
 
 
 def has(level: str, name: str) -> bool:
-    """Whether a level has its own build of a library; the libraries `OF_ALL` have no level."""
+    """Whether a library, not one of `OF_ALL`, is built for a level."""
     elements = LEVELS[level].elements if level in LEVELS else None
     kinds = LIBRARIES[name].kinds
     return elements is None or any(kind.element in elements for kind in kinds)
@@ -137,7 +137,7 @@ def has(level: str, name: str) -> bool:
 
 @functools.cache
 def _installed(found: str) -> dict[str, Path]:
-    """Return the paths of the libraries of a level of an installed package, by name."""
+    """Return, by name, the paths of an installed package's libraries for the level `found`."""
     return {path.stem.rpartition("-")[0]: path for path in (FOLDER / found).glob("*.so")}
 
 
@@ -152,7 +152,8 @@ def _built(name: str) -> Path:
         )
     from backnorm.cpu.build.demand import build
 
-    # Only one thread builds a library. Several processes may build it at the same time.
+    # In a process, only one thread builds a library. Several processes may build the same library
+    # at the same time.
     with _building:
         path = path_of(name)
         if path is None:

@@ -1,8 +1,9 @@
 """Decide how a problem is computed on a CPU: `plan` returns a `Plan`, which execution follows.
 
 A plan is a function of metadata: `plan` reads no array and no environment variable, and measures
-nothing. The bits of a result depend on chunks and blocks alone, which follow from the shape. Tiles,
-items, groups, stores and threads change only the speed, and may depend on the machine.
+nothing. Of the parts of a plan, only chunks and blocks influence the bits of a result; they follow
+from the shape. Tiles, items, groups, stores and threads change only the speed, and may depend on
+the machine.
 
 The measurements behind the rules are in docs/decisions.
 """
@@ -27,7 +28,7 @@ AT_ONCE = ("inference", "activation_backward")
 _CHUNK = 2048
 
 # A channel has at most `_MOST_BLOCKS` blocks. All channels together have at most `_MOST_PARTIALS`
-# partial sums, which are 512 KiB.
+# blocks, or one block each. The partial sums of so many blocks take 512 KiB.
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
@@ -36,20 +37,21 @@ _MOST_PARTIALS = 16384
 _ENOUGH_BLOCKS = 1024
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 
-# The fewest rows of a block: fewer are not worth an item.
+# The fewest rows of a block: an item of fewer rows has too little work for its overhead.
 _LEAST_ROWS = 128
 
 # The fewest elements of a segment: shorter ones are summed as columns.
 _SHORT = 16
 
-# Elements of a group in one sample, which are adjacent in memory.
+# Elements that a group has in one sample, where they are adjacent in memory.
 _GROUP = 4096
 _LARGE_GROUP = 4 * _GROUP
 
 # The fewest bytes of a core's own cache that can hold a group.
 _OWN_CACHE = 2 << 20
 
-# Bytes of a core's own cache below which rows side by side are slower than rows in order.
+# If a core's own cache has fewer bytes, reading rows side by side is slower than reading them in
+# order.
 _SMALL_CACHE = 1 << 20
 
 # The most channels of a group: their running sums fit in the first-level cache.
@@ -59,22 +61,22 @@ _MOST_GROUP = 64
 _TILE = 1024
 _LEAST_TILE = 128
 
-# The most and the fewest elements of an item: claiming an item costs 0.3 us. A single thread has
-# several items, too: the second pass begins with the last item, whose x and dy are still in the
-# cache.
+# The most and the fewest elements of an item. Smaller items would be slower, because claiming an
+# item costs 0.3 us. Even a single thread gets several items, because the second pass begins with
+# the last item of the first pass, whose x and dy are still in the cache.
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
-# The most bytes of coefficients that fit in the first-level cache together with their row.
+# The most bytes of a row's coefficients that fit in the first-level cache together with the row.
 _COEFFICIENTS = 16 << 10
 
-# Elements below which a second thread costs more time than it saves.
+# With fewer elements, a second thread costs more time than it saves.
 _SERIAL = 32768
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A decided computation, printable with ``print(plan)``.
+    """How a problem is computed; ``print(plan)`` shows it.
 
     Attributes
     ----------
@@ -133,7 +135,7 @@ def _described(geometry: Segments | Columns) -> str:
 
 
 class _Task(NamedTuple):
-    """A problem on a machine, and facts that several rules read.
+    """A problem on a machine, and facts that several functions of this module use.
 
     Attributes
     ----------
@@ -160,7 +162,7 @@ class _Task(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Elements of an item: whole bytes of a ReLU's mask, and eight items per thread."""
+        """Elements of an item: an eighth of a thread's, within limits; whole bytes of a mask."""
         even = round_up(self.problem.size // (8 * self.threads), 64)
         return max(_LEAST_SHARE, min(_SHARE, even))
 
@@ -171,7 +173,7 @@ class _Task(NamedTuple):
 
     @property
     def has_small_cache(self) -> bool:
-        """Whether a core's own cache is too small for rows side by side."""
+        """Whether rows side by side are slow, because a core's own cache is too small."""
         return self.machine.cache_per_core < _SMALL_CACHE
 
     @property
@@ -200,8 +202,8 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         reasons.append(f"serial: {size} elements are fewer than {_SERIAL}")
     operands = problem.signature.operands
     inputs = sum(operand.kind == "data" and operand.required for operand in operands)
-    # An output that does not fit in the cache is written past it. Inputs that are read twice should
-    # stay in the cache, so half of it is reserved for them.
+    # An output that does not fit in the cache is written past the cache, by streaming stores.
+    # Inputs that are read twice should stay in the cache, so half of it is reserved for them.
     written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
     room = shared if problem.operation in AT_ONCE else shared // 2
@@ -221,7 +223,8 @@ def is_legal(decided: Plan) -> bool:
     """Whether the kernels accept a plan.
 
     With a mask, items and groups must end at a byte of the mask. Output can be written by tile only
-    with ordinary stores, and if rows and tiles are whole cache lines for every type.
+    with ordinary (not streaming) stores, and only if rows and tiles are whole cache lines for every
+    element type.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
@@ -245,7 +248,8 @@ def _segments(task: _Task) -> Segments:
     # A chunk is either whole rows or a piece of one row.
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
     chunks = -(-outer // rows) * pieces
-    # Groups are long runs of memory, but there are at least four groups per thread if possible.
+    # Groups have many channels, so that memory is read in long runs, but every thread has at least
+    # four groups if there are enough channels.
     groups = max(-(-channels // _together(task)), min(channels, 4 * task.threads))
     group = max(1, -(-channels // max(1, groups)))
     if task.problem.reproducible:
@@ -261,8 +265,8 @@ def _together(task: _Task) -> int:
     """Return how many channels are summed together, so that memory is read in long runs.
 
     A segment of several pieces is read one piece at a time, so summing other channels with it would
-    interrupt the run. If a core has a large cache of its own, short runs are as fast as long ones,
-    and groups are smaller.
+    interrupt the run. If a core has a large cache of its own, it reads short runs as fast as long
+    ones, so groups are smaller.
     """
     inner = max(1, task.extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
@@ -274,10 +278,10 @@ def _together(task: _Task) -> int:
 def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
-    A block costs as much time as a few hundred elements, so long segments have few blocks. An item
-    sums one block, and the next item sums the same block of other channels. Short segments have
-    many blocks, so that items read the next channels, which are adjacent in memory, before the next
-    rows of the same channels.
+    The overhead of a block is as much time as a few hundred elements take, so long segments have
+    few blocks. An item sums one block, and the next item sums the same block of other channels.
+    Short segments have many blocks, so that items read the next channels, which are adjacent in
+    memory, before the next rows of the same channels.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -303,12 +307,14 @@ def _most_blocks(channels: int) -> int:
 def _columns(task: _Task) -> Columns:
     outer, channels, inner = task.extents
     row, threads = channels * inner, task.threads
-    # A row of less than two vectors is joined with its neighbours.
+    # A row of fewer than 16 elements (two vectors of float64) is joined with the rows after it to
+    # one wider row.
     repeats = -(-16 // row) if 0 < row < 16 else 1
     rows, left = divmod(outer, repeats)
     width, rest = row * repeats, left * row
     if task.problem.reproducible:
-        # Tiles are as wide as possible, because short runs of a row take longer to read.
+        # The number of blocks lets tiles be as wide as possible, because short runs of a row take
+        # longer to read.
         block = round_up(_reproducible_block(rows, -(-width // _TILE), threads), 64)
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
@@ -321,7 +327,7 @@ def _columns(task: _Task) -> Columns:
     by_tile = blocks == 1 and _writes_by_tile(width, tile, task)
     height = max(1, task.share // max(1, tile if by_tile else width))
     if width % 8:
-        # An item ends with a byte of a ReLU's mask.
+        # An item must end where a byte of a ReLU's mask ends.
         height = round_up(height, 8)
     depth = _depth(width, task)
     abreast = 8 if by_tile else _abreast(width, task)
@@ -330,9 +336,11 @@ def _columns(task: _Task) -> Columns:
 
 
 def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
-    """Whether the thread that summed all rows of a tile also writes them, from its own large cache.
+    """Whether the thread that sums a tile also writes it, while it is in the core's own large
+    cache.
 
-    With a mask this is not done, because two threads would write to one cache line of the mask.
+    With a mask the function returns False, because two threads would write to one cache line of the
+    mask.
     """
     problem = task.problem
     sums = not problem.operation.startswith((*AT_ONCE, "apply"))
@@ -343,9 +351,9 @@ def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
 def _depth(width: int, task: _Task) -> int:
     """Return how many rows are summed side by side.
 
-    Rows side by side share one load and store of the running sums. But they are separate streams,
-    which the hardware prefetcher follows only within the caches, or if rows are narrow or at least
-    a page of float32.
+    Rows side by side share one load and store of the running sums. But each row is a separate
+    stream of loads. The hardware prefetcher follows several streams only if the data is in a cache,
+    or if rows are narrow or at least as long as a page of float32.
     """
     if width <= 32:
         return 8
@@ -362,11 +370,11 @@ def _depth(width: int, task: _Task) -> int:
 def _abreast(width: int, task: _Task) -> int:
     """Return how many rows are written side by side, where rows are not written by tile.
 
-    Rows side by side share the loads of their coefficients. But they are separate streams. Reasons
-    to write rows in order are that few coefficients are loaded, that a core's own cache is small,
-    and that x is in no cache (in the backward pass of an activation).
+    Rows side by side share the loads of their coefficients. But each row is a separate stream of
+    loads and stores. Reasons to write rows in order are that few coefficients are loaded, that a
+    core's own cache is small, and that x is in no cache (in the backward pass of an activation).
     """
-    # Three coefficients of a column are counted; with a dy, four.
+    # The coefficients of a row are counted: three for each column, or four if dy is read.
     few = (2 + task.inputs) * task.coefficient * width <= _COEFFICIENTS
     if task.problem.operation == "activation_backward":
         return 1

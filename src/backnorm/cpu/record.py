@@ -1,11 +1,11 @@
-"""The record: the one argument of every kernel, described once.
+"""The record, the only argument of every kernel, and its description.
 
 A record is a block of memory that begins at a cache line. It has three parts: a *head* of named
 fields of eight bytes each; the cells in which participants *claim* items, a cache line for each
 participant and phase; and *scratch* memory, which is all other memory that the kernel needs (see
-`scratch`). `fields` describes the head, for Python, which fills it in, and for kernels. `LAYOUT`
-identifies this description: a library with another `LAYOUT` is not loaded, and XLA's handler
-rejects a record with another one.
+`scratch`). `fields` describes the head, both for Python, which fills the head in, and for kernels,
+which read it. `LAYOUT` identifies this description. A library that was built with another `LAYOUT`
+is not loaded, and XLA's handler rejects a record that has another `LAYOUT`.
 """
 
 from __future__ import annotations
@@ -148,8 +148,9 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
 }
 _NUMBERS = max(map(len, GEOMETRIES.values()))
 
-#: The fields after the geometry. All but the first change during a call. When a call begins,
-#: `deadline` is computed, and the four fields before it are set to zero.
+#: The fields after the geometry. Kernels change the values of all except `participants`. When a
+#: call begins, `done`, `arrived`, `opened` and `refused` are set to zero, and `deadline` is
+#: computed.
 _SHARED = _described(
     "int",
     participants="the largest number of participants",
@@ -178,25 +179,25 @@ def dtype_of(geometry: str) -> np.dtype:
     return np.dtype(named, align=True)
 
 
-#: The cells of the fields that all geometries have.
+#: Maps the name of a field that all geometries have to the number of its cell.
 SLOTS = {
     field.name: slot
     for slot, field in enumerate(fields("floor"))
     if field in (*_CALL, *_PROBLEM, *_SHARED)
 }
 
-#: The cell where the claims begin: `LINE` cells for each participant of the first phase, then of
-#: the second. The first of these cells counts the items claimed from the participant's range. In
-#: the first phase, the next two cells identify the pool thread of the participant: its slot (see
-#: `slots`), and the slot's state.
+#: The cell where the claims begin: each participant of the first phase has `LINE` cells; those of
+#: the second phase follow. A participant's first cell counts the items claimed from its range. In
+#: the first phase, its second and third cells identify the pool thread that it is: the thread's
+#: slot (see `slots`), and the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # Increase this when the meaning of a field or the use of scratch memory changes, because a
 # record may come from a function that another process exported.
 _MEANING = 3
 
-# Samples of the sizes of scratch memory. They are part of `LAYOUT`, because a kernel must not get
-# less memory than it uses.
+# Sizes of scratch memory for a few numbers of channels. They are part of `LAYOUT`, so that a kernel
+# whose code computes other sizes, and may use more memory than it gets, is not loaded.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
     *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
@@ -211,8 +212,8 @@ _described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _si
 #: A digest of the description.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
 
-#: Replaces the participant's index when the caller runs the kernel again, after all items are done
-#: and all other participants have left.
+#: The index that the caller passes in place of its own when it calls the kernel again, after all
+#: items are done and all other participants have left.
 JOINED = -1
 
 

@@ -1,7 +1,7 @@
 """The scratch memory of a record: the table of channels, partial sums, memory of participants.
 
-All sizes are in float64 elements, and every part begins at a cache line. A launch and the kernels
-compute the layout with the functions of this module.
+All sizes are in float64 elements, and every part begins at a cache line. Both `launch`, which fills
+the records, and the kernels compute the layout with the functions of this module.
 
 The table has an element for every channel in each of its rows, which are `table_pitch` apart:
 

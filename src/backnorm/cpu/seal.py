@@ -1,8 +1,8 @@
 """The seal of a library: a checksum at the end of its file.
 
 The dynamic loader does not check a library. If a file was truncated, the loader maps pages that do
-not exist, and reading such a page ends the process with a signal. Therefore the checksum of a file
-is verified before loading, which takes less than 0.1 ms.
+not exist, and reading such a page ends the process with a signal. Therefore a file is loaded only
+after its checksum was verified. The verification takes less than 0.1 ms.
 """
 
 from __future__ import annotations

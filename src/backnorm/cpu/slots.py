@@ -12,8 +12,8 @@ from __future__ import annotations
 #: thread again after a failure.
 PARALLEL, THREAD_NUMBER, CREATE, RETRY = 0, 1, 2, 5
 
-#: The slots begin at the cell `TABLE`. There are `SLOTS` of them, of `SLOT_CELLS` cells each, which
-#: are whole cache lines.
+#: The slots begin at the cell `TABLE`. There are `SLOTS` slots. Each has `SLOT_CELLS` cells, which
+#: fill whole cache lines.
 TABLE, SLOTS, SLOT_CELLS = 8, 256, 40
 
 CELLS = TABLE + SLOTS * SLOT_CELLS
@@ -24,7 +24,7 @@ STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 
 #: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: it sleeps on the
 #: futex. TAKEN: a caller fills in the slot. CALLED: there is a request, which may be cancelled.
-#: RUNNING: the worker runs the kernel. WAITED: the same, and the caller sleeps until the worker has
-#: left.
+#: RUNNING: the worker runs the kernel. WAITED: the worker runs the kernel, and the caller sleeps
+#: until the worker is done.
 NEW, IDLE, SLEEPING, TAKEN, CALLED, RUNNING, WAITED = range(7)
 STATES = 8

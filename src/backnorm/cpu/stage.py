@@ -2,10 +2,10 @@
 
 A kernel takes the address of a record, whose fields `record` describes, and the index of a
 participant. The native function that `threads.runner` returns calls the kernel in up to as many
-threads as the record says. When this function returns, no other thread uses the record, so in the
-calling thread, signal handlers, exceptions and forks happen before or after the call. It returns
-after a tenth of a second even if the kernel is unfinished, and is called again, so that Python can
-run signal handlers.
+threads as the record says. When this function returns, no other thread uses the record. Therefore
+no signal handler, exception or fork of the calling thread occurs while another thread uses it. It
+returns after a tenth of a second even if the kernel is unfinished, and is called again, so that
+Python can run signal handlers.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ _MOMENTUM, _COUNT, _EXCHANGED = map(SLOTS.__getitem__, ("momentum", "count", "ex
 
 _CELL = np.dtype(np.int64)
 
-# Nanoseconds until Python may run signal handlers.
+# The native function returns after this time in nanoseconds, so that Python can run signal
+# handlers.
 _LIMIT = 100_000_000
 
 # The most bytes of a record that a stage keeps for its next call. A stage makes one record for each
 # of its simultaneous calls.
 _KEPT = 1 << 16
 
-# Larger records of up to `_LARGEST` bytes are kept for all stages together, at most `_MOST`. With
-# 490 KB of new memory for each call, a backward pass of (8, 256, 40, 40) in NXC took up to 1.4
-# times as long (Intel Xeon, 2 threads).
+# Larger records of up to `_LARGEST` bytes are kept for all stages together, at most `_MOST`. A
+# backward pass of (8, 256, 40, 40) in NXC, whose record has 490 KB, took up to 1.4 times as long
+# when each call allocated a new record (Intel Xeon, 2 threads).
 _LARGEST, _MOST = 2 << 20, 8
 
 
 class _Record:
-    """Memory of a record, which begins at a cache line; `view` is a view of its cells."""
+    """The memory of a record, which begins at a cache line. `cells` is this memory as an array of
+    int64, and `view` is the memoryview of `cells`.
+    """
 
     __slots__ = ("address", "cells", "view")
 

@@ -41,7 +41,8 @@ def introduce_built() -> None:
 
 
 def _introduce(kinds: Iterable[Kind]) -> None:
-    # Libraries are loaded before the lock is taken, because loading may build them.
+    # Libraries are loaded before the lock is taken: loading may build them, and no other thread
+    # should wait for that.
     found = {number_of(kind): library.address(kind) for kind in kinds}
     environment = _environment()
     with _lock:

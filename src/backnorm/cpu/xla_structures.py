@@ -42,15 +42,17 @@ STRUCTURES = {
     " _ExecutionContext_Get _State_Set _State_Get _DeviceMemory_Allocate _DeviceMemory_Free"
     " ThreadPool_Schedule ThreadPool_NumThreads",
 }
-#: The structures that are made here, or are part of others, must be exactly those of the header.
-#: The header's other structures may have more fields at their end.
+#: The structures that backnorm makes, or that are part of other structures, must be exactly those
+#: of the header. Other structures may have more fields at their end in the header than here.
 MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
     name for name in STRUCTURES if name.endswith("_Args")
 }
 
 
 def parsed(fields: str) -> list[tuple[str, int | str]]:
-    """Return the fields of a structure: their names, and their bytes or structures."""
+    """Return the fields of a structure: for each, its name, and its bytes or its own structure's
+    name.
+    """
     found: list[tuple[str, int | str]] = []
     for field in fields.split():
         name, _, kind = field.partition(":")
@@ -59,7 +61,8 @@ def parsed(fields: str) -> list[tuple[str, int | str]]:
 
 
 def offsets(name: str) -> Any:
-    """Return the offset of every field of a structure, and as `size_` its size in the header.
+    """Return the offset of every field of a structure and, as `size_`, the structure's size in the
+    header.
 
     The size is the end of the last field, before any padding.
     """

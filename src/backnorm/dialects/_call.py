@@ -111,7 +111,7 @@ class CanonicalCall:
 
     @property
     def recomputes(self) -> bool:
-        """Whether a backward pass without statistics as inputs computes them from x."""
+        """Whether this is a backward pass that computes its statistics from x."""
         return self.operation == "backward" and "mean" not in self.inputs
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:

@@ -61,7 +61,7 @@ def check_memory(name: str, memory: object) -> None:
 
 
 def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None) -> tuple[str, ...]:
-    """Return the requested output names in index order.
+    """Return the names of the requested outputs in the schema's order.
 
     `outputs` is a number (the first n outputs), a collection of names, or None for all.
     """

@@ -17,7 +17,7 @@ from backnorm.errors import ArgumentError, ArgumentTypeError
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
-# The roles of attributes whose values the canonical call needs.
+# The roles of attributes that must not be None, because backnorm's own operator needs a value.
 _NEVER_NONE = "epsilon", "data_format", "training", "frozen"
 
 
@@ -75,7 +75,7 @@ def _listed(parameters: Mapping[str, inspect.Parameter], rules: OperatorSchema) 
 
 
 def _check_defaults(schema: OperatorSchema) -> None:
-    """Raise if the operator does not accept a default of an attribute."""
+    """Raise if an attribute has a default that the operator does not accept."""
     for spec in schema.attributes:
         try:
             if spec.default is None and spec.role in _NEVER_NONE:

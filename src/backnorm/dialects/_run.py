@@ -1,8 +1,8 @@
-"""Bind a checked call to an executable, for this call and all calls with the same metadata.
+"""Bind a checked call to an executable. Later calls with equal shapes, types and options reuse it.
 
 The checks of a dialect imply those of the canonical operator, so the Problem is made without
-further checks. The executable checks values and the memory for an output; its errors are raised
-again with the dialect's names.
+further checks. The executable checks values and the memory for an output. An error of the
+executable is raised again with the dialect's names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Arrays = Mapping[str, np.ndarray]
 Convert = Callable[[Any], np.ndarray]
 Finish = Callable[[Call, Arrays, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
-# The inputs that may determine the element type of a result: the first that is present does.
+# Maps a result to the inputs that may determine its element type. The first of these inputs that is
+# present determines the type.
 _TYPED_LIKE = {
     "dgamma": ("gamma", "mean"),
     "dbeta": ("beta", "gamma", "mean"),
@@ -37,13 +38,14 @@ _TYPED_LIKE = {
     "variance": ("running_variance",),
 }
 _STATISTICS = ("mean", "variance")
-# Shared by all calls, because it has no elements to write to.
+# All calls can share this array, because it has no elements to write to.
 _EMPTY = np.empty(0, FLOAT32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundCall:
-    """A checked call, reused by every call with the same metadata.
+    """A checked call with its executable; every call with equal shapes, types and options reuses
+    it.
 
     Attributes
     ----------
@@ -91,7 +93,11 @@ class BoundCall:
     finish: Finish | None
 
     def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
-        """Return the outputs for inputs of the same metadata; `memory` is for the first output."""
+        """Return the outputs of a call with the inputs' values.
+
+        The inputs have the shapes and types in `call.inputs`. `memory` is memory for the first
+        output.
+        """
         operands = self.operands((*inputs, None))
         if self.converted is not None:
             operands = self._prepared(operands, self.converted)
@@ -151,12 +157,15 @@ class BoundCall:
 
 
 def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
-    """Return the bound call of a checked call, for all calls with the same metadata."""
+    """Return the `BoundCall` of a checked call. Later calls with equal shapes, types and options
+    reuse it.
+    """
     schema, problem = call.schema, _problem(call, canonical)
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # An absent operand is the None that follows the inputs.
+    # `operands` picks the operands from the inputs and the None that `__call__` adds after them;
+    # the place of an absent operand is that of this None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
@@ -203,8 +212,8 @@ def _running(
 ) -> Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None:
     """Return the function that copies the running statistics from the inputs to new memory.
 
-    If `weight`, the weight of the batch, is 1, they are not read, because they may be NaN or
-    absent.
+    If `weight`, the weight of the batch, is 1, the old running statistics have no effect, and may
+    be NaN or absent. The function then returns zeros.
     """
     dtype, channels = problem.statistics_dtype, problem.channels
     if weight is None:
@@ -231,7 +240,9 @@ def _result(
 
 
 def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
-    """Return the conversion of a per-channel result to the type of the determining input."""
+    """Return the function that rounds a per-channel result to the type of the input that determines
+    it; None if the kernel's result already has this type, or if no input determines it.
+    """
     dtype = _type_of_result(call, name)
     if dtype is None or dtype == problem.statistics_dtype:
         return None
@@ -276,8 +287,9 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
 def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> np.dtype:
     """Return the element type in which kernels read and write statistics and parameters.
 
-    The per-channel inputs of a call have one type, or float32 and one 16-bit type. If results have
-    several types, they are computed in float64 and rounded once.
+    The per-channel inputs of a call have one type, or some are float32 and the others have one
+    16-bit type. If the results have several types, kernels write float64, and each result is then
+    rounded to its type.
     """
     inputs = {
         native(call.inputs[name])

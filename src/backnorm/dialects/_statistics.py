@@ -1,4 +1,4 @@
-"""Per-channel conversions that dialects need in addition to the canonical operator."""
+"""Conversions of per-channel arrays before or after backnorm's own operations, for dialects."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def native(like: Any) -> np.dtype:
 def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
     """Return, in float64, the v with ``1 / sqrt(v) == inverse``, to within 2^-52.
 
-    For an inverse standard deviation, v is variance + epsilon. Rounding v to float32 would change
-    the last bit of results. For an infinite inverse (variance + epsilon = 0), v is 1e-300 instead
-    of 0, which the canonical operator rejects. 1 / sqrt(1e-300) overflows float32, so the infinity
-    propagates to results of 32 or 16 bits.
+    `inverse` is an inverse standard deviation, so v is variance + epsilon. Rounding v to float32
+    would change the last bit of results. For an infinite inverse (variance + epsilon = 0), v is
+    1e-300 instead of 0, because backnorm's operations reject variance + epsilon = 0. The inverse of
+    this v overflows float32, so the infinity propagates to results of 32 or 16 bits.
 
     Negative values are invalid and give NaN; callers reject them first.
     """
@@ -63,7 +63,9 @@ def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and biased variance of x as float64, in the default arithmetic of x's type."""
+    """Return mean and biased variance of x as float64 arrays, computed in the default arithmetic of
+    x's type.
+    """
     known = x.shape, channel_axes, native(x), FLOAT64
     arithmetic = own_arithmetic(native(x))
     problem = Problem("forward", *known, epsilon=epsilon, arithmetic=arithmetic)

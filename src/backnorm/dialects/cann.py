@@ -1,4 +1,5 @@
-"""CANN (Ascend): BNTrainingUpdateGrad and BNTrainingReduceGrad, the two operators of a gradient.
+"""CANN (Ascend): BNTrainingUpdateGrad and BNTrainingReduceGrad, which each compute a part of the
+gradient.
 
 Source: hicann/ops-nn of 2026, norm/bn_training_update_grad (commit 3838a30) and
 norm/bn_training_reduce_grad (commit 06b6ec6): README.md and op_graph/*_proto.h, and
@@ -42,7 +43,8 @@ _FORMATS = (
     FormatSpec("NC1HWC0", "NCX", 5),
     FormatSpec("NDC1HWC0", "NCX", 6),
 )
-# The formats with two channel axes; the index of a channel is c1 * C0 + c0.
+# The formats with two channel axes, C1 and C0, and the positions of these axes. Channel c1 * C0 +
+# c0 has index c1 in axis C1, and c0 in axis C0.
 _SPLIT = {"NC1HWC0": (1, 4), "NDC1HWC0": (2, 5)}
 _C0 = 16
 _STATISTICS = {"batch_mean": "mean", "batch_variance": "variance"}
@@ -99,7 +101,7 @@ def _reduce(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
     )
 
 
-# The rules: False for one channel axis, True for two.
+# The rules, by whether the format has two channel axes.
 _UPDATE = {False: _update(channel), True: _update(kept)}
 _REDUCE = {False: _reduce(channel), True: _reduce(kept)}
 
@@ -110,7 +112,7 @@ def _is_split(format: object) -> bool:
 
 
 def _check(call: Call) -> Call:
-    """Return the call; raise if a tensor is empty or C0 is not 16."""
+    """Return the call; raise if a tensor is empty, or if the size of axis C0 is not 16."""
     shape = call.by_role("x").shape
     if 0 in shape:
         raise ArgumentValueError("grads", "must not be empty", came=f"shape {shape}")

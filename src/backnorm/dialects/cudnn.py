@@ -171,7 +171,7 @@ class _BatchNormalizationBackward(Operator):
         - An output becomes alpha * result + beta * old contents, where the result is first
           rounded to the output's type. If beta is 0, the old contents are not read. MIOpen's
           function has the same arguments and only accepts alpha 1 and beta 0.
-        - Without saved statistics, they are computed from x and epsilon.
+        - Without savedMean and savedInvVariance, both are computed from x and epsilon.
         """
         dx, dBnScale, dBnBias = self._run(
             (x, dy, dx, bnScale, dBnScale, dBnBias, savedMean, savedInvVariance),
@@ -182,9 +182,10 @@ class _BatchNormalizationBackward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; if gradients are weighted, it has no outputs.
+        """Return the canonical call. If an alpha is not 1 or a beta is not 0, `finish` writes all
+        outputs, so the canonical call has none.
 
-        Raise if beta is not 0 for an output without memory, or if memory is not writable.
+        Raise if an output has a beta that is not 0 but no memory, or if its memory is not writable.
         """
         shares = {"dx": "betaDataDiff", "dBnScale": "betaParamDiff", "dBnBias": "betaParamDiff"}
         for name, beta in shares.items():

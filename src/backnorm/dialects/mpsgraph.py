@@ -1,10 +1,11 @@
 """Apple's MPSGraph: normalizationGradient, normalizationGammaGradient, normalizationBetaGradient.
 
 Source: MPSGraphNormalizationOps.h of the macOS 11 SDK and Apple's documentation of the three
-methods. Neither has formulas or element types. The element types are those with which PyTorch calls
-the methods (aten/src/ATen/native/mps/operations/Normalization.mm, commit 013c316). The formulas are
-those that make PyTorch's calls return the gradient in training. Arguments have the labels of the
-selectors. Statistics and parameters have the rank of the source, and size 1 in the reduced axes.
+methods. Neither source gives formulas or element types. The element types are those with which
+PyTorch calls the methods (aten/src/ATen/native/mps/operations/Normalization.mm, commit 013c316).
+The formulas are those that make PyTorch's calls return the gradient in training. Arguments are
+named after the labels of the Objective-C selectors. Statistics and parameters have the rank of the
+source, and size 1 in the reduced axes.
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ class _BatchNormTrainingBackprop(Operator):
         Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
         f32, f64 with f64.
 
-        - The node's own order of arguments: gamma, beta, input, mean, variance, delta; see
-          from_node_order.
+        - from_node_order takes the order of nGraph's node: gamma, beta, input, mean, variance,
+          delta.
         - N = 0 gives zeros.
         """
         input_delta, gamma_delta, beta_delta = self._run(
@@ -158,7 +158,7 @@ class _BatchNormTrainingBackprop(Operator):
         input_delta: np.ndarray | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Call the operator with the inputs in the order of the node."""
+        """Call the operator with the inputs in the order of nGraph's node."""
         return self(
             input,
             gamma,
@@ -238,7 +238,7 @@ class _BatchNormTraining(Operator):
         Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
         f32, f64 with f64.
 
-        - The node's own order of arguments: gamma, beta, input; see from_node_order.
+        - from_node_order takes the order of nGraph's node: gamma, beta, input.
         """
         normalized, batch_mean, batch_variance = self._run(
             (input, gamma, beta), (epsilon,), memory=normalized, arithmetic=arithmetic
@@ -255,7 +255,7 @@ class _BatchNormTraining(Operator):
         normalized: np.ndarray | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Call the operator with the inputs in the order of the node."""
+        """Call the operator with the inputs in the order of nGraph's node."""
         return self(input, gamma, beta, epsilon, normalized=normalized, arithmetic=arithmetic)
 
 
@@ -323,8 +323,7 @@ class _BatchNormInference(Operator):
         Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
         f32, f64 with f64.
 
-        - The node's own order of arguments: gamma, beta, input, mean, variance; see
-          from_node_order.
+        - from_node_order takes the order of nGraph's node: gamma, beta, input, mean, variance.
         """
         (normalized,) = self._run(
             (input, gamma, beta, mean, variance),
@@ -346,7 +345,7 @@ class _BatchNormInference(Operator):
         normalized: np.ndarray | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> np.ndarray:
-        """Call the operator with the inputs in the order of the node."""
+        """Call the operator with the inputs in the order of nGraph's node."""
         return self(
             input,
             gamma,

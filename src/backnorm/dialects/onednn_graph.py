@@ -190,7 +190,9 @@ class BatchNormTrainingBackward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call, without gamma if only diff_src is requested."""
+        """Return the call of backnorm's own operation (the canonical call), without gamma if only
+        diff_src is requested.
+        """
         canonical = super().translate(call)
         if len(call.outputs) > 1:
             return canonical

@@ -117,7 +117,6 @@ class _BatchNormalizationGrad(Operator):
         f16 or f32, bf16 with bf16 or f32.
 
         - ONNX Runtime's CPU kernel supports only float32 and does not check the shape of dY.
-        - An older contributed schema saved the variance; this schema has saved_inv_std.
         """
         dX, dScale, dBias = self._run(
             (dY, X, scale, saved_mean, saved_inv_std), (epsilon,), arithmetic=arithmetic

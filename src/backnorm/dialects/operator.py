@@ -3,8 +3,9 @@
 Each operator is a class with a table of rules (`rules`), a method ``__call__`` with the parameters
 and the documentation of the specification, and methods for behaviour that rules cannot express.
 ``__call__`` passes its arguments to `Operator._run`. The first call is checked against the rules
-(`_check`), translated to a canonical call (`_call`), bound to an executable (`_run`) and cached. A
-repeated call, of plain arrays with the same metadata, finds the bound call by its key and runs it.
+(`_check`), translated to a call of backnorm's own operation (the canonical call, `_call`), bound to
+an executable (`_run`) and cached. A repeated call, of plain arrays with the same metadata, finds
+the bound call by its key and runs it.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ class Operator:
     schemas: ClassVar[Mapping[str, OperatorSchema]]
     schema: OperatorSchema
     attributes: Mapping[str, object] = MappingProxyType({})
-    # The first part of the cache keys of the operator's calls.
+    # The keys of the operator's calls in the call cache begin with this tuple.
     _identity: tuple[Hashable, ...]
 
     def __init_subclass__(cls) -> None:
         if not cls.rules:
-            # A base class of several operators.
+            # A class without rules is only a base class of operators.
             return
         schemas = [described(rules, cls) for rules in cls.rules]
         cls.schemas = MappingProxyType({schema.revision or "": schema for schema in schemas})
@@ -83,7 +84,7 @@ class Operator:
     def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
         """Return the schema, in the revision of `schema`, of a call with constant statistics.
 
-        An operator without an attribute for constant statistics has one schema.
+        If the operator has no attribute for constant statistics, that is `schema` itself.
         """
         flags = {
             spec.name: spec.role == "frozen"
@@ -94,7 +95,7 @@ class Operator:
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call that a checked call corresponds to.
+        """Return the call of backnorm's own operation (the canonical call) for a checked call.
 
         The result depends only on shapes, types and attributes, so a repeated call is not
         translated again.
@@ -110,10 +111,10 @@ class Operator:
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return all results by role, given the results of the canonical operation.
+        """Return all results by role, given the results of backnorm's own (canonical) operation.
 
-        This is called if the operator has outputs that the canonical operation does not have, if
-        the canonical call is `blended`, or if there is memory for the gradients of parameters.
+        This method is called if the operator has outputs that backnorm's operation does not have,
+        if the canonical call is `blended`, or if memory for the gradients of parameters is given.
         `call` has the shapes and types of the inputs, `arrays` their values.
         """
         return results
@@ -129,10 +130,11 @@ class Operator:
         arithmetic: Arithmetic | None = None,
         activation: Activation | None = None,
     ) -> dict[str, np.ndarray]:
-        """Call by the dialect's names; return the requested outputs in index order.
+        """Call the operator with arguments by the dialect's names; return the requested outputs in
+        the dialect's order.
 
-        `out` is memory for the first output; in a backward pass, `out` may be dy. `activation` is
-        fused into a forward pass.
+        `out` is memory for the first output; in a backward pass, `out` may be dy. A forward pass
+        also computes `activation`, if given.
         """
         call = cls.bind(inputs, attributes, outputs, arithmetic)
         values = cls._bound(call, activation)(_in_order(call), out)
@@ -147,7 +149,7 @@ class Operator:
         *,
         arithmetic: Arithmetic | None = None,
     ) -> CanonicalCall:
-        """Check a call and return the canonical call that it corresponds to, without running it."""
+        """Check a call and return the canonical call (see `translate`), without running it."""
         canonical = cls.translate(cls.bind(inputs, attributes, outputs, arithmetic))
         results = {result.name for result in SIGNATURES[canonical.operation].results}
         computed = {role: name for role, name in canonical.outputs.items() if role in results}
@@ -186,9 +188,10 @@ class Operator:
         memory: object = None,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """Return the outputs for inputs and attributes in the order of the rules.
+        """Return the outputs. The inputs and attributes are in the order of the rules.
 
-        A configured operator passes no attributes, because they are in `self.attributes`.
+        If the operator was configured before the call, `attributes` is empty, because they are in
+        `self.attributes`.
         """
         key: tuple[object, ...] | None
         options = (*attributes, outputs, arithmetic)
@@ -209,8 +212,8 @@ class Operator:
         except NO_FACTS:
             key = repeated = None
         except Exception:
-            # The exception came from a method of an attribute, which `_first` rejects, or from a
-            # signal handler.
+            # The exception came from a method of an invalid attribute, for which `_first` raises a
+            # clearer error, or from a signal handler.
             self._first(None, inputs, attributes, outputs, memory, arithmetic)
             raise
         if repeated is None:
@@ -227,7 +230,8 @@ class Operator:
         arithmetic: Arithmetic | None,
     ) -> tuple[np.ndarray, ...]:
         """Check and run a call; cache it under the key, if there is one."""
-        # The plan for arrays that kernels cannot read in place also depends on the layouts.
+        # If kernels cannot read the arrays in place, the plan also depends on the arrays' layouts,
+        # which are then part of the key.
         layouts = None if key is None else NUMPY.layouts(inputs)
         copied = None if layouts is None else (key, layouts)
         repeated: BoundCall | None = CALLS.get(copied)
@@ -266,7 +270,7 @@ class Operator:
 
 
 def by_name(*operators: Any) -> dict[str, Operator | type[Operator]]:
-    """Return operators by their names in the dialect, which must differ."""
+    """Return a mapping from names in the dialect to operators; raise if two names are equal."""
     found = {operator.schema.op: operator for operator in operators}
     if len(found) < len(operators):
         names = [operator.schema.op for operator in operators]

@@ -184,7 +184,7 @@ class _BatchNormGrad(Operator):
         - In training, a batch of one element per channel gives x_grad = out_grad and zeros for
           the parameters: Paddle's forward copies such a batch to its output.
         - Without scale or bias, Paddle returns no gradients of the parameters. This operator
-          returns both.
+          returns both gradients.
         """
         statistics = mean_out, variance_out, saved_mean, saved_variance
         x_grad, scale_grad, bias_grad = self._run(
@@ -204,7 +204,9 @@ class _BatchNormGrad(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; for a batch that is copied, it has no outputs."""
+        """Return the canonical call. It has no outputs if Paddle's forward pass copies the batch,
+        which it does with one element per channel.
+        """
         canonical = super().translate(call)
         is_copied = call.schema.copies_one and canonical.training and call.count == 1
         return replace(canonical, blended=True, outputs={}) if is_copied else canonical

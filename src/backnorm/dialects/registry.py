@@ -114,7 +114,7 @@ def invoke(
     arithmetic: Arithmetic | None = None,
     activation: Activation | None = None,
 ) -> dict[str, np.ndarray]:
-    """Call an operator by its own names.
+    """Call an operator with inputs and attributes by the dialect's names.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def invoke(
     Returns
     -------
     dict of str to numpy.ndarray
-        The requested outputs by name, in index order.
+        The requested outputs by name, in the schema's order.
     """
     return operator(dialect, op).invoke(
         inputs, attributes, outputs, out=out, arithmetic=arithmetic, activation=activation

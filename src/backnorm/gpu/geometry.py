@@ -13,9 +13,9 @@ Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 class Tiling:
     """The array as rows and columns, and the tiles that a program visits one after another.
 
-    In "segments", a row is a run of one channel; each channel has `outer` rows, and a unit is a
-    channel. In "columns", a row contains all channels; a unit is a column of tiles, and each column
-    of elements has its own sums.
+    In "segments", a row consists of `inner` adjacent elements of one channel; each channel has
+    `outer` rows, and a unit (of work) is a channel. In "columns", a row contains all channels; a
+    unit is a column of tiles, and each column of elements has its own sums.
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
 """From a plan to launches: which kernels run, in how many programs, with which sizes.
 
-A launch takes anything that Triton accepts as a pointer, such as a PyTorch tensor, and allocates
-memory by a function that is passed to it. It runs on the current device and stream, never waits for
-the device, and reads no values back, so calls can be captured in a CUDA graph.
+A launch takes anything that Triton accepts as a pointer, such as a PyTorch tensor. It allocates
+memory with the function `new`, which the caller passes. It runs on the current device and stream,
+never waits for the device, and reads no values back. So a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ New = Callable[[int], Any]
 #: Arrays on a device, None for an absent one.
 Pointers = Sequence[Any]
 
-#: Takes the arguments of `Kernel`; returns a `Kernel`, or an object with the same call.
+#: Takes the arguments of `Kernel`; returns a `Kernel`, or an object that is called like a `Kernel`.
 Make = Callable[..., Any]
 
-#: The compiler must not fuse products and sums: fusing omits a rounding, see `arithmetic`.
+#: The compiler must not fuse a product and a sum: it would omit a rounding on which error-free
+#: transformations depend (see `kernels.arithmetic`).
 OPTIONS = {"enable_fp_fusion": False}
 
-# A program adds up `_PARTS` partial results at a time. The partial results of `_TOGETHER` channels
-# share the 32 bytes of a memory access. With fewer than `3 * _FEW_CHANNELS` channels in all, a
-# program has one or two, because more programs are then faster.
+# Sizes of the kernel that adds up partial results. A program adds up `_PARTS` of them at a time,
+# for `_TOGETHER` channels, because the float64 numbers of 4 channels fill one memory access of 32
+# bytes. With fewer than `3 * _FEW_CHANNELS` channels in all, a program has only one or two
+# channels, because more programs are then faster.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128
@@ -43,7 +45,7 @@ _FINISH_WARPS = 4
 
 
 class Kernel:
-    """A kernel with its sizes, compiled once; called with pointers.
+    """A kernel with its sizes. The first call compiles it; each call takes pointers.
 
     Parameters
     ----------
@@ -95,7 +97,7 @@ class Kernel:
 class _Functions(NamedTuple):
     """The kernels of a pass: see `backward` and `forward`.
 
-    `planes` is the number of partial results that a program stores for each column or unit.
+    `planes` is the number of kinds of partial results (see `_places`).
     """
 
     sums: Any
@@ -189,7 +191,7 @@ class BackwardLaunch(_Launch):
     def reduce(self, operands: Pointers, per_channel: Pointers = (None, None)) -> Any:
         """Return an array of sum_dy, sum_dy_xmu and the element count; write dgamma and dbeta.
 
-        The results of several machines can be added up; `apply` takes the sum.
+        The arrays of several processes can be added up; `apply` then takes their sum.
         """
         x, dy, bits, mean, variance, _ = operands
         partials, sums = self._new(self._partials), self._new(2 * self._channels + 1)
@@ -233,7 +235,8 @@ class ForwardLaunch(_Launch):
     def reduce(
         self, x: Any, per_channel: Pointers, running: Pointers = (None, None), momentum: float = 0.0
     ) -> Any:
-        """Return float64 rows: the mean, the part of the exact mean beyond float64, the variance.
+        """Return three float64 rows: the mean, its rounding error (exact minus rounded), the
+        variance.
 
         Also write mean and variance to `per_channel`, and update running statistics, like `run`.
         """
@@ -275,7 +278,9 @@ class Launches(Launch):
             self._forward = ForwardLaunch(problem, plan, new, make)
 
     def complete(self, *places: Any, momentum: float = 0.0) -> int:
-        """Compute all results of a forward or a backward pass; return -1: no variance is checked.
+        """Compute all results of a forward or a backward pass.
+
+        Return -1, which stands for "no invalid variance", because the kernels check no variance.
 
         `places` are pointers, or None, in the order of `cpu.record.ADDRESSES`.
         """
@@ -302,11 +307,11 @@ class Launches(Launch):
         return self._backward.reduce((x, dy, mask, mean, variance, gamma))
 
     def moments(self, x: Any, per_channel: Pointers) -> Any:
-        """Return rows of mean, its remainder and variance; write mean and variance."""
+        """Return the rows of `ForwardLaunch.reduce`; write mean and variance to `per_channel`."""
         return self._forward.reduce(x, per_channel)
 
     def normalise(self, moments: Any, *places: Any) -> None:
-        """Write y and the bits of a forward pass, given the results of `moments`."""
+        """Write y and the bits of its mask, given the result of `moments`."""
         x, _, out, residual, mask, _, _, gamma, beta, *_ = places
         self._forward.apply((x, residual, gamma, beta), moments, out, mask)
 
@@ -345,12 +350,13 @@ def _form(problem: Problem, plan: GpuPlan) -> Form:
         epsilon=problem.epsilon,
         ceiling=problem.ceiling,
     )
-    # Older versions of Triton treat plain values in a tuple as variables.
+    # The values become constants explicitly, because older versions of Triton treat the plain
+    # values of a tuple as variables.
     return Form(*map(tl.constexpr, values))
 
 
 def _places(extents: Extents, tiling: Tiling) -> int:
-    """Return the number of partial results of one kind."""
+    """Return the number of partial results of one kind, such as the sums of dy."""
     return tiling.blocks * (tiling.width if tiling.columns else extents.channels)
 
 
@@ -363,7 +369,8 @@ def _finish(
     constants: dict[str, Any],
 ) -> Any:
     """Return the kernel that adds up partial results."""
-    # In columns, a channel has a partial result for each of its elements in a row.
+    # With `tiling.columns`, each column of elements has its own partial results, and a channel has
+    # `inner` adjacent columns.
     inner = extents.inner if tiling.columns else 1
     parts = tiling.blocks * tiling.repeats
     together = 1
@@ -389,9 +396,9 @@ def _some(pointer: Any, otherwise: Any) -> Any:
 
 
 def _in_two(value: float) -> tuple[float, float]:
-    """Return a number as a sum of two numbers.
+    """Return two numbers whose sum is `value`.
 
-    A number reaches a kernel as a float32; the sum of two is exact to 48 bits.
+    Triton passes a number to a kernel as a float32. The sum of two float32 numbers has 48 bits.
     """
     high = float(np.float32(value))
     return high, value - high

@@ -78,7 +78,7 @@ def _name_ports(operator: Operator) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _zip_ports(ports: Sequence[Port], ids: Sequence[int], where: str) -> dict[str, int]:
-    """Return port name -> tensor id, by index."""
+    """Return a mapping from port names to tensor ids: each port gets the id at its own index."""
     required = sum(port.required for port in ports)
     if not required <= len(ids) <= len(ports):
         names = ", ".join(port.name if port.required else f"[{port.name}]" for port in ports)
@@ -104,7 +104,7 @@ def _check_types(operator: Operator, types: Mapping[str, np.dtype]) -> None:
 
 
 def _attributes(operator: Operator, types: Mapping[str, np.dtype]) -> Mapping[str, object]:
-    """Return the attributes of `operator`, checked unless it is a batch normalisation."""
+    """Return the attributes of `operator`. Those of a batch normalisation are not checked here."""
     pointwise = POINTWISE.get(operator.kind)
     if pointwise is None:
         return operator.attributes
@@ -121,7 +121,7 @@ def _attributes(operator: Operator, types: Mapping[str, np.dtype]) -> Mapping[st
 def _aliases(
     keys: dict[int, str], ports: dict[int, list[str]]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (key, all names) of each tensor, without names that fit two tensors."""
+    """Return the key and all names of each tensor. A name that two tensors have is left out."""
     primary = Counter(keys.values())
     twice = next((key for key, count in primary.items() if count > 1), None)
     if twice is not None:

@@ -1,9 +1,10 @@
 """Fuse a batch normalisation with the ReLU or ReLUBackward next to it.
 
-Two pairs of steps are fused, without a change of bits: a normalisation and a ReLU, if only the ReLU
-reads `dst`; a ReLUBackward and a BatchNormTrainingBackward, if only the latter reads `diff_src`, as
-its `diff_dst`. oneDNN's own pattern joins the second pair at `src`. That pattern is a different
-computation and is not fused.
+Two pairs of steps are fused, without a change of bits. The first pair is a normalisation and a
+ReLU, if only the ReLU reads the normalisation's `dst`. The second pair is a ReLUBackward and a
+BatchNormTrainingBackward, if only the latter reads the ReLUBackward's `diff_src`, as its
+`diff_dst`. In oneDNN's own pattern, BatchNormTrainingBackward reads that `diff_src` as its `src`.
+That pattern is a different computation and is not fused.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def fused(program: Program) -> Program:
             joined = producer.outputs["dst"] == between
             dst = tensors[step.outputs["dst"]]
             if joined and _agree(tensors[between], dst):
-                # The fused step takes the normalisation's place, because steps before the ReLU may
-                # read the statistics.
+                # In the order of steps, the fused step stands where the normalisation stood,
+                # because steps before the ReLU may read the statistics.
                 steps[steps.index(producer)] = _normalisation(producer, step)
                 steps.remove(step)
                 shape = tensors.pop(between).shape if dst.shape is None else dst.shape
@@ -64,7 +65,9 @@ def notes(program: Program) -> tuple[str, ...]:
 
 
 def _agree(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors can have one shape; if not, a step raises the error when it runs."""
+    """Whether two tensors can have the same shape. If they cannot, the steps are not fused, and one
+    of them raises an error when it runs.
+    """
     return first.shape is None or second.shape is None or first.shape == second.shape
 
 

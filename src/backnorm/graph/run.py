@@ -54,11 +54,11 @@ def run_program(
 
 @contextmanager
 def errors_of(step: Step) -> Iterator[None]:
-    """Raise errors of a bad argument with the name of the graph's operator before the argument."""
+    """In errors of a bad argument, put the graph operator's name before the argument's name."""
     try:
         yield
     except ArgumentError as error:
-        # The step of a call has no name of its own.
+        # The step of a single call (`cli.call`) has no name: its label is the name of the operator.
         if step.label == step.op:
             raise
         argument = f"{step.label} ({step.op}) {error.argument}"
@@ -107,7 +107,9 @@ def run_step(
 def _masked_backward(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> dict[str, np.ndarray]:
-    """Return the gradients through a ReLU, which passes dy where its src or dst is positive."""
+    """Return the gradients; a ReLU passes dy where its src, or its dst if that is given, is
+    positive.
+    """
     arrays = dict(inputs)
     x, relu = arrays["src"], arrays.pop(RELU_PORT)
     call = registry.canonical(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-#: The size of the largest accepted file. A description of operators is much smaller.
+#: The size of the largest accepted file. Files that describe operators are much smaller.
 MAX_BYTES = 16 * 2**20
 
 _LONGEST_NAME = 200
@@ -73,7 +73,7 @@ def expect_key(fields: dict[str, object], key: str, where: str) -> object:
 def expect_choice(
     fields: dict[str, object], key: str, accepted: tuple[str, ...], where: str
 ) -> str:
-    """Return the value of `key` if it is accepted; without the key, the first accepted word."""
+    """Return the value of `key`, which must be in `accepted`; without the key, `accepted[0]`."""
     value = expect_string(fields.get(key, accepted[0]), f"{where}.{key}")
     if value not in accepted:
         raise ArgumentValueError(

@@ -46,7 +46,9 @@ def batch_size(operands: Sequence[Any]) -> Any:
 
 
 def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Turn a function of one problem into a function of the operands of a primitive."""
+    """Return `function`, which computes one problem; if `batched`, a function that maps it over a
+    batch.
+    """
 
     def mapped(*operands: Any) -> Any:
         size = batch_size(operands)
@@ -61,7 +63,9 @@ def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any
 
 
 def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Turn a function of a batch into a function of the operands of a primitive."""
+    """Return `function`, which computes a batch; if not `batched`, a function that adds a batch
+    axis.
+    """
 
     def expanded(*operands: Any, **parameters: Any) -> Any:
         results = function(*(jax.lax.expand_dims(x, (0,)) for x in operands), **parameters)
@@ -80,7 +84,9 @@ def lowering(function: Callable[..., Any]) -> Any:
 
 
 def _run_compiled(primitive: Any, *operands: jax.Array, **parameters: Any) -> Any:
-    """Run a primitive outside compiled functions, compiled even under `jax.disable_jit`."""
+    """Compile and run a primitive that is called outside compiled functions, even under
+    `jax.disable_jit`.
+    """
     with jax.disable_jit(False):
         return _compiled(primitive, tuple(sorted(parameters.items())))(*operands)
 

@@ -144,8 +144,8 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless a mapped axis with this name is in scope.
 
-    The check precedes compilation, in which JAX stores the name and compares it with the names of
-    other calls.
+    The check comes before compilation, because JAX stores the name then, and compares it with the
+    names of later calls.
     """
     try:
         jax.lax.psum(1, name)
@@ -215,7 +215,7 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
 
 
 def check_not_reproducible(shape: Sequence[Any]) -> None:
-    """Raise unless x is empty: `jax.numpy` would compute the sums, which are not reproducible."""
+    """Raise unless x is empty, because sums that `jax.numpy` computes are not reproducible."""
     if 0 in shape:
         return
     raise ArgumentValueError(

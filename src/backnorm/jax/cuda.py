@@ -1,7 +1,8 @@
 """The computations on a CUDA device: Triton kernels, launched by jax-triton.
 
 When a primitive is lowered for a CUDA device, `by_kernels` decides whether kernels compute it; if
-so, `computed` is traced. The problems of a batch become one problem, which has the channels of all.
+so, JAX traces `computed`. The problems of a batch (of `jax.vmap`) are computed as one problem,
+which has the channels of all of them.
 """
 
 from __future__ import annotations

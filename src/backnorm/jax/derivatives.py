@@ -1,4 +1,4 @@
-"""The computations with their derivatives of any order, in forward and in reverse mode.
+"""The computations of `primitives`, with derivatives of any order, in forward and in reverse mode.
 
 The derivative of the forward pass is the backward pass, in both modes, because the Jacobian of y in
 x is symmetric. The derivative of the backward pass is a formula in which mean and variance are
@@ -31,7 +31,7 @@ def forward(*operands: jax.Array, options: Options) -> Arrays:
 
 
 def forward_relu(*operands: jax.Array, options: Options) -> Arrays:
-    """Return relu(y + residual), mean and variance from x, gamma, beta and maybe a residual."""
+    """Return relu(y + residual), mean and variance from x, gamma, beta and an optional residual."""
     return bind(FORWARD_RELU, *operands, options=options)
 
 
@@ -118,8 +118,8 @@ def _backward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> A
     x, dy, mean, variance, gamma = residuals
     if all(each is None for k, each in enumerate(tangents) if k != 1):
         return backward(x, tangents[1], mean, variance, gamma, options=options)
-    # Forward mode is the transpose of reverse mode, so that one formula serves both. The results
-    # are rounded afterwards, because rounding is not linear.
+    # Forward mode is computed as the transpose of reverse mode, so that both use one formula. The
+    # results are rounded after the transpose, because rounding is not linear.
     wide = jnp.result_type(float)
     results = dy, gamma, gamma
     pull_back = jax.linear_transpose(
@@ -153,7 +153,8 @@ def _normalize_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> 
     dy, frozen = None, options._replace(training=False)
     if dx is not None:
         dy, _, _ = backward(x, dx, mean, variance, gamma, options=frozen)
-    # The tangent of a statistic scales or shifts every channel, like the tangents of parameters.
+    # The tangent of mean has the effect of a tangent of beta, and that of variance the effect of a
+    # tangent of gamma, up to a factor per channel.
     by_mean, by_variance = _by_statistics(variance, gamma, options.epsilon)
     if dmean is not None:
         dbeta = by_mean * dmean if dbeta is None else dbeta + by_mean * dmean
@@ -174,7 +175,7 @@ def _normalize_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -
 def _by_statistics(
     variance: jax.Array, gamma: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return y's derivative by mean, and its derivative by variance divided by (x - mean)*s."""
+    """Return two factors per channel: dy/dmean, and (dy/dvariance) / ((x - mean)*s)."""
     s = inverse_std(variance, epsilon)
     return -gamma * s, -0.5 * gamma * s * s
 

@@ -4,7 +4,8 @@ A derivative is a linear map. `push` maps tangents of the operands to tangents o
 transpose, `pull`, maps cotangents of the results to cotangents of the operands. In JAX the map is
 one primitive: forward mode runs it, and reverse mode transposes it and saves only the residuals of
 the rule. (A `jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse mode saves the
-intermediate values of its formulas.) Higher derivatives are derivatives of `push` and `pull`.
+intermediate values of the derivative's formula.) Higher derivatives are derivatives of `push` and
+`pull`.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
         if any(moved[:count]):
             function = partial(pushed, present=present, **parameters)
             return _differentiated(function, operands, tangents, moved)
-        # The map is linear in the tangents, so its derivative is the same map, applied to their
-        # tangents.
+        # The map is linear in the tangents, so its derivative is the same map, applied to the
+        # tangents of the tangents.
         remaining = iter(moved[count:])
         nonzero = tuple(is_present and next(remaining) for is_present in present)
         results = primitive.bind(*operands, present=present, **parameters)
@@ -134,8 +135,9 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
             ]
         return [None] * count + results
 
-    # Compiled even if the caller is not: without `jax.jit`, `jax.grad` runs a backward pass step by
-    # step. In a compiled function the call is inlined.
+    # This function is compiled even if its caller is not, because `jax.grad` without `jax.jit`
+    # would run each operation of the backward pass separately. In a compiled caller, the call is
+    # inlined.
     @partial(jax.jit, static_argnums=(0,), inline=True)
     def compiled_pull(options: Options, residuals: Arrays, cotangents: Arrays) -> Arrays:
         return pull(residuals, cotangents, options)
@@ -165,7 +167,7 @@ def _differentiated(
 
 
 def _nonzero(tangents: Sequence[Any]) -> tuple[bool, ...]:
-    """Return a flag for each tangent or cotangent: whether it is not known to be zero."""
+    """Return a flag for each tangent or cotangent: False if it is a symbolic zero of JAX."""
     return tuple(type(each) is not ad.Zero for each in tangents)
 
 

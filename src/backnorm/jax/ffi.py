@@ -36,8 +36,8 @@ from backnorm.signature import SIGNATURES, Operation
 #: The name of the handler, which is part of compiled functions.
 TARGET = "backnorm_kernel"
 
-# Devices exchange sums between operations whose names begin with these words. That changes the
-# plans of the operations.
+# Devices exchange sums after an operation whose name begins with "reduce", and before one whose
+# name begins with "apply". The plans of these operations must have `exchanged`.
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
@@ -46,7 +46,8 @@ _lock = threading.Lock()
 _registered: list[Any] = []
 
 
-# The versions whose structures `xla_structures` describes: those of jaxlib 0.5 to 0.11.
+# The oldest and the newest version of the interface whose structures `xla_structures` describes.
+# jaxlib 0.5 to 0.11 have these versions.
 _OLDEST, _NEWEST = (0, 1), (0, 4)
 
 
@@ -55,7 +56,7 @@ def version() -> tuple[int, ...] | None:
     """Return the version of this jaxlib's foreign function interface, or None if it is unknown.
 
     Only a header file has the version. If XLA does not support the version of a registered handler,
-    JAX cannot create its devices.
+    JAX cannot create its devices, so the version is checked before.
     """
     try:
         lines = (Path(jax.ffi.include_dir()) / _HEADER).read_text().splitlines()
@@ -94,7 +95,8 @@ def call(
     activation: Activation | None = None,
     parts: int = 1,
 ) -> Sequence[jax.Array]:
-    """Return the results of an operation on a batch (`batching`), computed by its kernel.
+    """Return the results of an operation on a batch of problems (see `batching`), computed by its
+    kernel.
 
     Parameters
     ----------
@@ -163,7 +165,7 @@ def register() -> None:
         return
     found = version()
     assert found is not None
-    # Outside of the lock, because the handler may have to be built.
+    # This line is outside of the lock, because building the handler, if necessary, takes long.
     handler = xla.handler(*found)
     with _lock:
         if not _registered:
@@ -172,7 +174,9 @@ def register() -> None:
 
 
 def _register_built_kernels() -> None:
-    """Register the handler and all kernels, for compiled functions of other processes."""
+    """Register the handler and all kernels, because functions exported by other processes call
+    them.
+    """
     if reason_against() is not None:
         return
     # Importing does not compile kernels. Without machine code for this machine, the first call

@@ -1,8 +1,8 @@
 """Batch normalisation as `jax.numpy` code, for devices without kernels and for derivatives.
 
 Arrays keep the caller's axes. Per-channel arrays are (C,), float64 for a float64 x and float32
-otherwise. Elements are computed and summed up in that type, or in float64 if that is
-`options.arithmetic`. All functions are differentiable, to any order.
+otherwise. Elements are computed and summed up in the type of per-channel arrays, or in float64 if
+`options.arithmetic` is "float64". All functions are differentiable, to any order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def type_for(x: jax.Array, arithmetic: Arithmetic | None) -> Any:
     ArgumentValueError
         If `arithmetic` is float64 and JAX has no float64.
     """
-    # Without elements, float64 is not needed.
+    # If x has no elements, nothing is computed, and JAX need not have float64.
     if arithmetic != "float64" or 0 in x.shape:
         return working_type(x.dtype)
     if jnp.result_type(float) != jnp.float64:
@@ -69,7 +69,7 @@ def count_of(x: jax.Array, axis: int) -> int:
 
 
 class _Namespace:
-    """The operations of the formulas on arrays of x's shape (`backnorm.formulas.Namespace`)."""
+    """The operations (`Namespace`) that `backnorm.formulas` needs, for arrays of x's shape."""
 
     def __init__(self, x: jax.Array, axis: int) -> None:
         self.axes = tuple(k for k in range(x.ndim) if k != axis)
@@ -93,7 +93,9 @@ class _Namespace:
 
 
 class _Masked(_Namespace):
-    """The operations of the formulas for sums over the elements where `mask` is set."""
+    """The operations that `backnorm.formulas` needs, with sums over only the elements where `mask`
+    is set.
+    """
 
     def __init__(self, x: jax.Array, axis: int, mask: jax.Array) -> None:
         super().__init__(x, axis)
@@ -176,10 +178,10 @@ def wide_second_order(
 ) -> tuple[jax.Array, ...]:
     """Return the results of `second_order` before they are rounded; linear in the cotangents.
 
-    `backnorm.second_order.formulas` has the formulas. The compute dtype is float64, or, without
-    `jax_enable_x64`, float32, for which `conformance.judge.check_double_backward` has the error
-    budget. If x is of the compute dtype, a compiled function needs no memory beyond the results. On
-    a CPU, arrays of another type are converted before they are summed up.
+    `backnorm.second_order.formulas` has the formulas. The compute dtype is float64 if
+    `jax_enable_x64` is set, else float32. `conformance.judge.check_double_backward` has the error
+    budgets of both. If x is of the compute dtype, a compiled function needs no memory beyond the
+    results. Otherwise, on a CPU, XLA stores converted copies of arrays before it sums them up.
     """
     x, dy, mean, variance, gamma = operands
     ddx, ddgamma, ddbeta = cotangents
@@ -223,8 +225,8 @@ def through_statistics(
     """Return dmean/M + 2*(x - mean)*dvariance/M, the cotangent of x, in the type of the mean."""
     xp = _Namespace(x, axis)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
-    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, the term of the
-    # variance is 0.
+    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, the variance's term
+    # is then 0, although 0 * infinity is NaN.
     of_variance = xp.spread(2 * dvariance / xp.count, x)
     of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
     return xp.spread(dmean / xp.count, x) + centred * of_variance
@@ -244,8 +246,9 @@ def _rounded(value: jax.Array, dtype: Any) -> jax.Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _rounded_from_odd(value: jax.Array, dtype: Any) -> jax.Array:
     # Round to odd: truncate, and set the last bit if any truncated bit was set. The result is
-    # halfway between two 16-bit values only if the original value is. float32 holds the result
-    # exactly, unless it is subnormal; XLA on CPUs replaces subnormal numbers by zero.
+    # halfway between two 16-bit values only if the original value is. So XLA may convert the result
+    # by way of float32, which holds it exactly. (Results that are subnormal in float32 are an
+    # exception, but XLA on CPUs replaces them by zero anyway.)
     bits = jax.lax.bitcast_convert_type(value, jnp.int64)
     last = 1 << 29
     kept = bits & -last

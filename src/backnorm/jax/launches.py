@@ -102,8 +102,8 @@ class Call:
             **self._options,
         )
         for memory, is_again, array in zip(outputs, again, results, strict=True):
-            # Without 64-bit types, JAX narrows types in some functions; sums would then lose
-            # digits.
+            # If 64-bit types are disabled (`jax_enable_x64`), some functions of JAX replace float64
+            # by float32, and sums would lose digits.
             if array.dtype != memory.kind.dtype:
                 raise TypeError(
                     f"jax_triton.triton_call returned {array.dtype} instead of {memory.kind.dtype}"
@@ -134,9 +134,9 @@ def compiling() -> Iterator[None]:
     """Make Triton compile kernels to PTX that JAX can assemble, while a function is lowered.
 
     For Hopper and newer devices, Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX
-    assembles the PTX with the `ptxas` of its CUDA, which may be version 12 and then raises
-    "Unsupported .version 9.4". For older devices, Triton has another `ptxas`, for which it
-    writes PTX 8.8, the version of CUDA 12.9; here that `ptxas` is used for all devices.
+    assembles the PTX with the `ptxas` of its own CUDA. If that is CUDA 12, `ptxas` raises
+    "Unsupported .version 9.4". For older devices, Triton has another `ptxas`, for which it writes
+    PTX 8.8, the version of CUDA 12.9; here that `ptxas` is used for all devices.
     """
     from triton import knobs
 

@@ -22,7 +22,8 @@ class BatchNorm(nnx.BatchNorm):
 
     The layer has the arguments of flax's layer and two more. Its parameters (``scale``, ``bias``)
     and statistics (``mean``, ``var``) are the same, so a model's state fits either layer.
-    `use_fast_variance` has no effect on the accuracy of the statistics, which keep their type.
+    `use_fast_variance` has no effect on the accuracy of the statistics. Running statistics keep
+    their type.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class BatchNorm(nnx.BatchNorm):
         )  # fmt: skip
         for average, each in zip((self.mean, self.var), batch, strict=not frozen):
             now = moved(average[...], each, self.momentum)
-            # A reference that is updated in place does not carry derivatives.
+            # An average that flax updates in place cannot carry derivatives.
             in_place = getattr(average, "_can_update", False)
             average[...] = jax.lax.stop_gradient(now) if in_place else now
         return y

@@ -187,7 +187,7 @@ def batch_norm_backward(
         dx     = gamma*s * dy                                            frozen statistics
 
     The gradients are differentiable in all five arrays: mean and variance are arguments like x. If
-    `batch_norm` computed them from x, the chain rule adds their derivatives in x.
+    they are results of `batch_norm`, JAX adds their derivatives in x by the chain rule.
 
     Parameters
     ----------
@@ -327,8 +327,8 @@ def _scale_and_offset(
 ) -> tuple[jax.Array, jax.Array]:
     """Return gamma and beta, or 1 and 0, in the type of per-channel arrays.
 
-    16-bit parameters are converted, so that statistics and parameter gradients are rounded to 16
-    bits only once, at the end.
+    16-bit parameters are converted to float32. Statistics and parameter gradients are then rounded
+    to 16 bits only once, at the end.
     """
     work, channels = working_type(x.dtype), x.shape[options.axis]
     gamma = jnp.ones(channels, work) if gamma is None else gamma.astype(work)

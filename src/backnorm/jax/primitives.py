@@ -1,4 +1,4 @@
-"""The computations as primitives of JAX.
+"""The operations of backnorm as primitives of JAX.
 
 Each platform has its own lowering. Kernels run on CPUs, and on CUDA devices if they can be
 launched; formulas run everywhere else. The primitive that returns only the statistics uses formulas
@@ -64,7 +64,8 @@ def _primitive(
 
     def lowered_for_cuda(context: Any, *operands: Any, **parameters: Any) -> Any:
         shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
-        # Neither formulas nor CUDA kernels have reproducible sums; the formulas raise.
+        # Only CPU kernels have reproducible sums. If they are requested, the formulas raise an
+        # error.
         if parameters["options"].reproducible or not cuda.by_kernels(shape, devices):
             return by_formula(context, *operands, **parameters)
         with launches.compiling():
@@ -90,8 +91,9 @@ def _forward_relu() -> Any:
     """Return the primitive of y = max(0, batch_norm(x) + residual), and mean and variance.
 
     The operands are those of `FORWARD`, and optionally a residual. XLA does not fuse its own loops
-    with a custom call, so a separate ReLU would be one more pass over all elements. The derivative
-    saves y, which the next operation saves anyway, instead of the mask that the kernel writes.
+    with a custom call, so a separate ReLU would be one more pass over all elements. For the
+    derivative, y is saved instead of the mask that the kernel writes, because the next operation
+    saves y anyway.
     """
     like = (0, 1, 1)
 
@@ -108,7 +110,8 @@ def _forward_relu() -> Any:
 
     def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
         known = is_known(context.avals_in[0].shape) and ffi.reason_against() is None
-        # The mask that a kernel writes cannot be split like x.
+        # A kernel with a ReLU writes a mask, which devices cannot split like x, because it has no
+        # axes.
         split = parameters["options"].reproducible or sharding.devices_of(context)
         rule = by_call if known and not split else by_composition
         return rule(context, *operands, **parameters)

@@ -1,4 +1,4 @@
-"""The options of a call, the problem that kernels solve, and the warning that they cannot run."""
+"""The options of a call, the problem that kernels solve, and the warning if kernels cannot run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
     "backward": ("x", "dy", "mean", "variance", "gamma"),
-    # The phases of a call for one part of a batch.
+    # The phases of a forward or backward pass on one part of a batch.
     "reduce_forward": ("x",),
     "apply_forward": ("x", "gamma", "beta", "sums"),
     "reduce": ("x", "dy", "mean"),
@@ -53,7 +53,7 @@ class Options(NamedTuple):
 
 
 def is_known(shape: Sequence[Any]) -> bool:
-    """Whether a shape has elements and all its sizes are known while tracing."""
+    """Whether all sizes of a shape are known while tracing, and none of them is 0."""
     return all(isinstance(size, int) for size in shape) and math.prod(shape) > 0
 
 
@@ -63,7 +63,8 @@ def problem_of(
     options: Options,
     activation: Activation | None = None,
 ) -> Problem:
-    """Return one problem of a batch, as (outer, channels, inner).
+    """Return the problem of one element of a batch of problems, in the shape (outer, channels,
+    inner).
 
     `operands` are those of OPERANDS, with a batch axis (`batching`), and optionally a residual.
     """
@@ -89,7 +90,7 @@ def problem_of(
 
 @functools.cache
 def warn_of_formulas(problem: str, reason: str) -> None:
-    """Warn, once in a process, that formulas run; `problem` says what backnorm cannot do."""
+    """Warn, once for each pair of arguments, that jax.numpy code runs in place of the kernels."""
     warnings.warn(
         f"backnorm cannot {problem} and runs jax.numpy code: {reason}", RuntimeWarning, stacklevel=3
     )

@@ -30,7 +30,8 @@ from backnorm.jax.parts import PARTS
 from backnorm.jax.problems import OPERANDS, Options
 from backnorm.signature import SIGNATURES, Operation
 
-# The only mesh axis in the code of one device. A group of devices is a list of device numbers.
+# The name of the only axis of the mesh. In an exchange, a group of devices is a list of positions
+# on this axis.
 _DEVICES = "backnorm_devices"
 # Names of axes in sharding rules: the batch axis, a batch axis of size 1 (shared), the axis of
 # channels, and other axes.
@@ -60,9 +61,9 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
     rule = mlir.lower_fun(split, multiple_results=True)
 
     def lowered(context: Any, *operands: Any, **parameters: Any) -> Any:
-        # JAX requires devices here, but only their number matters. Without these devices, the
-        # primitive would have to declare that functions depend on devices, and one function could
-        # not have arrays on two meshes.
+        # JAX requires a list of devices here, but only their number matters. Without the list, the
+        # primitive would have to declare to JAX that a function depends on its devices, and then no
+        # function could have arrays on two meshes.
         module = context.module_context
         axis_context = dataclasses.replace(module.axis_context, device_assignment=devices)
         context = context.replace(module_context=module.replace(axis_context=axis_context))
@@ -75,7 +76,8 @@ def devices_of(context: Any) -> tuple[Any, ...]:
     """Return the devices that the compiler may split a function's arrays over, or none."""
     module = context.module_context
     axis_context = module.axis_context
-    # In `jax.shard_map` arrays are already split. An exported function cannot call Python.
+    # In `jax.shard_map` arrays are already split. An exported function cannot call the Python code
+    # that splits them.
     if getattr(axis_context, "num_devices", 1) == 1 or module.lowering_parameters.for_export:
         return ()
     if tuple(module.platforms) != ("cpu",) or not jax.config.jax_use_shardy_partitioner:
@@ -129,7 +131,7 @@ class _Split:
         return function(*operands)
 
     def _axes(self, kind: str, rank: int) -> tuple[str, ...]:
-        """Return the names of an array's axes; `rank` is that of x in one problem."""
+        """Return the names of an array's axes; `rank` is the rank of x without the batch axis."""
         axes = [_CHANNEL]
         if kind == "data":
             axes = [f"{_OTHER}{k}" for k in range(rank)]
@@ -156,7 +158,8 @@ class _Split:
         )
 
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
-        """Return the holders of an array with all axes, and a sharding of the required class.
+        """Return the holders of an array that has all axes, and one of the arrays' shardings, whose
+        class the shardings to return must have.
 
         Data arrays may be split in different ways; the array with the most parts is not moved.
         """
@@ -170,7 +173,7 @@ class _Split:
                 continue
             holders = _holders_of(array.sharding, len(names))
             if names != self._all:
-                # All problems of the batch share the array.
+                # The array's batch axis has size 1: all problems of the batch share its elements.
                 holders = _reduced(holders, range(1, len(names)))[None]
             holders = _evenly_cut(holders, shape)
             if best is None or _parts_of(holders) > _parts_of(best):
@@ -181,7 +184,7 @@ class _Split:
     def _shardings(
         self, holders: np.ndarray, arrays: Sequence[tuple[str, ...]], like: Any
     ) -> tuple[Any, ...]:
-        """Return the shardings of arrays, by the names of their axes."""
+        """Return the sharding of each array, given the names of its axes."""
         shardings = []
         for names in arrays:
             own = _reduced(holders, [self._all.index(name) for name in names if name in self._all])
@@ -199,7 +202,7 @@ def _holders_of(sharding: Any, rank: int) -> np.ndarray:
 
 
 def _sharding_of(holders: np.ndarray, like: Any) -> Any:
-    """Return the sharding of an array with these holders, in the class of the sharding `like`."""
+    """Return the sharding of an array with these holders, as an object of the class of `like`."""
     from jaxlib.xla_client import HloSharding, OpSharding
 
     devices = tuple(like._device_assignment)
@@ -228,14 +231,14 @@ def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Return the holders of an array that has only these axes of another array, in this order."""
+    """Return the holders of an array whose axes are `axes` of another array, in this order."""
     rest = [axis for axis in range(holders.ndim) if axis not in axes]
     moved = holders.transpose(*axes, *rest)
     return moved.reshape((*moved.shape[: len(axes)], -1))
 
 
 def _groups_of(holders: np.ndarray, axes: Sequence[int]) -> list[list[int]]:
-    """Return groups of devices; each group has every part along these axes once."""
+    """Return groups of devices. In a group, every part along `axes` is on exactly one device."""
     others = [axis for axis in range(holders.ndim) if axis not in axes]
     count = math.prod(holders.shape[axis] for axis in axes)
     groups: list[list[int]] = holders.transpose(*others, *axes).reshape(-1, count).tolist()

@@ -10,10 +10,10 @@ import jax
 def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Return the arrays, marked as varying over the union of their mapped axes.
 
-    JAX does the same for operands of its own operations, and sums the cotangent of a value over the
-    axes that the value does not vary over. If a function has a derivative of its own, its operands
-    must vary over the same axes; otherwise the types of its cotangents differ from those that JAX
-    expects.
+    JAX marks the operands of its own operations in this way, too. JAX sums the cotangent of a value
+    over the axes that the value does not vary over. The operands of a function with a custom
+    derivative rule must all vary over the same axes; otherwise the types of their cotangents differ
+    from the types that JAX expects.
     """
     axes = [_varying(array) for array in arrays]
     union = frozenset().union(*axes)
@@ -25,7 +25,7 @@ def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _varying(array: jax.Array) -> frozenset[Any]:
     kind: Any = jax.typeof(array)
-    # The axes are `vma` before JAX 0.9, and part of `mat` since then.
+    # The axes are the attribute `vma` before JAX 0.9, and `mat.varying` since then.
     return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
 
 

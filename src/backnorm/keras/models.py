@@ -89,7 +89,7 @@ def convert(
 
 
 def revert(model: Any) -> Any:
-    """Undo `convert`: Keras computes the batch normalisation of a model again, in place.
+    """Undo `convert` in place: Keras's layers compute the batch normalisation of a model again.
 
     The model can then be saved and loaded where backnorm is not installed. `model`, the result and
     the errors are as in `convert`.
@@ -120,7 +120,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _exchange(model: Any, old: type, new: type) -> list[Any]:
-    """Change the class of layers from `old` to `new`, and discard traces; return all layers."""
+    """Replace the class `old` of layers by `new`, discard traced functions, return all layers."""
     layers = _layers(model)
     for layer in layers:
         if type(layer) is old:

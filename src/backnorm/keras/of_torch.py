@@ -1,4 +1,4 @@
-"""The training forward of Keras on PyTorch tensors; it also returns the statistics."""
+"""The forward pass of a Keras layer in training, for PyTorch tensors."""
 
 from __future__ import annotations
 

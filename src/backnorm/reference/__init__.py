@@ -9,12 +9,12 @@ With M elements per channel, c = x - mean and s = 1 / sqrt(variance + epsilon)::
 
     y      = gamma * s * c + beta
 
-Each element of a result has a T, the sum of the magnitudes of its formula's terms. T measures the
-rounding errors of formulas whose terms cancel (:mod:`backnorm.conformance.judge`).
+For each element of a result, T is the sum of the magnitudes of its formula's terms. If the terms
+cancel, rounding errors are measured relative to T (:mod:`backnorm.conformance.judge`).
 
-The arithmetic has about 106 bits, so it can judge float64. The oracle works in small blocks, so
-memory beyond the results does not grow with the problem. Where a result is not finite, the float64
-value of the same formula decides between infinity and NaN.
+The oracle computes with about 106 significant bits, so it can judge float64 results. The oracle
+works in small blocks, so memory beyond the results does not grow with the problem. Where a result
+is not finite, the float64 value of the same formula decides between infinity and NaN.
 """
 
 from backnorm._doubledouble import Exact

@@ -1,4 +1,6 @@
-"""Blocks of the oracle, so that memory beyond the results does not grow with the data."""
+"""Blocks of arrays. The oracle processes one block at a time, so its temporary memory does not grow
+with the data.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ class Part:
 
 
 def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]:
-    """Return `number` sums for each channel; `terms` yields one term of each sum per block."""
+    """Return `number` sums for each channel; for each block, `terms` yields a term of every sum."""
     totals = [part.channel(None)] * number
     for block in terms:
         totals = [total + term.sum() for total, term in zip(totals, block, strict=True)]

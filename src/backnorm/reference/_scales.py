@@ -52,7 +52,8 @@ def gradient_scales(
     data_format: str = "NCX",
     training: bool = True,
 ) -> GradientScales:
-    """Return the scales of the gradients' expected errors, computed in float64.
+    """Return, computed in float64, the magnitudes to which the gradients' expected errors are
+    proportional.
 
     The parameters are those of :func:`backward`. With M elements per channel, c = x - mean,
     s = 1/sqrt(variance + epsilon), D = sum(dy) and P = sum(dy c), the scale of dx is::

@@ -105,7 +105,7 @@ def _by_q(k: _Channel) -> Term:
 
 
 def _dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/d(dy): the direct term, and those through Q and D. d and e are dy and ddx."""
+    """Return dL/d(dy): the terms through R, Q and D. d is dy, and e is ddx."""
     by_d = k.ddbeta - k.gamma * k.s * k.i / k.elements
     return k.gamma * k.s * e + _by_q(k) * (k.s * c) + by_d
 

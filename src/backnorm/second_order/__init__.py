@@ -2,8 +2,9 @@
 
 `formulas` uses only Python's operators, so the same code serves NumPy, PyTorch and JAX. `blocks`
 evaluates the formulas block by block, for arrays that can be written to (NumPy's and PyTorch's).
-`arrays` has the public function on NumPy arrays; `backnorm.torch` and `backnorm.jax.formulas` have
-its counterparts. The oracle (`backnorm.reference`) shares no code with them.
+`arrays` has the public function for NumPy arrays; the functions for PyTorch's and JAX's arrays are
+in `backnorm.torch` and `backnorm.jax.formulas`. The oracle (`backnorm.reference`) shares no code
+with them.
 """
 
 from backnorm.second_order.arrays import batch_norm_double_backward

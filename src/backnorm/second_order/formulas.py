@@ -1,4 +1,4 @@
-"""The second order as formulas, for the arrays of any framework.
+"""Formulas of the second order (the gradients of the backward pass), for arrays of any framework.
 
 With c = x - mean, s = 1/sqrt(variance + epsilon), M elements per channel, and the sums of a channel
 D = sum(dy), Q = s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy), the sum of the
@@ -7,7 +7,7 @@ results of the backward pass, weighted by their cotangents, is ::
     L = gamma*s*(R - I*D/M - P*Q/M) + ddgamma*Q + ddbeta*D       training
     L = gamma*s*R                   + ddgamma*Q + ddbeta*D       frozen statistics
 
-The second order consists of the derivatives of L. One formula serves both cases: with frozen
+The second-order gradients are the derivatives of L. One formula serves both cases: with frozen
 statistics, 1/M is ABSENT. Per-channel arrays have a shape that broadcasts with the elements.
 Automatic differentiation of these formulas gives the third order.
 
@@ -28,7 +28,9 @@ Reduce = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 
 class _Absent:
-    """A missing value: a zero that adds no term, so that no NaN propagates through it."""
+    """A missing value: it counts as zero, and terms with it are left out. So a NaN in another
+    factor of a term has no effect (0 * NaN would be NaN).
+    """
 
     # None makes NumPy's operators defer to those of this class.
     __array_ufunc__ = None

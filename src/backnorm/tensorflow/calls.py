@@ -127,8 +127,8 @@ def apply_moments(operands: Arrays, options: Options) -> Arrays:
     """Return y of a part, and mean and variance of the whole batch, each rounded once.
 
     The operands are x, gamma, beta, and the float64 mean and variance of the whole batch. With
-    reproducible sums, an array replaces mean and variance. It has a row for each part of the batch:
-    the part's bins, and its number of elements per channel.
+    reproducible sums, one array replaces mean and variance. It has a row for each part of the
+    batch, with the part's bins and the part's number of elements per channel.
     """
     x, gamma, beta, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -150,7 +150,8 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
 
     The operands are those of `backward`, followed by the sums of the whole batch and its number of
     elements per channel. With reproducible sums, an array as in `apply_moments` replaces the sums
-    and the number, and the results include dgamma and dbeta of the whole batch, each rounded once.
+    and the number. The results then also include dgamma and dbeta of the whole batch, each rounded
+    once.
     """
     x, dy, mean, variance, gamma, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -168,9 +169,10 @@ def _sums(results: Any, options: Options) -> Arrays:
 
 
 def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:
-    """Return the sums of all parts and their number of elements, as arguments of a phase.
+    """Return the sums of all parts and the number of elements, as keyword arguments of
+    `_apply_forward` and `_apply_backward`.
 
-    Kernels round the sums, because NumPy would flush subnormal numbers to 0 on TensorFlow's
+    Kernels round the sums, not NumPy, which would flush subnormal numbers to 0 on TensorFlow's
     threads.
     """
     bins = parts[:, :-1].reshape(len(parts), bin_rows(x.itemsize), -1)

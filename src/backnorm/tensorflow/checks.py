@@ -92,8 +92,8 @@ def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
     """Return the metadata of the tensors of a traced call, with the channels last.
 
-    A size that is unknown in one tensor is taken from another, or is 1 if all tensors lack it. If
-    no rank is known, the rank is 2.
+    A size that is unknown in one tensor is taken from another tensor; if no tensor has it, the size
+    is 1. If no rank is known, the rank is 2.
     """
     shapes = [tensors[name].shape for name in _LARGE if name in tensors]
     shape = next((own for own in shapes if own.rank is not None), tf.TensorShape([None] * 2))
@@ -144,8 +144,8 @@ def _as_tensor(name: str, value: Any) -> Any:
 def _is_readable(value: object) -> bool:
     """Whether TensorFlow can read a value: its own tensors, and lists of tensors and numbers.
 
-    Other values are not passed to TensorFlow, because TensorFlow compares them, and an exception in
-    the comparison can end the process.
+    Other values are not passed to TensorFlow: TensorFlow compares them, and an exception that a
+    comparison raises can end the process.
     """
     kind = type(value)
     if kind is list or kind is tuple:

@@ -72,8 +72,8 @@ def backward(
     mean and variance are functions of x, and the gradient of x includes the gradients through them.
     """
     if options.training:
-        # The node has no gradients for mean and variance. In a loop, TensorFlow would make zeros of
-        # missing gradients.
+        # `_of_backward` returns no gradients of mean and variance. In a loop, TensorFlow would
+        # replace the missing gradients by zeros.
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)

@@ -1,7 +1,8 @@
 """The modes of TensorFlow in which a function cannot call Python.
 
 The modes are read from undocumented modules of TensorFlow. If a version of TensorFlow does not have
-these modules, TensorFlow raises its own errors; XLA's error names the node.
+these modules, the modes are not recognised, and TensorFlow itself raises an error; that of XLA
+names the node.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def wants_formulas(*tensors: Any) -> bool:
     """Whether XLA compiles a call with these tensors, or one of the tensors has a tangent.
 
     XLA cannot call Python. While a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
-    treats a function that calls Python as a constant. For an eager function, forward mode
-    transposes the gradient, and so loses derivatives of the next order.
+    treats a function that calls Python as a constant. If a function is called eagerly, forward mode
+    transposes its gradient function, and loses derivatives of the next order.
     """
     return has_tangent(*tensors) or is_for_xla()
 

@@ -1,15 +1,15 @@
 """Calls of kernels on tensors: immediate calls, and, while tracing, nodes of a graph.
 
 TensorFlow has no gradient for a node that calls Python, and treats a missing gradient as zero.
-`tf.custom_gradient` gives such a node a gradient by an operator around it. Functions that copy
-nodes one by one lose that operator's gradient: `tf.vectorized_map`, `GradientTape.jacobian` and
+`tf.custom_gradient` wraps the node in another operator, which has a gradient. This gradient is lost
+in functions that copy nodes one by one: `tf.vectorized_map`, `GradientTape.jacobian` and
 `batch_jacobian`. Therefore a node has two safeguards, which its copies keep:
 
-- The node itself names its gradient. TensorFlow uses this name when it differentiates a graph,
-  including loops and functions.
-- The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs, that
-  operator names the identity as its gradient instead. Only a tape that records a copy while the
-  copy is made ignores the names, and raises the error.
+- An attribute of the node itself names its gradient. TensorFlow uses this name when it
+  differentiates a graph, including loops and functions.
+- The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs,
+  ``PreventGradient`` gets the identity as its gradient by name. Only a tape that records a copy
+  while the copy is made ignores both names, and raises the error of ``PreventGradient``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Node(NamedTuple):
 
 
 def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tuple[Any, ...]:
-    """Return the results of `compute`, with the node's gradient."""
+    """Return the results of `compute`; TensorFlow differentiates them by `node.gradient`."""
     presence = tuple(operand is not None for operand in operands)
     statistics: list[Any] = []
 
@@ -74,24 +74,25 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
 
         def of_operands(*cotangents: Any) -> Any:
             assert node.gradient is not None
-            # A cotangent may be tf.IndexedSlices, for example from tf.gather.
+            # A cotangent may be a tf.IndexedSlices, for example from the gradient of tf.gather.
             dense = list(map(tf.convert_to_tensor, cotangents))
             return pick(node.gradient(tensors, statistics, dense, options), presence)
 
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
-    # The gradient reads these results of `tf.custom_gradient`, so that it is differentiable itself.
+    # `of_operands` reads these results of `tf.custom_gradient`, not those of the node, so that the
+    # gradient itself is differentiable.
     statistics += results[len(node.like) :]
     return results
 
 
 def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
-    """Return the results of a call: computed immediately, or, while tracing, the results of a node.
+    """Return the results of a call: eager tensors, or, while tracing, the outputs of a new node.
 
-    The first tensor is x; tensors may be None. The node calls Python. It is stateless: TensorFlow
-    may merge equal nodes, and omits nodes whose results are not used. The caller adds the gradient
-    by `tf.custom_gradient`.
+    The first tensor is x; each other tensor may be None. The node calls Python. It is stateless:
+    TensorFlow may merge equal nodes, and omits nodes whose results are not used. The node has no
+    gradient on a tape; the caller adds it by `tf.custom_gradient`.
     """
     presence = tuple(tensor is not None for tensor in tensors)
     present = pick(tensors, presence)
@@ -150,7 +151,7 @@ def _registered(
 
 
 def _guarded(results: Sequence[Any], is_differentiable: bool) -> list[Any]:
-    """Wrap the results of a node: a tape that does not find the node's gradient raises an error."""
+    """Wrap a node's results, so that a tape raises an error if it does not find the gradient."""
     override = {"PreventGradient": _PASSED_ON} if is_differentiable else {}
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         return [tf.raw_ops.PreventGradient(input=result, message=_LOST) for result in results]
@@ -191,8 +192,9 @@ def place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
 def here(tensors: Sequence[Any]) -> list[Any]:
     """Return the tensors as tensors of the graph that is being traced.
 
-    A gradient function stores tensors, and may be called while another graph is traced. A graph can
-    use tensors of the graph directly around it, but not of graphs further out.
+    A gradient function stores tensors of the graph in which it was made, and may be called while
+    another graph is traced. A graph can use tensors of the graph that directly encloses it, but not
+    tensors of graphs further out.
     """
     if tf.executing_eagerly():
         return list(tensors)

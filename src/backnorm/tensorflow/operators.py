@@ -22,7 +22,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Normalized(NamedTuple):
-    """Results of the training forward: y, and the batch mean and biased variance, (C,) each."""
+    """Results of a forward pass in training: y, and the batch's mean and biased variance, (C,)."""
 
     y: Any
     mean: Any
@@ -131,9 +131,10 @@ def batch_norm_synchronised(
 ) -> Normalized:
     """Normalise this replica's part of a batch with the statistics of all replicas' parts.
 
-    Call it in a function that a `tf.distribute.Strategy` runs. All replicas must make such calls,
-    and compute their backward passes, in the same order. Without a strategy, with one replica, and
-    outside of `run`, a call is the same as one of `batch_norm`.
+    Call this function in a function that a `tf.distribute.Strategy` runs. All replicas must make
+    their calls, and compute the backward passes of these calls, in the same order. Without a
+    strategy, with one replica, and outside of `run`, the function computes the same as
+    `batch_norm`.
 
     Parameters
     ----------
@@ -286,7 +287,7 @@ def batch_norm_backward(
 def _of_forward(
     x: Any, gamma: Any, beta: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: Any
 ) -> dict[str, Any]:
-    """Return the checked arguments of a training forward."""
+    """Return the checked arguments of a forward pass in training."""
     tensors = as_tensors(x=x, gamma=gamma, beta=beta)
     values = epsilon, axis, arithmetic, True, reproducible
     options, problem = _checked("forward", tensors, *values)
@@ -303,9 +304,9 @@ def _checked(
     training: bool,
     reproducible: Any = False,
 ) -> tuple[Options, Problem | None]:
-    """Return the checked options, and the problem of the call if it is traced.
+    """Return the checked options, and the problem of the call, or None if the call is eager.
 
-    In an eager call, the operation on NumPy arrays makes the problem.
+    In an eager call, the function on NumPy arrays constructs the problem.
     """
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)

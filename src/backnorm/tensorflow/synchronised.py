@@ -2,22 +2,24 @@
 
 Replicas exchange float64 or int64 numbers by `all_reduce`.
 
-*Forward*: the replicas exchange mean, variance and number of their own elements, 2C + 1 numbers.
-Each replica writes its numbers to its own row of a matrix of zeros. The sum of all matrices has the
-rows of all replicas; it takes one message, and does not round. The rows are combined by the formula
-for parallel variances (Chan, Golub and LeVeque, 1979). It does not lose digits, however large the
-means are; sums of squares would cancel. The rows are in the order of the replicas, so all replicas
-get the same bits.
+*Forward*: each replica sends 2C + 1 numbers: the mean and variance of its own elements in each
+channel, and their number. Each replica writes its numbers to its own row of a matrix of zeros. The
+sum of all matrices, computed by one `all_reduce`, has the rows of all replicas. Adding zeros does
+not round. The rows are combined by the formula for parallel variances (Chan, Golub and LeVeque,
+1979). The formula does not lose digits, however large the means are. (Variances from sums of
+squares would, by cancellation.) The rows are in the order of the replicas, so all replicas get the
+same bits.
 
 *Backward*: the replicas add up 2C numbers; the number of elements is known from the forward pass.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
 (four for float64 elements), and the number of elements, 8C + 1 or 10C + 1 numbers. In both passes
-they are in rows, one for each replica, and each replica adds up all rows. (`all_reduce` has no
-maximum, by which replicas could agree on the top bins, and then add up digits.)
+these integers are exchanged as a row for each replica, like the statistics, and each replica adds
+up all rows. (`all_reduce` cannot compute maxima. If it could, replicas would first agree on the top
+bins, and then add up digits.)
 
-All strategies have `all_reduce` with a gradient, eagerly, in graphs and for XLA. (`all_gather` is
-not available if XLA compiles replicas on GPUs.)
+In every distribution strategy `all_reduce` has a gradient, and can be called eagerly, in graphs and
+under XLA. (`all_gather` is not available if XLA compiles replicas on GPUs.)
 """
 
 from __future__ import annotations
@@ -158,7 +160,7 @@ def _refused(*_: Any) -> NoReturn:
 
 
 def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any, Any, Any]:
-    """Return mean, variance and number of elements per channel of all replicas.
+    """Return mean, variance and number of elements per channel of the whole batch.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ def activation_of(
 ) -> Activation | None:
     """Return the activation that a module computes, or None.
 
-    `cls`, if given, replaces the class of the module.
+    `cls`, if given, is used in place of the module's class.
     """
     cls = cls or type(module)
     if cls in (torch.nn.ReLU6, torch.nn.Hardtanh):

@@ -105,7 +105,7 @@ def convert(
     itself, becomes a layer of `backnorm.torch` in place: the modules stay the same objects with the
     same parameters, buffers and hooks, and only their class changes. The same holds for their lazy
     forms, for timm's `BatchNormAct2d` and `FrozenBatchNormAct2d`, and for torchvision's
-    `FrozenBatchNorm2d`. Other subclasses are not changed.
+    `FrozenBatchNorm2d`. Other subclasses of these classes are not changed.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ def revert(model: Model) -> Model:
 def original_of(layer: Module) -> type[Module] | None:
     """Return the library's class that corresponds to the class of a layer of backnorm, or None.
 
-    PyTorch has no class for a layer with an activation of its own.
+    The result is None for a layer with an activation of its own, because PyTorch has no such class.
     """
     return None if getattr(layer, "owns_activation", False) else _namesake(layer, _ORIGINALS)
 
@@ -326,7 +326,9 @@ def _synchronise(layers: dict[str, Module], group: Any) -> None:
 
 
 def _fuse_blocks(model: Module, fuse: bool) -> dict[Module, tuple[bool, str]]:
-    """With `fuse`, change the classes of blocks; return the outcomes of layers in blocks."""
+    """With `fuse`, change the classes of blocks. Return, for each layer in a block, whether it is
+    fused, and with what or why not.
+    """
     outcomes = dict[Module, tuple[bool, str]]()
     for block in model.modules():
         cls = _namesake(block, _BLOCKS) if fuse else None
@@ -354,7 +356,7 @@ def _outcome(
     obstacles: Mapping[Module, str],
     in_blocks: Mapping[Module, tuple[bool, str]],
 ) -> tuple[bool, str, Arithmetic | None]:
-    """Return the last three attributes of a `LayerReport`."""
+    """Return the attributes `fused`, `reason` and `arithmetic` of a `LayerReport`."""
     if type_before_parametrizations(layer) is torch.nn.SyncBatchNorm:
         return False, "it normalises over several processes", None
     if not isinstance(layer, _OURS):

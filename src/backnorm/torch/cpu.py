@@ -1,8 +1,8 @@
 """CPU tensors for executables (`interfaces.Arrays`), and the operations on their memory.
 
 Per-channel tensors have x's type; with a 16-bit x, float32 is accepted as well. 16-bit per-channel
-tensors are converted to float32, so that the statistics keep the digits of float32. Results have
-the strides of `torch.empty_like(x)`: those of x, if x is dense in some order of its axes.
+tensors are converted to float32, so that statistics are computed and returned in float32. Results
+have the strides of `torch.empty_like(x)`: those of x, if x is dense in some order of its axes.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Tensors(Arrays[Tensor, P]):
         return torch.empty_like(x).copy_(tensor)
 
     def layouts(self, operands: Sequence[object]) -> Hashable:
-        # A tensor of a subclass may report wrong strides, which are part of the facts, so its calls
-        # are not cached.
+        # Strides are part of the facts. A tensor of a subclass may report wrong strides, so calls
+        # with such a tensor are not cached.
         plain_classes = (*PLAIN, type(None))
         return () if all(type(operand) in plain_classes for operand in operands) else None
 
@@ -160,8 +160,9 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         # Kernels read contiguous tensors of one axis, whose length follows from `nbytes`.
         channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
         "{}.is_neg())",
-        # A tensor without memory is a zero tensor, or has a freed storage, which begins at 0. Most
-        # addresses are above the constant, so the rest of the expression is not evaluated.
+        # A tensor without memory is a zero tensor, or its storage has been freed. The storage then
+        # begins at address 0. Most addresses are above the constant, so the rest of the expression
+        # is not evaluated.
         lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
         "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
         known_address="at_{}",
@@ -286,7 +287,7 @@ def inference_coefficients(
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()
     dtype = getattr(torch, arithmetic)
-    # The slope corrects the rounding error of the mean.
+    # The mean is rounded to `arithmetic`. The slope is corrected for this rounding error.
     slope = slope + gain * (mean.to(dtype).double() - mean)
     return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)
 
@@ -296,7 +297,7 @@ def double_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
-    `elements` are x, dy and ddx, `channels` mean, variance, weight, ddweight and ddbias.
+    `elements` are x, dy and ddx; `channels` are mean, variance, weight, ddweight and ddbias.
     """
     x, dy, ddx = elements
     x = dense(x)

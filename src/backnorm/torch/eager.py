@@ -1,15 +1,15 @@
 """Autograd functions that call the kernels directly, for eager calls on tensors in memory.
 
-The functions here compute the forward pass and the first backward pass. `operations` computes calls
-that are transformed, or whose gradients are differentiated.
+The functions here compute the forward pass and the first backward pass. The module `operations`
+computes calls under a transform of `torch.func`, and gradients that are differentiated again.
 
 Eager calls have their own classes, because a forward and backward pass on (8, 16, 8, 8) takes 0.13
-ms with these classes and 0.55 ms with operators (AMD EPYC, one thread). Operators also return the
-batch's statistics to autograd, and cannot save a ReLU's mask as bits, because a compiler may change
-the layout of x between the passes.
+ms with these classes and 0.55 ms with operators (AMD EPYC, one thread). Operators have two other
+costs. They return the batch's statistics to autograd. They cannot save a ReLU's mask as bits, which
+are in the memory order of x, because a compiler may change the layout of x between the passes.
 
-The name of a node in the autograd graph is the name of its class followed by "Backward". A profiler
-shows the qualified name of the class.
+The classes have names that users can read: a node in the autograd graph has the name of its class
+followed by "Backward", and a profiler shows the qualified name of the class.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ class _Normalisation(Function):
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
         needed = ctx.needs_input_grad
-        # Unpack saved tensors even if dy is None: that makes a checkpoint recompute its layers.
+        # Unpack the saved tensors even if dy is None. In a checkpoint, unpacking is what starts the
+        # recomputation of its layers.
         x, mask, weight, bias, mean, variance, order = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
         if mask is not None:
             x = _in_order(x, order)
         saved, has_residual = Saved(x, weight, mean, variance, mask, bias), needed[1]
-        # A saved-tensor hook may return a tensor of a subclass.
+        # The kernels take plain tensors only; x may be of a subclass if a saved-tensor hook
+        # returned it.
         if torch.is_grad_enabled() or needs_dispatcher(dy) or is_opaque(dy) or type(x) not in PLAIN:
             gradients = by_operators(
                 _by_operations, saved, dy, ctx.options, dy=dy, input=x, weight=weight
@@ -127,7 +129,8 @@ class BatchNorm(_Normalisation):
             order = _order_in_memory(x.stride())
         elif bias is not None and options.activation is not None:
             # The backward pass of a smooth activation reads the bias. Autograd cannot save a bias
-            # that was made in inference mode, but PyTorch's layer accepts such a bias: save a copy.
+            # that was made in inference mode, but PyTorch's layer accepts such a bias, so a copy is
+            # saved.
             kept = bias.clone() if bias.is_inference() else bias
         ctx.save_for_backward(x, mask, weight, kept, mean, variance, order)
         ctx.options = options
@@ -188,9 +191,10 @@ def name_of(options: Options, residual: Tensor | None) -> str:
 
 
 def profiled(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return `run`; while a profiler is enabled, return a function that also records its calls.
+    """Return `run`, or, while a profiler is enabled, a function that calls `run` and records the
+    call.
 
-    A call on plain tensors bypasses the dispatcher, and with it the profiler.
+    A call on plain tensors bypasses the dispatcher, in which the profiler records calls.
     """
     if not profiler._is_profiler_enabled:
         return run
@@ -205,7 +209,8 @@ def profiled(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _function(base: type[Function], name: str) -> Any:
     """Return the `apply` of a new subclass of `base`, whose name appears in graphs and profiles.
 
-    Unlike `Function.apply`, it does not handle transforms, which are not active in eager calls.
+    This `apply` does not handle transforms of `torch.func`, unlike `Function.apply`. In the calls
+    of this module, no transform is active.
     """
     # A graph shows "BatchNormRelu" for the name "batch_norm_relu".
     cls = type(name.title().replace("_", ""), (base,), {"__module__": __name__})
@@ -213,11 +218,11 @@ def _function(base: type[Function], name: str) -> Any:
     return super(Function, cls).apply
 
 
-#: Maps names that `name_of` returns to functions of training, which take the arguments of
+#: Maps the names that `name_of` returns in training to functions, which take the arguments of
 #: `BatchNorm.forward` and return y.
 TRAIN = {
     name: _function(BatchNorm, name)
     for name in ("batch_norm", "batch_norm_relu", "batch_norm_add_relu", "batch_norm_activation")
 }
-#: The function that takes the arguments of `BatchNormInference.forward` and returns y.
+#: The function of inference: it takes the arguments of `BatchNormInference.forward` and returns y.
 freeze = _function(BatchNormInference, "batch_norm_inference")

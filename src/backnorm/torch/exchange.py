@@ -1,25 +1,25 @@
 """Exchange of statistics between the processes of a group, for C channels.
 
 *Forward*: the processes exchange mean, variance and number of their own elements. The formula for
-parallel variances (Chan, Golub and LeVeque, 1979) combines them. It does not lose digits, however
-large the means are; sums of squares could lose all digits. A small group gathers the numbers of all
-processes and combines them in the order of ranks: 2C + 1 float64 numbers from every process. In a
-large group gathering would take long, because the bytes and, on rings, the latency grow with the
-group. So a large group makes two all-reduce sums: first of the weighted means, then of the
-variances and the squared distances of the means. They have 2C + 1 numbers together, and a ring
-passes each number twice, so a process receives 16 * (2C + 1) bytes, besides padding, for any size
-of the group.
+parallel variances (Chan, Golub and LeVeque, 1979) combines them. This formula does not lose digits,
+however large the means are; sums of squares could lose all digits. A small group gathers 2C + 1
+float64 numbers from every process and combines them in the order of ranks. In a large group,
+gathering would take long, because the number of bytes (and on rings also the latency) grows with
+the size of the group. So a large group makes two all-reduce sums: first of the weighted means, then
+of the variances and the squared distances of the means. The two sums have 2C + 1 numbers together.
+A ring passes each number twice, so a process receives 16 * (2C + 1) bytes (and padding) for any
+size of the group.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
 (four for float64 elements), and the number of elements. These are 8C + 1 numbers in each pass
-(float64: 10C + 1). A small group gathers them as well. A large group first agrees on the top bins,
-by an all-reduce maximum over 2C numbers, and then adds up the digits.
+(float64: 10C + 1). A small group gathers the numbers of all processes here, too. A large group
+first agrees on the top bins, by an all-reduce maximum over 2C numbers, and then adds up the digits.
 
 *Agreement*: processes that call their layers in different orders, or with different settings, would
 combine the statistics of different layers. Therefore the first message begins with a description of
-layer, channels, pass and settings; a message that is reduced has only the digest of the
+layer, channels, pass and settings. In an all-reduce, the message has only the digest of the
 description. The first message is padded to one length for all layers, because a backend may end a
 process that receives more than it expects. If descriptions differ, every process raises before it
 exchanges more numbers. On a GPU, raising would need synchronisation with the device, so the
@@ -44,19 +44,22 @@ from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
 # The largest group in which each process gathers all numbers. With n processes on a ring, gathering
-# takes 2 * (n - 1) hops for both passes. A large group makes three sums in both passes, each up and
-# down a tree, which takes 6 * log2(n) hops. For 12 processes these are 22 and 21.5 hops.
+# takes 2 * (n - 1) hops for both passes. A large group makes three all-reduce sums: two in the
+# forward pass and one in the backward pass. On a tree, they take 2 * log2(n) hops each, 6 * log2(n)
+# together. For 12 processes these are 22 and 21.5 hops.
 _GATHERED = 12
 
-# The lengths of the two parts of a first message, in units of 8 bytes. The description is a digest
-# and the first 120 bytes of the text. Numbers after the 1025th are in a second message.
+# The lengths of the two parts of a first message, in units of 8 bytes. The first part, the
+# description, consists of a digest of the text and the first 120 bytes of the text. The second part
+# has the statistics. Those after the 1025th number are in a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
-# Maps a group to the numbers of its layers without a name, and a counter of these numbers.
+# Maps a group to the numbers of its layers without a name, and to the counter that gives the next
+# number.
 _NUMBERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 # Older versions of PyTorch have another name for `all_gather_single`. A PyTorch that was built
-# without `torch.distributed` has neither.
+# without `torch.distributed` has neither function.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
     dist, "all_gather_into_tensor", None
 )
@@ -75,7 +78,7 @@ def group_of(group: Any) -> Any:
 
 
 def name_of(layer: torch.nn.Module, group: Any) -> str:
-    """Return the name of a layer in the description of an exchange.
+    """Return the name by which the description of an exchange identifies a layer.
 
     `convert` gives a layer its name. Layers without a name are numbered in the order in which the
     group first exchanges their statistics. Processes that call layers in the same order assign the
@@ -113,7 +116,7 @@ class Exchange:
         self._is_gathered = self._size <= _GATHERED
 
     def moments(self) -> Tensor:
-        """Return means, biased variances and number of the elements of all processes."""
+        """Return means and biased variances of the elements of all processes, and their number."""
         channels = self._local.shape[0] // 2
         if self._is_gathered:
             every = self._gathered()
@@ -141,7 +144,9 @@ class Exchange:
         return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
 
     def bins(self, rows: int) -> Tensor:
-        """Return the reproducible sums of all processes, `rows` flattened rows, then the count."""
+        """Return the total of all processes' reproducible sums: `rows` rows, flattened, and a
+        count.
+        """
         every = self._gathered() if self._is_gathered else self._local[None]
         bins = every[:, :-1].reshape(len(every), rows, -1).transpose(0, 1)
         tops = tops_of(bins).amax(1)
@@ -168,8 +173,9 @@ class Exchange:
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
         """Return the sum or maximum of the numbers of all processes, and compare digests."""
         begin, rest = _split(own)
-        # The digest has 32 bits, so that sums are exact. A maximum of (d, -d) gives the maximum
-        # and the minimum of d.
+        # The digest has 32 bits, so that float64 sums of digests are exact. The maximum of (d, -d)
+        # over the processes shows the maximum and the minimum of d, which are equal only if all
+        # digests are equal.
         digest = int(_described(self._text)[0]) & 0xFFFFFFFF
         head = own.new_tensor([digest, -digest])
         message = torch.cat((head, begin))
@@ -186,7 +192,7 @@ class Exchange:
         return own
 
     def _result(self, *parts: Tensor) -> Tensor:
-        """Return the parts as one tensor; on a GPU, NaN if the descriptions differ."""
+        """Return the parts as one tensor; on a GPU, a tensor of NaN if the descriptions differ."""
         numbers = torch.cat(parts)
         if numbers.is_cpu:
             return numbers

@@ -157,7 +157,7 @@ def batch_norm(
     try:
         return _eager(operands, momentum, options)
     except OpaqueTensorError:
-        # A tensor other than the input is opaque.
+        # Another operand than the input is a tensor whose memory a kernel cannot read.
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
         refused = error
@@ -289,10 +289,10 @@ def _is_exporting_to_onnx() -> bool:
 
 
 def _allow_in_graph() -> None:
-    """Make a compiler put the functions for transforms into its graph without tracing them.
+    """Make Dynamo put three functions of `operations` into its graph without tracing them.
 
-    Tracing would lose their derivatives. This function is called late, because it imports Dynamo,
-    which takes longer than importing backnorm.
+    Tracing would lose the derivatives of these functions. This function is called late, because it
+    imports Dynamo, which takes longer than importing backnorm.
     """
     torch.compiler.allow_in_graph(
         [operations.forward, operations.inference, operations.move_below_transforms]

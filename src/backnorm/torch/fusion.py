@@ -48,8 +48,8 @@ def named_pairs(
 ) -> list[tuple[Module, Module, PairNames]]:
     """Return each pair's layer, activation and names; raise if a pair cannot be fused.
 
-    `classes` maps each layer to the class that `convert` gives it first, or to None if the layer
-    keeps its class.
+    `classes` maps each layer to the class that `convert` gives it before the fusion, or to None if
+    the layer keeps its class.
     """
     structure = _Structure(model)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -97,8 +97,8 @@ def fuse_sequences(model: Module) -> dict[Module, str]:
 def fuse_pair(layer: Module, act: Module, names: PairNames) -> None:
     """Let a layer compute the activation, and make the activation's module return its input.
 
-    Calls of the activation check that their input is the layer's output: a model can also call the
-    modules of a sequence one by one.
+    Each eager call of the activation's module checks that its input is the layer's output, because
+    a model can also call the modules of a sequence one by one.
     """
     if isinstance(act, FusedActivation):
         act.restore()

@@ -1,9 +1,9 @@
 """The forward and backward passes on the memory of tensors, on any device, without autograd.
 
 Every function takes tensors of strided layout on one device. `x` is read in place if it is dense in
-some order of its axes, and other tensors of x's shape if they have the strides of `x`; otherwise
-they are copied. Results are new tensors with the strides of `torch.empty_like(x)`: the strides of
-`x`, if `x` is dense.
+some order of its axes. Other tensors of x's shape are read in place if they have the strides of
+`x`. All other tensors are copied. Results are new tensors with the strides of
+`torch.empty_like(x)`: the strides of `x`, if `x` is dense.
 
 `options.arithmetic` must not be None. A residual is added before the activation, which must then be
 a ReLU.
@@ -67,8 +67,8 @@ def forward(
     `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    As in PyTorch, autograd does not detect the update, so inference with gradients saves a copy of
-    the statistics.
+    As in PyTorch, autograd does not detect the update. So inference that saves tensors for
+    gradients saves copies of the statistics.
     """
     mean, variance, momentum = running or (None, None, 0.0)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(
@@ -87,7 +87,7 @@ def inference(
     statistics: tuple[Tensor, Tensor],
     options: Options,
 ) -> Tensor:
-    """Return y, normalised with given statistics."""
+    """Return y for given statistics."""
     y: Tensor
     (y,) = engine_of(x).inference(
         x, residual, *statistics, weight, bias,
@@ -131,7 +131,9 @@ def double_backward(
     eps: float,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given those of the results of `backward`."""
+    """Return the gradients of x, dy and weight, given ddx, ddweight and ddbias, the gradients of
+    the results of `backward`.
+    """
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
     engine = engine_of(x)
     _, read = engine.TENSORS.checked("double_backward", operands, epsilon=eps, training=training)

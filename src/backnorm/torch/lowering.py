@@ -8,9 +8,9 @@ and returns four coefficients per channel. The second is the formula of an eleme
 follow, and may compute it again in the backward pass.
 
 Elements are computed in the arithmetic of the call, by default in float32, because Inductor's code
-in float64 takes twice as long. These float32 results are nearer to the exact results than
-Inductor's results for PyTorch's layers (measured in `docs/measurements/errors.md`). Where the range
-of float32 is not enough, backnorm's kernels compute in float64; Inductor's code does not.
+in float64 takes twice as long as in float32. These float32 results are nearer to the exact results
+than Inductor's results for PyTorch's layers (measured in `docs/measurements/errors.md`). Where the
+range of float32 is not enough, backnorm's kernels compute in float64; Inductor's code does not.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _forward_coefficients = register(
 _backward_coefficients = register(
     "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-# This is a separate operator, so that Inductor computes it only once for a frozen model, in which
-# its operands are constants.
+# The coefficients of inference have an operator of their own. In a frozen model its operands are
+# constants, so Inductor computes it only once.
 _inference_coefficients = register(
     "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
 )
@@ -163,10 +163,12 @@ def lower() -> None:
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
-        # Inductor calls an operator that is not decomposed (see `_is_lowered`).
+        # Where `_is_lowered` is false, the operator is not decomposed, and Inductor's code calls
+        # it.
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
-    # `fast_random_decomps` caches a copy of the table when the first graph is compiled.
+    # `fast_random_decomps` caches a copy of the table of decompositions when the first graph is
+    # compiled.
     decomposition.fast_random_decomps.cache_clear()
     # PyTorch's caches on disk identify a graph by the names of its operators. Without the tag they
     # could return code with the formulas of another version.

@@ -1,18 +1,20 @@
 """Modules: PyTorch's layers of batch normalisation, computed by backnorm.
 
 A layer can be fused with the module of the activation that follows: the layer then computes the
-activation, too. The modules stay the same objects. The layer gets an `activation`, which its
-forward applies. The activation's module becomes a `FusedActivation`, which returns its input while
-the layer has an `activation`, and applies the activation otherwise.
+activation, too. Fusion keeps both module objects. The layer gets an `activation`, which its forward
+applies. The activation's module becomes a `FusedActivation`, which returns its input while the
+layer has an `activation`, and applies the activation otherwise.
 
 So one attribute of the layer decides which of the two modules computes the activation: when the
 layer loses the attribute, the activation is still computed exactly once. Both modules remove the
 attribute (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
-settings of the activation, a graph of `torch.fx`. Each module then computes its own part.
+settings of the activation, a graph of `torch.fx`. The layer then only normalises, and the
+activation's module applies the activation.
 
-The caller of `convert` guarantees for a named pair that the activation gets the layer's output. An
-eager call of the activation with any other tensor is an error. In a `torch.nn.Sequential` the order
-of the modules is the guarantee. The modules do not detect that another module replaces one of them.
+The caller of `convert` guarantees for a named pair that the activation gets the layer's output. If
+an eager call passes another tensor to the activation, the activation's module raises an error. In a
+`torch.nn.Sequential` the order of the modules is the guarantee. If another module replaces the
+layer or the activation in the model, the fusion does not detect it.
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ def alteration_of(module: torch.nn.Module) -> str | None:
     return None
 
 
-# The attribute that holds the `_origin` of a result of a layer in a named pair.
+# The attribute of a fused layer's output that holds the `_origin` of the output.
 _ORIGIN = "_backnorm_origin"
 
 
 def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
-    """Return a mark of a layer's output, which differs after an in-place operation."""
+    """Return a mark that identifies a layer's output. An in-place operation changes the mark."""
     return id(layer), 0 if output.is_inference() else output._version
 
 
@@ -73,8 +75,8 @@ class Separable(torch.nn.Module):
     def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
         """Separate the pair, and return a call of this module in the graph of `torch.fx`.
 
-        By default `torch.fx` traces into the forward of modules that PyTorch does not define, but
-        tools expect one node, as for PyTorch's layer.
+        By default `torch.fx` traces into the forward of modules that PyTorch does not define. Tools
+        for such graphs expect one node for the layer, as for PyTorch's own layer.
         """
         self.separate()
         tools.warn_of_tracing(input.tracer, self.training)
@@ -105,10 +107,10 @@ for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 
 
 class FusedActivation(Separable, torch.nn.Identity):
-    """The module of an activation while the layer before it computes the activation.
+    """The module of an activation that the layer before it computes.
 
-    `fused_layer` is this layer, stored in `__dict__`, because it is not a child module. `names` has
-    the names of the layer and of this module in the model.
+    `fused_layer` is that layer. It is stored in `__dict__`, so that it does not become a child
+    module. `names` has the names of the layer and of this module in the model.
     """
 
     names: tuple[str, str]
@@ -126,7 +128,7 @@ class FusedActivation(Separable, torch.nn.Identity):
         self.__class__ = self.__dict__.pop("original_class")
 
     def separate(self) -> None:
-        """Let this module compute the activation from now on."""
+        """Separate the pair: from now on this module computes the activation, not the layer."""
         self.fused_layer.__dict__.pop("activation", None)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -142,7 +144,8 @@ class FusedActivation(Separable, torch.nn.Identity):
     def _check_origin(self, input: Tensor, layer: str, act: str) -> None:
         """Raise ArgumentValueError if the input is not the unchanged output of the layer.
 
-        Replicas of `torch.nn.DataParallel` are not checked: they refer to the original layer.
+        A replica of `torch.nn.DataParallel` does not check its input: its `fused_layer` is the
+        original layer, but the input comes from a replica of the layer.
         """
         if hasattr(self, "_is_replica") or getattr(input, _ORIGIN, None) == _origin(
             self.fused_layer, input
@@ -157,8 +160,8 @@ class FusedActivation(Separable, torch.nn.Identity):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Settings of the activation, such as `max_val`, separate the pair; attributes that all
-        # modules have do not.
+        # Setting an attribute that only the activation has, such as `max_val`, separates the pair.
+        # Setting `training` or a private attribute, as in any module, keeps the pair.
         if name != "training" and not name.startswith("_"):
             self.separate()
         super().__setattr__(name, value)
@@ -172,7 +175,8 @@ class FusedActivation(Separable, torch.nn.Identity):
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     """Mixin of all layers: the forward and its options. Everything else is PyTorch's."""
 
-    #: The type in which elements are computed; None: see `backnorm.arithmetic`.
+    #: The type in which elements are computed; None: the default that `backnorm.arithmetic`
+    #: describes.
     arithmetic: Arithmetic | None = None
 
     #: Whether results in training have the same bits for every order of a channel's elements.
@@ -202,7 +206,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
             Applied to the normalised values, in the same pass.
         arithmetic : {"float32", "float64"}, optional
-            The type in which elements are computed. None: see `backnorm.arithmetic`.
+            The type in which elements are computed; None: the default that `backnorm.arithmetic`
+            describes.
         reproducible : bool
             Whether results in training have the same bits for every order of a channel's elements.
         """
@@ -223,8 +228,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     def num_features(self) -> int:
         """The number of channels; reading it raises if the layer also computes an activation.
 
-        Tools read it when they replace this layer by another
-        (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The other
+        Tools read this attribute when they replace a layer by another one
+        (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The new
         layer would not compute the activation.
         """
         # A lazy layer is exempt, because its first forward reads this attribute.
@@ -243,7 +248,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         self.__dict__["num_features"] = channels
 
     def __dir__(self) -> list[str]:
-        """Return the names of attributes, without those that raise when they are read."""
+        """Return the names of attributes, except those whose reading raises an error."""
         errors = {"qconfig"} if self.activation is None else {"qconfig", "num_features"}
         return [name for name in super().__dir__() if name not in errors]
 
@@ -263,24 +268,25 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         return f"{text}, activation={(name if ceiling is None else self.activation)!r}"
 
     def separate(self) -> None:
-        """Stop computing the activation of another module."""
+        """Separate the pair: stop computing the activation of the fused module."""
         if not self.owns_activation:
             self.__dict__.pop("activation", None)
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return activation(normalised input + residual).
 
-        In training, also update the running statistics. A residual requires a ReLU.
+        In training, also update the running statistics. If there is a residual, the activation must
+        be a ReLU.
         """
         if isinstance(input, Proxy):
             return self.as_node(input, residual)
-        # `_check_input_dim` would raise AttributeError, since it reads the rank.
+        # `_check_input_dim` reads the rank, which would raise AttributeError here.
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        # The module of a fused activation checks its input by a mark. A compiled forward does not
-        # mark y, and has no name for it: after a graph break in the call, Dynamo would read
-        # `y.grad`, which gives a warning.
+        # The module of a fused activation recognises y by a mark. A compiled forward does not mark
+        # y, and does not assign y to a local variable: after a graph break in the call, Dynamo
+        # would read `grad` of the variable's tensor, which gives a warning.
         if self.activation is None or self.owns_activation or is_compiling():
             return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
@@ -298,7 +304,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         )  # fmt: skip
 
     def _operands(self) -> tuple[Any, Any, Tensor | None, Tensor | None, bool, float]:
-        """Count the batch, and return weight, bias, running statistics, training and momentum.
+        """Return weight, bias, running statistics, training and momentum; in training, count the
+        batch.
 
         With momentum None the average is cumulative: the weight of the n-th batch is 1/n.
         """
@@ -316,8 +323,9 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
     def _tensors(self) -> tuple[Any, ...]:
         # Reading an attribute of a module takes 0.9 us (AMD EPYC, Zen 3), so parameters and buffers
-        # are read from the module's dictionaries. A compiler needs the attributes, and so does a
-        # parametrised module, whose parameters are not in these dictionaries.
+        # are read from the module's dictionaries. The attributes are read while a compiler traces
+        # the call, and if a key is missing, as in a parametrised module, whose parameters are not
+        # in these dictionaries.
         if not is_compiling():
             parameters, buffers = self._parameters, self._buffers
             try:
@@ -333,7 +341,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
 def _rank_error(input: Tensor, accepted: str) -> ArgumentValueError:
     """Return the error for a rank that the layer does not accept."""
-    # A nested tensor has no shape.
+    # `check_tensor` rejects a nested tensor, whose shape cannot be read below.
     check_tensor("input", input)
     return ArgumentValueError(
         "input",
@@ -349,7 +357,7 @@ def applies_activation(cls: type[torch.nn.Module]) -> bool:
 
 
 def has_another_forward(cls: type[torch.nn.Module]) -> bool:
-    """Whether the forward that a class defines was replaced by a function of another module."""
+    """Whether the forward of a class was replaced by a function of another Python module."""
     return cls.forward.__module__ != cls.__module__
 
 
@@ -412,14 +420,15 @@ class SyncBatchNorm(_BatchNorm):
     In training, if `torch.distributed` is initialised and the process group has more than one
     process, mean and variance are those of the elements of all processes, combined without loss of
     digits (`exchange`). The batches of the processes may differ in size, and may be empty. The
-    gradient of the input takes the whole batch into account. Each process has the gradients of
-    weight and bias for its own part; DistributedDataParallel averages them. In all other cases the
-    layer computes what `BatchNorm2d` computes, for inputs with two or more axes.
+    gradient of the input takes the whole batch into account. The gradients of weight and bias in a
+    process are those of its own part; DistributedDataParallel averages them over the processes. In
+    all other cases the layer computes what `BatchNorm2d` computes, for inputs with two or more
+    axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
     CPU. If the processes cannot exchange their statistics, the layer raises `SynchronisationError`.
-    The error has the layer's name in the model if the model was passed to `convert`.
+    If the model was passed to `convert`, the error has the layer's name in the model.
 
     Parameters
     ----------
@@ -460,10 +469,11 @@ class SyncBatchNorm(_BatchNorm):
 
     @property
     def qconfig(self) -> NoReturn:
-        """Raise an error, because the layer has no settings for quantisation.
+        """Raise an error: the layer has no settings for quantisation.
 
-        `torch.nn.SyncBatchNorm.convert_sync_batchnorm` reads this attribute when it replaces this
-        layer by PyTorch's, although this layer is already synchronised.
+        `torch.nn.SyncBatchNorm.convert_sync_batchnorm` would replace this layer by PyTorch's,
+        although this layer is already synchronised. It reads this attribute before it replaces the
+        layer, so the error stops it.
         """
         raise BacknormError(
             f"qconfig: backnorm's {type(self).__name__} already normalises the batch of all "
@@ -512,15 +522,17 @@ class FrozenLayer(torch.nn.Module):
     arithmetic: Arithmetic | None = None
 
     def __repr__(self) -> str:
-        """Return the text of the library's layer, and the arithmetic if it is set."""
+        """Return the original layer's text with the prefix "backnorm.torch.", and the arithmetic if
+        set.
+        """
         text = named(super().__repr__().removesuffix(")"), self.arithmetic)
         return f"backnorm.torch.{text})"
 
     def _is_ordinary(self, x: Tensor) -> bool:
-        """Whether backnorm can compute the result of the library's formula for x.
+        """Whether backnorm can compute what the original layer's formula returns for x.
 
-        The formula must neither broadcast x nor change its type. The statistics must not require
-        gradients.
+        It cannot if the formula broadcasts x or returns another type than that of x, or if the
+        statistics require gradients.
         """
         mean, variance = self.running_mean, self.running_var
         return (

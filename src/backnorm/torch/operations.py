@@ -277,7 +277,8 @@ def inference(
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
     # Pass copies: autograd does not detect that a later batch updates the running statistics. The
-    # copies have the tangents of the originals, for which the operation raises.
+    # copies keep the tangents of the originals, so that the operation raises an error for a
+    # tangent.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
     y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
@@ -287,9 +288,9 @@ def inference(
 def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return differentiable gradients of x, weight and bias.
 
-    Batched gradients (``is_grads_batched``) lose the derivative of a `Function`, but not the
-    derivatives of PyTorch's operators. So batched gradients that may be differentiated are composed
-    of PyTorch's operators.
+    PyTorch cannot differentiate a `Function` that computes batched gradients
+    (``is_grads_batched``), but it can differentiate its own operators. So batched gradients that
+    may be differentiated are composed of PyTorch's operators.
     """
     if torch.is_grad_enabled() and is_batched(dy):
         *others, _arithmetic = arguments
@@ -301,8 +302,8 @@ def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
 def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
-    A kernel computes the gradients, unless they may be differentiated again, or a transform is
-    active.
+    If they may be differentiated again, or a transform is active, they are composed of PyTorch's
+    operators; otherwise a kernel computes them.
     """
     if torch.is_grad_enabled() or is_transformed():
         return composed.double_backward(x, *arguments)
@@ -333,8 +334,9 @@ def _move(
     momentum: float,
     count: int,
 ) -> None:
-    # Computed in float64 and rounded once, as in kernels. The product begins with the variance,
-    # because under `torch.jit.trace` counts are integer tensors, whose ratio would be a float32.
+    # The new statistics are computed in float64 and rounded once, as in the kernels. The product
+    # begins with the variance, because under `torch.jit.trace` counts are integer tensors, whose
+    # ratio would be a float32.
     unbiased = variance.double() * count / (count - 1)
     running_mean.copy_(running_mean.double() * (1.0 - momentum) + mean.double() * momentum)
     running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)
@@ -352,7 +354,8 @@ class MoveRunningStatistics(Function):
     @staticmethod
     def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:
         # Writing to `data` does not change the tensor's version counter. As in PyTorch, autograd
-        # must not detect the update, since weights may be views of the same base.
+        # must not detect the update, because weights may be views of the same base tensor as the
+        # running statistics.
         _move(running_mean.data, running_var.data, *arguments)
         return running_mean.new_empty(0)
 

@@ -83,7 +83,7 @@ def _cached(
 def traced_options(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Return the options of a call under transforms, modes, tracers and compilers, or raise."""
+    """Return the options of a call that PyTorch may be tracing or compiling, or raise."""
     if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
         return eager_options(training, eps, activation, arithmetic, dtype)
     _check_eps(training, eps)
@@ -114,7 +114,8 @@ def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> 
 def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None:
     """Return the requested arithmetic; if it is None, guard the graph on `backnorm.arithmetic`."""
     if arithmetic is None:
-        # Dynamo does not guard context variables; it would use the first value in all calls.
+        # Dynamo does not guard context variables: without this guard, all calls would use the value
+        # of the first call.
         from torch._dynamo.guards import GuardBuilder, install_guard
         from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
         from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -171,5 +172,5 @@ def _check_eps(training: bool, eps: float) -> None:
 
 
 def named(text: str, arithmetic: Arithmetic | None) -> str:
-    """Return `text`, which describes a layer, followed by the arithmetic unless that is None."""
+    """Return `text`, which describes a layer, with the arithmetic appended if it is not None."""
     return text if arithmetic is None else f"{text}, arithmetic={arithmetic!r}"

@@ -120,7 +120,7 @@ def _with_names(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _fake_kernel(
     kernel: Callable[..., Any], results: tuple[Result, ...] | Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a fake kernel, which raises unless all tensors are on the device of the first.
+    """Return a fake kernel, which raises an error if tensors are on different devices.
 
     The dispatcher calls the fake kernel if any tensor is on the meta device.
     """
@@ -247,7 +247,9 @@ def _register_sharding() -> None:
 
 
 def _placements(results: Sequence[Result], *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Return placements of results and arguments: all sharded over channels, and all replicated."""
+    """Return the two accepted placements of results and arguments: all sharded over channels, or
+    all replicated.
+    """
     from torch.distributed.tensor import Replicate, Shard
 
     # An argument is the specification of a tensor, None for an absent tensor, or an option.

@@ -1,7 +1,8 @@
-"""torchvision's residual blocks, whose layers compute the additions and ReLUs. Imports torchvision.
+"""torchvision's residual blocks with fused layers: a layer also computes the addition and the ReLU
+that follow it. This module imports torchvision.
 
 A block calls one ReLU module after several layers, so none of them can be fused with this module.
-Instead, the forward of the block's class calls the layers with the ReLU and the identity.
+Instead, the `forward` of the block's new class passes the ReLU and the identity to the layers.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from backnorm.torch.modules import (
 
 @tools.unscriptable
 class _Block(Module):
-    """Mixin of a block.
+    """A mixin for torchvision's residual blocks.
 
-    ReLU(normalised + identity) is rounded once, while the library's block also rounds the
+    A fused layer rounds ReLU(normalised + identity) once. torchvision's block also rounds the
     normalised values.
     """
 
@@ -36,7 +37,9 @@ class _Block(Module):
     layer_names: ClassVar[tuple[str, ...]]
 
     def fusion_obstacle(self) -> str | None:
-        """Return the reason why the library's forward must be called, or None."""
+        """Return the reason why the block must call torchvision's `forward`, or None if it can fuse
+        its layers.
+        """
         if "forward" in self.__dict__ or has_another_forward(self.library_class):
             return "its block has a forward of its own"
         modules = self._modules
@@ -58,7 +61,9 @@ class _Block(Module):
         return None
 
     def layer_outcomes(self) -> dict[Module, tuple[bool, str]]:
-        """Return for each layer whether it is fused, and the operations or the obstacle."""
+        """Return for each layer whether it is fused, and the operations that are fused with it or
+        the obstacle to fusion.
+        """
         obstacle = self.fusion_obstacle()
         phrases = dict.fromkeys(self.layer_names, "a ReLU")
         phrases[self.layer_names[-1]] = "an addition and a ReLU"
@@ -90,7 +95,7 @@ def _activated(layer: Module, input: Tensor, residual: Tensor | None = None) -> 
 
 
 class BasicBlock(_Block, resnet.BasicBlock):
-    """`torchvision.models.resnet.BasicBlock`; `bn2` also adds the identity."""
+    """`torchvision.models.resnet.BasicBlock` with fused layers; `bn2` also adds the identity."""
 
     library_class = resnet.BasicBlock
     layer_names = "bn1", "bn2"
@@ -104,7 +109,7 @@ class BasicBlock(_Block, resnet.BasicBlock):
 
 
 class Bottleneck(_Block, resnet.Bottleneck):
-    """`torchvision.models.resnet.Bottleneck`; `bn3` also adds the identity."""
+    """`torchvision.models.resnet.Bottleneck` with fused layers; `bn3` also adds the identity."""
 
     library_class = resnet.Bottleneck
     layer_names = "bn1", "bn2", "bn3"

@@ -1,10 +1,10 @@
 """Batch normalisation in phases: for a batch split over processes, and for reproducible sums.
 
-Each pass reduces the elements of this process to two numbers per channel, exchanges them with the
-other processes (`exchange`), and computes y or dx from the result. Between the phases, moments or
-sums are a tensor of 2C + 1 float64 numbers on x's device; the last number is the number of elements
-of a channel. Reproducible sums are int64 numbers (`backnorm.binned`) until they have been added up
-over all processes.
+Each pass reduces the elements of this process to two numbers per channel, exchanges these numbers
+with the other processes (`exchange`), and computes y or dx from the combined numbers. Between the
+phases, the moments or sums of C channels are one tensor of 2C + 1 float64 numbers on x's device.
+The last number is the number of elements of a channel. Reproducible sums are int64 numbers
+(`backnorm.binned`) until they have been added up over all processes.
 
 `torch.compile` sees three operators: for the forward pass, the sums of the backward pass, and dx.
 PyTorch's operators add a residual and apply an activation.
@@ -40,7 +40,9 @@ from backnorm.torch.tensors import (
 
 
 class SecondOrderError(BacknormError, NotImplementedError):
-    """Gradients over several processes, or of reproducible sums, cannot be differentiated."""
+    """The gradients of a batch in several processes, or of reproducible sums, cannot be
+    differentiated.
+    """
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,13 @@ def _forward(
     engine, computed_in, exchange = engine_of(x), arithmetic_of(x.dtype, arithmetic), None
     moments = _message(*engine.reduce_forward(x, "NCX", computed_in, reproducible))
     if group is not None:
-        # The arithmetic is not compared: a process without elements may have another element type.
+        # `settings`, which the processes compare, leave out the arithmetic: it depends on the
+        # element type, and the element type may differ in a process without elements.
         settings = f"{layer}, {x.shape[1]} channels, forward, {reproducible=}, {eps=}"
         exchange = Exchange(group, settings, moments)
     if reproducible:
         bins, count = _bins(x, moments, exchange)
-        # These operations do not wait for a GPU.
+        # On a GPU, these operations do not make the host wait for the device.
         moments = torch.cat((*binned.moments_of(bins, count, torch), count))
     elif exchange is not None:
         moments = exchange.moments()
@@ -109,11 +112,12 @@ def _sums(
     layer: str,
     group: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return two tensors with the sums of dy and of dy * (x - mean), and the number of elements.
+    """Return two tensors. Each has the sums of dy and of dy * (x - mean), and the number of
+    elements.
 
-    From the first tensor, this process computes the gradients of weight and bias: it has the sums
-    of this process, or, if `reproducible`, the sums of all processes in the first process and zeros
-    in the others. The second tensor has the sums of all processes.
+    The first tensor is for the gradients of weight and bias in this process. It has the sums of
+    this process alone. If `reproducible`, it has the sums of all processes in the first process,
+    and zeros in all other processes. The second tensor has the sums of all processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))
@@ -150,11 +154,11 @@ def _gradient(
 
 
 def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
-    """Return moments or sums in the form that kernels read, or raise."""
+    """Return moments or sums as a contiguous tensor; raise for a wrong device, type or shape."""
     check_tensor("x", x)
     check_device(name, message, "x", x)
     check_memory(message, name)
-    # The kernel checks x's other properties.
+    # The kernel checks all other properties of x, and rejects an x without a channel axis.
     shape = (2 * x.shape[1] + 1,) if x.dim() > 1 else message.shape
     if message.dtype is not torch.float64 or message.shape != shape:
         raise TensorTypeError(
@@ -166,12 +170,12 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
 
 
 def _message(sums: Tensor, count: int) -> Tensor:
-    """Return sums and the number of elements as one tensor, without waiting for a GPU."""
+    """Return sums and the number of elements as one tensor; on a GPU, the host does not wait."""
     return torch.cat((sums.flatten(), sums.new_full((1,), count)))
 
 
 def _bins(x: Tensor, local: Tensor, exchange: Exchange | None) -> tuple[Tensor, Tensor]:
-    """Return the reproducible sums of all processes, and the number of elements in float64."""
+    """Return the bins of the sums of all processes, and the number of elements in float64."""
     rows = bin_rows(x.element_size())
     message = local if exchange is None else exchange.bins(rows)
     return message[:-1].view(rows, -1), message[-1:].double()
@@ -188,8 +192,9 @@ def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
 class _BatchNorm(Function):
     """The derivative of the forward pass.
 
-    The class has no rule for vmap or forward mode, so these raise; without the class, the operator
-    would silently lose the tangent.
+    The class has no rule for vmap or forward mode, so PyTorch raises an error if it applies either
+    of them to the class. Applied to the operator, forward mode would lose the tangent without an
+    error.
     """
 
     @staticmethod
@@ -203,15 +208,18 @@ class _BatchNorm(Function):
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         eps, arithmetic, reproducible, layer, group = ctx.settings
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        # Unpack saved tensors even if dy is None: that makes a checkpoint recompute its layers.
+        # Unpack the saved tensors even if dy is None. In a checkpoint, unpacking is what starts the
+        # recomputation of its layers.
         x, weight, moments = ctx.saved_tensors
         if dy is None and group is None:
             return (None,) * 8
         if dy is None:
-            # Other processes may have a dy, on which dx of this process depends.
+            # This process must take part in the exchange: other processes may have a dy, and dx of
+            # this process depends on it.
             dy = torch.zeros_like(x)
         if torch.is_grad_enabled() and is_batched(dy):
-            # Batched gradients would lose their derivatives.
+            # With a batched dy (``is_grads_batched``), the gradients would lose their derivatives
+            # without an error.
             _refuse_second_order()
         group = group if needs_x or reproducible else None
         local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
@@ -312,17 +320,19 @@ def batch_norm_with_moments(
 ) -> tuple[Tensor, Tensor]:
     """Return the normalised values, and the moments of all elements.
 
-    The arguments have been checked.
+    The caller has checked the arguments.
     """
     if processes.reproducible and processes.group is not None:
-        # Each process checks the count that the batch would have if all parts had this part's size.
+        # No process knows the sizes of the other parts here. So each process checks the count that
+        # the batch would have if all parts were as large as its own.
         count = input.numel() // max(input.shape[1], 1)
         binned.check_count("input", dist.get_world_size(processes.group) * count)
     layer, group = processes.layer, None
     if processes.group is not None:
         group = processes.group.group_name
         if options.activation is not None:
-            # The activation is not computed here, but processes must agree on it.
+            # The activation is not computed here. It is in the text that processes compare, because
+            # they must use the same activation.
             name, ceiling = options.activation
             layer = f"{layer}, {name}" + ("" if ceiling is None else f" up to {ceiling}")
     run = _BatchNorm.apply if is_transformed() else _batch_norm

@@ -204,7 +204,7 @@ def dense(x: Tensor) -> Tensor:
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Return a new tensor with the strides of x, which is dense.
+    """Return a new tensor with the shape, type and strides of x, which must be dense.
 
     Large memory is requested in huge pages: writing to 51 MB of new memory took 23 ms in pages of
     4 KiB and 12 ms in pages of 2 MiB (one thread, Intel Xeon).
@@ -228,7 +228,7 @@ def order_of(x: Tensor) -> Order:
 def wide(tensor: Tensor, x: Tensor) -> Tensor:
     """Return a per-channel tensor, contiguous and `plain`.
 
-    A tensor with the 16-bit type of x is converted to float32.
+    If the tensor and x have the same 16-bit type, the tensor is converted to float32.
     """
     if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
         return tensor.detach().float().contiguous()

@@ -1,9 +1,9 @@
-"""Support for tools that recognise layers by class, and so do not recognise backnorm's.
+"""Support for tools that recognise layers by class, and so not backnorm's layers.
 
 Passes over a graph of `torch.fx` do not change backnorm's layers, so tracing gives a warning.
 Opacus rejects batch normalisation by class, so backnorm's classes are registered with its
-validator. `torch.jit.script` cannot compile backnorm's Python code, so it raises. This module does
-not import Opacus.
+validator. `torch.jit.script` cannot compile backnorm's Python code, so this module makes it raise
+an error. This module does not import Opacus.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ class UnrecognisedLayerWarning(UserWarning):
 
 
 def warn_of_tracing(tracer: object, training: bool) -> None:
-    """Warn if a PyTorch tracer records a layer of backnorm, which passes then cannot fold.
+    """Warn if a PyTorch tracer records a layer of backnorm, because passes cannot fold such a
+    layer.
 
-    Passes fold layers in evaluation mode; quantisation folds all layers that it traces. Tracers of
-    other libraries, such as torchvision's feature extraction, do not fold layers.
+    Passes fold a normalisation into the preceding convolution only in evaluation mode, but
+    quantisation folds every layer that it traces. After the tracers of other libraries, such as
+    torchvision's feature extraction, no pass folds layers.
     """
     module = type(tracer).__module__
     if module.startswith("torch.ao.") or (module.startswith("torch.fx.") and not training):

@@ -12,5 +12,5 @@ class FrozenBatchNorm2d(FrozenLayer, misc.FrozenBatchNorm2d):
     """`torchvision.ops.FrozenBatchNorm2d`, computed by backnorm."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x with constants."""
+        """Normalise x with the layer's constant statistics."""
         return self._normalised(x) if self._is_ordinary(x) else super().forward(x)

@@ -23,7 +23,9 @@ FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Allowed error of an element: ``ulps`` units in the last place plus ``terms`` times T."""
+    """Allowed error of an element: ``ulps`` units in the last place plus ``terms`` times the T of
+    `budget`.
+    """
 
     ulps: float
     terms: float
@@ -59,36 +61,39 @@ def budget(
 
     - float64 arithmetic (unit roundoff 2**-53) on narrower data: blocked sums of up to 2**30
       elements lose a few dozen roundoffs of sum|terms|, so the error of a parameter gradient is at
-      most 2**-45 T. dx divides two such sums by M and takes about eight more operations. 2**-40 T
-      also allows other orders of summation, and is at most 2**-16 ulp of T in float32. A 16-bit
-      element is then rounded correctly unless its exact value is within 2**-40 T of the midpoint
-      between two neighbours.
-    - float64 data: there is no wider type, so sums are compensated. With the rounding of s and of
-      the product, the error of a parameter gradient is at most 2**-48 T. The dozen float64
-      operations of an element have an error of 2**-49 T.
+      most 2**-45 T. dx divides two such sums by M and takes about eight more operations. The budget
+      of dx, 2**-40 T, is larger than this error, because it also allows other orders of summation.
+      In float32 it is at most 2**-16 ulp of T. A 16-bit element is then rounded correctly unless
+      its exact value is within 2**-40 T of the midpoint between two neighbours.
+    - float64 data: there is no wider type, so sums are compensated. Including the roundings of s
+      and of its product with a sum, the error of a parameter gradient is at most 2**-48 T. An
+      element of dx takes a dozen float64 operations, with an error of at most 2**-49 T.
     - float32 arithmetic (unit roundoff u = 2**-24) on float32 or 16-bit data: a term of a parameter
       gradient is rounded four times before it is added up in float64. The roundings are those of
-      x - mean, of the product, and of two additions in a run of at most four terms; 2**-22 T is
-      4 u. dx has those sums as coefficients. For a float32 output, the rounding of its last product
-      is the half ulp of the output. Before it, the term dy has three roundings: one when the shift
-      is subtracted, one when the slope's term is, and one of the gain. The term of sum dy is
-      rounded six times (twice in the sum, once as the shift, and three times like dy), and the term
-      of x - mean eight times (four times in the sum, once as the slope, x - mean itself, the
-      difference and the gain). If the last rounding reaches the next power of two, it adds half a u
-      of T. With 16-bit data the last product is rounded once more: nine roundings. Together they
-      are less than 16 u T = 2**-20 T, and leave four roundings for longer runs.
-    - mean and variance are sums that are rounded once. They are allowed a whole ulp and the
-      coefficient of a parameter gradient, which matters only if the terms of the mean cancel. The
-      terms of the variance are all positive, so its T is the variance itself.
+      x - mean, of the product, and of two additions in a run of at most four terms; together they
+      are 4 u T = 2**-22 T. The coefficients of dx are computed from these sums. For a float32
+      output, the rounding of the last product, by the gain, is the half ulp of the output. Three
+      earlier roundings affect the term dy: the subtraction of the shift, the subtraction of slope *
+      (x - mean), and the rounding of the gain. The term of sum dy has six roundings: two in the
+      sum, one of the shift, and the three of dy. The term of x - mean has eight: four in the sum,
+      and those of the slope, of x - mean, of the subtraction and of the gain. If the last product
+      exceeds a power of two that the exact value is below, an ulp is twice as large, and the last
+      rounding adds half a u T. With 16-bit data the last product is rounded to float32 before it is
+      rounded to 16 bits, which makes nine roundings. Together they are less than 16 u T = 2**-20 T,
+      which leaves room for the additions of longer runs.
+    - mean and variance are sums that are rounded once. Their budget is a whole ulp, plus T times
+      the coefficient of a parameter gradient. The second part matters only if the terms of the mean
+      cancel. The terms of the variance are all positive, so its T is the variance itself.
     - y is like dx, with the T of its own formula. In float32 arithmetic x - mean, the gain, and the
-      constant (beta and the low part of the mean) are rounded once each. With the rounding of a
-      residual, half of 2**-20 T remains unused. A ReLU does not enlarge an error.
-    - A term of the second order has up to two sums and s**5 as factors. In float64 with compensated
-      sums, no term has more than 32 roundings: 2**-48 T for float64 data. Sums of float32 data lose
-      a few dozen roundoffs each, and so does the gradient of gamma: 2**-44 T. Elements have the
-      same coefficient as dx. The error of a product of two sums of 16-bit terms is twice 2**-22, so
-      2**-20 T is allowed in all results of 16-bit data. (bfloat16 is rounded by way of float32,
-      which adds less than 2**-25 T.)
+      constant (beta and the low part of the mean) are rounded once each. Together with the rounding
+      when a residual is added, the error is at most half of 2**-20 T. A ReLU does not enlarge an
+      error.
+    - A term of the second order has up to two sums and s**5 as factors. For float64 data, whose
+      sums are compensated, no term has more than 32 roundings, and 2**-48 T is allowed. For float32
+      data, a sum loses a few dozen roundoffs, and so does the gradient of gamma, which is allowed
+      2**-44 T. The gradients of x and dy have the coefficient of dx. For 16-bit data, a sum has an
+      error of 2**-22 T, and a product of two sums twice this error, so 2**-20 T is allowed in all
+      results. (A bfloat16 result is rounded to float32 first, which adds less than 2**-25 T.)
 
     Raises
     ------

@@ -115,7 +115,7 @@ def check_double_backward(
     """Judge the gradients of the backward pass; see :func:`reference.double_backward`.
 
     The gradients with respect to x and dy must have x's type and shape. The gradient with respect
-    to gamma must have those of mean.
+    to gamma must have mean's type and shape.
 
     Parameters
     ----------
@@ -142,11 +142,13 @@ def check_double_backward(
       measured error of channels of 2**17 float64 elements is 2**-51 T.
     - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate as PyTorch's. But JAX
       adds the direct gradient of x and the gradient through the statistics as two arrays of x's
-      type (`in_parts`). Neither array exceeds T, so their roundings are at most u*T, where u is
-      half the distance from 1 to the next number of that type. 2*u*T is allowed.
-    - JAX without `jax_enable_x64`: float32 in all operations and sums (not `wide`). The derivation
-      for 16-bit data, 2**-20 T, then also holds for float32 data, whose budget in float64 is only
-      2**-40 T (2**-44 T for gamma). The measured error of channels of 2**18 elements is 2**-23 T.
+      type (`in_parts`). No element of these arrays exceeds T, so the rounding of each array is at
+      most u*T, where u is half the distance from 1 to the next number of x's type. Therefore 2*u*T
+      is added to the budget.
+    - JAX without `jax_enable_x64`: float32 in all operations and sums (not `wide`). Therefore
+      2**-20 T is added to the budget, which assumes float64 (2**-40 T for float32 data, 2**-44 T
+      for the gradient of gamma). The derivation of the budget for 16-bit data gives this number.
+      The measured error of channels of 2**18 elements is 2**-23 T.
     """
     exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
     more = 0.0 if wide else 2.0**-20

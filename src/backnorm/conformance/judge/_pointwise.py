@@ -4,12 +4,12 @@ The expected values are computed in float64, by other formulas than the operator
 errors are:
 
 - A ReLU and its gradient: none, because they copy an element or return 0.
-- Dequantize: half an ulp. The exact product of a difference of at most 9 bits and a float32 is a
-  float64, and is rounded once.
+- Dequantize: half an ulp. The difference src - zp has at most 9 bits, so its product with a float32
+  scale is exact in float64, and is rounded once.
 - Quantize: half a step for the rounding to nearest, and u (|src / scale| + |src / scale + zp|) for
-  a quotient and a sum in float32, where u = 2**-24. So an element may become either of two integers
-  only if it is that near to their midpoint. An expected value beyond the range of the integers is
-  replaced by the limit of the range.
+  a quotient and a sum in float32, where u = 2**-24. So either of two integers is accepted only if
+  the exact value is within the second error of their midpoint. An expected value beyond the range
+  of the integers is replaced by the limit of the range.
 
 The ulp of an integer is 1.
 """
@@ -77,7 +77,7 @@ def check_quantize(
 
 
 def _parameters(attributes: Mapping[str, object], rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return scales and zero points in float64, of the rank of the data."""
+    """Return scales and zero points as float64 arrays that broadcast against data of this rank."""
     spread = [1] * rank
     if attributes["qtype"] == "per_channel":
         axis = attributes["axis"]

@@ -55,7 +55,7 @@ def ulp_at(exact: Exact, dtype: np.dtype) -> FloatArray:
 
 
 def absolute_error(actual: np.ndarray, exact: Exact, dtype: np.dtype) -> FloatArray:
-    """Return the absolute difference, with the rules for overflow of :func:`ulp_error`."""
+    """Return |actual - exact|, where overflow counts as in :func:`ulp_error`."""
     _, _, largest = _FORMATS[dtype]
     hi, lo = exact.hi, exact.lo
     with np.errstate(all="ignore"):

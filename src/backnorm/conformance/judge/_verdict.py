@@ -25,7 +25,7 @@ Record = ExactGradients | ExactNormalized | ExactOutput | ExactSecondGradients
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Outcome of comparing one output with the exact one.
+    """The outcome of comparing an output with its exact value.
 
     Attributes
     ----------
@@ -90,7 +90,8 @@ def judge(
     allowance = budget(quantity, output, data, arithmetic)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     with np.errstate(all="ignore"):
-        # A T that is not finite, although the result is, allows nothing.
+        # A T (`terms`) that is not finite adds nothing to the allowed error, because the exact
+        # result may be finite.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
         # A pair of float64 cannot represent parts below 2**-1074, so the oracle has that error.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
@@ -116,7 +117,7 @@ def judge_all(
     arithmetic: Arithmetic | None = None,
     more: Sequence[float] | None = None,
 ) -> dict[str, Verdict]:
-    """Judge outputs by the fields of the same names in the oracle's record.
+    """Judge each output by its exact value, a field of the oracle's result `exact`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The ladder of the results of the forward pass in training: y, mean and variance."""
+"""The ladder (error bounds of each rung) for the forward pass in training: y, mean and variance."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.results import Normalized
 
-# Roundings of a term and of the result, for the mean, the variance and an element of y.
+# The number of roundings that a term and the result have, for the mean, the variance and an element
+# of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
 # Roundings with the compensated sums of float64 data, see `judge.budget`.
 _COMPENSATED = 32
 # Roundings after the sum: of the mean (division), and of the variance (division, square and
 # subtraction of the shifted mean).
 _AFTER_MEAN, _AFTER_VARIANCE = 1, 3
-# A serial sum loses squares below half of its last place: the factor 0.05 in docs/tolerance.md.
+# The factor 0.05 in docs/tolerance.md: a serial sum loses squares that are smaller than half of its
+# last place.
 _SMALL_SQUARES = 0.05
 # In expected bounds, x is shifted by a number within this many standard deviations of the mean.
 _SHIFT = 2.0
@@ -87,7 +89,7 @@ class _Errors(NamedTuple):
     variance: FloatArray
 
     def of_s(self, variance: FloatArray, epsilon: float) -> FloatArray:
-        """Return the relative error of s, computed from a variance that is not negative."""
+        """Return a bound of the relative error of s, if the computed variance is not negative."""
         total = variance + epsilon
         least = np.maximum(variance - self.variance, 0.0) + epsilon
         most = total + self.variance + np.square(self.used)
@@ -164,14 +166,14 @@ class ForwardLadder:
         return value
 
     def terms(self, name: Quantity) -> FloatArray:
-        """Return T of each element of a result."""
+        """Return T of each element of a result: the sum of the magnitudes of its terms."""
         terms: FloatArray = getattr(self.values, f"{name}_terms")
         return terms
 
     def grade(self, name: Quantity, actual: np.ndarray, *, kind: BoundKind = "expected") -> Grade:
         """Return the best rung whose bound holds for every element of a result.
 
-        Channels without elements have no statistics, so every result is "exact".
+        Channels without elements have no statistics, so any result gets the rung "exact".
 
         Parameters
         ----------
@@ -236,8 +238,8 @@ class ForwardLadder:
                 slack = [self._slack(name, rung, each, output, below) for each in kinds]
             least = np.where(finite, np.fmin.reduce(slack), 0.0)
             if not np.isfinite(least).all():
-                # The error analysis (docs/tolerance.md) gives no bound for so many additions, or
-                # for so large an error of s: leave out this rung.
+                # Leave out this rung: for so many additions, or for so large an error of the
+                # inverse standard deviation, the error analysis (docs/tolerance.md) gives no bound.
                 continue
             allowed = np.maximum(allowed, half + least + (2.0**-1074 if output == FLOAT64 else 0.0))
             found[rung] = allowed
@@ -261,7 +263,7 @@ class ForwardLadder:
         return slack
 
     def _of_elements(self, rung: Rung, kind: BoundKind) -> FloatArray:
-        """Return the errors of the operations on elements of y."""
+        """Return bounds of the rounding errors of the operations that compute elements of y."""
         if rung == "float64" and self.data != FLOAT64:
             return 2.0**-40 * self.values.y_terms
         unit = self._unit
@@ -292,7 +294,7 @@ class ForwardLadder:
             used = mean + unit * known.terms
             return _Errors(mean, used, of_variance * (squares + np.square(used)))
         height = additions_of(rung, self.count).height
-        # Each update of a mean, m + (x - m)/i, has three more roundings.
+        # Each update of a mean, m + (x - m)/i, adds three roundings to those of the sum.
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
@@ -310,7 +312,8 @@ class ForwardLadder:
         if additions.height * unit >= 1.0:
             nothing = np.full(known.mean.shape, math.inf)
             return _Errors(nothing, nothing, nothing)
-        # A sum in a wider type than that of the elements is divided before it is rounded.
+        # A sum in a wider type than that of the elements is divided in the wider type, so the
+        # division adds no rounding in the elements' type.
         after = narrow + (_AFTER_MEAN if rung in SUMS or self.data == FLOAT64 else 0.0)
         sums, in_any_order = math.sqrt(additions.sums), math.sqrt(additions.terms)
         of_terms, of_squares = (math.sqrt(additions.root + n) for n in (of_mean, of_variance))
@@ -321,7 +324,8 @@ class ForwardLadder:
             + unit * known.mean * self._drift(rung)
         )
         used = mean + unit * known.mean
-        # Roundings of one sign: two of x - mean; those of squares that are half a sum's last place.
+        # Errors that have the same sign in many terms: two roundings of x - mean and, in serial
+        # sums of 16-bit data, ties (squares that are exactly half of the sum's last place).
         halves = 2.0 * ROUNDOFF[self.data] ** 2 if rung == "serial" and is_16_bit(self.data) else 0
         one_sign = 2.0 * unit + halves
         small = (2.0 * unit * self.count) ** 1.5 if rung == "serial" else 0.0
@@ -340,7 +344,8 @@ class ForwardLadder:
         These are additions of nearly equal terms, once the last place of the partial sum is larger
         than the deviation of the terms.
         """
-        # The number of elements whose sum has a last place as large as their deviation.
+        # The number of elements after which the last place of their sum is as large as their
+        # standard deviation.
         with np.errstate(all="ignore"):
             start = self.channels.deviation / (2.0 * self._unit * self.channels.mean)
         start = np.where(np.isnan(start), np.inf, start)
@@ -357,7 +362,7 @@ class ForwardLadder:
         return np.zeros_like(start)
 
     def _roundings(self, output: np.dtype) -> tuple[int, int]:
-        """Return the numbers of roundings of the mean and the variance, besides additions."""
+        """Return how many roundings the mean and the variance have, besides those of additions."""
         if self.data == FLOAT64:
             return _COMPENSATED, _COMPENSATED
         narrow = int(is_16_bit(output))
@@ -399,7 +404,9 @@ def grade_forward(
 
 
 def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:
-    """Return the error in roundoffs of a serial sum with errors of one sign after `start` terms."""
+    """Return the error, in roundoffs, of a serial sum whose additions after the first `start` terms
+    are all rounded in one direction.
+    """
     first = np.minimum(start, terms)
     result: FloatArray = 0.5 * (terms - first * first / max(terms, 1.0))
     return result

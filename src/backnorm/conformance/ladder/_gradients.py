@@ -1,4 +1,4 @@
-"""The ladder of the gradients of the backward pass."""
+"""The ladder (error bounds of each rung) for the gradients of the backward pass."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Bound:
     """Allowed error of an element, as multiples of magnitudes that the oracle returns.
 
     The bound is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``. ulp
-    is that of the output's type at the exact value, T is the sum of the magnitudes of the terms,
-    and V, S and R are the fields of :class:`backnorm.reference.Scale`.
+    is the unit in the last place of the output's type at the exact value, T is the sum of the
+    magnitudes of the terms, and V, S and R are the fields of :class:`backnorm.reference.Scale`.
 
     Attributes
     ----------
@@ -258,7 +258,8 @@ def allowances(
         if kind == "expected":
             limits.append(bound(rung, quantity, output, data, count))
         least = np.minimum.reduce([limit.allowance(ulp, terms, scale) for limit in limits])
-        # A pair of float64 cannot represent parts below 2**-1074, so the oracle has that error.
+        # A pair of float64 cannot represent parts below 2**-1074, so the oracle's values can have
+        # an error of this size.
         least = least + (2.0**-1074 if output == FLOAT64 else 0.0)
         allowed = np.maximum(allowed, least)
         found[rung] = allowed
@@ -341,7 +342,7 @@ class GradientLadder:
         return value
 
     def terms(self, name: Quantity) -> FloatArray:
-        """Return T of each element of a gradient."""
+        """Return T of each element of a gradient: the sum of the magnitudes of its terms."""
         terms: FloatArray = getattr(self.values, f"{name}_terms")
         return terms
 
@@ -383,12 +384,13 @@ def _expected(
 
 
 def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float) -> float:
-    """Return the expected error, relative to T, of roundings with the same sign in many terms."""
+    """Return the expected error, relative to T, of roundings that have one sign in many terms."""
     if quantity == "dbeta":
         return 0.0
     # Where the last place of x is larger than the mean's, x - mean loses the same bits in every
-    # element. Apart from the last bits of the mean, a product of 16-bit values (roundoff u) is a
-    # multiple of 4 u**2 times its size, so it is often exactly half of a long sum's last place.
+    # element. Apart from the last bits of the mean, a product of two 16-bit values (roundoff u) is
+    # a multiple of 4 u**2 times its own size. So it is often exactly half of the last place of a
+    # long sum, and such ties are often rounded in one direction.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 

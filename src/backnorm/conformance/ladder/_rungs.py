@@ -17,7 +17,7 @@ Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Status = Rung | Literal["wrong", "nonfinite"]
 BoundKind = Literal["expected", "guaranteed"]
 
-#: The ladder, best first.
+#: The rungs of the ladder, best first.
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 
 KINDS: tuple[BoundKind, ...] = get_args(BoundKind)

@@ -1,4 +1,4 @@
-"""The rounding errors of the rungs' sums."""
+"""The rounding errors of the summation methods that the rungs of the ladder stand for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 
 # The expected error of n roundings with independent signs is at most this number times sqrt(n)
-# roundoffs. One rounding has a root mean square of 0.43 roundoffs, so this is 4.7 standard
-# deviations.
+# roundoffs. One rounding error has a root mean square of 0.43 roundoffs, so 2 roundoffs are 4.7
+# standard deviations.
 DEVIATIONS = 2.0
 # Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
 RUN = 16
@@ -43,7 +43,7 @@ SUMS = "pairwise", "blocked", "serial"
 
 
 def additions_of(rung: Rung, count: int) -> Additions:
-    """Return the additions of a rung, or none if the budget already includes them."""
+    """Return the rounding errors of a rung's sums; zeros if the error budget includes them."""
     if rung not in SUMS or count < 2:
         return Additions(0.0)
     if rung == "serial":
@@ -59,7 +59,9 @@ def additions_of(rung: Rung, count: int) -> Additions:
 
 
 def _in_blocks(count: int, size: int) -> Additions:
-    """Return the additions of serial sums in blocks of this size, and of the sum of the blocks."""
+    """Return the rounding errors of serial sums of blocks of this size, whose sums are then added
+    up.
+    """
     if count <= size:
         return _row(count, single=True)
     block, among = _row(size), _row(math.ceil(count / size), single=True)
@@ -68,11 +70,11 @@ def _in_blocks(count: int, size: int) -> Additions:
 
 
 def _row(count: int, single: bool = False) -> Additions:
-    """Return the additions of a serial sum: of a single one, or the average over many.
+    """Return the rounding errors of a serial sum: of a single one, or the average over many.
 
     For k from 2 to n, the k-th partial sum is k/n of the sum, plus a random part whose square is
-    k/n of the sum of the squares. In a single sum, the squares of a random walk often exceed their
-    average, so they count twice.
+    k/n of the sum of the squares. The squares of the random parts of one sum often exceed the
+    average over many sums, so `single` doubles them.
     """
     sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
     root = (count + 1) / 2 - 1 / count

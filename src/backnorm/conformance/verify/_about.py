@@ -57,7 +57,8 @@ def _outputs(ladder: GradientLadder) -> Table:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
         ulp = ulp_at(ladder.value(name), ladder.element_type(name))
         with np.errstate(all="ignore"):
-            # Where T is 0 there is no rounding error, and the condition is 1.
+            # Where T (`terms`) is 0, all terms are 0. The result then has no rounding error, and
+            # the condition is 1.
             condition = np.divide(terms, size, out=np.ones_like(terms), where=terms != 0)
             bounds = [np.median(each / ulp) for each in ladder.allowances(name).values()]
         numbers = np.median(condition), condition.max(), *bounds

@@ -36,9 +36,10 @@ from backnorm.conformance.verify.operations import operation_of, varied_input
 from backnorm.conformance.verify.subjects import described, is_unsupported, subject_of
 from backnorm.errors import ArgumentError
 
-# Inputs with more elements than this are not passed again, because that would take minutes.
+# If x has more elements than this, the subject is called only once, because more calls would take
+# minutes.
 _REPEATED = 1 << 22
-# Bytes of available memory that a subject of a huge case must not use.
+# In a huge case, the subject must leave this many bytes of available memory unused.
 _RESERVED = 1 << 30
 
 
@@ -47,9 +48,12 @@ _Outputs = dict[str, np.ndarray | None]
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """The outputs of a call, those of another call if they differ, and what the calls show.
+    """The outputs of a call, and what this and further calls show.
 
-    `unchanged` names the outputs that have the same bits for another dy (or x).
+    `again` has the outputs of another call with equal inputs, if they differ.
+
+    `unchanged` names the outputs that have the same bits for another dy (in a forward pass: another
+    x).
     """
 
     outputs: _Outputs
@@ -124,10 +128,12 @@ class Runner:
         )
 
     def _saved(self, name: str, outputs: dict[str, np.ndarray | None]) -> dict[str, Any]:
-        """Write arrays to a file, and return the data that is needed to read them."""
+        """Write arrays to a file, and return its path with the types and shapes, which the file
+        lacks.
+        """
         path = self.folder / f"{name}.npz"
         arrays = {name: array for name, array in outputs.items() if array is not None}
-        # NumPy's file format does not support bfloat16.
+        # Arrays are stored as bytes, because NumPy's file format does not support bfloat16.
         stored: dict[str, Any] = {
             name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()
         }
@@ -150,7 +156,8 @@ class Runner:
         size = case.data.x.size
         if faults or not size or size > _REPEATED:
             return _Calls(first, faults=faults)
-        # Call again with another dy (or x) in the same buffers: the results must differ.
+        # Call again with another dy (or, in a forward pass, another x) in the same buffers: the
+        # results must differ.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         original = varied.array.copy()
@@ -170,11 +177,15 @@ class Runner:
         return _Calls(first, unchanged=unchanged)
 
     def _of_huge(self, case: Case) -> _Outputs:
-        """Call once on a case whose channels are repeated; return the worst copy of each output."""
+        """Call the subject once, on a case with repeated channels.
+
+        Return, of each output, the copy with the largest error.
+        """
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
-            # Each event restarts the time limit, so it excludes filling and comparing the arrays.
+            # Each event restarts the time limit. The two events here give the call the whole limit,
+            # without the time of filling and comparing the arrays.
             self.say(event="filled")
             if getattr(self.subject, "writes", False):
                 memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}
@@ -214,7 +225,7 @@ def _remaining(job: dict[str, Any]) -> Iterator[Case]:
 
 
 def _tuples(value: Any) -> Any:
-    """Return tuples for the lists of JSON."""
+    """Return a value from JSON with tuples in the place of all lists."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 

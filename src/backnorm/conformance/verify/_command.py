@@ -25,7 +25,7 @@ class OfCommand:
     """A command line in which ``{inputs}`` and ``{outputs}`` are replaced by folders.
 
     The folder of inputs is like one that :func:`backnorm.conformance.verify.export.export` writes,
-    but has one case, without its results. The folder of outputs is read as
+    but it has only one case, and no expected results. The folder of outputs is read as
     :func:`backnorm.conformance.verify.export.judge` reads its folder of results. The command does
     not run in a shell.
     """

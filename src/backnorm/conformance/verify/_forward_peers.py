@@ -1,4 +1,6 @@
-"""Implementations of other packages, called like the canonical forward pass in training."""
+"""Forward passes of other packages, with the parameters and results of backnorm's forward pass in
+training.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def torch(
 ) -> Results:
     """Return y and the mean of PyTorch's native_batch_norm on the CPU.
 
-    PyTorch returns an inverse deviation, and no variance. NXC is passed as a permuted view.
+    PyTorch returns the inverse standard deviation instead of the variance, so only y and the mean
+    are judged. NXC is passed as a permuted view.
     """
     import torch as framework
 
@@ -74,7 +77,7 @@ def own(
     epsilon: float,
     data_format: Any,
 ) -> Results:
-    """Return the results of this package, in the arithmetic that is set."""
+    """Return the results of backnorm, in the arithmetic that a `with arithmetic` block sets."""
     return backnorm.batch_norm_forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
 
 

@@ -1,6 +1,6 @@
 """Cases with more elements than a 32-bit index can count.
 
-Their channels and exact results are copies of those of a small case.
+All channels, and their exact results, are copies of the channels and results of a small case.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ _SONAME = "libdnnl.so.3"
 ARGUMENTS = {"src": 1, "dst": 17, "mean": 49, "variance": 50, "scale": 51, "shift": 52,
              "diff_src": 129, "diff_dst": 145, "diff_scale": 255, "diff_shift": 256}  # fmt: skip
 
-# dnnl_normalization_flags_t, dnnl_prop_kind_t, dnnl_engine_kind_t, dnnl_stream_flags_t.
+# Values of dnnl_normalization_flags_t, dnnl_prop_kind_t, dnnl_engine_kind_t and
+# dnnl_stream_flags_t.
 _GLOBAL_STATISTICS, _SCALE, _SHIFT = 1, 2, 4
 _FORWARD_TRAINING, _FORWARD_INFERENCE, _BACKWARD = 64, 96, 128
 _CPU = 1
@@ -73,7 +74,7 @@ def find() -> Path | None:
 
 
 class Library:
-    """The library, a CPU engine and a stream.
+    """oneDNN's library, with a CPU engine and a stream.
 
     Parameters
     ----------
@@ -85,14 +86,14 @@ class Library:
 
     def __init__(self, path: Path, threads: int) -> None:
         self._library = ctypes.CDLL(str(path))
-        # The name refers to the OpenMP runtime that the library has loaded.
+        # oneDNN has loaded this OpenMP runtime, so `CDLL` returns the loaded one.
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(c_int(threads))
         self._engine = self._create("engine", "engine_create", c_int(_CPU), c_size_t(0))
         self.stream = self._create("stream", "stream_create", self._engine, c_uint(_IN_ORDER))
 
     @property
     def version(self) -> str:
-        """The version of the library; the wheel's version is that of the toolkit."""
+        """The version of oneDNN itself; its wheel has the version of the oneAPI toolkit."""
         function = self._library.dnnl_version
         function.restype = ctypes.POINTER(c_int * 3)
         return ".".join(map(str, function().contents))
@@ -111,7 +112,7 @@ class Library:
         return self._create("memory_desc", "memory_desc_create_with_strides", *sizes)
 
     def forward(self, memory: Handle, epsilon: float, *, training: bool) -> Handle:
-        """Return the descriptor of a forward pass or inference; x and y are both like `memory`."""
+        """Return the descriptor of a forward pass or inference; `memory` describes both x and y."""
         kind = c_int(_FORWARD_TRAINING if training else _FORWARD_INFERENCE)
         flags = c_uint(_SCALE | _SHIFT | (0 if training else _GLOBAL_STATISTICS))
         name = "batch_normalization_forward_primitive_desc_create"

@@ -1,4 +1,4 @@
-"""Implementations of other packages, called like the canonical function."""
+"""Implementations of other packages, with the arguments of `backnorm.batch_norm_backward`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def torch(
         return framework.ops.aten.native_batch_norm_backward(*operands, training, epsilon, mask)
 
     if compiled:
-        # Each shape and type is compiled; beyond the limit PyTorch raises an error.
+        # PyTorch compiles the function again for each shape and type. Beyond a limit of
+        # compilations it raises an error.
         framework._dynamo.config.recompile_limit = 1 << 16
         framework._dynamo.config.accumulated_recompile_limit = 1 << 16
         backward = framework.compile(backward, fullgraph=True, dynamic=False)
@@ -128,7 +129,7 @@ def jax(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -
 
 @cache
 def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> Any:
-    """Return the compiled gradient of a call like flax's.
+    """Return the compiled gradient of a batch normalisation with flax's formula.
 
     In training the gradient passes through the means of x and of x**2, as in flax, but the
     statistics have the values that are supplied.
@@ -159,7 +160,7 @@ def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> 
 
 
 def onednn(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -> _Gradients:
-    """Return the gradients of oneDNN's primitive, on dense memory of either layout."""
+    """Return the gradients of oneDNN's primitive, on dense arrays in NCX or NXC."""
     if mean.dtype != np.float32:
         raise RefusedError(f"oneDNN's statistics are float32, not {mean.dtype}")
     path = library.find()
@@ -234,7 +235,9 @@ def tensorflow(
     training: bool,
     compiled: bool = False,
 ) -> _Gradients:
-    """Return the gradients of FusedBatchNormGradV3 on the CPU: TensorFlow's kernel, or XLA's."""
+    """Return the gradients of FusedBatchNormGradV3 on the CPU, by TensorFlow's kernel or, if
+    `compiled`, by XLA.
+    """
     import tensorflow as framework
 
     narrow_images = x.ndim == 4 and mean.dtype == np.float32
@@ -285,7 +288,7 @@ def missing_package(name: str) -> str | None:
     """Return the missing package that a peer needs, or None."""
     if name == "onednn":
         return None if library.find() else library.DISTRIBUTION
-    # The package onnxruntime has the same module, but without gradients.
+    # The package onnxruntime provides the module onnxruntime, too, but without gradients.
     module, package = {
         "onnxruntime": ("onnxruntime.training", "onnxruntime-training"),
         "torch-compiled": ("torch", "torch"),

@@ -1,4 +1,4 @@
-"""Reports of a run as a table, JSON, JUnit and Markdown."""
+"""Reports of `backnorm verify` as a table, JSON, JUnit and Markdown."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def show(
 
 
 def _where(results: Results, finding: Finding) -> str:
-    """Return how many cases a finding has, and their types and layout if others were judged."""
+    """Return how many cases a finding has. Their types and layouts are named if other types and
+    layouts were judged too.
+    """
     judged = [verdict for verdict in results.verdicts if verdict.is_judged]
     text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"
     for name, known in (("dtype", DTYPES), ("layout", LAYOUTS)):
@@ -74,7 +76,9 @@ def _where(results: Results, finding: Finding) -> str:
 
 
 def _reasons(results: Results) -> list[str]:
-    """Return a line for each of the first reasons of outputs that were refused or not run."""
+    """Return a line for each reason why outputs were refused or not run, at most `NAMED` for each
+    status.
+    """
     lines = []
     for status in ("refused", "not_run"):
         cases: dict[str, set[str]] = {}
@@ -142,7 +146,7 @@ def _summary(results: Results, found: Sequence[Finding], at_least: Rung) -> str:
 
 
 def show_case(results: Results, console: Console) -> None:
-    """Print the element of each output that excludes the next better rung."""
+    """Print, for each output, the element whose error is too large for the next better rung."""
     for verdict in results.verdicts:
         grade = verdict.grade
         if grade is None or not grade.where:

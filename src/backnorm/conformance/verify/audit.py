@@ -1,8 +1,8 @@
 """Audit a test's tolerance: find wrong kernels that it accepts and right kernels that it rejects.
 
-A test compares a kernel's gradients with a reference. :func:`audit` applies it to every kernel of
-`backnorm.conformance.mutants`, which are wrong on purpose, and to right kernels, with the data of
-the test.
+A test compares a kernel's gradients with a reference. :func:`audit` applies the test, on the test's
+own data, to right kernels and to the kernels of `backnorm.conformance.mutants`, which are wrong on
+purpose.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
 
 
 class _Narrow(Kernel):
-    """The right kernel with s, x - mean and terms in float32 (float64 if x is), summed by `add`."""
+    """A right kernel that computes s, x - mean and the terms of sums in float32 (in float64 if x is
+    float64), and adds up the terms by `add`.
+    """
 
     def __init__(self, add: Callable[[np.ndarray], np.ndarray], data: np.dtype) -> None:
         self._add = add
@@ -107,7 +109,8 @@ def _wide(terms: np.ndarray) -> np.ndarray:
     return total.astype(np.float64)
 
 
-#: Right kernels by their sums; the functions take the element type of the data.
+#: Right kernels, named by how they add up terms. Each function returns the kernel for an element
+#: type.
 RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
     "serial sums": lambda data: _Narrow(_serial, data),
     "pairwise sums": lambda data: _Narrow(_pairwise, data),
@@ -128,5 +131,5 @@ def _rejects(test: Test, gradients: Iterable[np.ndarray], run: Run) -> bool:
 
 
 def _is_right(gradients: Iterable[np.ndarray], run: Run) -> bool:
-    """Whether gradients have the bits of the right gradients."""
+    """Whether gradients are equal to the right gradients in every element."""
     return all(map(np.array_equal, gradients, run.right))

@@ -1,4 +1,4 @@
-"""The data of an audited test."""
+"""The inputs to which a test of a kernel is applied when its tolerance is audited (see `audit`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
 
-#: The losses of a test: dy is the gradient of the loss, or, with "none", part of the data.
+#: The losses of which dy can be the gradient. With "none", dy is random like x.
 LOSSES = ("none", "sum", "mean", "square", "cube")
 SEEDS = 3
 
@@ -79,7 +79,7 @@ DATA: Mapping[str, _Draw] = {
 def runs(
     data: str, shape: tuple[int, ...], loss: str, epsilon: float, dtype: np.dtype
 ) -> Iterator[Run]:
-    """Yield the runs of a kind of data, one for each seed.
+    """Yield inputs of the kind `data` with their right gradients, one `Run` for each seed.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def runs(
 
 
 def read(path: Path, epsilon: float) -> Run:
-    """Return the run on the arrays of a file.
+    """Return the inputs that a file has, with their right gradients, as a `Run`.
 
     Parameters
     ----------

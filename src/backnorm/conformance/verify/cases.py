@@ -36,11 +36,12 @@ _NETWORKS = {
     "unet3d": (1, 32, 24, 32, 32),
     "linear": (256, 1000),
 }
-# (N, C, space) of channels whose sums are long enough to distinguish rungs, see docs/tolerance.md.
+# (N, C, space) of channels with sums so long that the rungs of the ladder have different bounds,
+# see docs/tolerance.md.
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
-# (N, C, space) of the channels that are repeated.
+# (N, C, space) of the data whose channels are repeated in the case that `Selection.huge` adds.
 _HUGE = (1, 64, 1 << 12)
 
 

@@ -69,9 +69,10 @@ class Operation:
 
 
 def varied_input(array: np.ndarray) -> np.ndarray:
-    """Return another input. Gradients, mean and variance are other multiples of those of `array`.
+    """Return -0.5 * `array`, an input with other gradients, another mean and another variance.
 
-    With only the sign changed, sums over three calls with -dy in the second could be those of one.
+    The factor is not -1: a kernel that wrongly adds up the results of three calls, for dy, -dy and
+    dy, would then return the correct result.
     """
     return (-0.5 * array.astype(float)).astype(array.dtype)
 
@@ -105,7 +106,7 @@ def _proves_forward(case: Case, ladder: ForwardLadder) -> bool:
 
 
 def _mistaken(case: Case) -> Iterator[tuple[Quantity, np.ndarray]]:
-    """Yield y as each mistake in its formula gives it."""
+    """Yield the y that a forward pass returns with each of the mistakes in the formula of y."""
     data, axis = case.data, case.data.channel_axis
     first = np.moveaxis(data.x, axis, 0)
     rows = rows_of(data.x, axis)

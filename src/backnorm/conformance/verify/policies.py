@@ -1,4 +1,4 @@
-"""The tests of this gradient in other projects, as stated in their sources."""
+"""Tolerances with which other projects test the gradient of batch normalisation."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _all(text: str) -> dict[str, str]:
 
 
 def _hipdnn(comparison: Comparison) -> float:
-    """Return hipDNN's tolerance from the largest magnitudes, for float32 inputs.
+    """Return hipDNN's tolerance for float32, computed from the largest magnitudes of the inputs.
 
-    1/max|x| replaces the inverse deviation, so normalised elements are x/max|x|. The error of a sum
-    is Higham's bound for 2 M additions, or that for 6 sqrt(2 M) roundings if 2 M is large.
+    1/max|x| replaces the inverse deviation, so normalised elements are x/max|x|. The relative error
+    of a sum is taken as n/(1 - n) with n = 2 M eps, or as 6 sqrt(2 M) eps if n is at least 0.01.
     """
     x, dy, _, _, gamma = comparison.inputs
     largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
@@ -111,13 +111,15 @@ def _hipdnn(comparison: Comparison) -> float:
 
 
 def _benchdnn(threshold: float) -> dict[str, str]:
-    """Return oneDNN's relative thresholds, which are larger for types with fewer digits."""
+    """Return oneDNN's relative thresholds, which are larger for types with fewer digits than
+    float32.
+    """
     digits = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
     return {t: f"l2={threshold * 2.0 ** max(0, 24 - d):.4g}" for t, d in digits.items()}
 
 
-#: Policies by name. In oneDNN's test the norm decides if an element exceeds the threshold, so its
-#: policy has only the norm, `l2`.
+#: Policies by name. oneDNN's test computes a norm only if an element exceeds the threshold, and
+#: then the norm decides. So its policy has only the norm, `l2`.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "pytorch": Policy(

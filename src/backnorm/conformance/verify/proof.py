@@ -17,8 +17,8 @@ from backnorm.conformance.mutants import (
 
 __all__ = ["catches", "proves"]
 
-# The wrong kernels that most cases reject come first, and so do the smallest outputs, so that
-# `proves` returns early.
+# `proves` tries kernels and outputs in these orders. It returns early, because most cases reject
+# the first kernels, and the first outputs are small.
 _ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
 _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 
@@ -26,9 +26,9 @@ _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 def catches(case: Case, ladder: GradientLadder) -> list[str]:
     """Return the names of the wrong kernels that this case, on its own, rejects.
 
-    A kernel is rejected if an output exceeds the expected bound of the worst rung, serial sums, as
-    in :func:`backnorm.conformance.verify.run.verify`. Inaccurate kernels that are no worse than
-    serial sums therefore pass.
+    As in :func:`backnorm.conformance.verify.run.verify`, a kernel is rejected if the error of an
+    output exceeds the expected bound of the ladder's worst rung, serial sums. Inaccurate kernels
+    that are no worse than serial sums therefore pass.
     """
     return [mutant.__name__ for mutant in _rejected(MUTANTS, case, ladder, "serial", "expected")]
 

@@ -68,15 +68,16 @@ STATUSES: tuple[Status, ...] = (
     "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: The statuses of outputs that do not exist, that prove nothing because every wrong formula passes,
-#: or whose failure is expected.
+#: The statuses of outputs that are not judged: the output does not exist, every wrong formula
+#: passes the case, or the failure is expected.
 UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
 # Seconds in which a child must end after the last case.
 _GRACE = 0.3
 # The time limit of a subject's import is at least this many seconds.
 _IMPORT = 120.0
-# After a subject has ended this many children in a row, it is not run on further cases.
+# After the subject has crashed or hung this many child processes in a row, it is not run on further
+# cases.
 _MOST_ENDS = 8
 
 _BOTH_RIGHT = (
@@ -355,7 +356,8 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
     if unchanged:
         unchanged -= _right_if_varied(case, outputs)
     results.unchanged |= {(case.name, name) for name in unchanged}
-    # A wrong output may not depend on the input, so it is stale only if all outputs are.
+    # A wrong formula may give an output that does not depend on the varied input. So a wrong output
+    # counts as stale only if all outputs are unchanged.
     is_stale = unchanged == outputs.keys()
     varying: dict[str, str] = {
         name: "stale" for name in unchanged if is_stale or graded_outputs[name][0] in RUNGS
@@ -391,7 +393,11 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 
 
 def _with_stale_outputs(results: Results) -> list[Verdict]:
-    """Return the verdicts; a wrong, unchanged output is stale if it is stale in another case."""
+    """Return the verdicts, with the status "stale" for more outputs.
+
+    An output whose bits wrongly did not change with the input (`results.unchanged`) is stale if the
+    same output is stale in another case.
+    """
     stale = {verdict.output for verdict in results.verdicts if verdict.status == "stale"}
     return [
         replace(verdict, status="stale", text="stale")
@@ -402,7 +408,9 @@ def _with_stale_outputs(results: Results) -> list[Verdict]:
 
 
 def _right_if_varied(case: Case, outputs: Mapping[str, np.ndarray]) -> set[str]:
-    """Return the outputs that are also right for the changed input of the second call."""
+    """Return the names of the outputs that would also be right for the changed input of the second
+    call.
+    """
     name = operation_of(case).varied
     changed: dict[str, Any] = {name: varied_input(getattr(case.data, name))}
     varied = replace(case, data=replace(case.data, **changed))
@@ -440,7 +448,8 @@ def graded(
 ) -> dict[str, tuple[Status, str, Grade | None]]:
     """Return the status, text and grade of each output of a case.
 
-    In a case that every wrong formula passes, the status of right outputs is "proves_nothing".
+    If all outputs are right, but every known wrong formula also passes the case, the status of the
+    outputs is "proves_nothing".
     """
     operation = operation_of(case)
     ladder, proves = operation.judged(case)
@@ -454,7 +463,7 @@ def graded(
             accepted = f"{accepted} of shape {shape}"
             came = f"{actual.dtype} of shape {actual.shape}"
             if actual.dtype == np.uint8 and actual.ndim == 1:
-                # The reader of files returns a file of the wrong size as bytes.
+                # If results come from files, a file of the wrong size is read as an array of bytes.
                 needed = ladder.value(name).hi.size * dtypes[0].itemsize
                 came, accepted = f"{actual.size} bytes", f"{needed}: {accepted}"
             text = f"{name} has a wrong type or shape; got {came}, expected {accepted}"

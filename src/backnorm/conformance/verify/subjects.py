@@ -40,11 +40,14 @@ __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
 
-# Words in the names of exceptions that mean an unsupported case, such as NotImplementedError.
+# An exception whose name contains one of these words, such as NotImplementedError, means that the
+# case is not supported.
 _UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
-# The value of an option in a function that has no parameter for it.
+# Maps an option to its usual value. A function without a parameter for the option computes only
+# cases with this value.
 _USUAL = {"epsilon": 1e-5, "data_format": "NCX", "training": True}
-# Prefixes of the paths of files that are not the user's; "<" is that of "<frozen ...>".
+# Prefixes of the paths of source files that are not the user's. "<" matches names such as "<frozen
+# importlib>".
 _PACKAGES = (
     "<",
     str(Path(backnorm.__file__).parent),
@@ -53,10 +56,12 @@ _PACKAGES = (
 
 
 class Subject(Protocol):
-    """A function of the inputs of a case, which it takes by name, and of the case's options."""
+    """A callable that takes the inputs of a case by name, and the case itself for its options."""
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        """Return results by name; raise an error of `is_unsupported` for an unsupported case."""
+        """Return results by name. For an unsupported case, raise an error that `is_unsupported`
+        accepts.
+        """
 
 
 class OutputError(AssertionError):
@@ -67,10 +72,10 @@ class Function:
     """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
     The function returns dx, dgamma and dbeta. For the forward pass it is
-    ``f(x, gamma, beta, *, epsilon, data_format)``, and returns y, mean and variance. Options that
-    the function has no parameter for are not passed; cases in which such an option is not as usual
-    (`epsilon` 1e-5, `data_format` NCX, `training` True) are refused. The function does not return
-    the results in `omitted`.
+    ``f(x, gamma, beta, *, epsilon, data_format)``, and returns y, mean and variance. An option is
+    not passed if the function has no parameter for it. If the option of a case then differs from
+    the usual value (`epsilon` 1e-5, `data_format` NCX, `training` True), the case is refused.
+    `omitted` names the results that the function does not return.
     """
 
     def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
@@ -107,7 +112,8 @@ def _parameters(function: Callable[..., Any]) -> set[str] | None:
 
 
 class OfDialect:
-    """A function with the signature of a specification's operator, called by its schema.
+    """A function with the signature of a specification's operator, which is called as the schema
+    says.
 
     Parameters
     ----------
@@ -157,7 +163,7 @@ class OfDialect:
         op: str | None = None,
         operation: str = "backward",
     ) -> OfDialect:
-        """Return the subject of an operator, by default the dialect's first of the operation."""
+        """Return the subject of an operator; the default is the dialect's first for `operation`."""
         return cls(function, schema_of(dialect, op, operation))
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
@@ -170,7 +176,7 @@ class OfDialect:
             known.setdefault("beta", np.zeros_like(variance))
         if not case.training or self._schema.operation == "forward":
             known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
-        # An input that is required and not read.
+        # For an input that the specification requires but the operator does not read.
         known["ignored"] = np.empty(0, mean.dtype)
         values = {}
         schema = self._for(case)
@@ -224,7 +230,7 @@ class OfDialect:
 
 
 def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
-    """Return the rules of an operator, by default the dialect's first of the operation.
+    """Return the rules of an operator; the default is the dialect's first operator for `operation`.
 
     Raises
     ------
@@ -400,7 +406,7 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
 
 def _module(place: str, argument: str) -> ModuleType:
     if not place.endswith(".py"):
-        # Find modules like `python -m`.
+        # As with `python -m`, modules in the working directory are found.
         sys.path.insert(0, "")
         return importlib.import_module(place)
     path = Path(place).resolve()
@@ -417,7 +423,7 @@ def _module(place: str, argument: str) -> ModuleType:
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Whether an exception says by its type that a subject does not support a case.
+    """Whether the type of an exception means that the subject does not support the case.
 
     All other exceptions are mistakes of the subject.
     """
@@ -426,7 +432,11 @@ def is_unsupported(error: Exception) -> bool:
 
 
 def described(error: Exception) -> str:
-    """Return the first line of an exception; if a subject raised it, with type and place."""
+    """Return the first line of an exception's message.
+
+    For an exception that the subject raised itself, the text also has its type and the line of the
+    source.
+    """
     if isinstance(error, RefusedError | OutputError):
         return _first_line(str(error))
     return _first_line(f"{type(error).__name__}: {error}") + _place(error)

@@ -22,7 +22,7 @@ class Comparison(NamedTuple):
     epsilon: float
 
 
-#: Returns whether a gradient is accepted.
+#: A function that returns whether a gradient is accepted.
 Test = Callable[[Comparison], bool]
 
 _Measure = Callable[[np.ndarray, np.ndarray, float], bool]
@@ -122,9 +122,9 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 #: Measures by name. Pearson's correlation and the cosine must be at least the given number. The
-#: others must be at most that number: the error in ulps of the output's type, its root mean square
-#: divided by the largest magnitude of both arrays, and its L2 norm divided by that of the expected
-#: array.
+#: other measures are errors, which must be at most the given number: the error in ulps of the
+#: output's type, the root mean square of the error divided by the largest magnitude in both arrays,
+#: and the L2 norm of the error divided by that of the expected array.
 MEASURES: dict[str, _Measure] = {
     "pcc": _pcc, "cosine": _cosine, "ulp": _ulp, "rms": _rms, "l2": _l2,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Build a library that is missing in a checkout when it is first needed."""
+"""When a library is first needed, build it if the checkout lacks it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def environment(level: str) -> dict[str, str]:
         numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
         # An empty string would mean the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
-    # PYTHONPATH: the compiler imports the sources of this process. PYTHONHASHSEED: every process
-    # iterates over sets in the same order.
+    # With PYTHONPATH, the compiler imports the sources of this process. With PYTHONHASHSEED, every
+    # process iterates over sets in the same order.
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}

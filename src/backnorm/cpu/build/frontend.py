@@ -1,8 +1,8 @@
 """Translate kernels to LLVM code with Numba, so that LLVM optimises a whole library at once.
 
 By default Numba optimises, links and compiles each function that a kernel calls before it compiles
-the kernel. Here Numba only translates. All functions are linked once, and the module is optimised
-as a whole (see `machine`), which takes half the time.
+the kernel. With this module, Numba only translates. All functions are linked once, and the module
+is optimised as a whole (see `machine`). This takes half the time of Numba's default.
 """
 
 from __future__ import annotations

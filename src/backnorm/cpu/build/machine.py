@@ -1,4 +1,4 @@
-"""Compile LLVM code to object code of a level."""
+"""Compile LLVM code to object code for a level of processors (`backnorm.cpu.levels`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def target_machine(level: str) -> Any:
     else:
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    # Shared libraries need position-independent code. LLVM's default code model would be "large".
+    # Shared libraries need position-independent code. llvmlite's default would be the code model
+    # "large", because it expects a JIT compiler.
     options = {"opt": 3, "reloc": "pic", "codemodel": "small"}
     return target.create_target_machine(cpu=cpu, features=features, **options)
 

@@ -1,4 +1,4 @@
-"""Build all libraries of some levels, in as many processes as there are processors.
+"""Build the libraries of this processor, or of given levels, with a process for each processor.
 
 `make kernels` runs this module.
 
@@ -34,7 +34,7 @@ Wanted = list[tuple[str, str]]
 
 
 def of_levels(levels: Iterable[str]) -> Wanted:
-    """Return (level, name) of every library of some levels."""
+    """Return (level, name) of every library of the given levels."""
     every = [(level, name) for level in levels for name in _NAMES if library.has(level, name)]
     return [*((library.levels_of(name)[0], name) for name in OF_ALL), *every]
 
@@ -82,7 +82,7 @@ def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
     """Return groups of libraries, a process for each group, the slowest group first.
 
     Libraries of one element type share functions, which one process translates only once. Groups
-    are as large as possible while there are at least two for every job.
+    are as large as possible, but there are at least two groups for every job (process) if possible.
     """
     for words in (slice(1, 2), slice(0, 2), slice(None)):
         groups: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""The sources of each library, and their digest, which is part of the name of its file."""
+"""The sources of each library. Their digest is a part of the library's file name."""
 
 from __future__ import annotations
 

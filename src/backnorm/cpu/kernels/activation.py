@@ -1,4 +1,5 @@
-"""Activations after the normalisation whose gradient depends on their argument z.
+"""The activations SiLU and Hardswish after the normalisation. Their gradients depend on their
+argument z.
 
 z is not stored. A forward pass writes the value of the activation. Before a backward pass, a kernel
 normalises x again and writes the gradient of z.
@@ -13,9 +14,9 @@ The formulas are those of PyTorch's operators. SiLU uses only e^-|z|, so that no
 
 Activations of float64 elements are computed in float64. Activations of float32 elements are
 computed in float32, from a z rounded to float32, as in PyTorch; float64 would take nearly three
-times as long. Activations of 16-bit elements are computed in the type of the normalisation, so that
-the result is rounded once. If this type is float32, lanes where e^z might be subnormal become NaN,
-and are then computed again in float64 (see `singles`).
+times as long. Activations of 16-bit elements are computed in the arithmetic of the normalisation,
+before the result is rounded to 16 bits. If this arithmetic is float32, lanes where e^z might be
+subnormal become NaN, and are then computed again in float64 (see `singles`).
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _LN2 = math.log(2.0)
 # ln 2 minus its nearest float64.
 _LN2_REST = 2.3190468138462996e-17
 
-# Below `_LEAST_DOUBLE` in float64, and below `_LEAST_SINGLE` in float32, e^z and SiLU become 0. In
-# float32, e^z is not subnormal above the limit.
+# If z is below `_LEAST_DOUBLE` in float64, or below `_LEAST_SINGLE` in float32, e^z and SiLU become
+# 0. In float32, e^z is not subnormal for z above `_LEAST_SINGLE`.
 _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
 
@@ -59,7 +60,7 @@ def in_singles(dtype):
 
 @intrinsic
 def _number_of(typingctx, activation):
-    """Return the number of the activation."""
+    """Return the number that stands for the activation in a record, such as `SILU`."""
 
     def codegen(context, builder, signature, arguments):
         return part_of(builder, activation, arguments[0], "number")
@@ -106,7 +107,8 @@ def _gradient(activation, dy, z):
         slope = (rising * multiply_add(z, falling, d)) / (d * d)
         return _within(activation, z, dy * slope)
     three = _filled(z, 3.0)
-    # In this order no digits are lost where the terms cancel.
+    # The sum z + 3/2 comes first: where it is nearly 0, it is exact. z/3 + 1/2 would lose digits
+    # there.
     slope = (z + _filled(z, 1.5)) * _filled(z, 1.0 / 3.0)
     rising = where_less(z, three, dy * slope, dy)
     # NaN stays NaN.
@@ -123,7 +125,9 @@ def _filled(builder, like, number):
 
 @by_type
 def _within(activation, z, result):
-    """Return `result`; for 16-bit elements in float32, with NaN where it may be inexact."""
+    """Return `result`. For 16-bit elements in float32, replace it by NaN where z < `_LEAST_SINGLE`,
+    because e^z may be subnormal there, and so inexact.
+    """
     if z == Vec or in_singles(activation.dtype):
         return lambda activation, z, result: result
     least, nan = _LEAST_SINGLE, math.nan

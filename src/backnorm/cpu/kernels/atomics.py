@@ -77,7 +77,7 @@ def compare_exchange(builder, address, expected, value):
 
 @emitted(types.int64(types.int64, types.int64))
 def call_c(builder, function, argument):
-    """Call a C function that takes an address; return its result, undefined if it is void."""
+    """Call a C function of an address; return its result (of a void function: anything)."""
     shape = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.inttoptr(function, shape.as_pointer()), [argument])
 

@@ -11,9 +11,9 @@ the lowest bins are dropped, and the result is the same as if they had never bee
 A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^(32 j + 31), where j
 is the top bin; all magnitudes are below it. A term is rounded by at most half the unit of the
 lowest bin. That is at most 2^-64 of the largest magnitude of all terms (2^-96 with four bins),
-because this magnitude is at least half the unit of the top bin; the lowest unit is never below
-2^-1056. A digit can represent the sum of 2^31 elements, each of which adds at most 1.5 * 2^31 (a
-float64 product and its rounding error).
+because this magnitude is at least half the unit of the top bin. Only if all terms are tiny does
+this bound not hold: the unit of the lowest bin is at least 2^-1056. A digit can represent the sum
+of 2^31 elements, each of which adds at most 1.5 * 2^31 (a float64 product and its rounding error).
 
 A term of magnitude 2^991 or more (possible only with float64 elements) counts as infinite. If a
 term is NaN or infinite, the limit is 0, and the digits count the terms that are NaN, +infinity and
@@ -69,7 +69,8 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.scratch import LANES, TERMS
 
 # `_LEAST` is the lowest top bin of a sum with three digits, `_LEAST_OF_FOUR` that of a sum with
-# four. With a lower top bin, the number that rounds to the last unit would be subnormal.
+# four. With a lower top bin, the number that rounds terms to the unit of the lowest bin (1.5 * 2^52
+# * u, see below) would be subnormal.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
 # The top bin of a sum with terms that are not finite.
@@ -102,7 +103,7 @@ def digits_of(x):
 
 @by_type
 def terms_of(x):
-    """Return the number of terms of a product: two for float64, with the rounding error as one."""
+    """Return how many terms a product adds: for float64 two, the product and its rounding error."""
     return (lambda x: 2) if x.dtype == types.float64 else (lambda x: 1)
 
 
@@ -216,7 +217,7 @@ def _put(x, bins, at, terms, count):
 
 @by_type
 def _units(x, limit):
-    """Return, for each bin, the number whose addition rounds to the bin's unit; lastly, a 1.
+    """Return, for each bin, the number 1.5 * 2^52 * u that rounds to its unit u; lastly, a 1.
 
     The 1 is a quotient of limits, so that the compiler does not treat it as a constant: see
     `without`.
@@ -256,7 +257,9 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(patterns, term, units):
-    """Add a term's part in each bin, and the bits of the bin's `units`, to the bin's digit."""
+    """Split a term into one part for each bin, and add the bits of part + unit to the bin's digit.
+    `_store_digits` subtracts the bits of `units` again.
+    """
 
     def three(patterns, term, units):
         first = term + units[0]
@@ -369,7 +372,7 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far; a forward pass squares the largest term at the end."""
+    """Return the largest product so far; a forward pass does not need it: `_largest_product`."""
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
@@ -377,7 +380,7 @@ def _larger_product(dy, most, product):
 
 @by_type
 def _largest_product(dy, most):
-    """Return the largest product of all."""
+    """Return the largest product of all; in a forward pass, the square of the largest term."""
     if isinstance(dy, Epilogue):
         return lambda dy, most: most[0] * most[0]
     return lambda dy, most: most[1]

@@ -56,7 +56,8 @@ from backnorm.cpu.scratch import (
 _SAMPLE = 16
 
 # This number replaces larger inverse standard deviations, because infinity times a difference of 0
-# would be NaN. Products with other differences still overflow in float32.
+# would be NaN. Its products with other differences are infinite in float32, as products with
+# infinity would be.
 _MOST = 1e150
 
 
@@ -203,7 +204,7 @@ def solve(kind, pairs, k, total, table, c, count, epsilon):
 
 @inlined
 def _set_backward(total, table, c, count):
-    """Fill the coefficients of `count` channels from their results."""
+    """Fill the coefficients of `count` channels from their sums in the table."""
     values, pitch, _ = table
     first, second = load(values, FIRST * pitch + c), load(values, SECOND * pitch + c)
     shift, slope = solve_backward(first, second, total, load(values, SCALE * pitch + c))
@@ -231,7 +232,7 @@ def settle(table, total):
 
 @outlined
 def settle_bins(kind, digits, exchanged, total, table, epsilon):
-    """Fill results and coefficients of every channel from the bins of another phase.
+    """Fill results and coefficients of every channel from bins, in the second phase of a pass.
 
     `exchanged` has two addresses: that of the bins that `write_bins` wrote, and that of scratch
     memory for the bins and pairs of eight channels. The operations are those of `combine_bins`.
@@ -270,7 +271,8 @@ def settle_forward(table, epsilon):
 
 @outlined
 def combine(kind, head, partial, grid, total, table):
-    """Add up the partial sums of columns in order, and solve every channel.
+    """Add up the partial sums of columns in order, and compute results and coefficients of
+    channels.
 
     `partial` are the pairs (blocks, 4, far); see `combine_bins` for `grid`.
     """
@@ -287,11 +289,12 @@ def combine(kind, head, partial, grid, total, table):
 
 @outlined
 def combine_bins(kind, head, digits, partial, grid, total, table):
-    """Add up the bins of columns and solve every channel; write the bins if they are exchanged.
+    """Add up the bins of columns, and compute results and coefficients of channels. If a second
+    phase follows, write the bins for it.
 
     `partial` has the bins (blocks, rows, far), and after them memory for the bins of channels and
     for their pairs. `grid` is the number of blocks, the number of neighbouring columns of a
-    channel, and how often a row repeats all channels.
+    channel, and how often a row contains all channels.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -318,9 +321,10 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
 
 @by_type
 def settle_means(kind, table, first, stop):
-    """Round means to float64, the type in which phases exchange them.
+    """Round means to float64, the type in which the first phase of a forward pass returns them.
 
-    The reproducible results of one call are then the same as those of two phases.
+    So reproducible results are the same from one call as from two phases (`reduce_forward` and
+    `apply_forward`).
     """
     if kind.operation != "forward":
         return nothing
@@ -337,10 +341,11 @@ def settle_means(kind, table, first, stop):
 
 @outlined
 def solve_columns(kind, pairs, cut, span, total, table, epsilon):
-    """Solve the channels of a span from the pairs of their columns, which are overwritten.
+    """Compute results and coefficients of a span of channels from the pairs of their columns; the
+    pairs are overwritten.
 
-    `cut` is the number of neighbouring columns of a channel, and how often a row repeats all
-    channels. If it repeats them, the span has all channels.
+    `cut` is the number of neighbouring columns of a channel, and how often a row contains all
+    channels. If a row contains them more than once, the span must have all channels.
     """
     start, stop = span
     inner, repeats = cut

@@ -1,4 +1,4 @@
-"""The kernel for rows of channels (NXC, and NCX with few spatial elements).
+"""The kernel for arrays whose rows have several channels (NXC, and NCX with few spatial elements).
 
 The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel
 (k // inner) % channels. NXC has inner = 1. NCX has one row per sample. If a row would be shorter
@@ -6,9 +6,9 @@ than two vectors, several are joined to one row. Elements after the last full ro
 
 An item of the reduction is a tile of columns and a block of rows. A running sum (see `sums`) adds
 up 64 rows of a column (in a backward pass with float32 arithmetic, four rows are first added up in
-float32). The running sums are added up as pairs, and blocks are added up in order. Blocks depend
-only on the shape, and a column's sum depends only on the column, so a channel's sums have the same
-bits for every distribution of the work.
+float32). The running sums of a block are added to pairs of float64 (compensated sums), and the sums
+of blocks are added up in order. Blocks depend only on the shape, and a column's sum depends only on
+the column, so a channel's sums have the same bits for every distribution of the work.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ def _extents(head):
 
 @inlined
 def _sums_of(kind, head, cells, table, own):
-    """Return the operands and memory of a participant for the sums.
+    """Return what a participant needs for the sums: the operands, and its memory.
 
-    Partial sums are (blocks, 4, pitch of `width` columns): the pairs of every block and column. For
-    reproducible sums they are bins: see `channels.combine_bins`.
+    Partial sums have the shape (blocks, 4, pitch of a row of `width` columns): two pairs for every
+    block and column. For reproducible sums they are bins: see `channels.combine_bins`.
     """
     x = values_at(kind, head.x)
-    # The memory of reproducible sums comes first, if they are computed.
+    # In `own`, the memory of reproducible sums, if they are computed, is before that of the tile.
     tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
     partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
     return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
@@ -119,7 +119,7 @@ def _output_of(kind, head, cells, sums):
     out, width = output_of(kind, cells), head.width
     exact = Rows(sums.table.values, sums.table.pitch)
     place = offset(sums.scratch.tile, 12 * row_pitch(head.tile))
-    # If columns are not channels, the coefficients of the channels are copied to the columns.
+    # If a column is not one channel, the coefficients are copied from the channels to the columns.
     if width != head.channels:
         exact = Rows(place, row_pitch(width))
         place = offset(place, 4 * row_pitch(width))
@@ -131,9 +131,9 @@ def _output_of(kind, head, cells, sums):
 
 @inlined
 def _solves_alone(head):
-    """Return whether the participant that sums a tile also solves its channels.
+    """Return whether the participant that sums a tile also computes its channels' coefficients.
 
-    In that case the participant has summed all rows, and the sums are in its cache.
+    It does if it has summed all rows. The sums are then in its cache.
     """
     single = head.blocks == 1 and head.repeats == 1
     return single and head.tile % head.inner == 0 and head.binned == 0
@@ -146,7 +146,9 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_tile(kind, head, sums, item):
-    """Sum a block of rows of a tile of columns; if rest > 0, the last block is the rest."""
+    """Sum one block of rows in one tile of columns. Elements after the last full row, if any, are
+    the last block.
+    """
     operands, table, scratch, partial = sums
     width, tile, block = head.width, head.tile, head.block
     digits = digits_of(operands.x)
@@ -208,7 +210,9 @@ def _narrow(head, table, output):
 
 @outlined
 def _write_item(head, output, item):
-    """Write `share` rows: of a tile if items are for tiles, else of all columns."""
+    """Write `share` rows, in one tile of columns if the output is divided into tiles, else in all
+    columns.
+    """
     share = head.share
     parts = max(1, (head.rows + share - 1) // max(1, share))
     if head.items - head.summed > parts:
@@ -220,12 +224,15 @@ def _write_item(head, output, item):
 
 @inlined
 def _write_share(head, output, item):
-    """Write the rows of one item; the item with the last rows also writes the rest."""
+    """Write the rows of one item; the item with the last rows also writes the elements after the
+    last full row.
+    """
     rows, width, share, abreast = head.rows, head.width, head.share, head.abreast
     row = item * share
     end = min(rows, row + share)
     line = 2 * lanes_of(output.rows.values)
-    # `_write_rows` does not stream the ends of rows, which are a large part of short rows.
+    # Short rows are not written by `_write_rows`, because it writes the ends of rows, a large part
+    # of them, by ordinary stores.
     short = output.streaming and width < 16 * line and line_head(output.out, row * width) > 0
     if abreast > 1 and width % line == 0 and not short:
         while row + abreast <= end:
@@ -237,7 +244,7 @@ def _write_share(head, output, item):
 
 @inlined
 def _write_tile(head, output, part, first):
-    """Write the rows of one part of a tile of columns: whole lines, by ordinary stores."""
+    """Write the rows of one part, in one tile of columns: whole lines, by ordinary stores."""
     width, share, abreast = head.width, head.share, head.abreast
     row, columns = part * share, (first, min(width, first + head.tile))
     end = min(head.rows, row + share)
@@ -251,7 +258,8 @@ def _write_tile(head, output, part, first):
 def _spread(values, wide, first, width, inner, channels):
     """Write, for each of `width` columns, the value of its channel; then repeat the first eight.
 
-    Because of the repetition, a vector may extend from the end of a row to the next row.
+    With the first eight repeated after the row, a vector that crosses the end of a row is loaded
+    like any other.
     """
     c = (first // inner) % channels
     k = 0
@@ -272,7 +280,8 @@ def _spread(values, wide, first, width, inner, channels):
 
 @by_type
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add a part of the rows to the pairs of its columns; these pairs must be zero before.
+    """Add up a block of rows; store the sums in the pairs of its columns, which must be zero
+    before.
 
     `part` is the first element, the distance of two rows, and the numbers of rows and columns.
     `running` is scratch memory of eleven rows.
@@ -318,11 +327,12 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 
 @rare
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
-    """Return `kept` with zero in lanes of columns whose dy is zero, unless their sum is NaN.
+    """Return `kept`, whose lanes that are not finite mark sums to compute again, with zero in lanes
+    where dy is zero in all rows, unless sum_dy_xmu is NaN.
 
-    Sums of zeros are exact, so they need not be computed again. A ReLU produces channels whose dy
-    is zero: when one channel in ten was computed again in float64, the backward pass of
-    (2, 64, 32, 32) in bfloat16 took 1.5 times as long.
+    Sums of zeros are exact, so they need not be computed again. Behind a ReLU, dy is often zero in
+    whole channels. When these channels, one in ten, were computed again in float64, the backward
+    pass of (2, 64, 32, 32) in bfloat16 took 1.5 times as long.
     """
     start, stride, rows, width = part
     size = splat(0.0)
@@ -345,7 +355,8 @@ def _add_block(add, operands, part, depth, pivot, running, pairs):
     for first in range(0, rows, _RUN):
         clear(running.values, 4 * running.far)
         end = min(rows, first + _RUN)
-        # A `range` whose step may be zero could raise an error.
+        # This is not a `range`, for which Numba would compile a check that raises if the step is
+        # zero.
         row = first
         while row < end:
             some = (start + row * stride, stride, min(depth, end - row), width)
@@ -413,7 +424,9 @@ def _end_pair(operands, start, width, pivot, pair):
 
 @inlined
 def _add_strips(operands, part, first, pivot, running):
-    """Add up at most four rows of the columns from `first` on in float32; add this to the sums."""
+    """Add up at most four rows in float32, in the columns from `first` on; add the results to the
+    running sums.
+    """
     start, stride, rows, width = part
     ahead = start + ahead_of_rows(rows, width) * stride
     for k in range(first, width, SINGLES):
@@ -432,7 +445,7 @@ def _add_strips(operands, part, first, pivot, running):
 
 @inlined
 def _resume_four(x, running, k):
-    """Return the running sums of sixteen columns: of dy and of the products, eight columns each."""
+    """Return running sums of sixteen columns: two vectors for dy, then two for the products."""
     run, pitch = running
     products = offset(run, 2 * pitch)
     return (
@@ -477,7 +490,7 @@ def _coefficients(rows, k):
 
 @inlined
 def _exact_at(output, place, first):
-    # A place is the column of the first element.
+    # In this geometry, a place (see `writing`) is the column of a vector's first element.
     k = place if first == 0 else _along(place, first, output.period)
     return _coefficients(output.exact, k)
 
@@ -487,15 +500,16 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 
 @inlined
 def _write_rows(output, i, rows):
-    """Write rows of whole lines from element i on: one line of each row, then the next line.
+    """Write several rows of whole lines, which begin at element i: the first line of every row,
+    then the second line of every row, and so on.
 
     The coefficients of wide rows exceed the first-level cache, so they are read once for several
     rows.
 
-    With streaming, ordinary stores write only the ends of a row, which share cache lines with other
-    rows. Ordinary stores make the processor prefetch neighbouring lines, and streaming to a line
-    that is in a cache takes five times as long (AMD Zen 3: (50, 64, 112, 112) in float32
-    arithmetic).
+    If stores are streaming, only the two ends of a row, which share cache lines with other rows,
+    are written by ordinary stores. Elsewhere ordinary stores are avoided, because they make the
+    processor prefetch neighbouring lines, and a streaming store to a line that is in a cache takes
+    five times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -511,7 +525,9 @@ def _write_rows(output, i, rows):
 
 @inlined
 def _write_lines(output, i, rows, columns, streaming):
-    """Write the whole lines between two columns of rows; the first row begins at element i."""
+    """Write, in each of `rows` rows, the whole lines between two columns; the first row begins at
+    element i.
+    """
     x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)
     line = 2 * lanes

@@ -1,4 +1,4 @@
-"""Types of operands that apply an epilogue of the normalisation when loaded or stored.
+"""Types of operands for which a load or store also computes an epilogue of the normalisation.
 
 Kernels are written for addresses of elements. If a ReLU or another activation follows the
 normalisation, one of these types replaces an address, and loads and stores (see `memory`) apply the
@@ -94,7 +94,8 @@ class ReLU(Epilogue, Addresses):
 class Activation(Epilogue, Addresses):
     """The activation's number, and an address of gradients.
 
-    The gradients are those with respect to the activation's value. Without any, the address is 0.
+    The gradients are those with respect to the activation's value. The address is 0 if none are
+    given.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -102,14 +103,16 @@ class Activation(Epilogue, Addresses):
 
 
 class Marking(Addresses):
-    """The addresses of elements and of a mask (or 0) to write, and `beyond`: see `cpu.record`."""
+    """The addresses of y and of a mask (or 0), both written, and `beyond`: see `cpu.record`."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
-    """The addresses of elements and of a residual's gradient (or 0) to write, of dy, of a mask."""
+    """The addresses of dx and of the residual's gradient (or 0), which are written, of dy and of a
+    mask.
+    """
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "residual", "dy", "bits")
@@ -131,7 +134,7 @@ unread = emitted(Unread()())(lambda builder: None)
 
 
 def part_of(builder: Any, kind: Any, value: Any, name: str = "values") -> Any:
-    """Emit a part of a structure of `Addresses`."""
+    """Emit the part `name` of `value`, a structure of the type `kind` (`Addresses`)."""
     return builder.extract_value(value, [*kind.parts].index(name))
 
 
@@ -149,7 +152,8 @@ def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None)
     lanes = raw.type.count
     if count is not None:
         # If count is 0, the index may be beyond the mask, so the first word is read instead. If
-        # there is a lane, the mask and its padding contain the word: see `layout.mask_size`.
+        # count is positive, the word may extend beyond the mask's bits, but not beyond its padding
+        # (see `layout.mask_size`).
         zero = ir.Constant(_I64, 0)
         index = builder.select(builder.icmp_signed(">", count, zero), index, zero)
     # Twice as many bits as lanes are read, because the bit of `index` need not begin a byte.
@@ -179,7 +183,8 @@ def after_store(
 ) -> None:
     """Emit the stores that follow the store of `raw`, or of its first `count` lanes, at `index`.
 
-    `write(pointer, vector)` emits a store of the kind by which `raw` was stored.
+    `write(pointer, vector)` emits a store of the same kind, ordinary or streaming, as the store of
+    `raw`.
     """
     if isinstance(kind, Marking):
         _mark(builder, kind, target, index, raw, count)
@@ -197,7 +202,9 @@ def after_store(
 
 
 def _is_there(builder: Any, place: Any) -> Any:
-    """Emit whether an address is not 0. This is constant during a call, so branches are cheap."""
+    """Emit whether an address is not 0. During a call the result does not change, so a branch on it
+    is predicted well.
+    """
     return builder.icmp_unsigned("!=", builder.ptrtoint(place, _I64), ir.Constant(_I64, 0))
 
 
@@ -221,7 +228,8 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
         if count is None:
             builder.store(word, builder.bitcast(place, word.type.as_pointer()), align=1)
         else:
-            # Bytes of the mask after the last lane must not be written.
+            # Bytes of the mask after the last lane are not written, because another thread may
+            # write them.
             for byte in range(lanes // 8):
                 more = builder.icmp_signed(">", count, ir.Constant(_I64, 8 * byte))
                 with builder.if_then(more):
@@ -232,7 +240,7 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
 
 @intrinsic
 def values_of(typingctx, addresses):
-    """Return the address of the elements themselves."""
+    """Return the address of the elements, which is one of the `addresses`."""
 
     def codegen(context, builder, signature, arguments):
         return part_of(builder, addresses, arguments[0])
@@ -254,8 +262,8 @@ def has_values(typingctx, addresses):
 def relu(typingctx, epilogue, value):
     """Return a vector limited to the range from 0 to the ceiling.
 
-    NaN stays NaN. In float32, infinities stay, too: they may be due to an overflow that does not
-    occur in float64, and mark lanes that are not sound.
+    NaN stays NaN. In float32, infinities stay, too: they may come from an overflow that does not
+    occur in float64, so their lanes are computed again in float64.
     """
     if not isinstance(epilogue, ReLU) or value not in (Vec, Singles, EvenOdd):
         return None
@@ -298,10 +306,10 @@ def _in_line(typingctx, out):
 
 @by_type
 def same_line(out):
-    """Return whether streaming also writes whole lines of a second output, or bytes of a mask.
+    """Return whether streaming is possible for the other output too: dresidual or the mask, if any.
 
-    It writes whole lines if both outputs begin at the same offset in a cache line. It writes whole
-    bytes of the mask if the output begins a cache line.
+    Each streamed cache line then also fills a whole line of the residual's gradient, because both
+    arrays begin at the same offset in a line, or whole bytes of the mask, because y begins a line.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

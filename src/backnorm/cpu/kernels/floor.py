@@ -31,7 +31,7 @@ _READY = SLOTS["ready"]
 def run(kind, record, index):
     """Read x and dy (items of the first phase), then read both again and write `out`.
 
-    Without dy, only x is read. An item is `share` elements of `size`.
+    Without dy, only x is read. Arrays have `size` elements; an item has up to `share` of them.
     """
     if index == JOINED:
         return 1

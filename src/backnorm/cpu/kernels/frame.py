@@ -1,10 +1,11 @@
 """The frame of a kernel: the code around items, which the kernels of all geometries share.
 
-Participants run a kernel, at most as many as a record says. The caller fills the table of
-channels, and the others wait for it. Then each takes items from the work queue until none is left.
-Items of the first phase compute sums. The participant that completes the last of these items solves
-for the coefficients of the channels. Items of the second phase write the output. If a record is
-`grouped`, one item does all of that for its channels, and there is no second phase.
+The participants of a call run the kernel. The record limits their number. The caller fills the
+table of channels, and the other participants wait for it. Then each takes items from the work queue
+until none is left. Items of the first phase compute sums. The participant that completes the last
+of these items computes the coefficients of the channels from the sums. Items of the second phase
+write the output. If a record is `grouped`, one item computes the sums, the coefficients and the
+output of its channels, and there is no second phase.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The decorators of the kernels, with a common set of Numba options.
 
 Decorating a function does not compile it. `backnorm.cpu.build` compiles the kernels when the
-package is built; the tests of vectors compile the functions that they call.
+package is built. The tests of vectors in memory compile the functions that they call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTIONS = {
 }
 
 #: The dispatchers of all outlined functions, and LLVM attributes for them (see `build.frontend`).
-#: LLVM must not inline these functions: several callers share each, and optimising small functions
+#: LLVM must not inline these functions: each has several callers, and optimising small functions
 #: takes less time than optimising large ones.
 OUTLINED: list[tuple[Any, tuple[str, ...]]] = []
 
@@ -34,17 +34,21 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 
 def outlined(function: Callable[..., Any]) -> Any:
-    """Compile `function` as a kernel, or as a separate function that kernels call."""
+    """Compile `function` separately: as a kernel, or as a function that kernels call."""
     return _outlined(function, "noinline")
 
 
 def rare(function: Callable[..., Any]) -> Any:
-    """Compile `function` separately, as rarely called: LLVM spills no registers of loops for it."""
+    """Compile `function` separately, and mark it as rarely called.
+
+    LLVM then spills no registers in a loop of the caller to prepare for the call.
+    """
     return _outlined(function, "noinline", "cold")
 
 
 def _outlined(function: Callable[..., Any], *attributes: str) -> Any:
-    # The option is explicit because a callee otherwise inherits it from its first caller.
+    # `forceinline` is explicitly False, because a callee without the option inherits it from its
+    # first caller.
     dispatcher = numba.njit(forceinline=False, **_OPTIONS)(function)
     OUTLINED.append((dispatcher, attributes))
     return dispatcher
@@ -100,8 +104,8 @@ def emitted(signature: Any) -> Any:
 def integer(builder, number):
     """Return a constant as a plain integer.
 
-    Otherwise Numba would compile a function again for each constant argument, and for each constant
-    in a tuple.
+    Each constant has its own (literal) type in Numba. With such types, Numba would compile a
+    function again for each constant that is an argument, or in a tuple.
     """
     return number
 

@@ -1,12 +1,12 @@
 """The thread pool: worker threads that help callers, and their slots.
 
-The threads run no Python: no GIL, no objects, no exceptions. They block all signals but those of
-errors in their own code. An idle worker spins on its slot for a moment, because a wake-up takes
-longer than a small problem, and then sleeps on a futex. A caller requests idle workers, at most one
-less than the processors it may use, and never waits for a worker to start: when all items are done,
-requests that no worker has accepted are cancelled. So no late, busy or missing worker delays a
-call. `docs/threads.md` describes how a call begins, ends and is interrupted; `slots` describes a
-slot and its states.
+The threads run no Python: no GIL, no objects, no exceptions. They block all signals except those
+that an error in their own code raises (such as SIGSEGV). An idle worker spins on its slot for a
+moment, because a wake-up takes longer than a small problem, and then sleeps on a futex. A caller
+requests idle workers: at most one less than the number of processors that it may use. It never
+waits for a worker to start: when all items are done, it cancels the requests that no worker has
+accepted. So no late, busy or missing worker delays a call. `docs/threads.md` describes how a call
+begins, ends and is interrupted; `slots` describes a slot and its states.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def worker(slot):
         _set_affinity_of_caller(slot)
         record = load_word(slot + 8 * RECORD)
         call_kernel(load_word(record + _FUNCTION), record, load_word(slot + 8 * INDEX))
-        # After this exchange the record may be freed.
+        # After this exchange the caller may free the record.
         if exchange(slot, called - CALLED + IDLE) % STATES == WAITED:
             futex_wake(slot)
     return 0
@@ -148,7 +148,7 @@ def _slot_cell(record, index):
 
 @inlined
 def _may_create():
-    """Return whether a thread may be created: there was no failure in the last second."""
+    """Return whether a thread may be created: no attempt failed in the last second."""
     later = load_word(threads_data() + 8 * RETRY)
     return later == 0 or monotonic_ns() > later
 

@@ -1,4 +1,5 @@
-"""Access to a record in kernels: its head by name, its cells, the addresses of elements.
+"""Access to a record in kernels: the fields of its head by name, its 64-bit words (*cells*), and
+arrays whose addresses it has.
 
 `backnorm.cpu.record` describes the record. `Kind` has the compile-time parameters of a kernel.
 """
@@ -92,7 +93,8 @@ def _head_as(geometry: str) -> Any:
     return head_at
 
 
-#: The heads of records of each geometry. `common_head` has the fields that all geometries have.
+#: Functions that convert an address to the head of a record, one for each geometry. `common_head`
+#: converts it to a head with the fields that all geometries have.
 segments_head, columns_head, floor_head = map(_head_as, GEOMETRIES)
 common_head = floor_head
 
@@ -112,7 +114,8 @@ def _addressed(element_of: Any) -> Any:
     return at
 
 
-#: (kind, number): the number as an address of elements, of float32 or of float64.
+#: Functions (kind, number) that convert a number to the address of elements of the kind, of
+#: float32, or of float64.
 values_at = _addressed(lambda kind: kind.element)
 singles_at = _addressed(lambda kind: types.float32)
 doubles_at = _addressed(lambda kind: types.float64)
@@ -120,7 +123,7 @@ doubles_at = _addressed(lambda kind: types.float64)
 
 @emitted(types.CPointer(types.int64)(types.int64))
 def cells_of(builder, record):
-    """Return the cells of the record at an address."""
+    """Return a pointer to the cells (64-bit words) of the record at an address."""
     return builder.inttoptr(record, _I64.as_pointer())
 
 
@@ -209,7 +212,8 @@ def _written(kind: Kind) -> tuple[Any, ...]:
     return WithResidual(kind.element), "out", "residual", "dy", "mask"
 
 
-#: (kind, cells): the dy of the sums; the dy (and x) from which the output is computed; the output.
+#: Functions (kind, cells) that return operands: the dy that is summed, the dy from which the output
+#: is computed, and the output.
 summed_dy, output_dy, output_of = map(_operand, (_summed, _followed, _written))
 output_x = _operand(
     lambda kind: (Unread(),) if kind.operation == "frozen" else (types.CPointer(kind.element), "x")

@@ -1,15 +1,17 @@
 """The kernel for channels whose elements are in contiguous runs (NCX).
 
 The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
-elements; `inner` is at least sixteen unless there is one channel. Neighbouring channels are summed
-together, a group at a time, so that memory is read in long runs even where segments are short.
+elements. `inner` is at least sixteen, except that the segments of a single channel may be shorter.
+Neighbouring channels are summed together, a group at a time, so that memory is read in long runs
+even where segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
 long segment. Each chunk has running sums: see `sums` (in a backward pass with float32 arithmetic,
-four vectors are first added up in float32). The chunks of a block (`block` chunks) are added up as
-pairs, and blocks are added up in order. Chunks and blocks depend only on the shape, and a channel's
-sums depend only on the channel, so sums have the same bits for every distribution of the work.
-Terms of reproducible sums are put into `bins`; these sums have the same bits in any order.
+four vectors are first added up in float32). The sums of the `block` chunks of a block are added up
+as pairs of float64 (compensated sums), and the sums of blocks are added up in order. Chunks and
+blocks depend only on the shape, and channels are summed independently of each other. So sums have
+the same bits however the work is divided among threads. Terms of reproducible sums are put into
+`bins`; these sums have the same bits in any order.
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ from backnorm.cpu.scratch import (
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
 # The prefetch distances in elements. Processors prefetch long runs themselves, but not beyond a
-# page of memory. A larger distance in sums would reach the next group of channels, which another
-# thread may take.
+# page of memory. While channels are summed, a larger distance would reach the next group of
+# channels, which another thread may sum.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
@@ -117,14 +119,14 @@ def _extents(head):
 
 @inlined
 def _sums_of(kind, head, cells, table, own):
-    """Return the operands and memory of a participant for the sums.
+    """Return what a participant needs for the sums: the operands, and its memory.
 
-    Partial sums are (blocks, 4, pitch): the pairs of every block and channel. For reproducible sums
-    they are the bins of every block: see `channels.combine_bins`. A grouped record has no partial
-    sums.
+    Partial sums have the shape (blocks, 4, pitch): two pairs for every block and channel. For
+    reproducible sums they are the bins of every block: see `channels.combine_bins`. With the
+    grouped schedule there are no partial sums.
     """
     x, far, wide = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
-    # The memory of reproducible sums comes first, if they are computed.
+    # If the sums are reproducible, the memory begins with their buffers and bins.
     size = _bins_own(wide, 2 * (digits_of(x) + 1))
     running = offset(own, size) if head.binned != 0 else own
     part = offset(running, far * SUMS)
@@ -152,7 +154,9 @@ def _output_of(kind, head, cells, sums):
 
 @inlined
 def _sum_item(kind, head, sums, output, item):
-    """Sum one block of a batch of groups; if grouped, sum all blocks and write the output."""
+    """Sum one block of `batch` groups of channels. If the schedule is grouped, sum all their
+    blocks, and write their output.
+    """
     group, batch = head.group, head.batch
     batches = (head.channels + group * batch - 1) // (group * batch)
     grouped = head.grouped != 0
@@ -202,7 +206,7 @@ def _sum_group(kind, head, sums, span):
 
 @outlined
 def _solve_group(kind, head, table, sums, span):
-    """Solve for the coefficients of a group of channels."""
+    """Compute coefficients and results of a group of channels from their sums."""
     _, _, first, end = span
     for j in range(0, end - first, LANES):
         count = end - first - j
@@ -241,7 +245,7 @@ def _narrow(head, table, output):
 
 @inlined
 def _write_item(head, output, item):
-    """Write `share` elements of memory."""
+    """Write the `share` contiguous elements of an item."""
     outer, channels, inner = _extents(head)
     i = item * head.share
     row, end = i // inner, min(outer * channels * inner, i + head.share)
@@ -250,7 +254,8 @@ def _write_item(head, output, item):
 
 @by_type
 def _sum_block(kind, head, operands, span, means, scratch):
-    """Add a block of channels to their pairs `scratch.part`; these pairs must be zero before.
+    """Add one block of several channels to the pairs of these channels, `scratch.part`, which must
+    be zero before the call.
 
     `span` is the block, the first channel, and the end of the channels.
     """
@@ -285,7 +290,7 @@ def _add_block_again(head, operands, span, means, running, pairs):
 
 @inlined
 def _add_block(add, head, operands, span, means, running, pairs):
-    """Add a block of channels to their pairs, each segment by `add`."""
+    """Add one block of several channels to the pairs of these channels; `add` sums a segment."""
     block, first, end = span
     outer, channels, inner = _extents(head)
     height, length, size = head.rows, head.length, head.block
@@ -308,7 +313,9 @@ def _add_block(add, head, operands, span, means, running, pairs):
 
 @outlined
 def _sum_bins(head, operands, means, scratch, span, totals):
-    """Put the terms of blocks into bins of every lane; add up the bins of all lanes in `totals`."""
+    """Put the terms of blocks into bins, of which every lane has its own; then add up the bins of
+    all lanes in `totals`.
+    """
     start, stop, first, end = span
     outer, channels, inner = _extents(head)
     height, length, size = head.rows, head.length, head.block
@@ -406,7 +413,9 @@ def _coefficients(rows, c):
 
 @inlined
 def _of_two(rows, left, c, channels):
-    """Return coefficients of channel c in the first `left` lanes, of the next in the others."""
+    """Return vectors of coefficients: of channel c in the first `left` lanes, of the next channel
+    in the other lanes.
+    """
     of, other = _coefficients(rows, c), _coefficients(rows, _next(c, channels))
     return (
         blend(left, of[0], other[0]),
@@ -427,7 +436,7 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 
 @outlined
 def _write(output, span, inner):
-    """Write elements of memory, which may belong to several channels.
+    """Write contiguous elements, which may belong to several channels.
 
     `span` is the first element, the end, the channel of the first element, and the end of its
     segment. A vector that extends from one channel to the next has coefficients of both, so that

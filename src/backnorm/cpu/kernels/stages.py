@@ -28,8 +28,8 @@ _READY = SLOTS["ready"]
 def before(kind, head, cells, index, table, extents, own):
     """Fill the table of channels as the record says; participants other than the caller wait.
 
-    If a channel is invalid, the call is cancelled. If the caller runs the kernel again, the table
-    is already filled.
+    If a channel is invalid, the call is cancelled. The caller runs the kernel again after a pause
+    for signal handlers; the table is then already filled.
     """
     if index != 0:
         wait_for_flag(cells, _READY)
@@ -122,7 +122,8 @@ def _prepare_from(at, kind, head, table, extents):
         present = (head.gamma != 0, head.beta != 0)
         of_channels.prepare_forward(table, x, extents, affine, present)
         if head.binned != 0:
-            # A pivot would depend on how the batch is split, and reproducible sums must not.
+            # Set the pivots to 0. A pivot from x would depend on how the batch is split, but
+            # reproducible sums must not.
             clear(offset(table.values, MEAN * table.pitch), table.pitch)
         return -1
 
@@ -138,7 +139,7 @@ def _prepare_from(at, kind, head, table, extents):
 
 @outlined
 def _finish(kind, head, table):
-    """Write the two results of every channel."""
+    """Write the two results of every channel: dgamma and dbeta, or mean and variance."""
     if _wider(kind, 64) and head.statistics == 64:
         return _finish_to(doubles_at, kind, head, table)
     if _wider(kind, 32) and head.statistics == 32:
@@ -172,7 +173,9 @@ def _write_coefficients(kind, head, table):
 
 @by_type
 def _put_coefficients(kind, head, channels, c, of):
-    """Write the four coefficients of the channels from c on to their rows."""
+    """Write four coefficients of at most `LANES` channels, from channel c on, to the rows of
+    `exchanged`.
+    """
 
     def wide(kind, head, channels, c, of):
         _put(doubles_at(kind, head.exchanged), channels, c, of)
@@ -197,7 +200,9 @@ def _put(out, channels, c, of):
 
 @by_type
 def _finish_to(at, kind, head, table):
-    """Write the results as statistics; `at` makes typed addresses of numbers in the record."""
+    """Write the per-channel results in the type of the statistics. `at` converts a field of the
+    record to an address of that type.
+    """
 
     def backward(at, kind, head, table):
         of_channels.finish_backward(table, at(kind, head.result), at(kind, head.result_2))

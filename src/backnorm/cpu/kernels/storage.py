@@ -54,7 +54,7 @@ def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
 
 
 def widen_to_single(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
-    """Emit the exact conversion of stored elements, not of float64, to float32."""
+    """Emit the exact conversion of stored elements of float32, float16 or bfloat16 to float32."""
     if dtype == types.float32:
         return raw
     if dtype == types.uint16:
@@ -95,8 +95,8 @@ def splits(dtype: Any) -> bool:
     """Whether even and odd elements are converted separately.
 
     This is so for bfloat16 on processors with AVX2 but without AVX-512. A 32-bit word has two
-    elements: a shift turns the even one into a float32, and a mask the odd one. No lane is moved
-    across a register, and joining the elements again is one instruction instead of three.
+    elements: a shift turns the even one into a float32, and a mask the odd one. Elements stay in
+    their word, and joining them again takes one instruction instead of three.
     """
     return dtype == types.int16 and tells_sound(dtype)
 
@@ -126,7 +126,8 @@ def split_narrow(builder: Any, single: Any) -> Any:
 
 
 def tells_sound(dtype: Any) -> bool:
-    """Whether `surely_sound` is faster than `vector.sound`, as it tests twice the lanes at once.
+    """Whether `surely_sound` is faster than `vector.sound`: its vectors of 16-bit lanes have twice
+    as many.
 
     With AVX-512, `vector.sound` is one instruction and is used instead.
     """
@@ -136,11 +137,12 @@ def tells_sound(dtype: Any) -> bool:
 
 
 def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
-    """Emit whether 16-bit elements prove that their unrounded float32 values are zero or normal.
+    """Emit a test whether float32 values are zero or normal, given only their rounded 16-bit
+    elements.
 
-    They do if all elements are finite, not zero, and (bfloat16) more than 2^-126 in magnitude,
-    because numbers that are rounded to such an element are normal. (A zero may have been rounded
-    from a NaN.) Doubling the bit pattern removes the sign.
+    The test is true if all elements are finite, not zero, and (bfloat16) more than 2^-126 in
+    magnitude: only normal numbers are rounded to such elements. (A zero may have been rounded from
+    a NaN.) Doubling the bit pattern removes the sign.
     """
     kind = raws[0].type
     lanes = kind.count
@@ -220,7 +222,9 @@ def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
 
 
 def _round_to_bfloat16(builder: Any, bits: Any, lanes: int | None) -> Any:
-    """Emit the upper halves rounded to nearest even, by integer arithmetic."""
+    """Emit float32 bits whose upper half is the bfloat16, rounded to nearest even, by integer
+    arithmetic.
+    """
     odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
     return builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
 
@@ -241,7 +245,7 @@ def _converts_halves() -> bool:
 
 
 def _half_to_single(builder: Any, raw: Any, lanes: int | None) -> Any:
-    """Emit the exact conversion by integer arithmetic."""
+    """Emit the exact conversion of float16 to float32 without instructions for float16."""
     integer, single = _wide(_I32, lanes), _wide(_FLOAT, lanes)
     half = builder.zext(raw, integer)
     sign = builder.shl(
@@ -250,7 +254,8 @@ def _half_to_single(builder: Any, raw: Any, lanes: int | None) -> Any:
     moved = builder.shl(
         builder.and_(half, _constant(_I32, 0x7FFF, lanes)), _constant(_I32, 13, lanes)
     )
-    # Float16's exponent bias is 112 less; the product is exact, also for subnormal halves.
+    # Float16's exponent bias is 112 less than float32's. The product is exact, also for subnormal
+    # float16.
     scaled = builder.fmul(builder.bitcast(moved, single), _constant(_FLOAT, 2.0**112, lanes))
     special = builder.icmp_unsigned(">=", moved, _constant(_I32, 0x7C00 << 13, lanes))
     kept = builder.or_(moved, _constant(_I32, 0x7F800000, lanes))
@@ -259,7 +264,7 @@ def _half_to_single(builder: Any, raw: Any, lanes: int | None) -> Any:
 
 
 def _single_to_half(builder: Any, value: Any, lanes: int | None) -> Any:
-    """Emit the conversion, rounded to nearest even, by integer arithmetic."""
+    """Emit the conversion of float32 to float16, rounded to nearest even, by integer arithmetic."""
     integer, single = _wide(_I32, lanes), _wide(_FLOAT, lanes)
     bits = builder.bitcast(value, integer)
     magnitude = builder.and_(bits, _constant(_I32, 0x7FFFFFFF, lanes))

@@ -66,7 +66,7 @@ def add_product(total, left, right):
 
 @by_type
 def gradient(dy, index, count, centred):
-    """Return a vector of dy like `load_like`. In a forward pass x is summed: return `centred`."""
+    """Return a vector of dy, loaded by `load_like`; a forward pass sums x: return `centred`."""
     if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)
@@ -84,7 +84,8 @@ def take(operands, index, mean, sum_dy, sum_dy_xmu):
 def take_first(operands, index, count, mean, sums):
     """Add `count` elements from `index` on to both sums.
 
-    Both factors are zero in the other lanes: 0 * infinity would be NaN.
+    In the other lanes both factors of the product are set to zero, because 0 * infinity would be
+    NaN.
     """
     centred = blend(count, load_first(operands.x, index, count) - mean, splat(0.0))
     slope = gradient(operands.dy, index, count, centred)
@@ -106,7 +107,7 @@ def value(high, low):
 
 @by_type
 def add_totals(x, running, pitch, sums):
-    """Add the running sums of eight channels, of dy and of the product, to their pairs.
+    """Add the running sums of dy and of the product to the pairs of these sums, for eight channels.
 
     A running sum has two parts, which `suspend` wrote `2 * LANES` apart. The sums of the product
     are after those of dy; the next channel begins `pitch` elements further on. The lanes of a sum

@@ -45,7 +45,7 @@ _MXCSR = 0x1F80
 def _c_function(
     name: str, result: Any, *parameters: Any, variadic: bool = False, linux: bool = False
 ) -> Any:
-    """Return the emitter of a call of a function of the C library.
+    """Return a function that emits a call of the C library's function `name`.
 
     With `linux`, the function is called only on Linux; on other systems the result is -1.
     """
@@ -145,9 +145,9 @@ def spin_wait(spins):
 def call_kernel(builder, function, record, index):
     """Call a kernel by its address, in the standard floating-point mode; return its result.
 
-    The mode is round to nearest, with subnormal numbers; the thread's own mode is restored after
-    the call. An instruction within the kernel cannot set the mode: the compiler would move
-    arithmetic past it.
+    The standard mode rounds to nearest and does not flush subnormal numbers to 0. The thread's own
+    mode is restored after the call. An instruction within the kernel cannot set the mode: the
+    compiler would move arithmetic past it.
     """
     shape = ir.FunctionType(_I64, [_I64, _I64])
     target = builder.inttoptr(function, shape.as_pointer())

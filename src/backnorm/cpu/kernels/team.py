@@ -1,7 +1,7 @@
-"""The call of a stage: by the caller alone, by PyTorch's OpenMP team, or with workers of the pool.
+"""Run a stage: in the calling thread alone, in PyTorch's OpenMP team, or with workers of the pool.
 
-A stage (`cpu.stage`) calls `bn_run`, and calls it again if the time limit has passed. When `bn_run`
-returns, no other thread accesses the record.
+A stage (`cpu.stage`) calls `bn_run`, which returns early when a time limit has passed. The stage
+then calls `bn_run` again. When `bn_run` returns, no other thread accesses the record.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _run(record, header):
         start_helpers(record, participants - 1)
         call_kernel(function, record, 0)
         join_helpers(record, participants - 1)
-    # After `record.cancel`, both numbers are 0.
+    # In a call with an invalid channel, both numbers are 0 (see `cancel` in `kernels.record`).
     if load_acquire(record + _DONE) != load_word(record + _ITEMS):
         return 0
     return call_kernel(function, record, JOINED)

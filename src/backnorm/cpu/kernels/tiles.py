@@ -3,7 +3,7 @@
 These columns are a *register tile*, a part of the tile of columns in a plan. Each lane is a column.
 The running sums of a register tile are loaded, the rows are added to them in registers, and the
 sums are stored again. So a column's sum does not depend on its register tile. Running sums are
-`Pairs`, of which plain sums use only the high parts.
+`Pairs`; sums that are not compensated use only the high parts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any
 
 
 def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
-    """Return a function that adds rows of all whole register tiles from column k on."""
+    """Return a function that adds rows to the sums of as many whole register tiles as there are
+    from column k on.
+    """
 
     @inlined
     def add(operands, part, k, pivot, running):
@@ -112,19 +114,21 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
 
 # Two vectors, because additions to one vector would wait for each other.
 _TWO = _doubled(LANES, resume, suspend, _take)
-# Sixteen sums and the means use most of the registers of AVX-512.
+# Eight vectors of columns have sixteen sums and eight means, which take most of the 32 registers of
+# AVX-512.
 _EIGHT = _doubled(*_doubled(*_TWO))
 _add_narrow, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
 
 
 @by_type
 def _add_wide(operands, part, pivot, running):
-    """Add rows of whole register tiles of 64 columns, if registers suffice; return their end.
+    """Add rows in whole register tiles of 64 columns; return the first column after these tiles. If
+    registers do not suffice for 64 columns, add nothing and return 0.
 
     Sums are loaded and stored as often as in register tiles of 16 columns, but the overhead of a
-    register tile is divided among four times as many columns. A float32 backward pass of NXC takes
-    0.96 of the time with 16 columns if arrays are in the caches; (16, 128, 17, 16) takes 0.91 (one
-    thread of an Intel Xeon).
+    register tile is divided among four times as many columns. Times of a float32 backward pass of
+    NXC arrays in the caches, divided by times with only register tiles of 16 columns: 0.96, and
+    0.91 for (16, 128, 17, 16) (one thread of an Intel Xeon).
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

@@ -53,8 +53,7 @@ class _VecModel(models.PrimitiveModel):
 def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
     """Emit a mask of the first `count` lanes.
 
-    The numbers of the lanes are compared as 32-bit integers, which need half as many registers as
-    64-bit integers.
+    The indices of lanes are 32-bit integers, which need half as many registers as 64-bit integers.
     """
     least, most = ir.Constant(count.type, 0), ir.Constant(count.type, lanes)
     count = builder.select(builder.icmp_signed("<", count, most), count, most)
@@ -80,8 +79,8 @@ def _load_pairs(builder: Any, pointer: Any, vector: Any, count: Any) -> Any:
     """Emit `load_lanes` for 16-bit lanes on processors that cannot mask lanes of 16 bits.
 
     For a masked load LLVM would emit a branch for each lane: the backward pass of (32, 512, 7, 7)
-    in bfloat16 took twice as long. Here pairs of lanes are loaded, and the last lane is loaded
-    again separately.
+    in bfloat16 took twice as long. Here pairs of lanes are loaded, and then the last lane alone,
+    because `count` may be odd.
     """
     lanes = vector.count
     most = ir.Constant(count.type, lanes)
@@ -150,7 +149,7 @@ def blend(builder, count, first, second):
 
 
 def _operator(symbol: Any, name: str) -> None:
-    """Define an operator of two vectors of a type by an instruction of LLVM."""
+    """Define the operator `symbol` for two vectors of one type by the LLVM instruction `name`."""
 
     @emitted(lambda left, right: left(left, right) if left == right else None)
     def operation(builder, left, right):
@@ -241,7 +240,9 @@ def any_not_positive(builder, value):
 
 
 def _folding(left: list[int], right: list[int]) -> Any:
-    """Return a function that adds two selections of the lanes of two Vec."""
+    """Return a function of two Vec, whose lanes have the numbers 0 to 15. It adds lanes `left` to
+    lanes `right`.
+    """
 
     @emitted(Vec(Vec, Vec))
     def fold(builder, first, second):
@@ -263,8 +264,8 @@ _fold_fours = _folding([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 def sums_of_lanes(v):
     """Return the sums of the lanes of eight Vec, as the lanes of one.
 
-    Each sum is ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). Adding one lane after the other would
-    take five times as long.
+    The lanes of a Vec are added in the order ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). Adding one
+    lane after the other would take five times as long.
     """
     left = _fold_twos(_fold_ones(v[0], v[1]), _fold_ones(v[2], v[3]))
     right = _fold_twos(_fold_ones(v[4], v[5]), _fold_ones(v[6], v[7]))
@@ -275,8 +276,8 @@ def sums_of_lanes(v):
 def multiply_add(builder, left, right, term):
     """Return left * right + term rounded once, for vectors or float64.
 
-    Operations are fused only by this function. If the compiler decided what to fuse, the vector
-    loop and the scalar end of a row could round differently, and so could two machines.
+    Only this function fuses a multiplication and an addition. If the compiler decided what to fuse,
+    the vector loop and the scalar end of a row could round differently, and so could two machines.
     """
     return fused(builder, left, right, term)
 
@@ -303,7 +304,7 @@ def negated(builder, value):
 
 
 def _half(first: int) -> Any:
-    """Return a function that widens eight lanes of Singles."""
+    """Return a function that converts eight lanes of Singles to a Vec."""
 
     @emitted(Vec(Singles))
     def half(builder, value):
@@ -348,7 +349,7 @@ def _unsound(builder: Any, value: Any) -> Any:
     """Emit a mask of the lanes that are NaN, infinite or subnormal."""
     mask = ir.VectorType(ir.IntType(1), SINGLES)
     if has_feature("avx512dq"):
-        # LLVM would emit seven instructions instead of one.
+        # This intrinsic is one instruction. LLVM compiles `llvm.is.fpclass` to seven.
         one = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(mask, [value.type, _I32]),
@@ -364,12 +365,12 @@ def _unsound(builder: Any, value: Any) -> Any:
 
 
 def _doubtful(builder: Any, values: Any) -> Any:
-    """Emit a mask that includes all lanes that are not sound in at least one of several Singles.
+    """Emit a mask of the lanes in which one of several Singles may be NaN, infinite or subnormal.
 
     It is used on processors without vfpclassps. Doubling the bit pattern as an integer removes the
     sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
-    before 2^32. As signed integers, all of these have a small magnitude. So do 2^-126 and zero; the
-    subtraction of 1 excludes zero, and 2^-126 stays in the mask.
+    before 2^32. As signed integers, all of these have a magnitude up to 2^24, and so have 2^-126
+    and zero. Subtracting 1 makes zero large, but 2^-126 stays in the mask.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))
@@ -402,7 +403,8 @@ def _all_sound(builder: Any, *values: Any) -> Any:
 def sound(builder, value):
     """Return whether no lane of float32 is NaN, infinite or subnormal.
 
-    If a lane is 2^-126, the result may also be False; `marked` determines the lanes exactly.
+    The result may also be False if a lane has the magnitude 2^-126, which is normal. `marked` is
+    exact for every lane.
     """
     return _all_sound(builder, value)
 

@@ -18,8 +18,8 @@ from backnorm.cpu.scratch import LANES
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
     """Return the functions of a geometry that write two vectors, one vector, and a partial vector.
 
-    `exact_at(output, place, first)` returns the float64 coefficients of eight elements, which begin
-    `first` (0 or 8) elements after those of a place.
+    `exact_at(output, place, first)` returns the float64 coefficients of eight elements of the
+    vector at `place`, from the element `first` (0 or 8) on.
     """
 
     @inlined

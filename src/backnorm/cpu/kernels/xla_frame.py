@@ -3,14 +3,15 @@
 Attributes of a call, all arrays of int64:
 
 ``buffers``
-    For each argument and then each result: the number of the field of its address in the record,
-    the code of its type, its rank, its number of elements, its bytes, and the bytes from one
-    instance of the problem to the next.
+    For each argument and then each result: the index of the record's field that takes its address;
+    the code of its type; its rank; its number of elements; its bytes; the bytes from one instance
+    of the problem to the next.
 ``call``
-    The number of the kernel; the number of instances of the problem, which are computed one after
-    the other; the number of helpers of each.
+    The index of the kernel; the number of instances of the problem, which are computed one after
+    the other; the largest number of helpers of an instance, participants other than the caller.
 ``record``
-    The cells of the record (see `backnorm.cpu.record`) except addresses and scratch memory.
+    The 64-bit words of the record (see `backnorm.cpu.record`), with addresses still 0 and without
+    scratch memory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _TENSOR, _SPAN, _ARRAY = offsets("Buffer"), offsets("ByteSpan"), offsets("Array"
 _ARGS, _RETS, _ATTRS = offsets("Args"), offsets("Rets"), offsets("Attrs")
 _FRAME, _API = offsets("CallFrame"), offsets("Api")
 
-# Values of enumerations in the header.
+# Values of enumerations in XLA's header.
 _METADATA_EXTENSION, _EXECUTE, _IS_BUFFER, _IS_ARRAY, _S64 = 1, 3, 1, 1, 5
 
 # The positions of numbers in the attributes "buffers" (for each buffer) and "call".
@@ -66,7 +67,7 @@ _MESSAGES = (
 )
 _FOREIGN, _STAGE, _ATTRIBUTES, _ARGUMENT, _RESULT, _OTHER, UNKNOWN, MEMORY, REFUSED = range(1, 10)
 
-# Fields of a record.
+# Byte offsets of fields in a record.
 _LAYOUT_AT, _SIZE_AT, _PARTICIPANTS_AT = (
     8 * SLOTS[name] for name in ("layout", "bytes", "participants")
 )
@@ -162,13 +163,13 @@ def _attribute(frame, k):
 
 @inlined
 def call_attribute(frame, k):
-    """Return a number of the attribute "call"."""
+    """Return number `k` of the attribute "call"."""
     return load_word(load_word(_attribute(frame, _CALL) + _ARRAY.data) + 8 * k)
 
 
 @inlined
 def record_of(frame):
-    """Return the address and the number of cells of the record."""
+    """Return the address of the record and its size in 64-bit words."""
     array = _attribute(frame, _RECORD)
     return load_word(array + _ARRAY.data), load_word(array + _ARRAY.size)
 
@@ -200,13 +201,13 @@ def _entry(frame, k):
 
 @inlined
 def slot_of(frame, k):
-    """Return the field of the record for the address of an argument or a result."""
+    """Return the index of the record's field that takes the address of an argument or a result."""
     return load_word(_entry(frame, k) + 8 * _SLOT)
 
 
 @inlined
 def place_of(frame, k, instance):
-    """Return the address of an instance of an argument or a result."""
+    """Return the address of an argument or a result for one instance of the problem."""
     stride = load_word(_entry(frame, k) + 8 * _STRIDE)
     return load_word(_buffer(frame, k) + _TENSOR.data) + instance * stride
 
@@ -222,7 +223,8 @@ def advise_results(frame):
 def invalid(frame):
     """Validate a call frame; return the number of an error message, or 0."""
     args, rets, attrs = frame + _FRAME.args, frame + _FRAME.rets, frame + _FRAME.attrs
-    # Some XLA versions report a smaller size of the API table, but all have functions for errors.
+    # Some XLA versions report a smaller size of the API table. The handler needs only its functions
+    # for errors, which all versions have.
     if load_word(frame) < _FRAME.size_ or load_word(api_of(frame)) < _API.Error_Destroy + 8:
         return _FOREIGN
     if (
@@ -273,7 +275,7 @@ def _attributes_fit(frame):
 
 @outlined
 def _record_fits(frame):
-    """Whether the sizes in the record are consistent, and its participants those of the call."""
+    """Whether the record has consistent sizes, and as many participants as the call."""
     participants = call_attribute(frame, HELPERS) + 1
     record, cells = record_of(frame)
     if cells != CLAIMED + 2 * LINE * participants:

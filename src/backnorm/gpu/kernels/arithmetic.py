@@ -8,9 +8,10 @@
                 the product in a term are rounded
 ==============  ==================================================================================
 
-The argument HOW is one of them: FORM.arithmetic for elements, or FORM.moments for the sums from
-which mean and variance are computed. The two differ only in float32 arithmetic, because sums of
-squares about a pivot other than the mean cancel and must not be rounded to float32.
+The argument HOW is one of these names: FORM.arithmetic for elements, or FORM.moments for the sums
+from which mean and variance are computed. FORM.moments differs from FORM.arithmetic only if
+elements are computed in float32, because sums of squares about a pivot other than the mean cancel
+and must not be rounded to float32.
 
 A pair (high, low) stands for high + low, with |low| at most half an ulp of high: 48 bits, in
 float32's range. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
@@ -27,7 +28,7 @@ import triton.language as tl
 @triton.jit
 def widen(b_value, HOW: tl.constexpr):
     """Return elements in the type that they are computed in."""
-    # 16-bit elements are converted through float32: one instruction for each step.
+    # 16-bit elements are converted to float32 first: each conversion is then one instruction.
     if HOW != "compensated":
         b_value = b_value.to(tl.float32)
     if HOW == "float64":
@@ -38,7 +39,8 @@ def widen(b_value, HOW: tl.constexpr):
 @triton.jit
 def narrow(b_value, p_target):
     """Return values rounded to the type that a pointer points to."""
-    # float64 is rounded to bfloat16 through float32: not every device has one instruction for it.
+    # float64 is rounded to float32 first and then to bfloat16, because not every device has one
+    # instruction for the whole conversion.
     if p_target.dtype.element_ty == tl.bfloat16 and b_value.dtype == tl.float64:
         b_nearest = b_value.to(tl.float32)
         b_back = b_nearest.to(tl.float64)
@@ -48,7 +50,7 @@ def narrow(b_value, p_target):
 
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
-    """Return a float32 that `narrow` rounds to the same value as the exact pair."""
+    """Return a float32 that `narrow` rounds to the number nearest to the exact pair."""
     # If a high part is infinite, the low part is NaN.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)
@@ -70,7 +72,9 @@ def zeros(FORM: tl.constexpr, HOW: tl.constexpr):
 
 @triton.jit
 def split(b_value, HOW: tl.constexpr):
-    """Return a float64 in the type of elements: as a pair, or as the same number twice."""
+    """Return a float64 as two numbers of the type of elements: a pair if HOW is "pairs", else twice
+    the same number.
+    """
     if HOW == "pairs":
         b_high = b_value.to(tl.float32)
         b_low = (b_value - b_high.to(tl.float64)).to(tl.float32)
@@ -97,7 +101,7 @@ def join(b_high, b_low, HOW: tl.constexpr):
 
 @triton.jit
 def add_compensated(b_sum, b_low, b_term):
-    """Return a sum with a term added, and the rounding errors so far."""
+    """Return a sum with a term added, and the sum of all its rounding errors so far."""
     b_sum, b_rest = _two_sum(b_sum, b_term)
     return b_sum, b_low + b_rest
 
@@ -143,12 +147,12 @@ def _quick_two_sum(b_a, b_b):
 def _to_odd(b_nearest, m_inexact, m_beyond):
     """Return a value rounded to odd in float32, so that rounding it to 16 bits is correct.
 
-    One of the two float32 neighbours of an inexact value has an odd last bit. That neighbour is
-    neither a 16-bit number nor halfway between two, so it is rounded to the same 16-bit number as
-    the value. The nearest float32, in contrast, may be halfway and be rounded to the wrong side
-    (S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms
-    using rounding to odd", 2008). `m_beyond` says where `b_nearest` is larger in magnitude than the
-    value.
+    One of the two float32 neighbours of an inexact value has an odd last bit. An odd last bit
+    excludes 16-bit numbers and numbers halfway between two of them, so that neighbour is rounded to
+    the same 16-bit number as the value. The nearest float32, in contrast, may be halfway between
+    two 16-bit numbers and be rounded to the wrong one (S. Boldo and G. Melquiond, "Emulation of a
+    FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). `m_beyond` says
+    where `b_nearest` is larger in magnitude than the value.
     """
     b_pattern = b_nearest.to(tl.int32, bitcast=True)
     b_pattern = tl.where(m_inexact, (b_pattern - m_beyond.to(tl.int32)) | 1, b_pattern)

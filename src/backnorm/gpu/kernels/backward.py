@@ -187,7 +187,7 @@ def backward_complete(
     b_sum_dy, b_sum_dy_xmu = _add_up(
         p_x, p_dy, p_bits, b_mean, i_unit, i_unit * 0, tiles, frame, FORM
     )
-    # The columns that exist are those that would have partial sums.
+    # No partial sums are stored here, but their mask says which columns exist.
     _, m_channels, _ = partials_of(i_unit, i_unit * 0, frame, FORM)
     b_dgamma = inverse_deviation(b_variance, FORM.epsilon) * b_sum_dy_xmu
     tl.store(p_dgamma + i_channels, narrow(b_dgamma, p_dgamma), mask=m_channels)

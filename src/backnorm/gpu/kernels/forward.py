@@ -5,10 +5,11 @@
 ``forward_apply``     x and statistics -> y; with given statistics this is inference
 ``forward_complete``  all three for the channels of one unit, by one program
 
-The pivot of a program is the mean of its first tile (in columns, each column has its own pivot: the
-mean of its elements in that tile). A pivot is a mean of some of the summed elements, so that little
-cancels for any data. The remainder of the exact mean that float64 cannot represent is kept: see
-`formulas`.
+The pivot of a program is the mean of its first tile. (In the geometry "columns" each column has its
+own pivot, the mean of its elements in the first tile.) A pivot is a mean of some of the summed
+elements. So differences from the pivot are small, and the variance that is computed from them loses
+few digits by cancellation, even if the mean is large. The remainder of the exact mean that float64
+cannot represent is kept: see `formulas`.
 """
 
 from __future__ import annotations
@@ -219,7 +220,8 @@ def forward_complete(
     i_unit = tl.program_id(0)
     i_channels = channels_of(i_unit, frame, FORM)
     b_pivot, b_sum, b_squares, b_count = _add_up(p_x, i_unit, i_unit * 0, tiles, frame, FORM)
-    # Columns outside the array have no elements; the divisor must not be 0.
+    # Columns outside the array have no elements. Their count becomes 1, so that no sum is divided
+    # by 0.
     b_count = tl.where(b_count > 0.0, b_count, 1.0)
     b_offset = b_sum / b_count
     b_variance = (b_squares - b_sum * b_offset) / b_count
@@ -287,7 +289,7 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
     b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
     if FORM.moments != "compensated":
-        # The pivot may be any number near the mean; a float32 needs no low part.
+        # Any number near the mean can be the pivot. One that is a float32 needs no low part.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
     # An infinite pivot would make the terms of finite elements infinite.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)

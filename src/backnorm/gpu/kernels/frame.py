@@ -8,7 +8,9 @@ from backnorm.gpu.geometry import Arithmetic
 
 
 class Frame(NamedTuple):
-    """Sizes in a kernel: see `geometry.Tiling`. Sizes in `..._units` are divided by Form.align."""
+    """Sizes in a kernel: see `geometry.Tiling`. The fields `..._units` are sizes divided by
+    Form.align.
+    """
 
     rows: Any
     width_units: Any

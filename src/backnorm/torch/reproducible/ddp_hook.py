@@ -56,7 +56,7 @@ def reproducible_hook(
     buffer, views = bucket.buffer(), bucket.gradients()
     if buffer.layout is not torch.strided:
         # A bucket of sparse gradients has one parameter. DistributedDataParallel does not pass its
-        # name.
+        # name, so the message has its shape.
         (parameter,) = bucket.parameters()
         raise ArgumentTypeError(
             "bucket",
@@ -88,7 +88,7 @@ def _parts(
     """Yield the gradients of micro-batches, with their elements in the order of the buffer.
 
     The buffer has the elements of a dense parameter in the memory order of the parameter. The views
-    of the bucket are contiguous, so their order differs unless the parameter is contiguous.
+    of the bucket are contiguous, so they have another order if the parameter is not contiguous.
     """
     for view, p, each_batch in zip(bucket.gradients(), bucket.parameters(), gradients, strict=True):
         dense = torch.ops.aten.is_non_overlapping_and_dense(p)

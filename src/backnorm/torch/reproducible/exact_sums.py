@@ -14,18 +14,19 @@ one bin.
    each are at most 2**53 quanta, so all partial sums are exact.
 4. The sum is divided by `divisor`, and rounded to the type of the elements.
 
-*Bytes* per element: 1 in step 1, 8 in step 3; a plain float32 sum takes 4. One quantum for a block
-of elements would save the first byte, but small elements in a block with large ones would lose
-their digits. float64 elements have two quanta of 40 bits each, in two sums: 4 and 16 bytes.
+*Bytes* exchanged per element: 1 in step 1, 8 in step 3. (A plain all-reduce of float32 exchanges
+4.) If a block of elements shared a quantum, step 1 would exchange less, but small elements in a
+block with large ones would lose their digits. A float64 element has two quanta and two sums, and
+exchanges 4 bytes in step 1 and 16 in step 3.
 
-*Error*: rounding a term changes it by at most 2**-40 of the largest term (float64: 2**-80). A sum
-of N terms is off by at most N times that, plus half a unit in the last place. A plain float32 sum
-is off by up to N * 2**-24 of the sum of all magnitudes. 16-bit sums are rounded to float32 first,
-as PyTorch does. float64 terms are scaled by 2**-32, so that anchors are finite; terms below
-2**-1043 count as zero.
+*Error*: rounding a term changes it by at most 2**-40 of the largest term (float64: 2**-80). So the
+error of a sum of N terms is at most N * 2**-40 (float64: N * 2**-80) of the largest term, plus half
+a unit in the last place. A plain float32 sum is off by up to N * 2**-24 of the sum of all
+magnitudes. 16-bit sums are rounded to float32 first, as PyTorch does. float64 terms are scaled by
+2**-32, so that anchors are finite; terms below 2**-1043 count as zero.
 
-With NaN or infinities the result is that of an IEEE sum, which then does not depend on the order.
-Sums of zeros are +0.
+If a term is NaN or infinite, the result is that of an IEEE sum; the order of such a sum has no
+effect. Sums of zeros are +0.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ from torch import Tensor
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 _BITS = 40
-#: The largest number of terms of an element.
+#: The largest number of terms whose sum is certain to be exact.
 MAX_TERMS = 2 ** (53 - _BITS)
 
-# Elements of one step on a CPU, few enough for the intermediate tensors to stay in its caches.
+# On a CPU, this many elements are processed at a time, so that intermediate tensors stay in its
+# caches.
 _BLOCK = 2**16
 
 
@@ -142,7 +144,7 @@ def sum_of_all(
 
 
 def largest_exponents(terms: Sequence[Part], own: Tensor) -> Tensor:
-    """Return the largest exponent of the terms of each element of `own`."""
+    """Return, for each element of `own`, the largest exponent of its terms."""
     form = _FORMATS[own.dtype]
     exponents = own.new_zeros(own.shape, dtype=form.exponent_dtype)
     mask = 2 * form.bias + 1
@@ -158,8 +160,9 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
     """Return the sums of terms rounded to quanta: float64, shape (quanta, n)."""
     form = _FORMATS[own.dtype]
     sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
-    # The first quantum is 2**-40 times the next power of two, the second 2**-40 times the first.
-    # An anchor is a quantum times 2**52; the highest bit of its significand adds the factor 1.5.
+    # The first quantum is 2**-40 times the power of two above the largest term, the second quantum
+    # 2**-40 times the first. An anchor is 1.5 * 2**52 quanta: the exponent gives 2**52 quanta, and
+    # the highest bit of the significand the factor 1.5.
     anchors = [
         1023 - form.bias + 1 - _BITS * (k + 1) + 52 << 52 | 1 << 51 for k in range(form.quanta)
     ]
@@ -171,13 +174,13 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
             rounded = (rest + anchor).sub_(anchor)
             sum_ += rounded
             if form.quanta > 1:
-                # NaN and infinities are only in the first sum.
+                # NaN and infinities are added to the first sum alone.
                 rest = rest.sub_(rounded).nan_to_num_(0.0, 0.0, 0.0)
     return sums
 
 
 def store_sums(own: Tensor, sums: Tensor, divisor: float) -> Tensor:
-    """Store the sums in `own`, divided and rounded to its type; return it."""
+    """Store the sums in `own`, divided, and rounded to the type of `own`; return `own`."""
     scale = divisor * _FORMATS[own.dtype].scale
     for place, values in _blocks([Part(0, own)]):
         total = sums[0, place] if len(sums) == 1 else sums[:, place].sum(0)

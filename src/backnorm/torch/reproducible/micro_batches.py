@@ -55,11 +55,12 @@ class ReproducibleGradients:
         model.register_comm_hook(gradients, backnorm.torch.reproducible_hook)
 
     From then on, the largest modules within `module` that contain no batch normalisation run on
-    `micro_batch` samples at a time. Batch normalisation gets the whole batch. The gradients of each
-    micro-batch are kept until `reproducible_hook` adds up the gradients of all processes; the order
-    of the terms does not change these sums. So 1 process with 32 samples and 4 processes with 8
-    each take the same step, bit for bit. This also holds after backward passes in `no_sync` in the
-    same order, in which autograd adds the gradients of batch normalisation.
+    `micro_batch` samples at a time. Batch normalisation runs on all samples of the process at once.
+    The gradients of each micro-batch are kept until `reproducible_hook` adds up the gradients of
+    all processes; the order of the terms does not change these sums. So 1 process with 32 samples
+    and 4 processes with 8 each take the same step, bit for bit. This also holds after backward
+    passes in `no_sync`, if they have the same order: in these passes, autograd adds up the
+    gradients of batch normalisation.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ class ReproducibleGradients:
         whole = {each for each in names if each in excluded or is_batch_norm(each)}
         others = {p for each in whole for p in each.parameters()}
         self._names = {p: name for name, p in module.named_parameters() if p not in others}
-        # Without duplicates: a module can have several parents.
+        # `dict.fromkeys` removes duplicates, because a module can have several parents.
         found = dict.fromkeys(_largest_without(module, whole))
         self._forwards = [
             _MicroBatchForward(each, names[each], size, self._gradients) for each in found
@@ -165,12 +166,13 @@ class ReproducibleGradients:
     def _pop(self, parameters: Sequence[Tensor], summed: Sequence[Tensor]) -> list[list[Tensor]]:
         """Remove and return the gradients that were kept for each parameter.
 
-        `summed` are the gradients that autograd added up. They are not zero if a parameter was used
-        outside of micro-batches, which is an error unless its module is excluded.
+        `summed` are the gradients that autograd added up. A gradient in `summed` is not zero if its
+        parameter was used outside of micro-batches. That is an error, except for parameters of
+        excluded modules.
         """
         pairs = [pair for pair in zip(parameters, summed, strict=True) if pair[0] in self._names]
         counts = {p: gradient.count_nonzero() for p, gradient in pairs}
-        # One synchronisation with the device instead of one for each parameter.
+        # One synchronisation with the device suffices to check the gradients of all parameters.
         if counts and bool(torch.stack([*counts.values()]).any()):
             self.discard()
             names = ", ".join(repr(self._names[p]) for p, count in counts.items() if count)
@@ -190,7 +192,8 @@ _Gradients = dict[Tensor, list[Tensor]]
 class _MicroBatchForward:
     """A module's `forward` attribute, which runs micro-batches.
 
-    `copy.deepcopy` copies this object with the module; it would not copy a function.
+    `copy.deepcopy` of the module also copies this object. It would not copy a function, which would
+    still call the original module.
     """
 
     def __init__(self, module: nn.Module, name: str, size: int, gradients: _Gradients) -> None:
@@ -239,7 +242,8 @@ class _MicroBatchForward:
         return self._concatenated(results)
 
     def _check_consumed(self, parameters: Iterable[Tensor]) -> None:
-        """Raise if parameters were changed while their gradients were kept: the hook did not run.
+        """Raise if parameters were changed while gradients were kept for them, because then the
+        hook did not run.
 
         Without the hook, ``.grad`` stays zero, and training would go on without an error.
         """
@@ -301,7 +305,7 @@ class _MicroBatchForward:
 
 
 class _OriginalForward(nn.Module):
-    """A module's forward without its hooks, which run once, for the whole batch."""
+    """A module's forward without the module's hooks; the hooks run once, for the whole batch."""
 
     def __init__(self, module: nn.Module, attribute: Callable[..., Any] | None) -> None:
         super().__init__()
@@ -335,7 +339,7 @@ class _Views(Function):
 
 
 def _flatten(value: Any, samples: int | None) -> tuple[list[Any], Any]:
-    """Return the leaves of a value, and its structure.
+    """Return the leaves of a nested value, and the structure of the value.
 
     A list or tuple without tensors that has an element for each sample is one leaf.
     """
@@ -352,7 +356,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _largest_without(module: nn.Module, whole: set[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the largest modules that contain none of `whole`, and not only `_EXACT` modules."""
+    """Yield the largest modules without a module of `whole`, but none of only `_EXACT` modules."""
     if module in whole:
         return
     inner = set(module.modules())
