@@ -1,9 +1,8 @@
 """Decide how a problem is computed on a CPU: `plan` returns a `Plan`, which execution follows.
 
 A plan is a function of metadata: `plan` reads no array and no environment variable, and measures
-nothing. Of the parts of a plan, only chunks and blocks influence the bits of a result; they follow
-from the shape. Tiles, items, groups, stores and threads change only the speed, and may depend on
-the machine.
+nothing. Only chunks and blocks influence the bits of a result; they follow from the shape. Tiles,
+items, groups, stores and threads change only the speed, and may depend on the machine.
 
 The measurements behind the rules are in docs/decisions.
 """

@@ -104,7 +104,7 @@ def _check_types(operator: Operator, types: Mapping[str, np.dtype]) -> None:
 
 
 def _attributes(operator: Operator, types: Mapping[str, np.dtype]) -> Mapping[str, object]:
-    """Return the attributes of `operator`. Those of a batch normalisation are not checked here."""
+    """Return the attributes of `operator`; check them unless it is a batch normalisation."""
     pointwise = POINTWISE.get(operator.kind)
     if pointwise is None:
         return operator.attributes
