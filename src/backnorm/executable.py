@@ -21,7 +21,7 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-# More entries than any model has layers.
+# The most entries of the call cache: more than models have layers.
 _MOST = 4096
 
 
@@ -41,7 +41,7 @@ CALLS = Calls()
 
 
 class Executable:
-    """A problem for arrays that are dense in one order of axes, ready to run.
+    """A planned problem, ready to run on arrays that are dense in one order of axes.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Executable:
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
     def into(self, operands: tuple[object, ...], out: object, **numbers: object) -> Results:
-        """Return the results, the first in `out`, for operands that kernels read in place."""
+        """Return the results for operands that kernels read in place; `out` gets the first."""
         arrays = self._arrays
         target = arrays.target(out, operands, self.problem, self.order, in_place=True)
         results = self.plain(*operands, out=target, **numbers)
@@ -132,7 +132,7 @@ def executable(
     exchanged: bool = False,
     place: Hashable = None,
 ) -> Executable:
-    """Return the executable of a problem for arrays with the order of axes of x.
+    """Return the executable of a problem, for arrays whose order of axes is that of x.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ class Namespace(Protocol):
 
     @property
     def count(self) -> Any:
-        """The number of elements of a channel, at least 1."""
+        """The number of elements of a channel, or 1 for an empty batch."""
 
     def sum(self, elements: Array) -> Array:
         """Return the sum of each channel."""

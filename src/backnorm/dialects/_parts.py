@@ -1,7 +1,7 @@
 """Compute parts of a gradient: the gradients of the parameters, and from them the gradient of x.
 
-Some specifications have an operator for each part. Here these operators are functions, which have
-tables of rules like other operators, but whose calls are not cached.
+Some specifications have an operator for each part. This module implements these operators as
+functions. The functions have tables of rules, like other operators, but their calls are not cached.
 """
 
 from __future__ import annotations

@@ -140,11 +140,11 @@ class TensorSpec:
         return known[self.kind]
 
 
-#: Return a tensor of the shape of x.
+#: Describe a tensor of the shape of x.
 data = partial(TensorSpec, kind="data")
-#: Return a tensor of one value per channel.
+#: Describe a tensor with one value per channel.
 channel = partial(TensorSpec, kind="channel")
-#: Return a tensor of one value per channel that has the rank of x.
+#: Describe a tensor with one value per channel and the rank of x.
 kept = partial(TensorSpec, kind="kept")
 
 
@@ -341,7 +341,7 @@ class OperatorSchema:
                 raise ValueError(f"{operator}: {name}: got {came!r}; expected {expected}")
 
     def _words(self) -> Iterator[tuple[str, object, Collection[object]]]:
-        """Yield each word and type in the tables: its name, its value, and the accepted values."""
+        """Yield every checked value of the tables: its name, the value, and the accepted values."""
         yield "operation", self.operation, SIGNATURES
         for table, (kind, fields) in _TABLES.items():
             yield table, type(getattr(self, table)).__name__, ["tuple"]
@@ -465,7 +465,7 @@ class OperatorSchema:
         }
 
 
-#: The type of the entries of each table, and the accepted words of their fields.
+#: For each table, the type of its entries, and the accepted values of an entry's fields.
 _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
     "ranks": (int, {}),
     "type_rules": (TypeRule, {}),

@@ -467,8 +467,8 @@ class _FusedBatchNormV3(_Forward):
     ) -> ForwardV3:
         """Batch normalisation, in training or with population statistics.
 
-        With m and v the mean and the biased variance of the batch, or mean and variance if not
-        is_training::
+        With m and v the mean and the biased variance of the batch (if not is_training, m and v
+        are the inputs mean and variance)::
 
             y = scale * (x - m) / sqrt(v + epsilon) + offset
 
@@ -560,8 +560,8 @@ class _FusedBatchNorm(_Forward):
     ) -> Forward:
         """Batch normalisation, in training or with population statistics.
 
-        With m and v the mean and the biased variance of the batch, or mean and variance if not
-        is_training::
+        With m and v the mean and the biased variance of the batch (if not is_training, m and v
+        are the inputs mean and variance)::
 
             y = scale * (x - m) / sqrt(v + epsilon) + offset
 

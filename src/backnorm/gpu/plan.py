@@ -1,9 +1,9 @@
 """Decide how a problem is computed on a GPU: `plan_gpu` returns the plan that `launch` executes.
 
 Like a CPU's plan, a GPU's plan is a pure function of metadata. The bits of a result depend on
-tiles, blocks, schedule and arithmetic. Tiles, blocks and schedule follow from shape and type, so
-all devices that compute in the same arithmetic return the same bits. Only the choice between
-arithmetics with the accuracy of float64 depends on the device.
+tiles, blocks, schedule and arithmetic. Without tuning, tiles, blocks and schedule follow from the
+problem and its memory layout, so all devices that compute in the same arithmetic return the same
+bits. Only the choice between arithmetics with the accuracy of float64 depends on the device.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _WARP = 32
 _VECTOR = 16
 _RUN = 64
 
-# The numbers below, and those of `_knobs`, are the best of some thirty candidates, timed on an H200
-# for 94 layers: the shapes of ResNet-50 at batches of 32 and 256, and small ones; contiguous and
-# channels_last; float32 and bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS`
-# are not measured, but estimates. `docs/gpu.md` has times of calls with these numbers.
+# The numbers below, and those of `_knobs`, are the best of some thirty candidates. These were timed
+# on an H200 for 94 layers: layers of ResNet-50 at batches of 32 and 256, and small layers;
+# contiguous and channels_last; float32 and bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW`
+# and `_PROGRAMS` are not measured, but estimates. `docs/gpu.md` has times of calls with these
+# numbers.
 
 # If the runs of one channel have fewer elements than this, rows that contain all channels are read.
 _SHORT = 1024
@@ -59,7 +60,7 @@ _COLUMNS = 256
 # The fewest rows that a program sums in columns. With fewer rows, the two or four float64 that it
 # stores for each column would be a large part of its memory traffic. As long as `_ENOUGH` programs
 # remain, programs have more rows than this, so that the second kernel has fewer results to add up.
-# Tiles are narrower if there are fewer than `_FEW` programs.
+# If there would be fewer than `_FEW` programs, tiles are made narrower.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
@@ -239,7 +240,8 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
 
     A program of the schedule "two passes" is small, so that many programs run on a multiprocessor.
     Each of them loads up to four tiles at a time. A program that computes whole channels may run
-    alone on its multiprocessor, so it has more warps, but fewer for odd runs.
+    alone on its multiprocessor, so it has more warps. If it reads odd runs (see `_ODD`), it has
+    half as many.
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)

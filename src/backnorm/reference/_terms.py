@@ -6,7 +6,7 @@ import numpy as np
 
 from backnorm._doubledouble import Exact, FloatArray
 
-# The square root of a smaller number would lose its low part.
+# A smaller sum is scaled before its square root is computed (see `inverse_deviation`).
 _SMALL = 2.0**-800
 
 
@@ -76,7 +76,7 @@ def inverse_deviation(variance: Term, epsilon: float) -> Term:
 
 
 def rectified(value: Term, ceiling: float | None) -> Term:
-    """Return the ReLU of a settled value. T does not change: a ReLU does not enlarge an error."""
+    """Return the ReLU of a settled value. T is kept, because a ReLU does not enlarge an error."""
     hi, lo = value.exact.hi, value.exact.lo
     stays = (hi > 0) | np.isnan(hi)
     hi, lo = np.where(stays, hi, 0.0), np.where(stays, lo, 0.0)

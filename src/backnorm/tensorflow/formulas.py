@@ -1,9 +1,9 @@
 """Batch normalisation in plain TensorFlow operators, which run where Python cannot be called.
 
-Elements are computed in float64, so that results of other types are rounded once; or in float32, if
-that is requested. Sums are float64, except that short rows of float32 elements are summed in
-float32. TensorFlow differentiates these functions, to any order and in forward mode, and XLA
-compiles them.
+Elements are computed in float64, and results of narrower types are rounded once. On request,
+elements are computed in float32. Sums are float64, except that short rows of float32 elements are
+summed in float32. TensorFlow differentiates these functions, to any order and in forward mode, and
+XLA compiles them.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def forward(
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and variance.
 
-    If x is a part of a batch, `exchange` returns the mean and variance of the whole batch, (C,),
-    from those of x.
+    If x is a part of a batch, `exchange` takes the mean and variance of x, of shape (C,), and x. It
+    returns the mean and variance of the whole batch.
     """
     _check(options)
     # x is converted once. With two conversions, each would round its part of the gradient to x's

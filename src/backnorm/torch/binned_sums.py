@@ -43,7 +43,7 @@ def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
     product = slope * centred
     parts = [product]
     if digits == 4:
-        # The rounding error of the product of float64 elements.
+        # For float64 elements, the rounding errors of the products are added as further terms.
         _, error = two_product(slope, centred)
         parts.append(torch.where(product.isfinite(), error, torch.zeros_like(error)))
     rows = [*_bins([slope], digits), *_bins(parts, digits)]

@@ -185,7 +185,7 @@ def inference(*arguments: Any) -> tuple[Tensor]:
 
 
 def activation_backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor]:
-    """See `kernels`; PyTorch's operator computes the gradient of the activation's input."""
+    """See `kernels`; the activation's derivative is computed by PyTorch's operator."""
     *channels, eps, data_format, activation, arithmetic, _ = arguments
     (z,) = _inference(x, None, *channels, eps, data_format, None, arithmetic)
     return (derivative(dy, z, activation, overwrite=True),)
@@ -233,7 +233,7 @@ def double_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given the gradients of dx, dweight and dbias.
 
-    `elements` are x, dy and ddx, `channels` mean, variance, weight, ddweight and ddbias.
+    `elements` are x, dy and ddx. `channels` are mean, variance, weight, ddweight and ddbias.
 
     `backnorm.second_order` has the formulas. Everything is computed in float64. PyTorch computes
     the sums, whose errors stay within the error budget (`conformance.judge.check_double_backward`
@@ -292,7 +292,7 @@ def place_of(
 
 
 def use(place: Place, knobs: Knobs) -> None:
-    """Plan a problem with these knobs from now on."""
+    """Use these knobs from now on, for calls with the key `place`."""
     _tuned[place] = knobs
     forget()
 

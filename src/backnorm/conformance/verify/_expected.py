@@ -79,7 +79,7 @@ def read_expectations(path: Path) -> list[Expectation]:
 
 
 def fails(verdict: Verdict, at_least: Rung) -> bool:
-    """Whether an output was judged, and is on no rung or on a worse one than `at_least`."""
+    """Whether an output was judged, and is not on the rung `at_least` or a better one."""
     return verdict.is_judged and not is_at_least(verdict.status, at_least)
 
 
@@ -130,7 +130,7 @@ class Baseline:
         return sum((each.case, each.output) in self.statuses for each in results.verdicts)
 
     def change(self, verdict: Verdict, mistake: str | None) -> str:
-        """Return a line with the output of a verdict, and its earlier and its new status."""
+        """Return a line with a verdict's output, its status in the report, and its new status."""
         key = verdict.case, verdict.output
         before = str(self.statuses.get(key, "not in it"))
         now = str(verdict.status)

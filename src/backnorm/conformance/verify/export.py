@@ -1,10 +1,11 @@
 """Export cases as files, for tests in any language, and judge results that are files.
 
 The exported folder has ``manifest.json`` and a folder for each case. A case's folder has the
-inputs. For each output it has the exact value as a sum of two float64 (``high`` and ``low``), T of
-each element, the absolute bound of each rung, and the exact value rounded to the output's type. So
-a test can read the bound of every element and need not compute it. Raw arrays are little-endian, in
-C order. The same selection gives the same bytes.
+inputs. For each output it has the exact value as a sum of two float64 (``high`` and ``low``), the
+sum T of the magnitudes of each element's terms, the absolute bound of each rung, and the exact
+value rounded to the output's type. So a test can read the bound of every element and need not
+compute it. Raw arrays are little-endian, in C order. Exports of the same selection of cases have
+the same bytes.
 """
 
 from __future__ import annotations

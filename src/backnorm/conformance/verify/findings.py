@@ -91,7 +91,7 @@ def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
 
 
 def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
-    """Return the findings of a run: diagnosed ones first, then those of the most cases.
+    """Return the findings of a run: first the diagnosed ones, then others by number of cases.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 
 
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
-    """Return a text that identifies the mistake of a verdict, None if no finding explains it.
+    """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
 
     The text is the sentence of a diagnosis with its evidence, else the id of the finding. It does
     not contain errors in ulps, which differ from run to run.
@@ -178,7 +178,7 @@ def _diagnosis(case: Case, results: Results) -> Diagnosis:
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the findings for wrong outputs that no diagnosis explains, by output and case."""
+    """Yield findings for wrong outputs without a diagnosis: one per output, data and status."""
     wrong = [
         (v, g) for v, g in _inexact(results) if not any(each.explains(v) for each in explained)
     ]

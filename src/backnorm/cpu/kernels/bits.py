@@ -64,7 +64,7 @@ def without(builder, total, term, one):
 
 @emitted(types.boolean(Vec, Vec))
 def all_below(builder, left, right):
-    """Return whether every lane of `left` is less than the lane of `right`, as integers."""
+    """Return whether each lane of `left`, as an integer, is less than that of `right`."""
     left, right = (builder.bitcast(each, _INTEGERS) for each in (left, right))
     mask = builder.bitcast(builder.icmp_signed("<", left, right), ir.IntType(LANES))
     return builder.icmp_unsigned("==", mask, ir.Constant(ir.IntType(LANES), -1))

@@ -58,7 +58,7 @@ from backnorm.cpu.scratch import LANES
 
 @by_type
 def elements(x, dy, index, count, of):
-    """Return a vector of the output from `index` on, of the type of the coefficients `of`.
+    """Return a vector of output elements from `index` on, in the type of the coefficients `of`.
 
     If `count` is None, the vector is whole; else memory after `count` elements is not accessed.
     """
@@ -121,7 +121,7 @@ def in_pairs_of(dy):
 def in_pairs(dy, values):
     """Return whether writing two vectors at a time is faster; `values` is the coefficients' memory.
 
-    For float64 vectors it is faster only if they become one float32 vector.
+    Two float64 vectors at a time are faster only if they become one float32 vector.
     """
     pairs = values.dtype == types.float32 or in_pairs_of(dy)
     return lambda dy, values: pairs
@@ -131,10 +131,10 @@ def in_pairs(dy, values):
 def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    These are x, the residual, and the output unless it is streamed: ordinary stores read their
-    cache lines first. In a model, a convolution has just written x, which is then in the shared
-    cache only. Prefetching does not make a backward pass faster: its sums have just read x and dy,
-    and dx often has the memory of dy.
+    The memory is that of x, of the residual and, without streaming stores, of the output, because
+    an ordinary store reads its cache line first. In a model, a convolution has just written x,
+    which is then in the shared cache only. Prefetching does not make a backward pass faster: its
+    sums have just read x and dy, and dx often has the memory of dy.
     """
     dy = output[1]
 

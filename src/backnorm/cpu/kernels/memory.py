@@ -159,19 +159,19 @@ def load_first(typingctx, array, index, count):
 
 @intrinsic
 def load_singles(typingctx, array, index):
-    """Return elements index .. index+15, not of float64, as Singles."""
+    """Return elements index .. index+15 as Singles. The array must not be float64."""
     return _loading(array, None, Singles)
 
 
 @intrinsic
 def load_singles_first(typingctx, array, index, count):
-    """Return `count` elements, not of float64, as Singles, with zero in the lanes after them."""
+    """Return `count` elements as Singles, zero in later lanes. The array must not be float64."""
     return _loading(array, count, Singles)
 
 
 @intrinsic
 def load_even_odd(typingctx, array, index):
-    """Return elements index .. index+15, of bfloat16, as EvenOdd."""
+    """Return elements index .. index+15 as EvenOdd. The array must be bfloat16."""
     return _loading(array, None, EvenOdd)
 
 

@@ -24,9 +24,9 @@ such channels is used.
 
 Sums: `add_strip` has at most four roundings per term, so its error is at most 2^-22 of the sum of
 the terms' magnitudes; each term that underflows loses at most 2^-150. The sums are about m, the
-float32 nearest to the mean. `recentre` converts them to sums about the mean, and marks those that
-float64 must compute. The bound on the error also holds if the magnitudes are those of terms about
-the mean, because no element is nearer to the mean than m:
+float32 nearest to the mean. `recentre` converts them to sums about the mean, and marks the sums
+that must be computed again in float64. The bound on the error also holds if the magnitudes are
+those of terms about the mean, because no element is nearer to the mean than m:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
@@ -81,8 +81,8 @@ from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 # float32.
 _LEAST = 2.0**-100
 
-# A sum of fewer than 2^30 products that is at least this large has lost less than 2^-40 of itself
-# to underflow.
+# If a sum of fewer than 2^30 products is at least this large, underflow has changed it by less than
+# 2^-40 of its value.
 _LEAST_SUM = 2.0**-80
 
 
@@ -102,7 +102,7 @@ def rows_for(kind, exact, place, count):
 
 @by_type
 def lanes_of(values):
-    """Return the number of lanes of vectors of these coefficients."""
+    """Return how many lanes a vector of these coefficients has."""
     lanes = SINGLES if values.dtype == types.float32 else LANES
     return lambda values: lanes
 
@@ -180,8 +180,8 @@ def narrow_rows(output, span, refused):
     that all elements are computed in float64.
 
     The formulas in float32 first subtract from x the float32 nearest to the mean. The remainder of
-    the mean is added to a constant, where it does not cancel: no element of 32 bits or less is
-    nearer to the mean than this float32, so the remainder is at most |x - mean|.
+    the mean is included in shift or slope. No element of 32 bits or less is nearer to the mean than
+    this float32, so the remainder is at most |x - mean|, and cancellation is limited.
     """
     if output[4][0].dtype != types.float32:
         return nothing

@@ -132,8 +132,9 @@ def open_barrier(cells):
 def wait_at_barrier(cells):
     """Wait until the barrier is open.
 
-    A participant waits here with an item of the second phase. So all items of the first phase have
-    been taken by participants that compute them, and the wait is no longer than an item. The first
-    phase must have at least one item, because its last item opens the barrier.
+    A participant waits here after it has taken an item of the second phase. So all items of the
+    first phase have been taken by participants that compute them, and the wait is at most the time
+    of an item and of combining the sums. The first phase must have at least one item, because its
+    last item opens the barrier.
     """
     wait_for_flag(cells, _OPENED)

@@ -12,10 +12,10 @@ s = 1/sqrt(variance + epsilon). In the forward pass, shift is the remainder of t
 float64 cannot represent, and slope is beta. The few coefficients are computed in float64 on every
 device, and passed to the functions here in the form of `arithmetic.split`.
 
-In float32 arithmetic, the float32 nearest to the mean is subtracted from x. In a forward pass the
-remainder of the mean is included in the constant `slope`, where it does not cancel: no element of
-32 bits or less is nearer to the mean than this float32, so the remainder is at most |x - mean|. A
-given mean, in a backward pass or in inference, has no remainder, because its type has at most 32
+In float32 arithmetic, the float32 nearest to the mean is subtracted from x. In a forward pass, gain
+times the remainder of the mean is subtracted from `slope`. No element of 32 bits or less is nearer
+to the mean than this float32, so the remainder is at most |x - mean|, and cancellation is limited.
+A given mean, in a backward pass or in inference, has no remainder, because its type has at most 32
 bits if the elements have (`dtypes.statistics_types`). `conformance.judge` derives the error budget.
 """
 
@@ -42,7 +42,7 @@ def inverse_deviation(b_variance, EPSILON: tl.constexpr):
 @triton.jit
 def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
     """Return shift and slope."""
-    # In this order, no product with a scale as large as 1/sqrt(smallest epsilon) overflows.
+    # In this order scale² is not computed: for the smallest epsilon, scale² would overflow.
     return b_sum_dy / count, b_scale * (b_scale * b_sum_dy_xmu / count)
 
 

@@ -41,7 +41,7 @@ def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
         i_columns = i_column + tl.arange(0, FORM.tile_columns)
         b_elements = tl.where(i_columns < width, rows, 0)
         if FORM.partial:
-            # The partial last row lacks these columns.
+            # The last row is partial: its last columns do not exist.
             i_last = frame.rows - 1
             m_short = i_last * width + i_columns >= frame.total_units.to(tl.int64) * FORM.align
             b_elements -= (m_short & (b_elements > 0) & (i_row + rows > i_last)).to(tl.int64)
@@ -104,7 +104,8 @@ def collect(b_tile, FORM: tl.constexpr):
 def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
     """Return the offsets of a program's partial results, which of them exist, and a plane's size.
 
-    A plane has a row for each block, with one element for every column or unit.
+    The partial results of one sum are a plane. It has a row for each block, with one element for
+    every column or unit.
     """
     blocks = tl.cdiv(frame.tiles, frame.per_block).to(tl.int64)
     if FORM.columns:
@@ -120,7 +121,7 @@ def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
 def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexpr):
     """Return the offsets of the partial results of a tile of channels, and which of them exist.
 
-    A plane has shape (parts, channels, inner).
+    The partial results of one sum are a plane, which has shape (parts, channels, inner).
     """
     i_parts = i_tile.to(tl.int64) * TILE_PARTS + tl.arange(0, TILE_PARTS)
     o_parts = (i_parts // inner) * channels * inner + i_parts % inner
