@@ -1,8 +1,8 @@
 """The steps from a call to a kernel: check, plan, allocate, bind, run.
 
 An `Executable` is a planned problem, for arrays that are dense in one order of axes, with the code
-that runs it. `operation` returns a function of a framework's arrays. The first call of this
-function with certain metadata makes an executable. Later calls with equal metadata find the
+that runs it. `operation` returns a function that takes the arrays of a framework. The first call of
+this function with certain metadata makes an executable. Later calls with equal metadata find the
 executable in the call cache, and skip validation and planning.
 """
 
@@ -26,7 +26,7 @@ _MOST = 4096
 
 
 class Calls(dict[Hashable, Any]):
-    """The call cache: executables and functions of dialects, by all the metadata of a call."""
+    """The call cache: executables and functions of dialects, keyed by all metadata of a call."""
 
     def keep(self, key: Hashable, value: Any) -> None:
         """Add an entry; a full cache is emptied first."""
@@ -35,8 +35,8 @@ class Calls(dict[Hashable, Any]):
         self[key] = value
 
 
-#: The cache of all calls. A key contains metadata and no values of arrays, except for the order of
-#: bits that the end of a mask stores.
+#: The cache of all calls. A key contains metadata of arrays, not values. The only exception is the
+#: end of a mask, which stores the order of the mask's bits.
 CALLS = Calls()
 
 
@@ -114,7 +114,7 @@ class Executable:
         return make(self.stage, self._refuse, *constants, again=self._again)
 
     def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Return the results of `run` for operands of which one is `Code.lost`, or raise."""
+        """Run again, or raise, for operands of which one has lost its memory (see `Code.lost`)."""
         read = self._arrays.read(operands, self.problem.signature)
         return self.run(*read, out=out, **numbers)
 

@@ -1,9 +1,10 @@
 """Batch normalisation and its gradients as formulas, for the arrays of any framework.
 
 The formulas run where no kernel can be called: on devices without kernels, in graphs that a
-compiler splits, or compiles as a whole, and where a framework differentiates the formulas itself.
-An adapter implements `Namespace` for its framework. Per-channel arrays have the shape and type that
-`Namespace.sum` returns. `centred` is x - mean, and `s` is 1/sqrt(variance + epsilon).
+compiler splits over devices or compiles as a whole, and where a framework differentiates the
+formulas itself. An adapter implements `Namespace` for its framework. Per-channel arrays have the
+shape and type that `Namespace.sum` returns. `centred` is x - mean, and `s` is 1/sqrt(variance +
+epsilon).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Namespace(Protocol):
         """Return the sum of each channel."""
 
     def spread(self, channels: Array, elements: Array) -> Array:
-        """Return a per-channel array that broadcasts against elements, in their type."""
+        """Return `channels` in the type of `elements`, in a shape that broadcasts with them."""
 
     def scaled(self, elements: Array, s: Array, gamma: Array) -> Array:
         """Return elements * s * gamma; gamma may be None, for 1."""

@@ -66,7 +66,7 @@ _CPUID = {
     "sse4.2": (1, 0, 2, 20),
     "movbe": (1, 0, 2, 22),
     "popcnt": (1, 0, 2, 23),
-    # The bit OSXSAVE is set if the operating system supports the instruction, too.
+    # This is the bit OSXSAVE, which is set if the operating system also supports the instruction.
     "xsave": (1, 0, 2, 27),
     "avx": (1, 0, 2, 28),
     "f16c": (1, 0, 2, 29),

@@ -47,8 +47,8 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
         dbeta  = sum dy
         dgamma = sum dy*(x - mean) / sqrt(variance + epsilon)
 
-    The results have the type of the mean, or `dtype`. Without statistics, dbeta has the type of x
-    and dgamma is meaningless.
+    The results have the type `dtype`, by default that of the mean. Without statistics, dbeta has
+    the type of x and dgamma is meaningless.
     """
     mean, variance = call.by_role("mean"), call.by_role("variance")
     if mean is None:
@@ -63,11 +63,11 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
 def input_gradient(call: Call) -> np.ndarray:
     """Return dx in training, from the gradients of the parameters.
 
-    With M elements per channel, s = 1 / sqrt(variance + epsilon), and gamma 1 if there is none::
+    With M elements per channel, s = 1 / sqrt(variance + epsilon), and gamma = 1 if it is absent::
 
         dx = gamma*s * (dy - dbeta/M - (x - mean)*s * dgamma/M)
 
-    An absent gradient of a parameter is computed in float64, without rounding to its type.
+    If dgamma or dbeta is absent, it is computed in float64 and not rounded further.
     """
     mean, variance, gamma = map(call.by_role, ("mean", "variance", "gamma"))
     dgamma, dbeta = map(call.by_role, ("dgamma", "dbeta"))

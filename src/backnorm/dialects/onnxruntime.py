@@ -246,7 +246,7 @@ class _BatchNormInternal(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add, in inference, the input statistics as running and as saved statistics."""
+        """In inference, return the input statistics both as running and as saved statistics."""
         mean, variance = arrays["input_mean"], arrays["input_var"]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))

@@ -1,9 +1,9 @@
 """The rules of one operator of one dialect.
 
 An :class:`OperatorSchema` contains the rules of a specification: the roles and shapes of tensors,
-permitted combinations of element types, ranks, data formats, and the wording of errors. The checks
-(``_check.py``, ``_attributes.py``), the reference page, ``backnorm info``, the command and graphs
-read it. Parameters, defaults and documentation belong to the operator's class;
+permitted combinations of element types, ranks, data formats, and the wording of errors. The schema
+is read by the checks (``_check.py``, ``_attributes.py``), the command, graphs, and the script that
+writes the reference page. Parameters, defaults and documentation belong to the operator's class;
 ``_description.py`` adds them to the schema.
 """
 
@@ -95,13 +95,14 @@ class Required:
 
 REQUIRED = Required()
 
-#: The default of an attribute in a table, to be replaced by that of the operator's signature.
+#: The default of an attribute in a table, until the default in the operator's signature replaces
+#: it.
 UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output.
+    """One input or output of an operator.
 
     Attributes
     ----------
@@ -332,7 +333,7 @@ class OperatorSchema:
     takes_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for a wrong word or type, which would make kernels read absent operands."""
+        """Raise for a wrong word or type in the tables: kernels would read absent operands."""
         for name, came, accepted in self._words():
             if came not in accepted:
                 expected = " or ".join(map(repr, accepted)) or "none"

@@ -425,7 +425,7 @@ class _Forward(Operator):
         canonical = super().translate(call)
         _check_statistics(call)
         if call.attributes["is_training"]:
-            # The statistics of an empty batch are NaN; `finish` adds them.
+            # An empty batch updates no running statistics here; `finish` returns NaN for them.
             weight = call.number("exponential_avg_factor") if call.count else None
             return replace(canonical, weight=weight)
         inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}

@@ -26,8 +26,8 @@ Schedule = Literal["complete", "two passes"]
 # Operations that compute mean and variance.
 _OF_MOMENTS = ("forward", "reduce_forward")
 
-# A warp has `_WARP` threads, and a thread reads `_VECTOR` bytes at once. Runs of memory of `_RUN`
-# bytes or more are read at full speed.
+# A warp has `_WARP` threads, and a thread reads `_VECTOR` bytes at once. Contiguous memory of
+# `_RUN` bytes or more is read at full speed.
 _WARP = 32
 _VECTOR = 16
 _RUN = 64
@@ -35,12 +35,12 @@ _RUN = 64
 # The numbers below, and those of `_knobs`, are the best of some thirty candidates, timed on an H200
 # for 94 layers: the shapes of ResNet-50 at batches of 32 and 256, and small ones; contiguous and
 # channels_last; float32 and bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS`
-# are estimates instead. `docs/gpu.md` has times of calls with these numbers.
+# are not measured, but estimates. `docs/gpu.md` has times of calls with these numbers.
 
-# Runs of one channel with fewer elements than this are read in rows that contain all channels.
+# If the runs of one channel have fewer elements than this, rows that contain all channels are read.
 _SHORT = 1024
 
-# If a row has several values per channel, sums per column are worthwhile from this number of rows.
+# Rows with several values per channel are summed by columns if there are at least this many rows.
 _TALL = 32
 
 # Rows of fewer elements than this are joined with the following rows.
@@ -57,9 +57,9 @@ _SHARES = (_SHARE, 2 * _SHARE)
 _COLUMNS = 256
 
 # The fewest rows that a program sums in columns. With fewer rows, the two or four float64 that it
-# stores for each column would be a large part of its memory traffic. Programs have more rows if
-# `_ENOUGH` programs remain, because the second kernel adds up the results of all programs. Tiles
-# are narrower if there are fewer than `_FEW` programs.
+# stores for each column would be a large part of its memory traffic. As long as `_ENOUGH` programs
+# remain, programs have more rows than this, so that the second kernel has fewer results to add up.
+# Tiles are narrower if there are fewer than `_FEW` programs.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
@@ -77,8 +77,9 @@ _COMPLETE_ODD = 8192
 # than this.
 _AHEAD = 16384
 
-# Runs of a channel are odd if they are not a multiple of this number of bytes, so that a thread
-# reads fewer bytes at once. With prefetching, odd runs took several times as long as without.
+# A channel's runs (contiguous elements) are odd if their size is not a multiple of this number of
+# bytes. Then a thread reads fewer bytes at once. With prefetching, odd runs took several times as
+# long as without.
 _ODD = 8
 
 
@@ -111,7 +112,7 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """A decided computation on a GPU, printable with ``print(plan)``.
+    """How a problem is computed on a GPU; printable with ``print(plan)``.
 
     Attributes
     ----------
@@ -195,9 +196,9 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
 def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
     """Return the arithmetic of elements, that of mean and variance, and the reasons.
 
-    In float32 arithmetic, only the sums for mean and variance have the accuracy of float64: they
-    are sums about a pivot, whose squares may cancel. Other sums are compensated in float32, which
-    takes as many registers as a float64.
+    In float32 arithmetic, only the sums for mean and variance have the accuracy of float64: the
+    variance is a difference of sums about a pivot, which may cancel. Other sums are compensated in
+    float32, which takes as many registers as a float64.
     """
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
@@ -209,7 +210,7 @@ def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tu
 
 
 def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
-    """Return the device's arithmetic with the accuracy of float64, and the reason."""
+    """Return the arithmetic that gives this device the accuracy of float64, and the reason."""
     if problem.dtype == FLOAT64:
         return "compensated", "compensated: no type is wider than float64"
     if gpu.fast_float64:
@@ -236,9 +237,9 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
 def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     """Return the heuristic's knobs for a schedule.
 
-    A program of two passes is small, so that many run on a multiprocessor, each with four tiles
-    being loaded. A program that computes whole channels may run alone on its multiprocessor, so it
-    has more warps, but fewer for odd runs.
+    A program of the schedule "two passes" is small, so that many programs run on a multiprocessor.
+    Each of them loads up to four tiles at a time. A program that computes whole channels may run
+    alone on its multiprocessor, so it has more warps, but fewer for odd runs.
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)
@@ -246,11 +247,13 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     columns = _as_columns(problem, extents, _VECTOR // problem.dtype.itemsize, complete=complete)
     if not complete:
         if columns:
-            # With 16-bit elements in pairs, four vectors need more registers than there are.
+            # For 16-bit elements computed in pairs of float32, four vectors need more registers
+            # than there are.
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
-        # A thread holds the coefficients of all its columns, eight with 16-bit elements.
+        # A thread holds the coefficients of all its columns. With 16-bit elements these are eight
+        # columns, so registers suffice for fewer warps.
         return Knobs(schedule, 8 if narrow else 16, vectors, 3, 0)
     if _is_odd(problem, extents):
         return Knobs(schedule, 4, vectors, 1, 0)
@@ -268,7 +271,7 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
     rows = -(-problem.size // max(1, width)) if columns else outer
     elements, run = knobs.warps * _WARP * knobs.vectors * vector, _RUN // itemsize
     if columns:
-        # Narrow tiles make more programs if there would be too few.
+        # If there would be too few programs, tiles are made narrower, which gives more programs.
         tile_columns = _best(width, run, run if complete else _COLUMNS // itemsize)
         least = min(rows, _LEAST_ROWS)
         while tile_columns > run and -(-width // tile_columns) * (rows // max(1, least)) < _FEW:
@@ -315,9 +318,11 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
     if channels == 1:
         return False
     if inner % 8 and _has_mask(problem):
-        # A program must read and write whole bytes of the mask.
+        # A program must read and write whole bytes of the mask, but runs of one channel begin
+        # within bytes.
         return True
-    # A complete program reads unaligned runs element by element, which is faster than two passes.
+    # In the schedule "complete", unaligned runs are read element by element, which is still faster
+    # than two passes.
     return not complete and outer >= _TALL and (inner < _SHORT or inner % vector != 0)
 
 
@@ -340,7 +345,7 @@ def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
 
 
 def _best(width: int, least: int, most: int) -> int:
-    """Return the columns of a tile: the largest power of two with few columns beyond the row."""
+    """Return a tile's columns: the largest power of two that leaves few columns beyond the row."""
     candidates = [1 << power for power in range(least.bit_length() - 1, most.bit_length())]
     spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
     fewest = min(spent.values())

@@ -65,8 +65,8 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
 def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
-    The product skips dimensions of 0, because NumPy also limits the other dimensions of an empty
-    array, and per-channel tensors have the size of one of these.
+    Dimensions of 0 are left out of the product: even for an empty array, NumPy limits the product
+    of the other dimensions, and one of them can be the number of channels.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(
@@ -75,7 +75,7 @@ def check_elements(shape: tuple[int, ...], where: str) -> None:
 
 
 def merge(known: LogicalTensor, other: LogicalTensor, where: str) -> LogicalTensor:
-    """Return one description of a tensor from two that may each lack facts."""
+    """Merge two descriptions of a tensor, each of which may lack facts."""
     for attribute in ("dtype", "shape", "stride", "name"):
         first, second = getattr(known, attribute), getattr(other, attribute)
         if first is not None and second is not None and first != second:

@@ -2,7 +2,7 @@
 
 Source: oneDNN 3.13, the parser and the rewriting of graphs in tests/benchdnn/graph, and the options
 in tests/benchdnn/inputs/graph. benchdnn runs a list of alternatives one after the other; here a
-list is an error, because a run has one graph.
+list is an error, because only one graph is run.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _value(where: str, type_: str, text: str) -> object:
 
 
 def _entries(option: str, text: str, known: list[int], noun: str) -> dict[int, str]:
-    """Return id -> the text after its colon."""
+    """Return the entries of an option's value: {id: the text after the colon}."""
     if "," in text:
         raise ArgumentValueError(
             option, "has a list of alternatives", came=text, accepted="one alternative per run"

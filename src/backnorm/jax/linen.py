@@ -23,9 +23,9 @@ class BatchNorm(linen.BatchNorm):
     """flax's `flax.linen.BatchNorm`, computed by `backnorm.jax`.
 
     The layer has the fields of flax's layer and two more. Its parameters (``scale``, ``bias``) and
-    ``batch_stats`` (``mean``, ``var``) are the same, so a model's variables fit either layer. The
-    statistics are computed before x is rounded to `dtype`; `use_fast_variance` has no effect on
-    their accuracy. Running statistics keep their type.
+    ``batch_stats`` (``mean``, ``var``) are those of flax's layer, so a model's variables fit either
+    layer. The statistics are computed before x is rounded to `dtype`; `use_fast_variance` has no
+    effect on their accuracy. Running statistics keep their type.
 
     Attributes
     ----------
@@ -73,7 +73,8 @@ class BatchNorm(linen.BatchNorm):
 
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         groups = {}
-        # The mapped axis may not exist yet when the variables are initialised.
+        # When the variables are initialised, the mapped axis may not exist yet, so nothing is
+        # exchanged.
         if self.axis_name is not None and not self.is_initializing():
             groups = {"axis_name": self.axis_name, "axis_index_groups": self.axis_index_groups}
         statistics, parameters = (mean.value, variance.value), (scale, bias)

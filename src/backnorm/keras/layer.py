@@ -18,11 +18,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` with the training step computed by backnorm.
 
     The layer has two more arguments, `arithmetic` and `reproducible`. All other arguments and the
-    weights are those of Keras's layer. Results, including moving statistics, differ by rounding
-    only. Weights can be loaded from either layer into the other. backnorm computes the forward and
-    the backward pass of a training step (``training=True``, and the layer is trainable). Results
-    are rounded once unless `arithmetic` is "float32". A float16 or bfloat16 input is not copied to
-    float32.
+    weights are those of Keras's layer. Results, including moving statistics, differ from those of
+    Keras's layer by rounding only. Weights can be loaded from either layer into the other. backnorm
+    computes the forward and the backward pass of a training step (``training=True``, and the layer
+    is trainable). Results are rounded once unless `arithmetic` is "float32". A float16 or bfloat16
+    input is not copied to float32.
 
     The base class, Keras's layer, computes everything else:
 
@@ -102,7 +102,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 came=True,
                 accepted="False",
             )
-        # Keras's layer raises its own error if the input does not consist of real numbers.
+        # If the input does not consist of real numbers, Keras's layer is called, and raises its own
+        # error.
         special = special or not dtype.startswith(_NUMBERS)
         # A replica without elements must exchange statistics, too. If no replica has elements, the
         # statistics are 0, as in Keras's layer.
@@ -110,8 +111,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         wide = "float64" if dtype == "float64" else "float32"
-        # Keras casts 16-bit inputs to the wide type. The kernels read them directly, so inputs are
-        # cast only if results have another type.
+        # Keras casts 16-bit inputs to the wide type. The kernels read 16-bit inputs directly, so
+        # inputs are cast only if results have another type than the input.
         if dtype != self.compute_dtype:
             inputs = keras.ops.cast(inputs, wide)
         gamma = keras.ops.cast(self.gamma, wide) if self.scale else None
@@ -131,13 +132,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
-    """Return 1, or NaN for an empty batch, as a tensor, because a trace does not know the size.
+    """Return 1, or NaN for an empty batch; it is a tensor, as the size is unknown during tracing.
 
-    Multiplied by this number, statistics and the gradient of gamma are those of Keras's layer.
+    For an empty batch, the statistics and the gradient of gamma of Keras's layer are NaN.
+    Multiplying by this number makes them NaN here, too.
     """
     empty = keras.ops.equal(keras.ops.size(inputs), 0)
     return keras.ops.cast(keras.ops.where(empty, float("nan"), 1.0), dtype)
 
 
-# A file with this layer can be loaded after this module is imported.
+# Keras can load a file with this layer, once this module is imported.
 keras.saving.register_keras_serializable(package="backnorm")(BatchNormalization)

@@ -13,7 +13,7 @@ _SMALL = 2.0**-800
 class Term:
     """Arrays of numbers, in the three forms in which the oracle evaluates every formula.
 
-    Operators evaluate all three, so a formula is written once.
+    Each arithmetic operator computes all three forms, so a formula is written once.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Term:
         return Term(self.exact.sum()[:, None], plain, size)
 
     def settled(self) -> Term:
-        """Return the term with both values equal: exact where that is finite, else float64."""
+        """Return the term with both values equal: `exact` where it is finite, else `plain`."""
         exact = self.exact.settled(self.plain)
         return Term(exact, exact.hi, self.size)
 

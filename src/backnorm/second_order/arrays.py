@@ -1,4 +1,4 @@
-"""The second order on NumPy arrays: the public function, and sums by the engine.
+"""Second-order gradients of NumPy arrays: the public function, and its sums.
 
 The engine computes the sums of each channel (:func:`backnorm.reduce`). NumPy computes the elements
 in float64, block by block.
@@ -112,8 +112,8 @@ def double_backward(
     """Compute `batch_norm_double_backward`, writing the gradients of x and dy to `out`.
 
     `elements` are x, dy and ddx; `channels` are mean, variance, gamma, ddgamma and ddbeta. With
-    `out`, x must be dense in some order of its axes, with the channels on one axis, and the arrays
-    of `out` in the same order.
+    `out`, x must have one channel axis and be dense in some order of its axes, and the arrays of
+    `out` must be dense in the same order.
     """
     read: Sequence[Any] = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
     x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = read

@@ -1,7 +1,8 @@
-"""The second order, block by block in float64, for arrays that can be written to.
+"""Second-order gradients, block by block in float64, for arrays that can be written to.
 
-Memory beyond the results is a few blocks. Apart from Python's operators, the code uses only the
-array API standard, which NumPy implements and array-api-compat provides for PyTorch.
+Besides the results, memory for only a few blocks is allocated. Apart from Python's operators, the
+code uses only the array API standard, which NumPy implements and array-api-compat provides for
+PyTorch.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def sums(left: Array, right: Array, pivot: Array, block: int) -> tuple[Array, Ar
 def _namespace(array: Array) -> Any:
     """Return the functions of the array API for an array."""
     if hasattr(array, "__array_namespace__"):
-        # For NumPy, array-api-compat would first import a wrapper of NumPy, in 0.2 seconds.
+        # For NumPy, array-api-compat would first import a wrapper of NumPy, which takes 0.2
+        # seconds.
         return array.__array_namespace__()
     from array_api_compat import array_namespace
 

@@ -51,7 +51,8 @@ class _Namespace:
         return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
 
     def spread(self, channels: Any, elements: Any) -> Any:
-        # The steps of broadcasting are those of `sum`, so that the gradient sums in the same way.
+        # The channels are broadcast in the steps in which `sum` reduces, so that TensorFlow's
+        # gradient of this function sums in these steps, too.
         if elements.dtype == channels.dtype:
             return channels
         shape, run = tf.shape(elements), self._run
@@ -87,15 +88,15 @@ def forward(
     from those of x.
     """
     _check(options)
-    # x is converted once. With two conversions, the gradient would be rounded to x's type on each
-    # path back to x.
+    # x is converted once. With two conversions, each would round its part of the gradient to x's
+    # type before the parts are added.
     wide = _wide(x, options)
     xp = _Namespace(wide, options)
     mean, variance = formulas.statistics(xp, wide)
     if exchange is not None:
         own = [tf.reshape(each, [-1]) for each in (mean, variance)]
         mean, variance = map(xp.channels, exchange(*own, x)[:2])
-    # One number of the elements' type may have too few digits for the mean: subtract two.
+    # The mean may have more digits than the elements' type, so it is subtracted in two parts.
     high = xp.rounded(mean, wide)
     centred = wide - xp.spread(high, wide)
     if wide.dtype != _CHANNELS:
@@ -124,7 +125,8 @@ def backward(
     xp = _Namespace(wide, options)
     mean, variance = map(xp.channels, (mean, variance))
     if options.training:
-        # Values are those of the arguments, derivatives are those of the statistics of x.
+        # The mean and the variance get the values of the arguments, but the derivatives of the
+        # statistics of x.
         own = formulas.statistics(xp, wide)
         pairs = zip((mean, variance), own, strict=True)
         mean, variance = (of_x + tf.stop_gradient(each - of_x) for each, of_x in pairs)

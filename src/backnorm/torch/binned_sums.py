@@ -18,13 +18,13 @@ _LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
 
 
 def of_forward(x: Tensor) -> tuple[Tensor, int]:
-    """Return the sums of x and of x^2, int64 (rows, C), and the number of elements."""
+    """Return the bins of sum(x) and sum(x^2), int64 (rows, C), and the elements per channel."""
     wide = _channels_first(x).double()
     return _both(wide, wide, x)
 
 
 def of_backward(x: Tensor, dy: Tensor, counts: Tensor | None, mean: Tensor) -> tuple[Tensor, int]:
-    """Return the sums of dy and of dy * (x - mean), in the form of `of_forward`.
+    """Return the bins of sum(dy) and of sum(dy * (x - mean)), in the form of `of_forward`.
 
     dy is replaced by 0 where `counts` is False.
     """
@@ -51,7 +51,7 @@ def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
-    """Return the top bins and the digits of the sums of all `parts`.
+    """Return, for each channel, the top bin and the digits of the sum of all terms in `parts`.
 
     Each part has shape (C, M); the first has the largest terms.
     """

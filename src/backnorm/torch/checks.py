@@ -79,7 +79,7 @@ def check(
         "weight": weight,
         "bias": bias,
     }
-    # Nested tensors have no shape; `_check_channels` rejects them.
+    # Nested tensors are left out here, because they have no shape; `_check_channels` rejects them.
     tensors = [t for t in channels.values() if isinstance(t, Tensor) and not t.is_nested]
     alike = (t.shape == tensors[0].shape and t.dtype == tensors[0].dtype for t in tensors)
     if len(tensors) > 1 and all(alike):
@@ -98,7 +98,7 @@ def check_statistics(
     if not (
         running_mean is None
         or running_var is None
-        # The checks of shapes and types report a value that is not a tensor.
+        # A value that is not a tensor passes here; the checks of shapes and types report it.
         or getattr(running_mean, "requires_grad", False)
         or getattr(running_var, "requires_grad", False)
     ):
@@ -158,7 +158,7 @@ def _check_like_input(residual: object, input: Tensor) -> None:
 
 
 def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
-    """Return an operation's error with PyTorch's names, unless `check` raises.
+    """Return an operation's error with PyTorch's argument names, unless `check` raises one.
 
     `operands` are the arguments of `check`.
     """
@@ -167,7 +167,7 @@ def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
 
 
 def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
-    """Return the error with tensors renamed, as a RuntimeError like PyTorch's."""
+    """Return the error with tensors renamed, as a RuntimeError like the errors of PyTorch."""
     error = error.in_words(names)
     if isinstance(error, RuntimeError):
         return error

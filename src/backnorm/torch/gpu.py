@@ -1,10 +1,10 @@
 """The operations on the memory of CUDA tensors, by Triton kernels.
 
-This module has those functions of `cpu` that `kernels` and `synchronised` call. Kernels run on the
-current stream of the tensors' device. No function waits for a kernel or reads a value from the
-device, so a call can be captured in a CUDA graph after the same call has run once. Because values
-are not read, variance + epsilon <= 0 is not an error: the channel's results are infinite or NaN, as
-in PyTorch.
+This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `kernels` and
+`synchronised` call. Kernels run on the current stream of the tensors' device. No function waits for
+a kernel or reads a value from the device, so a call can be captured in a CUDA graph after the same
+call has run once and compiled its kernels. Because values are not read, variance + epsilon <= 0 is
+not an error: that channel's results are infinite or NaN, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
-# The range of the two per-channel results among the addresses.
+# The positions of the two per-channel results among the addresses of a call: from, and up to.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
-#: The key of tuned knobs: a problem, its memory layout and its device. `Problem.running` is False,
-#: because plans do not depend on running statistics.
+#: The key of tuned knobs: a problem, its memory layout and its device. In the key,
+#: `Problem.running` is False, because plans do not depend on running statistics.
 Place = tuple[Problem, Extents, Gpu]
 
 # The knobs that tuning has chosen.
@@ -51,7 +51,7 @@ _tuned: dict[Place, Knobs] = {}
 
 
 class _Launches(Launches):
-    """The launches of a problem on a device. For an empty batch, per-channel results are zero."""
+    """The kernel launches of a problem. For an empty batch, per-channel results are 0."""
 
     def __init__(self, problem: Problem, plan: GpuPlan, device: torch.device) -> None:
         def new(count: int) -> Tensor:
@@ -79,7 +79,7 @@ class _Launches(Launches):
         return -1
 
     def sum_all(self, *places: Any) -> int:
-        """Write the sums of every channel; in a forward pass, means and variances."""
+        """Write the sums of every channel; in a forward pass, write means and variances instead."""
         x, *_, sums = places
         if not x.numel():
             sums.zero_()
@@ -119,7 +119,7 @@ class _CudaTensors(Tensors[torch.device]):
             "mask": "x.new_empty(mask_bytes, dtype=bits)",
             "sums": "x.new_empty((2, channels), dtype=double)",
             "count": "count",
-            # Kernels can write every accepted type.
+            # Kernels can write every accepted type, so these results have their final type.
             "dgamma": "empty_like(mean if gamma is None else gamma)",
             "dbeta": "empty_like(mean if gamma is None else gamma)",
         },
@@ -162,7 +162,7 @@ apply_forward, apply = operation("apply_forward", TENSORS), operation("apply", T
 
 
 def _split(activation: Activation | None) -> tuple[Activation | None, Activation | None]:
-    """Return the activation for the kernel, and the activation for PyTorch's operator."""
+    """Return the activation that the kernel computes, and the one that PyTorch computes."""
     if activation is None or activation.name == "relu":
         return activation, None
     return None, activation
@@ -219,7 +219,7 @@ def reduce(
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a message into two tensors of one number per channel, and the number of elements."""
+    """Split a process's message into two tensors of a number per channel, and a count."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
 
@@ -298,7 +298,7 @@ def use(place: Place, knobs: Knobs) -> None:
 
 
 def on(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which x's device is the current device, where kernels are launched."""
+    """Return a context in which x's device is current; kernels are launched on that device."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return _NOTHING
     return torch.cuda.device(x.device)

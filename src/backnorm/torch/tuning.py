@@ -49,8 +49,8 @@ def tune(
 
     The plan is used in this process, for calls with tensors of the same shapes, types and layout on
     a device of the same model, and the same activation, eps and arithmetic. Every plan is correct,
-    but plans sum in different orders, so tuning can change the last bits of results. With one plan,
-    every run gives the same bits.
+    but plans sum in different orders, so tuning can change the last bits of results. As long as the
+    plan is the same, every run gives the same bits.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def tune(
 
 
 def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> list[Trial]:
-    """Measure every candidate for a call's problem, and use the fastest from now on."""
+    """Measure a call with the knobs of every candidate, and use the fastest knobs from now on."""
     trials = []
     problem, extents, _ = place
     for knobs in candidates(problem, extents):

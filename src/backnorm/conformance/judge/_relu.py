@@ -31,8 +31,9 @@ def check_relu_forward(
 ) -> dict[str, Verdict]:
     """Judge `result` (y, mean, variance, mask); see :func:`reference.forward`.
 
-    The mask is judged by the operator's y, not by the exact y: a bit must be set if and only if y
-    is more than 0 and less than the ceiling of `activation`. The default is a ReLU without ceiling.
+    The mask is compared with the operator's y, not with the exact y: a bit must be set if and only
+    if the operator's y is more than 0 and less than the ceiling of `activation`. The default is a
+    ReLU without ceiling.
     """
     ceiling = options.setdefault("activation", RELU).ceiling
     y, mean, variance, mask = result
@@ -72,7 +73,7 @@ def check_relu_backward(
     arithmetic: Arithmetic | None = None,
     **options: Unpack[BackwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `gradients` (dx, dgamma, dbeta, dresidual) through a ReLU with this mask.
+    """Judge `gradients` (dx, dgamma, dbeta, dresidual) of a layer with a ReLU that has this mask.
 
     With `residual`, dresidual must equal dy where the mask is set and 0 elsewhere. Otherwise it
     must be absent or None.
@@ -90,7 +91,7 @@ def check_relu_backward(
 
 
 def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Return the verdict, or a failed one if y leaves the range of the ReLU by an allowed error."""
+    """Return the verdict; it fails if y leaves the ReLU's range, even within the tolerance."""
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")

@@ -65,7 +65,7 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
 
 
 def export_inputs(folder: Path, case: Case, inputs: Mapping[str, np.ndarray | None]) -> None:
-    """Write one case as raw files with these inputs, and without results."""
+    """Write one case as raw files with these inputs, without the exact results and bounds."""
     folder.mkdir()
     arrays = {name: np.ascontiguousarray(a) for name, a in inputs.items() if a is not None}
     _write(folder / case.name, arrays, "raw")

@@ -113,7 +113,7 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
 
 
 def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
-    """Return the text of a verdict, or the first finding that explains it."""
+    """Return a verdict's text, else that of the first finding that explains it, else its status."""
     says = (each.says for each in found if each.explains(verdict))
     return verdict.text or next(says, verdict.status)
 
@@ -121,8 +121,8 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     """Return a text that identifies the mistake of a verdict, None if no finding explains it.
 
-    The text is the sentence of a diagnosis with its evidence, else the id of the finding: errors in
-    ulps differ from run to run.
+    The text is the sentence of a diagnosis with its evidence, else the id of the finding. It does
+    not contain errors in ulps, which differ from run to run.
     """
     finding = next((each for each in found if each.explains(verdict)), None)
     if finding is None or not finding.is_diagnosis:
@@ -138,7 +138,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         return
     names = {verdict.case for verdict in inexact}
     groups: dict[str, tuple[str, str, bool]] = {}
-    # The diagnosed cases with each diagnosis.
+    # For each diagnosis, the diagnosed cases that have it.
     diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
     for case in selected(results.job.selection):
         groups[case.name] = _group(case)
@@ -165,13 +165,13 @@ def _of_formula(results: Results) -> Iterator[Finding]:
 
 
 def _group(case: Case) -> tuple[str, str, bool]:
-    """Return what a case has in common with the diagnostic case whose diagnosis explains it."""
+    """Return what matches a case to a diagnostic case: its type, layout and training."""
     return str(case.data.x.dtype), case.data.data_format, case.training
 
 
 def _diagnosis(case: Case, results: Results) -> Diagnosis:
     """Return the diagnosis of a diagnostic case."""
-    # Outputs of a wrong type or shape have no grade.
+    # Outputs of a wrong type or shape have no grade, and are not diagnosed.
     graded = [v.output for v in results.verdicts if v.case == case.name and v.grade is not None]
     outputs = results.outputs[case.name]
     return results.operation.diagnosis(case, {output: outputs[output] for output in graded})

@@ -58,7 +58,7 @@ def _function(kind: Kind) -> Any:
 
 
 def _of(kind: Kind) -> Any:
-    """Return the Numba type of a kind, the first argument of its kernel."""
+    """Return the Numba type that stands for a kind: that of its kernel's first argument."""
     from numba import types
 
     from backnorm.cpu.kernels import record
@@ -74,9 +74,9 @@ def _of(kind: Kind) -> Any:
 
 
 def main(level: str, folder: str, *names: str) -> None:
-    """Build libraries into a folder."""
-    # Most of Numba's objects live as long as this process, and garbage collection would take a
-    # seventh of its time.
+    """Build the libraries `names` of a level into a folder."""
+    # Garbage collection would take a seventh of the time of this process and free little, because
+    # most of Numba's objects live as long as the process.
     gc.disable()
     target = machine.target_machine(level)
     for name in names:

@@ -53,7 +53,7 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
             "-Wl,--version-script=symbols",
             f"-Wl,-soname,{path.stem}",
         ]
-        # libm has a fused multiply-add for processors without that instruction.
+        # Code for processors without fused multiply-add calls libm's function.
         options += ["-o", "library.so", "code.o", "-lm", "-lc"]
         done = subprocess.run(  # noqa: S603 (our own object code)
             [*command(), *options], cwd=folder, capture_output=True, text=True, check=False

@@ -13,10 +13,10 @@ with another activation         its value at y, or its gradient: see `activation
 ==============================  =========================================================
 
 In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
-s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant,
-because terms would cancel if |mean| is much larger than the standard deviation. In the forward
-pass, shift is the remainder of the exact mean that a float64 cannot represent, and slope is beta.
-The coefficients of float32 are derived from these: see `singles.narrow_rows`.
+s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant:
+gain·x and that constant would cancel if |mean| is much larger than the standard deviation. In the
+forward pass, shift is the remainder of the exact mean that a float64 cannot represent, and slope is
+beta. The coefficients for float32 arithmetic are derived from these: see `singles.narrow_rows`.
 
 The types of x and dy determine the formula when a kernel is compiled: dy is an `Epilogue` in a
 forward pass, and x is `Unread` in a frozen backward pass (see `epilogue`).
@@ -76,7 +76,7 @@ def elements(x, dy, index, count, of):
 
 @by_type
 def _followed(epilogue, index, count, z):
-    """Return the normalised vector z, of elements from `index` on, with the epilogue applied."""
+    """Apply the epilogue to z, a vector of normalised elements from `index` on."""
 
     def with_relu(epilogue, index, count, z):
         if has_values(epilogue):
@@ -132,9 +132,9 @@ def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
     These are x, the residual, and the output unless it is streamed: ordinary stores read their
-    cache lines first. In a model, a convolution has just written x, but only to the shared cache. A
-    backward pass would not become faster: its sums have just read x and dy, and dx often has the
-    memory of dy.
+    cache lines first. In a model, a convolution has just written x, which is then in the shared
+    cache only. Prefetching does not make a backward pass faster: its sums have just read x and dy,
+    and dx often has the memory of dy.
     """
     dy = output[1]
 
@@ -177,11 +177,11 @@ def _derivative(x, dy, of):
 
 @inlined
 def solve_backward(sum_dy, sum_dy_xmu, count, scale):
-    """Return (shift, slope) of channels; zero if they have no elements."""
+    """Return (shift, slope) of each channel, or zeros if channels have no elements."""
     if count == 0:
         return splat(0.0), splat(0.0)
     elements = splat(float(count))
-    # In this order scale² is not computed. It would overflow for the smallest epsilon.
+    # In this order scale² is not computed: for the smallest epsilon, scale² would overflow.
     return sum_dy / elements, scale * (scale * sum_dy_xmu / elements)
 
 
@@ -192,8 +192,9 @@ def solve_forward(sums, count, pivot, epsilon):
     This is the shifted-data algorithm: `sums` are those of x - pivot and (x - pivot)², each a pair.
     With d the mean of x - pivot, mean = pivot + d and variance = sum((x - pivot)²)/M - d². The
     pivot is the mean of some of the channel's elements, so (pivot - mean)² is at most M times the
-    variance. Therefore the difference loses at most about log2(M) of the 53 bits for any data, and
-    hardly any for data in random order. Reproducible sums have the pivot 0, and more bits.
+    variance. Therefore the subtraction of d² loses at most about log2(M) of the 53 bits for any
+    data, and hardly any bits for data in random order. Reproducible sums have the pivot 0, so the
+    subtraction may lose more bits. They also have more bits (see `bins`).
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements

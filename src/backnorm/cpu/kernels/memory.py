@@ -1,10 +1,10 @@
 """Memory in Numba code: addresses, loads and stores of vectors.
 
 Kernels take addresses. Arrays are possible (tests use them), but Numba counts references to every
-array argument, even of inlined functions. This takes as long as computing a short run of elements.
+array argument, even of inlined functions. The counting takes as long as computing a few elements.
 Memory is contiguous. `storage` converts elements to float64 or float32 and back. Loads are exact,
-and a store rounds once. Float32 vectors are not stored to float64 elements. They are stored to
-16-bit elements only if all lanes are zero or normal (see `vector.sound`).
+and a store rounds once. Float32 vectors are not stored to float64 elements. Float32 vectors are
+stored to 16-bit elements only if all lanes are zero or normal (see `vector.sound`).
 """
 
 from __future__ import annotations
@@ -110,16 +110,16 @@ def load(typingctx, array, index):
 
 @intrinsic
 def load_like(typingctx, array, index, count, like):
-    """Return a vector of the type of `like`: whole if `count` is None, else of `count` elements."""
+    """Load a vector of the type of `like`: `count` elements, or all lanes if `count` is None."""
     return _loading(array, count, like, like)
 
 
 @by_type
 def prefetch(array, index, count):
-    """Prefetch the cache lines of `count` elements, which need not exist; ignore absent arrays.
+    """Prefetch the cache lines of `count` elements, even beyond the array, unless it is absent.
 
-    Without it, processors prefetch neither rows that are far apart nor memory beyond the end of a
-    page.
+    By themselves, processors prefetch neither rows that are far apart nor memory beyond the end of
+    a page.
     """
     if isinstance(array, Unread | Identity):
         return nothing
@@ -141,7 +141,7 @@ def _prefetch(typingctx, array, index):
         pointer = builder.bitcast(_pointer(context, builder, array, *arguments), _BYTES)
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # Prefetch data for reading, into all caches.
+        # The numbers request a prefetch of data, for reading, into all caches.
         builder.call(call, [pointer, *(ir.Constant(_I32, number) for number in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -152,7 +152,7 @@ def _prefetch(typingctx, array, index):
 def load_first(typingctx, array, index, count):
     """Return `count` elements from `index` on, and zero in the lanes after them.
 
-    Memory after the elements is not accessed. `count` may exceed the lanes.
+    Memory after the elements is not accessed. `count` may exceed the number of lanes.
     """
     return _loading(array, count, Vec)
 
@@ -199,7 +199,7 @@ def load_one(typingctx, array, index):
 
 @intrinsic
 def load_apart(typingctx, array, index, step, last):
-    """Return elements index, index + step, ... as a Vec, with `last` instead of later indices."""
+    """Return elements index, index + step, ... as a Vec; `last` replaces indices above it."""
     if not accepts(array):
         return None
 
@@ -276,8 +276,8 @@ def store(typingctx, array, index, value):
 def stream(typingctx, array, index, value):
     """Write a vector past the caches; the address must be a multiple of the vector's size.
 
-    An ordinary store reads its cache line first. A streaming store does not, and does not evict
-    other lines.
+    An ordinary store reads its cache line first. A streaming store does not read the line, and
+    evicts no other lines.
     """
     return _storing(array, value, streaming=True)
 
@@ -286,7 +286,7 @@ def stream(typingctx, array, index, value):
 def stored_sound(typingctx, array, left, right):
     """Return whether the 16-bit elements of two float32 vectors prove the vectors `sound`.
 
-    The elements are those that `store` will write, so they are computed once.
+    `store` writes the same elements afterwards, so the compiler computes them only once.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -304,7 +304,7 @@ def store_one(typingctx, array, index, value):
 
 @intrinsic
 def store_first(typingctx, array, index, count, value):
-    """Write the first `count` lanes of a vector, or all if there are fewer, each rounded once."""
+    """Write the first `count` lanes of a vector, or all if it has fewer, each rounded once."""
     if not accepts(array):
         return None
 

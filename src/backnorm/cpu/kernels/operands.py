@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The arrays that are summed. If `dy` is an `Epilogue` instead of a gradient, x is summed."""
+    """The arrays that are summed. In a forward pass `dy` is an `Epilogue`, and only x is summed."""
 
     x: Any
     dy: Any
@@ -66,7 +66,7 @@ class Output(NamedTuple):
 
 
 class Bins(NamedTuple):
-    """The bins of columns: rows of float64 memory, `pitch` elements apart: see `bins`."""
+    """The bins of columns (see `bins`), in rows of float64 memory, `pitch` elements apart."""
 
     values: Any
     pitch: Any

@@ -1,30 +1,32 @@
 """Float32 arithmetic, and its replacement by float64 where the range of float32 is too small.
 
-Float32 has 13 bits more than float16. So the output of 16-bit arrays is computed in float32. The
-sums of a backward pass are also computed in float32, a few terms at a time. For float32 arrays,
-float32 is used on request, because converting to float64 and back takes longer than all other
-operations. Float64 has more bits and also more range. Therefore a float32 result (an element of the
-output, or a block of a channel's sums) is used only if the range of float32 was sufficient;
-otherwise it is computed again in float64. The choice depends only on the values of that element or
-block, so the bits do not depend on how the work is distributed.
+Float32 has 13 bits more than float16, so its errors are small compared with the final rounding to
+16 bits. Therefore the output of 16-bit arrays is computed in float32. The sums of a backward pass
+are also computed in float32, a few terms at a time, and these partial sums are added in float64.
+For float32 arrays, float32 is used only on request. It saves the conversion to float64 and back,
+which takes longer than all other operations. Float64 has more bits and also more range. Therefore a
+float32 result (an element of the output, or a block of a channel's sums) is used only if the range
+of float32 was sufficient; otherwise it is computed again in float64. The choice depends only on the
+values of that element or block, so the bits do not depend on how the work is distributed.
 
 Output: a float32 element is used if it is zero or normal (`vector.sound`), for these reasons:
 
 - overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
 - a subnormal result is not used, because it may have been rounded to fewer bits before the last
   operation, and rounding it to a subnormal bfloat16 would be a second rounding;
-- a zero is exact; or it is a product below 2^-150, which is nearer to zero than to any element; or
-  its terms cancel, and these are not so small that they lose digits to underflow.
+- a zero is exact; or it is a product below 2^-150, and no other element is nearer to this product;
+  or its terms cancel, and the terms are not so small that they lose digits to underflow.
 
 A term of the formula has at most five roundings, including those of its coefficients but excluding
 those of sums. `narrow_rows` sets the gain to NaN in channels whose coefficients or intermediate
-values may be too small for 24 bits in float32. No float32 element of such channels is used.
+values may be so small that float32 represents them with fewer than 24 bits. No float32 element of
+such channels is used.
 
-Sums: `add_strip` has at most four roundings per term, an error of 2^-22 of the sum of magnitudes;
-each term that underflows loses at most 2^-150. The sums are about m, the float32 nearest to the
-mean. `recentre` converts them to sums about the mean, and marks those that float64 must compute.
-The bound also holds for the magnitudes about the mean, because no element is nearer to the mean
-than m:
+Sums: `add_strip` has at most four roundings per term, so its error is at most 2^-22 of the sum of
+the terms' magnitudes; each term that underflows loses at most 2^-150. The sums are about m, the
+float32 nearest to the mean. `recentre` converts them to sums about the mean, and marks those that
+float64 must compute. The bound on the error also holds if the magnitudes are those of terms about
+the mean, because no element is nearer to the mean than m:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
@@ -75,7 +77,8 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 
-# Coefficients and shifts below this may lose bits to cancellation or underflow.
+# Coefficients and shifts of smaller magnitude may lose bits to cancellation or underflow in
+# float32.
 _LEAST = 2.0**-100
 
 # A sum of fewer than 2^30 products that is at least this large has lost less than 2^-40 of itself
@@ -106,7 +109,7 @@ def lanes_of(values):
 
 @by_type
 def splat_of(values, index):
-    """Return a vector of one coefficient."""
+    """Return a vector with one coefficient in every lane."""
     if values.dtype == types.float32:
         return lambda values, index: splat_single(load_one(values, index))
     return lambda values, index: splat(load_one(values, index))
@@ -122,7 +125,7 @@ def vector_of(values, index):
 
 @by_type
 def ordered_for(out, of):
-    """Return the vectors of four coefficients in the order of lanes for writing `out`."""
+    """Return the four coefficient vectors with lanes in the order in which `out` is written."""
     if of.dtype != Singles or not splits(out.dtype):
         return lambda out, of: of
     return lambda out, of: (even_odd(of[0]), even_odd(of[1]), even_odd(of[2]), even_odd(of[3]))
@@ -138,11 +141,11 @@ def as_singles(value):
 
 @by_type
 def holds(value, count):
-    """Return whether the first `count` lanes of an output are as exact as those of float64."""
+    """Return whether the first `count` lanes of an output are exact enough without float64."""
     if value == Vec:
         return lambda value, count: True
     if value == EvenOdd:
-        # Only whole vectors have this order of lanes.
+        # The order EvenOdd occurs only in whole vectors, so `count` is not needed.
         return lambda value, count: sound(value)
 
     def single(value, count):
@@ -173,12 +176,12 @@ def both_hold(output, left, right):
 def narrow_rows(output, span, refused):
     """Write the float32 coefficients of a span of channels, if elements are computed in float32.
 
-    Up to seven elements after the last are overwritten. `refused` makes every gain NaN, so that all
-    elements are computed in float64.
+    Up to seven elements after those of the span are overwritten. `refused` makes every gain NaN, so
+    that all elements are computed in float64.
 
-    The float32 nearest to the mean is subtracted first. The remainder of the mean is added to a
-    constant, where it does not cancel: no element of 32 bits or less is nearer to the mean than
-    this float32, so the remainder is at most |x - mean|.
+    The formulas in float32 first subtract from x the float32 nearest to the mean. The remainder of
+    the mean is added to a constant, where it does not cancel: no element of 32 bits or less is
+    nearer to the mean than this float32, so the remainder is at most |x - mean|.
     """
     if output[4][0].dtype != types.float32:
         return nothing
@@ -206,7 +209,7 @@ def narrow_rows(output, span, refused):
 
 @by_type
 def _narrowed(x, dy, of):
-    """Return four coefficients before rounding; the gain is NaN if float32 cannot be used."""
+    """Return unrounded coefficients for float32; the gain is NaN if float32 cannot be used."""
 
     def frozen(x, dy, of):
         return of[0], of[1], of[2], _unless_tiny(of[3], of[3])
@@ -219,8 +222,8 @@ def _narrowed(x, dy, of):
         mean, shift, slope, gain = _about_rounded_backward(of)
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
-        # If shift and slope are 0, nothing is added. Otherwise a tiny sum would be rounded to a
-        # multiple of 2^-149.
+        # With a tiny shift, a sum could be tiny and would be rounded to a multiple of 2^-149. So
+        # the gain is NaN, unless shift and slope are 0 and nothing is added.
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
@@ -231,7 +234,7 @@ def _narrowed(x, dy, of):
 
 @by_type
 def about_rounded(kind, of):
-    """Return the four coefficients of x - m, where m is the float32 nearest to the mean."""
+    """Return the coefficients for formulas that subtract the float32 nearest to the mean."""
     if kind.operation == "frozen":
         return lambda kind, of: of
     if kind.operation == "forward":
@@ -263,7 +266,8 @@ def _unless_tiny(tested, gain):
 def repeat_first(rows, width):
     """Repeat the first float32 coefficients after the last.
 
-    A vector that begins in a row of the array can end in the next row.
+    A vector of elements of NXC arrays can begin with the last channels of a row and end with the
+    first channels of the next.
     """
     values, far = rows
     for row in range(4 if lanes_of(values) == SINGLES else 0):
@@ -276,7 +280,8 @@ def repeat_first(rows, width):
 def add_strip(operands, i, apart, mean, totals):
     """Add four vectors of elements, `apart` elements apart, to the four `totals`.
 
-    The totals are the sums of dy in the first and in the last eight lanes, then those of products.
+    The totals are the sums of dy in the first and in the last eight lanes, then the sums of
+    products in the same lanes.
     """
     x, dy = operands
     d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
@@ -288,9 +293,9 @@ def add_strip(operands, i, apart, mean, totals):
 
 @inlined
 def add_strip_first(operands, i, apart, counts, mean, totals):
-    """Add the first elements of four vectors like `add_strip`; `counts` has their numbers.
+    """Add the first `counts[k]` elements of each of four vectors, like `add_strip`.
 
-    Both factors of the product are zero in the other lanes.
+    In the other lanes, dy and x - mean are zero.
     """
     d0, c0 = _pair(operands, i, counts[0], mean)
     d1, c1 = _pair(operands, i + apart, counts[1], mean)
@@ -309,7 +314,8 @@ def _pair(operands, i, count, mean):
 def end_strip(operands, i, mean, before, totals):
     """Add the last vector of a strip, and the sums of the first three, to the totals.
 
-    `before` has the sum and the sum of products of the first two vectors, and those of the third.
+    `before` has the sums of dy and of products of the first two vectors, then dy and the products
+    of the third vector.
     """
     gradient = load_singles(operands.dy, i)
     product = multiply_add(gradient, load_singles(operands.x, i) - mean, before[3])
@@ -334,11 +340,11 @@ def _widened(total, product, totals):
 
 @inlined
 def recentre(mean, pairs, k):
-    """Change sums of eight channels about the float32 nearest to the mean into sums about the mean.
+    """Convert sums of eight channels about the float32 nearest to the mean to sums about the mean.
 
-    Return a Vec of zeros, with NaN in the lanes whose sums must be computed in float64. These are
-    sums with terms that overflowed, and sums that are so small that products may have underflowed,
-    including sums that are zero.
+    Return a Vec that is NaN in the lanes whose sums must be computed in float64, and 0 in others.
+    NaN marks sums with terms that overflowed, and sums that are so small that products may have
+    underflowed, including sums that are zero.
     """
     sums, far = offset(pairs.values, k), pairs.far
     sum_dy = load(sums, 0)

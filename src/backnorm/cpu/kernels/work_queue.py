@@ -5,9 +5,10 @@ an atomic add until none is left. The result of an item does not depend on the p
 bits are the same for any number of threads.
 
 Each participant takes the items of its own range first, and then steals items of other ranges. So
-in the second phase of a call, and in the next call, a thread finds its own data in the cache.
-Processors often do not share the last-level cache that the system reports as shared: on two virtual
-processors of an AMD Zen 5, data that the other processor had read arrived half as fast as own data.
+in the second phase of a call, and in the next call, a thread finds data of its range in the cache
+of its processor. Processors often do not share the last-level cache that the system reports as
+shared: on two virtual processors of an AMD Zen 5, data that the other processor had read arrived
+half as fast as data that this processor had read.
 
 Both phases of a kernel run in one call, because waking a thread costs more time than a phase of a
 medium-sized problem. A participant that waits for others spins, then yields the processor, and then
@@ -84,14 +85,15 @@ def take_item(cells, summed, items, index):
 
     The first `summed` items are taken before the others. The participant `index` gets the items of
     its own range first. Both phases are divided into ranges alike; items of the second phase are
-    taken in reverse order.
+    taken in reverse order, so that a participant begins with the data that it read last.
     """
     parts = cells[_PARTICIPANTS]
     for phase in range(2):
         first, count = (0, summed) if phase == 0 else (summed, items - summed)
         for k in range(parts if count > 0 else 0):
             part, low, high = 0, first, first + count
-            # A division takes longer than computing eight elements.
+            # A single participant avoids the division, which takes longer than computing eight
+            # elements.
             if parts > 1:
                 part = (index + k) % parts
                 low, high = first + count * part // parts, first + count * (part + 1) // parts
@@ -116,7 +118,7 @@ def take_next_item(cells, summed, items, index):
 
 @inlined
 def arrive_at_barrier(cells, summed):
-    """Arrive at the barrier with an item of the first phase; return whether it is the last."""
+    """Count an item of the first phase as summed; return whether it is the last one."""
     return _arrive(cells) + 1 == summed
 
 
@@ -130,8 +132,8 @@ def open_barrier(cells):
 def wait_at_barrier(cells):
     """Wait until the barrier is open.
 
-    A participant waits here with an item of the second phase. So all items of the first phase, of
-    which there must be at least one, have been taken by participants that compute them, and the
-    wait is no longer than an item.
+    A participant waits here with an item of the second phase. So all items of the first phase have
+    been taken by participants that compute them, and the wait is no longer than an item. The first
+    phase must have at least one item, because its last item opens the barrier.
     """
     wait_for_flag(cells, _OPENED)

@@ -7,8 +7,8 @@ start after the call has returned, and then finds no item. Therefore the record 
 count, and the last participant frees it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
-library's data `bn_environment` depends on the process: the version of XLA's API and the addresses
-of kernels. `backnorm.cpu.xla` fills it in when it loads the library.
+library's variable `bn_environment` has data that depend on the process: the version of XLA's API
+and the addresses of kernels. `backnorm.cpu.xla` fills it in when it loads the library.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ _MAJOR, _MINOR, _TASK, _KNOWN, _TABLE = (8 * cell for cell in ENVIRONMENT)
 _BYTES, _FUNCTION = 8 * SLOTS["bytes"], 8 * SLOTS["function"]
 _DONE, _ITEMS = 8 * SLOTS["done"], 8 * SLOTS["items"]
 
-# Cells of the block of a call: the address that malloc returned, the reference count, the thread of
-# the caller, the address of the record; from _TASKS on, for each helper, the argument of its task:
-# the address of the block and the helper's index. The record follows.
+# The block of a call begins with four cells: the address that malloc returned, the reference count,
+# the thread of the caller, the address of the record. From _TASKS on, there are two cells for each
+# helper, the argument of its task: the address of the block and the helper's index. The record
+# follows.
 _RAW, _REFERENCES, _CALLER, _RECORD, _TASKS = range(5)
 
 #: environment(): the address of the library's data, see `xla_structures.ENVIRONMENT`.
@@ -78,7 +79,7 @@ environment = address_of("bn_environment", ir.ArrayType(ir.IntType(64), ENVIRONM
 
 @outlined
 def _block_of(frame, helpers):
-    """Return a new block with the record of a call, or 0."""
+    """Return a new block with the record of a call, or 0 if no memory is free."""
     template, cells = record_of(frame)
     # The record begins at a cache line.
     start = (_TASKS + 2 * helpers + 7) // 8 * 64
@@ -100,7 +101,7 @@ def _block_of(frame, helpers):
 
 @outlined
 def _release(block, participants):
-    """Release references to a block; free it with the last."""
+    """Release references to a block; free the block if none is left."""
     if add_fetch(block + 8 * _REFERENCES, -participants) == 0:
         free(load_word(block + 8 * _RAW))
 
@@ -110,7 +111,7 @@ def _task(argument):
     """Run the kernel as a helper: the body of a task on XLA's thread pool."""
     block = load_word(argument)
     # XLA may run a task immediately in the calling thread. A helper waits until the caller has
-    # filled the table. If the caller ran this task, it would wait for itself.
+    # filled the table, so a caller that became a helper would wait for itself.
     if thread_id() != load_word(block + 8 * _CALLER):
         record = load_word(block + 8 * _RECORD)
         call_kernel(load_word(record + _FUNCTION), record, load_word(argument + 8))
@@ -135,7 +136,7 @@ def _run(block):
     call_kernel(function, record, 0)
     _wait_until_done(record + _DONE, load_word(record + _ITEMS))
     ended = call_kernel(function, record, JOINED)
-    # An invalid channel that was found before the first phase has cancelled the items.
+    # If a channel was found invalid before the first phase, the number of items has been set to 0.
     return REFUSED if ended < 0 and load_word(record + _ITEMS) == 0 else 0
 
 
@@ -167,7 +168,8 @@ def _schedule(frame, task, block, helpers):
     for k in range(helpers):
         store_word(made + _SCHEDULES.data, block + 8 * (_TASKS + 2 * k))
         if not succeeded(api, call_c(load_word(api + _API.ThreadPool_Schedule), made)):
-            # The caller computes the items of this task and of the following ones.
+            # The caller computes the items of this task and of the following tasks, which are not
+            # scheduled.
             _release(block, helpers - k)
             return
 

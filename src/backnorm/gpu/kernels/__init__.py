@@ -1,1 +1,1 @@
-"""Triton kernels: plain loops over tiles, without validation and environment variables."""
+"""Triton kernels: loops over tiles, which do not validate their arguments."""

@@ -48,7 +48,7 @@ def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
 
 @triton.jit
 def fold_forward(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
-    """Return shift and slope for the mean that the kernel subtracts."""
+    """Adapt shift and slope to the mean that the kernel subtracts, which may be a float32."""
     if FORM.arithmetic == "float32":
         b_slope = b_slope - b_gain * (_beside(b_mean) + b_shift)
         b_shift = tl.zeros_like(b_shift)

@@ -93,7 +93,7 @@ def per_column(b_value, FORM: tl.constexpr):
 
 @triton.jit
 def collect(b_tile, FORM: tl.constexpr):
-    """Return the sums of a tile's columns, or of the whole tile; always in the same order."""
+    """Return the sums of a tile's columns, or its sum; the order of additions is fixed."""
     b_sums = tl.sum(b_tile, axis=0)
     if not FORM.columns:
         b_sums = tl.sum(b_sums, axis=0)
