@@ -219,7 +219,8 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
     ),
     # The gradient of an activation other than a ReLU needs the input of the activation, which is
-    # not stored. This operation recomputes the input and returns dz, which `backward` takes as dy.
+    # not stored. This operation recomputes the activation's input z, and returns the gradient dz
+    # with respect to z, which `backward` takes as dy.
     Signature(
         "activation_backward",
         (_X, _DY, *_GIVEN),

@@ -94,6 +94,14 @@ def test_verify_command_that_fails_is_a_finding(mistake, status, text, tmp_path)
     assert any(text in each.says for each in found), [each.says for each in found]
 
 
+def test_verify_command_that_fails_eight_times_is_not_run_again():
+    selection = Selection(dtypes=("float32",))
+    results = verify(Job("false {inputs} {outputs}", selection, command=True))
+    statuses = [*{v.case: v.status for v in results.verdicts}.values()]
+    assert statuses == ["crash"] * 8 + ["not_run"] * (len(statuses) - 8)
+    assert "8 processes in a row" in results.verdicts[-1].text
+
+
 @pytest.mark.parametrize(
     ("command", "text"),
     [

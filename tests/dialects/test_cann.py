@@ -206,5 +206,5 @@ def test_shapes_that_cann_refuses(format, shape, kept, match):
 
 def test_statistics_of_nc1hwc0_have_its_rank():
     operands = inputs_of((2, 3, 4, 3, 16), (1, 4), np.float32)
-    with pytest.raises(ValueError, match=r"^batch_mean: must have rank 1; got shape \(48,\)"):
+    with pytest.raises(ValueError, match=r"^batch_mean: must have rank 5; got shape \(48,\)"):
         update(operands, "NC1HWC0", batch_mean=operands["mean"].reshape(-1))

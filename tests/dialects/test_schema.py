@@ -112,7 +112,7 @@ EPSILON = AttributeSpec("eps", "f32", "epsilon")
         ({"phrases": Phrases(gradient_type="as {}")},
          "phrases: the name in braces in gradient_type: got ''; expected 'x'"),
         ({"phrases": Phrases(channel_rank="rank 1, {shape}")},
-         "phrases: the name in braces in channel_rank: got 'shape'; expected 'x'"),
+         "phrases: the name in braces in channel_rank: got 'shape'; expected 'x' or 'rank'"),
         ({"phrases": Phrases(channel_size="{channel} channels")},
          "phrases: the name in braces in channel_size: got 'channel'; expected 'x' or"),
         ({"phrases": Phrases(channel_shapes="as {x}")},

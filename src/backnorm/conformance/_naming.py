@@ -34,8 +34,8 @@ _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
 # A relative error up to this limit counts as low precision. The error of an element is relative to
-# the largest element of the channel; that of numbers of channels is the norm of the errors divided
-# by the norm of the right numbers.
+# the largest element of its channel. The error of per-channel numbers is the norm of their errors,
+# divided by the norm of the right numbers.
 FEW_BITS = 2.0**-6
 # The relative error (of norms, as above) of dgamma or dbeta that sums in float32 can cause.
 _FEW_BITS_OF_WIDE = 2.0**-16

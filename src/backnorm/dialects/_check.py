@@ -271,7 +271,7 @@ def _check_channels(
         if len(shape) != len(expected):
             raise ArgumentValueError(
                 tensor.name,
-                phrases.channel_rank.format(x=name),
+                phrases.channel_rank.format(x=name, rank=len(expected)),
                 came=f"shape {shape}",
                 accepted=f"shape {expected}",
             )

@@ -233,7 +233,7 @@ class Phrases:
     rank : str
         ``{ranks}`` in it stands for the accepted ranks.
     gradient_shape, gradient_type, channel_rank : str
-        ``{x}`` stands for the name of x.
+        ``{x}`` stands for the name of x; in `channel_rank`, ``{rank}`` for the accepted rank.
     channel_size : str
         ``{x}`` stands for the name of x, ``{channels}`` for the number of channels, ``{shape}`` for
         the tensor's shape.
@@ -244,7 +244,7 @@ class Phrases:
     rank: str = "must have rank {ranks}"
     gradient_shape: str = "must have the shape of {x}"
     gradient_type: str = "must have the element type of {x}"
-    channel_rank: str = "must have rank 1"
+    channel_rank: str = "must have rank {rank}"
     channel_size: str = "must hold one value per channel of {x}"
     channel_shapes: str | None = None
 
@@ -494,7 +494,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "rank": ("ranks",),
     "gradient_shape": ("x",),
     "gradient_type": ("x",),
-    "channel_rank": ("x",),
+    "channel_rank": ("x", "rank"),
     "channel_size": ("x", "channels", "shape"),
     "channel_shapes": (),
 }

@@ -218,6 +218,9 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                     done.append(case.name)
                     results.verdicts += _verdicts(case, event, results)
                     ends = ends + 1 if event["event"] in ("crash", "hang") else 0
+                    # A command runs in a process of its own, and so can end several in one child.
+                    if ends == _MOST_ENDS:
+                        break
                     if progress is not None:
                         progress(len(done), len(cases))
                 if len(done) == before:

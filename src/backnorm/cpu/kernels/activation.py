@@ -60,7 +60,7 @@ def in_singles(dtype):
 
 @intrinsic
 def _number_of(typingctx, activation):
-    """Return the number that stands for the activation in a record, such as `SILU`."""
+    """Return the number, such as `SILU`, by which a record identifies the activation."""
 
     def codegen(context, builder, signature, arguments):
         return part_of(builder, activation, arguments[0], "number")

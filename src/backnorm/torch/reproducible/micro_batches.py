@@ -58,9 +58,9 @@ class ReproducibleGradients:
     `micro_batch` samples at a time. Batch normalisation runs on all samples of the process at once.
     The gradients of each micro-batch are kept until `reproducible_hook` adds up the gradients of
     all processes; the order of the terms does not change these sums. So 1 process with 32 samples
-    and 4 processes with 8 each take the same step, bit for bit. This also holds after backward
-    passes in `no_sync`, if they have the same order: in these passes, autograd adds up the
-    gradients of batch normalisation.
+    and 4 processes with 8 each take the same step, bit for bit. This also holds after several
+    backward passes in `no_sync`, if every run makes them in one order: autograd adds up the
+    gradients of batch normalisation in this order.
 
     Parameters
     ----------
