@@ -25,17 +25,17 @@ INTRODUCTION = """\
 
 A dialect is the batch normalisation of one specification, with its names and rules.
 `scripts/make_dialects_page.py` generates this page from the rules that validate each call
-(`OPERATOR.schema`). Where neither an operator nor its dialect says otherwise:
+(each operator's `schema`). Where neither an operator nor its dialect says otherwise:
 
 - [Brackets] mark what is optional. An absent gamma is 1, an absent beta 0.
 - "Canonical", or a name in parentheses, is the name in backnorm's own operator, if that differs.
-  `inverse_deviation` is 1 / sqrt(variance + epsilon), used without conversion.
+  `inverse_deviation` is 1 / sqrt(variance + epsilon), never converted to a variance.
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
 - "f16 with f32": data of f16, per-channel tensors of f32. Per-channel tensors have one type.
 - A variance is biased. Running statistics are the old ones as inputs, the new ones as outputs.
 - epsilon is added to the variance. Numeric attributes are finite.
 - Results have the bits of the canonical operator.
-- In sources, OPERATOR and REVISION stand for the operator's name and its revision.
+- After "Source:", OPERATOR and REVISION stand for the operator's name and its revision.
 - Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
   `"float32"` or `"float64"`.
 """
@@ -43,8 +43,9 @@ A dialect is the batch normalisation of one specification, with its names and ru
 CANONICAL = """\
 ## The canonical operator
 
-x, dy, y, dx, residuals and ddx have the shape and the element type of x. A mask has one bit per
-element. Other arrays have one value per channel, in x's type; float32 also works if x has 16 bits.
+dy, y, dx, residuals and ddx (the gradient with respect to dx) have the shape and the element type
+of x. A mask has one bit per element. Other arrays have one value per channel, in x's type; float32
+also works if x has 16 bits.
 """
 
 FUNCTIONS = """\

@@ -109,12 +109,13 @@ _VARIANTS = {
     "fused, float32": "backnorm-fused-float32",
 }
 _LEGEND = (
-    "- **share**: part of PyTorch's eager step in normalisations, activations and additions.\n"
-    "- **normalisation**: time of the operations in *share*, fused over PyTorch's.\n"
+    "- **share**: part of the time of PyTorch's eager step that normalisations, activations and "
+    "additions take.\n"
+    "- **normalisation**: time of these operations in a fused step, over that in PyTorch's step.\n"
     "- **memory**: resident memory that a fused step adds, divided by what PyTorch's step adds.\n"
     "- **fused**: step of `convert(model, fuse=True)` over PyTorch's; **compiled**: step of "
-    "`convert(model)` over PyTorch's, both compiled. Geometric means (least to most; cases) of all "
-    "processors, threads, batches and element types.\n"
+    "`convert(model)` over PyTorch's, both compiled. Numbers are geometric means (least to most; "
+    "cases) over all processors, threads, batches and element types.\n"
 )
 
 
@@ -583,7 +584,8 @@ def _frameworks(results: Iterable[Result]) -> str:
     cpu, _, day = _where_text(where).rsplit(", ", 2)
     return (
         f"{cpu}, {day}; {named}. Training steps in float32, channels last, over those with the "
-        "framework's own layers. In brackets: 20th and 80th percentile over the median.\n\n"
+        "framework's own layers. In brackets: 20th and 80th percentile of the steps, over their "
+        "median.\n\n"
         f"{markdown(pd.DataFrame(lines, columns=headings))}"
     )
 

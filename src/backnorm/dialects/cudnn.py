@@ -168,9 +168,10 @@ class _BatchNormalizationBackward(Operator):
 
         - Per-channel tensors have the rank of x: 1 x C x 1 x 1 in mode SPATIAL, 1 x C x H x W
           in mode PER_ACTIVATION. The layout (NCHW or NHWC) is given by the strides.
-        - An output becomes alpha * result + beta * old contents, where the result is first
-          rounded to the output's type. If beta is 0, the old contents are not read. MIOpen's
-          function has the same arguments and only accepts alpha 1 and beta 0.
+        - An output becomes alpha * result + beta * old contents, with the Data attributes for dx
+          and the Param attributes for dBnScale and dBnBias. The result is first rounded to the
+          output's type. If beta is 0, the old contents are not read. MIOpen only accepts alpha 1
+          and beta 0.
         - Without savedMean and savedInvVariance, both are computed from x and epsilon.
         """
         dx, dBnScale, dBnBias = self._run(

@@ -227,8 +227,8 @@ class _BatchNormalizationGrad(Operator):
         -----
         Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
 
-        - DirectML broadcasts an axis of size 1 only if its tensor description has stride 0
-          there. Here, the stride of an array in an axis of size 1 has no effect.
+        - DirectML broadcasts an axis of size 1 only if the tensor's description has stride 0 for
+          this axis. Here, the stride of an array in an axis of size 1 has no effect.
         - If the axes that are not reduced are adjacent in memory, they are merged into one
           without a copy; otherwise Input and InputGradient are copied.
         """

@@ -133,9 +133,9 @@ class _BatchNormTrainingBackprop(Operator):
         Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
         f32, f64 with f64.
 
-        - from_node_order takes the order of nGraph's node: gamma, beta, input, mean, variance,
-          delta.
-        - N = 0 gives zeros.
+        - The method from_node_order takes arguments in the order of nGraph's node: gamma, beta,
+          input, mean, variance, delta.
+        - An empty batch (N = 0) gives zeros for gamma_delta and beta_delta.
         """
         input_delta, gamma_delta, beta_delta = self._run(
             (input, gamma, beta, mean, variance, delta),
@@ -238,7 +238,8 @@ class _BatchNormTraining(Operator):
         Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
         f32, f64 with f64.
 
-        - from_node_order takes the order of nGraph's node: gamma, beta, input.
+        - The method from_node_order takes arguments in the order of nGraph's node: gamma, beta,
+          input.
         """
         normalized, batch_mean, batch_variance = self._run(
             (input, gamma, beta), (epsilon,), memory=normalized, arithmetic=arithmetic
@@ -323,7 +324,8 @@ class _BatchNormInference(Operator):
         Element types of data and of per-channel tensors: f16 with f16, bf16 with bf16, f32 with
         f32, f64 with f64.
 
-        - from_node_order takes the order of nGraph's node: gamma, beta, input, mean, variance.
+        - The method from_node_order takes arguments in the order of nGraph's node: gamma, beta,
+          input, mean, variance.
         """
         (normalized,) = self._run(
             (input, gamma, beta, mean, variance),

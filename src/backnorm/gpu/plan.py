@@ -57,10 +57,10 @@ _SHARES = (_SHARE, 2 * _SHARE)
 # more columns, each with a partial result.
 _COLUMNS = 256
 
-# The fewest rows that a program sums in columns. With fewer rows, the two or four float64 that it
-# stores for each column would be a large part of its memory traffic. As long as `_ENOUGH` programs
-# remain, programs have more rows than this, so that the second kernel has fewer results to add up.
-# If there would be fewer than `_FEW` programs, tiles are made narrower.
+# In the geometry *columns*, the fewest rows of a program. With fewer rows, the two or four float64
+# that it stores for each column would be a large part of its memory traffic. As long as `_ENOUGH`
+# programs remain, programs have more rows than this, so that the second kernel has fewer results to
+# add up. If there would be fewer than `_FEW` programs, tiles are made narrower.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
