@@ -66,7 +66,7 @@ def test_dt_override_changes_type_of_data_tensors_only(graph):
 
 
 @pytest.mark.parametrize("name", ["f32", "bf16", "f16"])
-def test_dt_override_changes_type_of_relu_tensors_too(graph, backward, name):
+def test_dt_override_of_graph_with_relu_sets_one_type_for_data_tensors(graph, backward, name):
     backward["graph"].append(
         {
             "id": 11,

@@ -211,7 +211,7 @@ def test_overlapping_strides_are_rejected(backward, stride):
         parse_graph(backward)
 
 
-def test_parse_graph_accepts_any_stride_of_axis_of_length_one(backward, by_id, tensor):
+def test_parse_graph_accepts_stride_zero_of_axis_of_length_one(backward, by_id, tensor):
     backward["graph"][0]["inputs"][0] = tensor(0, [4, 3, 4, 1], stride=[12, 4, 1, 0])
     parse_graph(backward)
 

@@ -396,7 +396,9 @@ def calls_that_raise():
 
 class TestErrors:
     @pytest.mark.parametrize(("module", "arguments", "words"), [*calls_that_raise()])
-    def test_call_that_may_mix_samples_raises(self, module, arguments, words):
+    def test_forward_with_unsplittable_arguments_or_result_raises_value_error(
+        self, module, arguments, words
+    ):
         with (
             ReproducibleGradients(module, 2),
             pytest.raises(backnorm.ArgumentValueError, match=words),
