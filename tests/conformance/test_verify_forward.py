@@ -160,8 +160,9 @@ def test_verify_of_returned_running_statistics_passes_in_none_of_the_cases():
     options = {"dialect": "onednn_graph", "op": "BatchNormForwardTraining"}
     results, _ = found_in("running_returned_as_saved", selection, **options)
     for output in ("mean", "variance"):
-        passed = [v.case for v in results.verdicts if v.output == output and v.status in RUNGS]
-        assert passed == []
+        statuses = [v.status for v in results.verdicts if v.output == output]
+        assert statuses.count("wrong") >= 20
+        assert not {*statuses} & {*RUNGS}
 
 
 @pytest.mark.parametrize(

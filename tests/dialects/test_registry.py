@@ -87,8 +87,7 @@ def test_canonical_call_has_the_bits_of_operator(batch, dialect, layout, require
                 )
 
 
-@pytest.mark.parametrize("flag", ["is_training", "training"])
-def test_canonical_of_tensorflow_without_training_uses_given_statistics(batch, flag):
+def test_canonical_of_tensorflow_without_training_uses_given_statistics(batch):
     b = batch()
     schema = operator("tensorflow", "FusedBatchNormGradV3").schema
     attributes = {"is_training": False}

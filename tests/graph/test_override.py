@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
 from backnorm.errors import ArgumentError
 from backnorm.graph import build_program, override_graph, parse_graph, run_program
 
@@ -77,7 +78,8 @@ def test_dt_override_of_graph_with_relu_sets_one_type_for_data_tensors(graph, ba
         }
     )
     changed = overridden(parse_graph(backward), dt=name)
-    assert len({changed.tensors[id_].dtype for id_ in (0, 1, 5, 8, 9)}) == 1
+    expected = ELEMENT_TYPE_NAMES[name]
+    assert [changed.tensors[id_].dtype for id_ in (0, 1, 5, 8, 9)] == [expected] * 5
     build_program(changed)
 
 

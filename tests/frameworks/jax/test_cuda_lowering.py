@@ -252,7 +252,9 @@ class TestCompiled:
         text = lowered(trained, *inputs(shape, dtype.name))
         assert text.count(f"@{TARGET}(") == calls
         major, minor = device.capability
-        for machine_code in re.findall(r'backend_config = "((?:[^"\\]|\\.)*)"', text):
+        found = re.findall(r'backend_config = "((?:[^"\\]|\\.)*)"', text)
+        assert len(found) == calls
+        for machine_code in found:
             ptx = decoded(machine_code)
             assert f".target sm_{major}{minor}".encode() in ptx
             # What the `ptxas` of CUDA 12.9 assembles, the last of those for `jax[cuda12]`.
