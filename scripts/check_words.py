@@ -1,6 +1,7 @@
 """Print the sentences and names in the sources that break rule 2 of CONTRIBUTING.md.
 
-A sentence of a string or comment begins with its subject, and a name is a noun of its content.
+A sentence of a string or comment begins with its subject, and a name is a noun of its content. The
+name of a test begins with the unit that is tested.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ _WORDS = re.compile(
     r"|\b(nobody|somebody|whoever|whatever|as it lies|what comes)\b",
     re.MULTILINE,
 )
-_NAME = re.compile(r"(how|given|held|asked)$|test_(what|who|whom|whoever|whatever|of)_|.*nobody")
+_NAME = re.compile(r"(how|given|held|asked)$|.*nobody")
+# The first word of a test's name is the unit that is tested.
+_TEST = re.compile(
+    r"test_(an?|the|its?|they|this|that|these|what|who|whom|whoever|whatever|if|when|there|on|with"
+    r"|without|every|each|all|any|some|both|no|not|nothing|only|two|three|four)_"
+)
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -60,6 +66,8 @@ def offences(path: Path) -> Iterator[str]:
     for line, name in names(tree):
         if _NAME.match(name):
             yield f"{path}:{line}: name {name!r} must be a noun of its content, such as `expected`"
+        if _TEST.match(name):
+            yield f"{path}:{line}: name {name!r} must begin with the unit that is tested"
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
 
 
-def test_there_are_some():
+def test_notebooks_include_quickstart_and_which_variance():
     assert {path.stem for path in NOTEBOOKS} >= {"quickstart", "which_variance"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_cells_print_what_is_stored(path):
+def test_notebook_cells_print_stored_output(path):
     names = {}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] != "code":

@@ -13,7 +13,7 @@ import backnorm
 ROOT = Path(__file__).parent.parent
 
 
-def test_importing_loads_no_framework_no_compiler_and_no_command_line():
+def test_import_loads_no_framework_compiler_or_command_line():
     code = """
 import sys
 import backnorm, backnorm.dialects, backnorm.reference
@@ -28,7 +28,7 @@ print(sorted(heavy & set(sys.modules)))
     assert done.stdout.strip() == "[]"
 
 
-def test_calling_loads_no_compiler():
+def test_calls_load_no_compiler():
     code = """
 import sys
 import numpy as np
@@ -48,7 +48,7 @@ print(sorted(heavy & set(sys.modules)))
     assert done.stdout.strip() == "[]"
 
 
-def test_all_is_the_public_interface():
+def test_dunder_all_lists_public_names_with_docstrings():
     modules = {"config", "cpu", "dtypes", "errors", "execute", "layout", "machine", "operators"}
     modules |= {"plan", "problem", "results", "threads"}
     offered = {name for name in vars(backnorm) if not name.startswith("_")}
@@ -57,11 +57,11 @@ def test_all_is_the_public_interface():
     assert all(getattr(backnorm, name).__doc__ for name in backnorm.__all__)
 
 
-def test_the_version_is_the_distribution_s():
+def test_version_equals_version_of_distribution():
     assert metadata.version("backnorm") == backnorm.__version__
 
 
-def test_hard_dependencies_are_few():
+def test_required_dependencies_are_six_known_packages():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [line.split(";")[0] for line in project["dependencies"]]
     names = {
@@ -78,7 +78,7 @@ def test_hard_dependencies_are_few():
     }
 
 
-def test_a_build_has_the_versions_of_the_tests():
+def test_build_requirements_are_among_pins_of_constraints():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pins = set((ROOT / "constraints.txt").read_text().split("\n"))
     exact = [line for line in project["build-system"]["requires"] if "==" in line]

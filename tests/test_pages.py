@@ -14,7 +14,7 @@ from .pages import ROOT, blocks, pages, pages_of, run
 
 
 @pytest.mark.parametrize("page", pages_of(None))
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_code_blocks_of_page_run(page, tmp_path, monkeypatch):
     if any("benchmarks" in block.code for block in blocks(page)):
         require(find_spec("pandas"), "pandas, which writes the tables of benchmarks")
     # The files that pages read, and where they write.
@@ -24,7 +24,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     run(page)
 
 
-def test_the_code_of_every_page_is_found():
+def test_code_blocks_of_all_pages_are_found():
     named = pages()
     # The frameworks whose checks run the code of their pages.
     assert set(named.values()) == {None, "torch", "jax", "tensorflow"}
@@ -36,7 +36,7 @@ def test_the_code_of_every_page_is_found():
         assert len(fences) == len(blocks(page)), page
 
 
-def test_every_file_that_the_readme_names_exists():
+def test_files_named_in_readme_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     named = re.findall(r"\]\(([^)#:]+)", text) + re.findall(r"(?:docs|src)/[\w./-]+\w", text)
     assert named
@@ -44,7 +44,7 @@ def test_every_file_that_the_readme_names_exists():
         assert (ROOT / name).exists(), name
 
 
-def test_no_page_installs_a_project_of_that_name():
+def test_pages_do_not_install_backnorm_by_name():
     # The name is not registered: another project could be installed under it.
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ def check():
     return module
 
 
-def test_every_public_name_has_its_place_in_the_reference(check):
+def test_reference_pages_list_all_public_names_once(check):
     pages = (ROOT / "docs" / "reference").glob("*.md")
     named = [
         name
@@ -37,7 +37,7 @@ def test_every_public_name_has_its_place_in_the_reference(check):
     assert {*named} - (public - lent) == set(), "names of docs/reference that no __all__ has"
 
 
-def test_a_site_that_lacks_a_name_or_loads_from_elsewhere_is_found(check, tmp_path):
+def test_site_check_finds_missing_names_and_external_resources(check, tmp_path):
     lines = [f"{name} py:function 1 a.html#$ -" for name in sorted(check.public_names())]
     site = tmp_path / "site"
     site.mkdir()

@@ -24,12 +24,12 @@ def test_covering_of_pairs_has_every_pair_and_few_sets():
     assert kept == covering(matrix, random.Random(0))
 
 
-def test_covering_of_values_has_every_value_once():
+def test_covering_of_values_keeps_minimum_number_of_sets():
     matrix = [combinations_of({"a": a, "b": b}, 1) for a in range(5) for b in range(3)]
     assert len(covering(matrix, random.Random(0))) == 5
 
 
-def test_facets_of_a_value_stand_for_as_many_parameters():
+def test_values_of_item_replaces_parameter_by_its_facets():
     gpu, marker = object(), pytest.mark.covering(2, facets={"name": facets_of}).mark
     params = {"name": "no-gamma-float16-float32-NXC-in-float64", "gpu": gpu}
     item = SimpleNamespace(

@@ -67,14 +67,14 @@ def _answers(folder):
     return rest
 
 
-def test_it_is_one_for_every_python(wheel):
+def test_wheel_has_tags_of_all_pythons_and_one_platform(wheel):
     tags = wheel.stem.split("-")[2:]
     assert tags[:2] == ["py3", "none"]
     assert "any" not in tags[2]
     assert "manylinux" not in tags[2], "it serves some processors of the platform only"
 
 
-def test_its_libraries_are_those_of_the_sources(wheel):
+def test_wheel_contains_libraries_of_current_sources_and_no_build_code(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     folder = "backnorm/cpu/lib/"
@@ -95,7 +95,7 @@ def wheel_check():
     return module
 
 
-def test_it_is_the_library_and_the_command(wheel, wheel_check):
+def test_wheel_contains_only_library_and_command(wheel, wheel_check):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names} == {
@@ -118,24 +118,24 @@ def test_it_is_the_library_and_the_command(wheel, wheel_check):
         "backnorm/cpu/lib/x86-64/_backward.o",
     ],
 )
-def test_a_file_that_is_no_part_of_it_is_found(name, wheel_check):
+def test_strangers_returns_file_that_is_not_part_of_wheel(name, wheel_check):
     assert wheel_check.strangers(["backnorm/__init__.py", name]) == [name]
 
 
-def test_excluded_packages_are_in_no_dependency(wheel_check):
+def test_unwanted_lists_packages_of_extras_and_no_dependencies(wheel_check):
     unwanted = wheel_check.unwanted()
     assert unwanted >= {"torch", "jax", "tensorflow-cpu", "numba", "pytest", "scikit-learn"}
     assert not unwanted & {"numpy", "ml-dtypes", "array-api-compat", "typer", "rich", "safetensors"}
     assert wheel_check.supported()[:3] == ["3.11", "3.12", "3.13"]
 
 
-def test_unpacked_it_computes_the_same_bits_and_needs_no_compiler(wheel, tmp_path):
+def test_unpacked_wheel_computes_same_bits_without_compiler(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     assert _answers(tmp_path) == _answers(ROOT / "src")
 
 
-def test_without_its_libraries_it_says_what_to_do(wheel, tmp_path):
+def test_wheel_without_libraries_raises_error_with_instructions(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path, [name for name in archive.namelist() if "/lib/" not in name])
     done = subprocess.run(
@@ -150,7 +150,7 @@ def test_without_its_libraries_it_says_what_to_do(wheel, tmp_path):
     assert "BACKNORM_BUILD_LEVELS=all" in last
 
 
-def test_an_unknown_level_ends_the_build(tmp_path):
+def test_build_with_unknown_level_fails(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path],
         cwd=ROOT,

@@ -54,7 +54,7 @@ def formula(data, *, power=2, count=None, drop=(), epsilon=None, gamma=None, mea
 @pytest.mark.parametrize("op", ["backward", "forward", "inference"])
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_error_of_our_results_is_empty(op, layout, dtype):
+def test_error_of_backnorm_results_is_empty(op, layout, dtype):
     cell, data = case(op, layout, dtype)
     results = ours(cell, data)
     examiner = Examiner(cell, data)
@@ -63,7 +63,7 @@ def test_error_of_our_results_is_empty(op, layout, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_error_of_float32_arithmetic_is_one_of_ours_and_none_of_a_peer(dtype):
+def test_error_of_float32_arithmetic_is_reported_for_backnorm_not_peer(dtype):
     cell, data = case(dtype=dtype)
     examiner = Examiner(cell, data)
     assert examiner.error("torch", formula(data)) == ""
@@ -114,7 +114,7 @@ def test_error_of_a_wrong_shape_or_type_is_reported(contestant):
     assert examiner.error(contestant, integers)
 
 
-def test_error_of_missing_statistics_is_one_of_ours_and_none_of_a_peer():
+def test_error_of_missing_statistics_is_reported_for_backnorm_not_peer():
     cell, data = case("forward")
     examiner, results = Examiner(cell, data), ours(cell, data)
     only_y = {"y": results["y"]}
@@ -124,7 +124,7 @@ def test_error_of_missing_statistics_is_one_of_ours_and_none_of_a_peer():
     assert examiner.error("torch", results) == "y is missing"
 
 
-def test_sampled_channels_have_the_first_and_the_last():
+def test_sampled_channels_include_last_and_if_several_first():
     assert sampled_channels(1, 10) == [0]
     assert sampled_channels(2, 10) == [0, 1]
     many = sampled_channels(1000, 10)

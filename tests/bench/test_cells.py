@@ -14,7 +14,7 @@ def shapes(suite, device="cpu"):
     return set(map(tuple, workloads(device)[suite]["shapes"]))
 
 
-def test_workloads_say_where_their_shapes_come_from():
+def test_workloads_have_reference_known_options_and_distinct_shapes():
     for name, workload in workloads("cuda").items():
         assert workload["name"] == name
         assert workload["title"]
@@ -24,19 +24,19 @@ def test_workloads_say_where_their_shapes_come_from():
         assert len(set(map(tuple, workload["shapes"]))) == len(workload["shapes"])
 
 
-def test_workloads_of_a_gpu_have_resnet_50_and_tensorflow_at_batch_256():
+def test_workloads_of_cuda_add_resnet50_and_tensorflow_shapes_at_batch_256():
     assert set(workloads("cuda")) == {"batch256", *workloads()}
     expected = {(256, *rest) for _, *rest in shapes("resnet50") | shapes("tensorflow")}
     assert shapes("batch256", "cuda") == expected
 
 
-def test_select_sweep_goes_from_a_kibibyte_to_a_gibibyte():
+def test_select_of_sweep_spans_one_kibibyte_to_one_gibibyte():
     sizes = [cell.nbytes for cell in select("sweep", "all", "all", "NCX")]
     assert (sizes[0], sizes[-1]) == (1 << 10, 1 << 30)
     assert all(a < b <= 2 * a for a, b in itertools.pairwise(sizes))
 
 
-def test_select_all_is_what_the_files_list_with_the_same_arrays_side_by_side():
+def test_select_of_all_returns_listed_cells_grouped_by_arrays():
     cells = select("all", "all", "all", "all")
     assert len(set(cells)) == len(cells)
     for name, workload in workloads().items():
@@ -49,7 +49,7 @@ def test_select_all_is_what_the_files_list_with_the_same_arrays_side_by_side():
     assert changes == len(set(arrays)) - 1
 
 
-def test_select_chooses_by_every_option():
+def test_select_filters_by_suite_operation_dtype_and_layout():
     cells = select("3d,small", "forward, backward", "float64", "NXC")
     assert {cell.suite for cell in cells} == {"3d", "small"}
     assert {cell.op for cell in cells} == {"forward", "backward"}
@@ -59,14 +59,14 @@ def test_select_chooses_by_every_option():
     assert {c.op for c in select("sweep", "forward", "float16", "all")} == {"forward"}
 
 
-def test_select_rank_2_has_one_layout():
+def test_select_of_rank_2_shapes_returns_one_layout():
     cells = select("other", "backward", "float32", "all")
     assert [cell.layout for cell in cells if len(cell.shape) == 2] == ["NCX"]
 
 
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("name", ["purple", "", ","])
-def test_select_unknown_name_is_refused(place, name):
+def test_select_with_unknown_name_raises_bad_parameter(place, name):
     choice = ["small", "backward", "float32", "NCX"]
     choice[place] = name
     with pytest.raises(typer.BadParameter, match=r"got ('purple'|no name); expected .*, all"):
@@ -74,7 +74,7 @@ def test_select_unknown_name_is_refused(place, name):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_has_few_known_cells_of_every_kind(device):
+def test_quick_returns_at_most_16_listed_cells_of_both_layouts(device):
     cells = quick(device)
     assert len(cells) <= 16
     assert {cell.layout for cell in cells} == {"NCX", "NXC"}

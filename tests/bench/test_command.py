@@ -46,7 +46,7 @@ def measured(monkeypatch):
 SMALL = ("operator", "--suite", "small", "--layout", "NXC")
 
 
-def test_operator_prints_a_table_with_losing_rows_and_writes_files(cli, measured, tmp_path):
+def test_operator_prints_table_and_writes_result_and_plot(cli, measured, tmp_path):
     done = cli(*SMALL, "--out", tmp_path / "a" / "b")
     assert done.exit_code == 0, done.output
     assert done.stdout.count("**2.00** (slower)") == 4
@@ -58,7 +58,7 @@ def test_operator_prints_a_table_with_losing_rows_and_writes_files(cli, measured
     assert (tmp_path / "a" / "b" / "plot.png").exists()
 
 
-def test_operator_options_reach_the_run(cli, measured):
+def test_operator_passes_options_to_run(cli, measured):
     options = "--suite 3d,small --op forward --dtype float64,float32 --layout NXC --peer torch,jax"
     done = cli("operator", *options.split(), "--rounds", 7, "--threads", 1)
     assert done.exit_code == 0, done.output
@@ -70,7 +70,7 @@ def test_operator_options_reach_the_run(cli, measured):
     assert {cell.op for cell in cells} == {"forward"}
 
 
-def test_operator_after_a_convolution_has_its_own_settings(cli, measured):
+def test_operator_after_convolution_changes_place_and_settings(cli, measured):
     assert cli("operator", "--quick", "--condition", "after-convolution").exit_code == 0
     _, ((_, place, _, settings),), _ = measured
     assert place == "benchmarks.host:AfterConvolution"
@@ -90,35 +90,35 @@ def test_operator_after_a_convolution_has_its_own_settings(cli, measured):
         ("models --batch huge", "huge"),
     ],
 )
-def test_unknown_names_are_refused_before_anything_is_measured(cli, measured, options, message):
+def test_command_rejects_unsupported_options_before_measuring(cli, measured, options, message):
     done = cli(*options.split())
     assert done.exit_code == 2
     assert message in done.output
     assert measured[2] == []
 
 
-def test_operator_wrong_results_of_ours_are_a_failure(cli, measured):
+def test_operator_with_wrong_backnorm_results_exits_with_1(cli, measured):
     measured[0].failing = True
     done = cli(*SMALL)
     assert done.exit_code == 1
     assert done.stderr.count("not exact: ") == 4
 
 
-def test_operator_interrupted_keeps_what_is_there(cli, measured, tmp_path):
+def test_operator_when_interrupted_writes_measured_rows(cli, measured, tmp_path):
     measured[0].ends = KeyboardInterrupt()
     done = cli(*SMALL, "--out", tmp_path)
     assert done.exit_code == 130
     assert len(json.loads((tmp_path / "result.json").read_text())["rows"]) == 1
 
 
-def test_operator_device_that_is_not_there_is_refused(cli, measured):
+def test_operator_without_device_exits_with_2(cli, measured):
     measured[0].ends = DeviceRefusedError("no such device")
     done = cli(*SMALL)
     assert done.exit_code == 2
     assert "no such device" in done.output
 
 
-def test_models_rows_become_a_table_and_a_file(cli, monkeypatch, tmp_path):
+def test_models_prints_table_and_writes_result(cli, monkeypatch, tmp_path):
     def measure(self, case):
         row = {"model": case.model, "shape": "2,3,4,4", "layout": case.layout, "notes": ""}
         times = {"torch.step": 0.1, "torch.ratio": 1.0, "backnorm.step": 0.2, "backnorm.ratio": 2.0}

@@ -44,7 +44,7 @@ def measured(fakes, cell, hasty):
 
 @pytest.mark.long
 @pytest.mark.peer
-def test_measure_every_contestant_computes_every_operation_and_type(measured):
+def test_measure_times_all_contestants_on_all_operations_and_types(measured):
     assert GPU.keys() == CONTESTANTS["cuda"].keys()
     changes = [
         {"op": op, "layout": layout, "shape": shape}
@@ -67,7 +67,7 @@ def test_measure_every_contestant_computes_every_operation_and_type(measured):
 
 @pytest.mark.long
 @pytest.mark.peer
-def test_measure_floor_is_what_must_be_moved_at_the_speed_of_copying(measured):
+def test_measure_floor_equals_bytes_moved_over_copy_bandwidth(measured):
     arrays = {"backward": 3, "forward": 2, "inference": 2}
     rows, run = measured({"floor": GPU["floor"]}, [{"op": op} for op in arrays])
     for row, number in zip(rows, arrays.values(), strict=True):
@@ -77,7 +77,7 @@ def test_measure_floor_is_what_must_be_moved_at_the_speed_of_copying(measured):
 
 @pytest.mark.long
 @pytest.mark.peer
-def test_measure_wrong_results_and_a_broken_device_are_noted(measured):
+def test_measure_notes_wrong_results_crashes_and_lack_of_memory(measured):
     contestants = {"backnorm": "fake_gpu:WrongOurs", "torch": "fake_gpu:BreakingNative"}
     (row, large), run = measured(contestants, [{}, {"shape": (40, 3, 100, 100)}])
     wrong, broken = row["notes"].split("; ")
@@ -123,7 +123,7 @@ def pytorch(*, cuda="13.0", hip=None, available=True):
         (pytorch(), False, "pip install triton"),
     ],
 )
-def test_library_without_a_gpu_says_why(monkeypatch, torch, triton, message):
+def test_library_without_usable_gpu_raises_missing_with_reason(monkeypatch, torch, triton, message):
     there = {"torch": torch is not None, "triton": triton}
     monkeypatch.setattr(
         device.importlib.util, "find_spec", lambda name: object() if there[name] else None
@@ -133,7 +133,7 @@ def test_library_without_a_gpu_says_why(monkeypatch, torch, triton, message):
         Cuda().library()
 
 
-def test_facts_and_memory_are_pytorchs():
+def test_facts_and_free_memory_come_from_pytorch():
     gpu = Cuda()
     gpu.torch = pytorch()
     facts = gpu.facts()

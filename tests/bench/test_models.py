@@ -25,7 +25,7 @@ from benchmarks.models.steps import Comparison, compare
 CASE = Case("resnet18", (2, 3, 40, 40), "channels_last", "float32")
 
 
-def test_cases_have_every_model_in_the_layouts_and_precisions_of_its_framework():
+def test_cases_list_each_model_in_layouts_and_precisions_of_its_framework():
     every = list(cases(tuple(MODELS), LAYOUTS, PRECISIONS, BATCHES))
     assert len(set(every)) == len(every)
     for name, (library, shapes) in MODELS.items():
@@ -36,7 +36,7 @@ def test_cases_have_every_model_in_the_layouts_and_precisions_of_its_framework()
     assert large == [Case("resnet50", (16, 3, 224, 224), "contiguous", "float32")]
 
 
-def test_variants_are_those_of_the_framework_and_its_own_come_first():
+def test_variants_are_those_of_framework_with_its_own_first():
     wanted = ("backnorm", "flax", "torch-compiled")
     flax = Case("flax-resnet18", (2, 3, 32, 32), "channels_last", "float32")
     assert CASE.variants(wanted) == ("torch", "backnorm", "torch-compiled")
@@ -61,7 +61,7 @@ class Trainer:
 
 
 @pytest.mark.parametrize("gradient", [np.nan, np.inf, 1e34, -20.0, RuntimeError("no compiler")])
-def test_compare_gradients_that_are_none_are_not_timed(gradient):
+def test_compare_of_invalid_gradients_returns_detail(gradient):
     found = compare(Trainer({"torch": 1.001, "backnorm": gradient}), ("torch", "backnorm"))
     assert (found["torch"].detail, found["torch"].layers) == ("", 2)
     assert "gradients are" in found["backnorm"].detail or "no compiler" in found["backnorm"].detail
@@ -72,7 +72,7 @@ def test_compare_gradients_that_are_none_are_not_timed(gradient):
 
 
 @pytest.mark.parametrize(("gradient", "right"), [(1.19, True), (1.21, False), (0.79, False)])
-def test_compare_allows_twice_the_distance_of_the_own_layers(gradient, right):
+def test_compare_accepts_twice_the_error_of_framework_layers(gradient, right):
     found = compare(Trainer({"torch": 1.1, "backnorm": gradient}), ("torch", "backnorm"))
     assert (found["backnorm"].detail == "") == right
 
@@ -113,7 +113,7 @@ class InProcess:
         pass
 
 
-def test_measure_ratios_are_of_steps_in_the_same_turns(monkeypatch):
+def test_measure_returns_step_ratio_and_memory_and_notes_failures(monkeypatch):
     monkeypatch.setattr(run_module, "Child", InProcess)
     monkeypatch.setattr(run_module, "_PAUSE", 0.0)
     run = ModelsRun(("backnorm", "backnorm-fused", "backnorm-compiled"), 1, rounds=3)
@@ -143,7 +143,7 @@ def test_measure_ratios_are_of_steps_in_the_same_turns(monkeypatch):
         ),
     ],
 )
-def test_measure_model_is_trained_in_every_framework(model, shape, variants, layers):
+def test_measure_of_each_framework_times_steps_and_judges_gradients(model, shape, variants, layers):
     run = ModelsRun(variants, 1, rounds=1)
     row = run.measure(Case(model, shape, "channels_last", "float32"))
     assert row["notes"] == ""

@@ -28,7 +28,7 @@ def run():
 
 @pytest.mark.peer
 @pytest.mark.parametrize("op", ["backward", "forward", "inference"])
-def test_measure_float32_is_right_in_every_rank(run, op):
+def test_measure_of_onednn_in_float32_is_accurate_in_all_ranks(run, op):
     for shape in SHAPES:
         for layout in ("NCX", "NXC"):
             row = run.measure(Cell("test", op, shape, layout, "float32"))
@@ -38,7 +38,7 @@ def test_measure_float32_is_right_in_every_rank(run, op):
 
 
 @pytest.mark.peer
-def test_measure_other_types_are_right_or_declined(run):
+def test_measure_of_onednn_in_other_types_is_timed_or_unsupported(run):
     cell = Cell("test", "backward", (4, 16, 7, 9), "NXC", "float64")
     row = run.measure(cell)
     assert row["notes"] == "onednn allocate unsupported: its statistics are float32, not float64"
@@ -48,7 +48,7 @@ def test_measure_other_types_are_right_or_declined(run):
         assert "onednn.out" in row or "unimplemented" in row["notes"]
 
 
-def test_start_without_the_library_says_what_is_missing(monkeypatch):
+def test_start_without_library_raises_missing_with_package_name(monkeypatch):
     monkeypatch.setattr(onednn_library, "find", lambda: None)
     with pytest.raises(Missing, match="onednn-cpu-gomp"):
         OneDnn().start(threads=1)

@@ -55,7 +55,7 @@ def timed(row):
     return {name for name in row if "." in name and not name.endswith(".spread")}
 
 
-def test_measure_right_contestants_gives_their_times(measured, cell):
+def test_measure_of_right_contestants_returns_their_times(measured, cell):
     (row,), run = measured({"backnorm": "OursInBothForms", "torch": "Right"})
     assert timed(row) == {"backnorm.out", "backnorm.allocate", "torch.allocate"}
     assert all(0 < row[name] < 1 for name in timed(row))
@@ -90,7 +90,7 @@ def test_measure_wrong_peer_is_not_timed(measured):
         ("RaisingOurs", "backnorm allocate crashed: ValueError: no such, thing"),
     ],
 )
-def test_measure_wrong_results_of_ours_are_failures(measured, cell, fake, note):
+def test_measure_of_failing_backnorm_records_failure(measured, cell, fake, note):
     (row,), run = measured({"backnorm": fake})
     assert timed(row) == set()
     assert row["notes"].startswith(note)
@@ -111,12 +111,12 @@ def test_measure_contestant_without_result_is_noted(measured, name, fake, note):
     assert row["notes"] == note
 
 
-def test_measure_arrays_too_large_are_noted(measured):
+def test_measure_of_contestant_beyond_memory_notes_unsupported(measured):
     (row,), _ = measured({"numpy": "Greedy"})
     assert row["notes"].startswith("numpy allocate unsupported: the temporaries would take ")
 
 
-def test_measure_process_that_ends_is_noted_and_started_again(in_processes, cell):
+def test_measure_notes_crashed_process_and_restarts_it(in_processes, cell):
     cells = [dataclasses.replace(cell, layout=layout) for layout in ("NXC", "NCX")]
     rows, _ = in_processes({"tensorflow": "Segfaulting"}, cells)
     assert rows[0]["notes"] == "tensorflow allocate crashed: ended by SIGSEGV: goodbye"
@@ -125,7 +125,7 @@ def test_measure_process_that_ends_is_noted_and_started_again(in_processes, cell
 
 
 @pytest.mark.long
-def test_measure_process_without_answer_is_noted(in_processes):
+def test_measure_notes_process_that_exits_or_hangs(in_processes):
     contestants = {"numpy": "ExitingAtStart", "tensorflow": "Hanging"}
     (row,), _ = in_processes(contestants, patience=10.0)
     assert row["notes"] == (
@@ -133,13 +133,13 @@ def test_measure_process_without_answer_is_noted(in_processes):
     )
 
 
-def test_measure_little_memory_makes_arrays_for_each_turn(measured, monkeypatch):
+def test_measure_with_little_memory_times_all_forms(measured, monkeypatch):
     monkeypatch.setattr(operators, "available_memory", lambda: 0.0)
     (row,), _ = measured({"backnorm": "OursInBothForms", "torch": "Right"})
     assert timed(row) == {"backnorm.out", "backnorm.allocate", "torch.allocate"}
 
 
-def test_measure_device_that_is_not_there_raises(measured, cell, hasty):
+def test_measure_on_absent_device_raises_device_refused_error(measured, cell, hasty):
     run = OperatorRun({"torch": "fakes:Right"}, "fakes:AbsentHost", 1, hasty)
     with run, pytest.raises(DeviceRefusedError, match="no such device"):
         run.measure(cell)
@@ -155,7 +155,7 @@ def every_operation(cell):
 
 @pytest.mark.long
 @pytest.mark.peer
-def test_measure_every_contestant_computes_every_operation(cell, hasty):
+def test_measure_times_each_cpu_contestant_unless_missing(cell, hasty):
     with OperatorRun(CONTESTANTS["cpu"], HOST, 1, hasty) as run:
         rows = [run.measure(each) for each in every_operation(cell)]
     for row in rows:
@@ -171,13 +171,13 @@ def test_measure_every_contestant_computes_every_operation(cell, hasty):
 
 @pytest.mark.long
 @pytest.mark.peer
-def test_measure_after_a_convolution_needs_pytorch_alone(cell, hasty):
+def test_measure_after_convolution_times_backnorm_and_numpy(cell, hasty):
     contestants = {name: CONTESTANTS["cpu"][name] for name in ("backnorm", "numpy")}
     with OperatorRun(contestants, PLACES["cpu", "after-convolution"], 1, hasty) as run:
         row = run.measure(cell)
     assert timed(row) == {"backnorm.out", "backnorm.allocate", "numpy.allocate"}
 
 
-def test_peers_are_optional_contestants():
+def test_peers_of_cpu_exclude_backnorm_itself():
     assert "backnorm" not in peers("cpu")
     assert {"torch", "numpy", "backnorm-reproducible"} <= {*peers("cpu")}

@@ -20,14 +20,14 @@ PAGES = (
 )
 
 
-def test_pages_that_are_committed_are_current():
+def test_pages_equal_committed_files():
     found = script.pages(ROOT)
     assert [str(path.relative_to(ROOT)) for path in found] == [*PAGES]
     for path, text in found.items():
         assert path.read_text(encoding="utf-8") == text, path
 
 
-def test_results_are_small_and_each_is_in_a_page():
+def test_results_are_small_and_named_in_pages_unless_of_models():
     files = [path for path in (ROOT / "docs" / "bench").iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 1_000_000
     text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
@@ -36,7 +36,7 @@ def test_results_are_small_and_each_is_in_a_page():
         assert path.name.startswith("models-") or f"{read}{path.name}" in text, path
 
 
-def test_a_page_without_markers_is_refused(tmp_path):
+def test_pages_of_file_without_markers_raises_system_exit(tmp_path):
     shutil.copytree(ROOT / "docs" / "bench", tmp_path / "docs" / "bench")
     (tmp_path / "README.md").write_text("no markers")
     with pytest.raises(SystemExit, match="numbers:begin"):

@@ -54,13 +54,13 @@ def test_ratios_compare_each_form_with_the_same_form(result):
     assert math.isnan(found.ratio[2])
 
 
-def test_ratios_to_one_peer_and_of_another_of_ours(result):
+def test_ratios_use_given_peers_and_contestant(result):
     assert ratios(result.frame, peers=["torch"]).ratio[0] == pytest.approx(4 / 3)
     assert ratios(result.frame, "backnorm-float32").ratio[0] == pytest.approx(1.0)
     assert ratios(result.frame, peers=["cudnn"]).ratio.isna().all()
 
 
-def test_ratio_to_floor_takes_the_output_given_if_there_is_that_form(result):
+def test_ratio_to_floor_prefers_out_form(result):
     assert ratio_to_floor(result.frame)[:2].tolist() == pytest.approx([2.0, 0.5])
 
 
@@ -73,7 +73,7 @@ def test_beside_best_has_times_of_the_same_form(result):
     ]
 
 
-def test_operator_table_has_every_row_and_marks_the_losing(result):
+def test_operator_table_has_all_rows_and_marks_slower_ones(result):
     table = operator_table(result)
     assert len(table) == len(ROWS)
     assert table.ratio.tolist() == ["**2.00** (slower)", "0.25", DASH]
@@ -113,7 +113,7 @@ def test_write_and_read_give_the_same_result(result, tmp_path):
     assert path.read_text().count("\n[") == len(ROWS)
 
 
-def test_plots_are_drawn(result, tmp_path):
+def test_plots_write_png_files(result, tmp_path):
     operator_plot(result, tmp_path / "operator.png")
     models_plot(MODELS, tmp_path / "models.png")
     for path in tmp_path.iterdir():
@@ -127,7 +127,7 @@ def test_milliseconds_has_three_digits(seconds, text):
     assert milliseconds(seconds) == text
 
 
-def test_bytes_text_has_the_largest_unit():
+def test_bytes_text_uses_largest_unit():
     assert [bytes_text(size) for size in (64, 1 << 10, 3 << 19, 1 << 30)] == [
         "64 B",
         "1 KiB",
@@ -157,14 +157,14 @@ MODELS = result_of(
 )
 
 
-def test_models_table_has_every_variant_and_marks_the_losing():
+def test_models_table_has_all_timed_variants_and_marks_slower_ones():
     table = models_table(MODELS)
     assert table.variant.tolist() == ["torch", "backnorm", "torch-compiled", "backnorm-compiled"]
     assert table.ratio.tolist() == ["1.00", "**1.25** (slower)", "0.50", "0.40"]
     assert table.ms.tolist() == ["1000", "1200", "500", "400"]
 
 
-def test_models_lines_compare_compiled_with_compiled_and_name_reasons():
+def test_models_lines_compare_compiled_variants_and_list_failures():
     mean = "in the geometric mean (slower in"
     assert models_lines(MODELS) == [
         f"backnorm / torch: 1.25 {mean} 1 of 1, 1.25 in the worst); normalization {DASH}; "

@@ -20,7 +20,7 @@ def test_make_gives_both_layouts_the_same_elements():
     assert other.x.flags.c_contiguous
 
 
-def test_errors_of_a_rounding_is_half_an_ulp_and_a_wrong_element_is_seen():
+def test_errors_of_rounded_results_are_half_an_ulp_and_show_wrong_element():
     truth = exact_gradients(make(4, 1.0, "NCX"), takes_inverse=False)
     rounded = {name: truth[name][0].hi.astype(FLOAT32) for name in GRADIENTS}
     right = errors_of(rounded, truth)
@@ -33,7 +33,7 @@ def test_errors_of_a_rounding_is_half_an_ulp_and_a_wrong_element_is_seen():
     assert {**wrong, "dgamma in 2⁻²⁴ T": right["dgamma in 2⁻²⁴ T"]} == right
 
 
-def test_exact_gradients_of_a_rounded_inverse_judge_by_that():
+def test_exact_gradients_with_takes_inverse_use_rounded_inverse():
     data = make(4, 1.0, "NCX")
     inverse = (1 / np.sqrt(data.variance.astype(float) + data.epsilon)).astype(FLOAT32)
     result = native_batch_norm_backward(
@@ -45,7 +45,7 @@ def test_exact_gradients_of_a_rounded_inverse_judge_by_that():
     assert errors_of(found, exact_gradients(data, takes_inverse=False))["dx in ulp"][0] > 1
 
 
-def test_tables_have_a_contestant_measured_in_its_own_process(monkeypatch):
+def test_tables_show_measured_errors_of_contestant(monkeypatch):
     monkeypatch.setattr(errors, "PLANES", (3, 4))
     monkeypatch.setattr(errors, "RATIOS", (1.0, 100.0))
     found = dict(measured("backnorm", "NXC"))

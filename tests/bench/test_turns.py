@@ -41,37 +41,37 @@ def one_turn(clock, seconds, chosen, known=0.0, before=None):
     return Timed(clock.call("a", seconds), HostWatch(before), known).turn(chosen)
 
 
-def test_in_turns_every_call_gets_its_turns_and_samples(clock):
+def test_in_turns_returns_all_samples_of_each_call(clock):
     calls = {"a": clock.call("a", 0.125), "b": clock.call("b", 0.5)}
     samples = in_turns(calls, settings(rounds=3, warm=0.25))
     assert samples == {"a": [0.125] * 6, "b": [0.5] * 6}
 
 
-def test_in_turns_calls_alternate(clock):
+def test_in_turns_changes_order_between_rounds(clock):
     calls = {"a": clock.call("a", 1.0), "b": clock.call("b", 1.0)}
     in_turns(calls, settings(rounds=2, samples=1, warm=1e-9))
     assert [name for name, _ in itertools.groupby(clock.log)] == ["a", "b", "a"]
 
 
-def test_turn_begins_with_calls_that_do_not_count(clock):
+def test_turn_excludes_warm_up_calls(clock):
     assert one_turn(clock, iter([8.0, 1.0, 2.0]), settings(warm=0.25)) == [1.0, 2.0]
 
 
-def test_turn_long_call_needs_no_warm_up(clock):
+def test_turn_of_long_call_skips_warm_up(clock):
     assert one_turn(clock, 6.0, settings(warm=0.25), known=6.0) == [6.0, 6.0]
     assert clock.log == ["a", "a"]
 
 
-def test_turn_short_calls_are_repeated_within_a_sample(clock):
+def test_turn_of_short_call_repeats_it_within_sample(clock):
     assert one_turn(clock, 0.25, settings(least=1.0)) == [0.25, 0.25]
     assert clock.log.count("a") == 1 + 2 * 4
 
 
-def test_turn_ends_after_a_sample_as_long_as_the_limit(clock):
+def test_turn_stops_after_sample_that_exceeds_limit(clock):
     assert one_turn(clock, 1.0, settings(samples=5, limit=0.5)) == [1.0]
 
 
-def test_turn_after_a_convolution_every_call_has_one_that_does_not_count(clock):
+def test_turn_after_convolution_runs_untimed_convolution_before_each_call(clock):
     before = clock.call("convolution", 4.0)
     assert one_turn(clock, 0.125, settings(), before=before) == [0.125, 0.125]
     assert clock.log == ["convolution", "a"] * 3
@@ -88,7 +88,7 @@ def test_take_turns_stops_a_call_at_its_limit(clock):
     }
 
 
-def test_order_has_every_key_in_every_round_and_other_neighbours():
+def test_order_permutes_keys_and_changes_first_key():
     rounds = [order("abc", number) for number in range(4)]
     assert rounds[0] == ["a", "b", "c"]
     assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
@@ -96,6 +96,6 @@ def test_order_has_every_key_in_every_round_and_other_neighbours():
     assert len({tuple(each) for each in rounds}) > 2
 
 
-def test_timing_is_median_and_percentiles():
+def test_timing_returns_median_and_percentiles():
     found = timing([float(number) for number in range(11)])
     assert (found.p20, found.median, found.p80) == (2.0, 5.0, 8.0)

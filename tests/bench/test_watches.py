@@ -95,15 +95,15 @@ def simulated(monkeypatch):
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("loop", [1, 10, 1000])
 @pytest.mark.parametrize("dispatch", [1e-6, 30e-6, 400e-6])
-def test_device_watch_does_not_count_the_host(simulated, cold, loop, dispatch):
+def test_device_watch_excludes_host_time(simulated, cold, loop, dispatch):
     simulation = simulated(dispatch, work=4e-6)
     watch, call = DeviceWatch(simulation), simulation.queued(cold=cold)
     assert watch.warm(call, 1e-3) == pytest.approx(4e-6)
     assert watch.sample(call, loop) == pytest.approx(4e-6)
 
 
-def test_device_watch_without_a_lead_shows_the_host(simulated):
-    """The simulation can tell: with the lead taken away, the time is wrong."""
+def test_device_watch_without_lead_includes_host_time(simulated):
+    """Check of the simulation: without the lead, the time is wrong."""
     simulation = simulated(30e-6, work=4e-6)
     simulation.flush = lambda seconds: None
     watch, call = DeviceWatch(simulation), simulation.queued(cold=False)
@@ -111,7 +111,7 @@ def test_device_watch_without_a_lead_shows_the_host(simulated):
     assert watch.sample(call, 10) > 25e-6
 
 
-def test_device_watch_cold_calls_find_the_cache_empty(simulated):
+def test_device_watch_flushes_cache_before_cold_calls(simulated):
     simulation = simulated(10e-6, work=10e-6, cold_work=50e-6)
     watch, call = DeviceWatch(simulation), simulation.queued(cold=True)
     watch.warm(call, 0.0)
@@ -120,7 +120,7 @@ def test_device_watch_cold_calls_find_the_cache_empty(simulated):
     assert simulation.flushes - before >= 8
 
 
-def test_device_watch_small_calls_find_a_warm_cache(simulated):
+def test_device_watch_keeps_cache_warm_for_small_calls(simulated):
     simulation = simulated(10e-6, work=10e-6, cold_work=50e-6)
     watch, call = DeviceWatch(simulation), simulation.queued(cold=False)
     watch.warm(call, 0.0)
@@ -140,7 +140,7 @@ def test_device_watch_queues_a_hundred_calls_at_most(simulated):
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_device_watch_other_streams_are_timed_by_the_host(simulated, cold):
+def test_device_watch_times_other_streams_by_host_clock(simulated, cold):
     simulation = simulated(10e-6, work=100e-6, own_stream=True)
     watch, call = DeviceWatch(simulation), simulation.queued(cold=cold)
     assert watch.warm(call, 1e-3) == pytest.approx(100e-6, rel=0.02)
@@ -149,7 +149,7 @@ def test_device_watch_other_streams_are_timed_by_the_host(simulated, cold):
 
 @pytest.mark.parametrize("own_stream", [False, True])
 @pytest.mark.parametrize(("dispatch", "work"), [(30e-6, 4e-6), (5e-6, 50e-6)])
-def test_whole_watch_is_the_longer_of_host_and_device(simulated, own_stream, dispatch, work):
+def test_whole_watch_returns_longer_of_host_and_device_time(simulated, own_stream, dispatch, work):
     simulation = simulated(dispatch, work, own_stream=own_stream)
     watch, call = WholeWatch(simulation), simulation.queued(cold=False)
     assert watch.warm(call, 1e-3) == pytest.approx(max(dispatch, work), rel=0.1)

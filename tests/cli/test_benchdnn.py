@@ -52,7 +52,7 @@ def arguments_of(line):
     return [f"graphs/3.13/{case.removeprefix('--case=')}", *overrides]
 
 
-def test_sets_have_the_files_and_lines_of_their_releases():
+def test_suites_have_files_and_lines_of_their_releases():
     assert {suite: len(documents) for suite, documents in suites().items()} == {
         "3.13": 6,
         "3.2": 16,
@@ -68,7 +68,7 @@ def test_sets_have_the_files_and_lines_of_their_releases():
     assert text.count("ReLUBackprop") == 3
 
 
-def test_commands_of_the_tutorial_print_what_it_says(run):
+def test_tutorial_commands_print_documented_output(run):
     table = re.search(r"^\| file \| operator .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.M)
     assert table is not None
     rows = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in table[1].splitlines()]
@@ -87,14 +87,14 @@ def test_commands_of_the_tutorial_print_what_it_says(run):
     assert PAGE.count("backnorm: note:") == 1
 
 
-def test_other_commands_of_the_tutorial_pass_their_check(run):
+def test_last_tutorial_commands_pass_check(run):
     assert len(COMMANDS) == 8
     for command in COMMANDS[6:]:
         assert run(*command)[0]["passed"]
 
 
 @pytest.mark.parametrize(("suite", "path"), FILES)
-def test_every_file_passes_with_fewer_elements(run, suite, path):
+def test_run_of_benchdnn_file_with_fewer_elements_passes(run, suite, path):
     shapes = "0:2x192x3x5"
     if "bn_bwd" in path:
         shapes = "0:2x32x3x5+1:2x32x3x5+3:2x32x3x5"
@@ -109,7 +109,7 @@ def test_every_file_passes_with_fewer_elements(run, suite, path):
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_every_line_is_accepted(line):
+def test_override_graph_accepts_benchdnn_line(line):
     file, *overrides = arguments_of(line)
     texts = dict(word[2:].split("=") for word in overrides)
     document = suites()["3.13"][file.removeprefix("graphs/3.13/")]
@@ -126,20 +126,20 @@ def test_every_line_is_accepted(line):
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", SMALL_LINES)
-def test_every_line_of_usual_size_passes(run, line):
+def test_run_of_usual_size_benchdnn_line_passes(run, line):
     assert run("run", *arguments_of(line), "--random", 0, "--check")[0]["passed"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("suite", "path"), FILES)
-def test_every_file_passes(run, suite, path):
+def test_run_of_benchdnn_file_passes(run, suite, path):
     assert run("run", f"graphs/{suite}/{path}", "--random", 0, "--check")[0]["passed"]
 
 
 # 93 million elements.
 @pytest.mark.sweep
 @pytest.mark.parametrize("line", LARGE_LINES)
-def test_every_large_line_passes_in_the_memory_of_the_page(folder, line):
+def test_run_of_large_benchdnn_line_passes_in_documented_memory(folder, line):
     code = (
         "import atexit, resource, sys; from backnorm.cli.app import main; "
         "usage = resource.RUSAGE_SELF; "
@@ -160,7 +160,7 @@ def test_every_large_line_passes_in_the_memory_of_the_page(folder, line):
 
 
 @pytest.mark.parametrize("option", ["--in-shapes", "--dt", "--op-attrs"])
-def test_call_has_no_overrides(refused, write_json, call, option):
+def test_run_of_call_rejects_graph_overrides(refused, write_json, call, option):
     line = refused("run", write_json(call()), "--random", 0, option, "0:2x3")
     assert f"error: {option}: applies only to a oneDNN graph; got " in line
     assert "a call; expected a file with the key 'graph'" in line
@@ -175,12 +175,12 @@ def test_call_has_no_overrides(refused, write_json, call, option):
         ("--op-attrs", "0:alpha:1", "--op-attrs 0: BatchNormInference has no such attribute"),
     ],
 )
-def test_bad_override_is_one_line(refused, folder, option, text, says):
+def test_run_with_bad_override_prints_one_line_error(refused, folder, option, text, says):
     file = folder / "graphs/3.13/op/f32/bnorm.json"
     assert says in refused("run", file, "--random", 0, option, text)
 
 
-def test_operands_of_different_ranks_are_refused(refused, folder):
+def test_run_rejects_operands_of_different_ranks(refused, folder):
     file = folder / "graphs/3.13/op/f32/bnorm_bwd.json"
     line = refused("run", file, "--random", 0, "--in-shapes", "0:2x192x3+1:2x192")
     assert "diff_dst: must have the shape of src" in line
@@ -194,7 +194,7 @@ def joined_at_diff_dst():
     return document
 
 
-def test_gradient_of_normalisation_and_relu_is_one_step_without_a_note(cli, write_json):
+def test_run_of_fused_relu_gradient_is_one_step_without_note(cli, write_json):
     result = cli("run", write_json(joined_at_diff_dst()), "--random", 0, "--check", "--json")
     report = json.loads(result.stdout)
     assert (report["passed"], report["notes"]) == (True, [])
@@ -219,7 +219,7 @@ def test_check_of_a_gradient_without_its_relu_fails(cli, write_json, monkeypatch
 
 
 @pytest.mark.parametrize("wrong", [-1e-30, 1e-3])
-def test_check_of_a_normalisation_with_a_relu_rejects_a_zero_that_is_none(
+def test_check_of_relu_output_rejects_nonzero_value_in_place_of_zero(
     cli, write_json, monkeypatch, wrong
 ):
     right = run_module.run_step

@@ -9,7 +9,7 @@ from backnorm.cli.call import parse_call
 from backnorm.errors import ArgumentError
 
 
-def test_required_inputs_go_by_their_own_name_and_optional_ones_are_left_out():
+def test_parse_call_without_inputs_names_required_and_omits_optional_ones():
     program = parse_call({"dialect": "onednn_graph", "op": "BatchNormTrainingBackward"})
     assert dict(program.steps[0].inputs) == {
         "src": "src",
@@ -20,7 +20,7 @@ def test_required_inputs_go_by_their_own_name_and_optional_ones_are_left_out():
     assert list(program.results) == ["diff_src", "diff_gamma", "diff_beta"]
 
 
-def test_inputs_are_in_the_order_of_the_operator():
+def test_parse_call_orders_inputs_as_operator_does():
     inputs = {"variance": "v", "input": "a", "delta": "d", "mean": "m", "gamma": "g", "beta": "b"}
     program = parse_call({"dialect": "ngraph", "op": "BatchNormTrainingBackprop", "inputs": inputs})
     assert list(program.steps[0].inputs) == [
@@ -33,14 +33,14 @@ def test_inputs_are_in_the_order_of_the_operator():
     ]
 
 
-def test_the_revision_chooses_the_inputs():
+def test_parse_call_with_revision_selects_its_inputs():
     document = {"dialect": "onednn_spec", "op": "BatchNormTrainingBackprop"}
     early = parse_call(document | {"attributes": {"revision": "early"}})
     assert "input" in early.steps[0].inputs
     assert "input_forward" in parse_call(document).steps[0].inputs
 
 
-def test_required_outputs_are_requested_though_not_written():
+def test_parse_call_requests_required_outputs_that_are_not_written():
     program = parse_call(
         {"dialect": "tensorflow", "op": "FusedBatchNormGradV3", "outputs": {"scale_backprop": "g"}}
     )
@@ -48,7 +48,7 @@ def test_required_outputs_are_requested_though_not_written():
     assert len(program.steps[0].outputs) == 5
 
 
-def test_shapes_and_types_are_declared():
+def test_parse_call_sets_declared_shapes_and_types():
     program = parse_call(
         {
             "dialect": "ngraph",
@@ -63,7 +63,7 @@ def test_shapes_and_types_are_declared():
     assert str(tensor.dtype) == "bfloat16"
 
 
-def test_one_tensor_may_be_two_inputs():
+def test_parse_call_accepts_tensor_used_as_two_inputs():
     program = parse_call(
         {
             "dialect": "ngraph",
@@ -76,7 +76,7 @@ def test_one_tensor_may_be_two_inputs():
     assert program.tensors["ones"].dtype == np.float16
 
 
-def test_shape_of_an_input_that_is_not_passed_is_an_error():
+def test_parse_call_rejects_shape_of_omitted_input():
     document = {
         "dialect": "onednn_spec",
         "op": "BatchNormTrainingBackprop",

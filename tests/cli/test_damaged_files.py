@@ -53,7 +53,7 @@ def check_run(cli, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_command_survives_damaged_tensor_files(
+def test_run_of_damaged_tensor_file_writes_result_or_one_line_error(
     check_run, write_json, call, tmp_path, tensors, suffix
 ):
     file, path = write_json(call()), tmp_path / f"in{suffix}"
@@ -69,7 +69,7 @@ def test_command_survives_damaged_tensor_files(
     attempt()
 
 
-def test_command_survives_damaged_calls(check_run, call, tmp_path, npz):
+def test_run_of_damaged_call_writes_result_or_one_line_error(check_run, call, tmp_path, npz):
     file = tmp_path / "damaged.json"
 
     @fuzz
@@ -81,7 +81,9 @@ def test_command_survives_damaged_calls(check_run, call, tmp_path, npz):
     attempt()
 
 
-def test_command_survives_any_value_of_a_key(check_run, write_json, call, npz):
+def test_run_with_arbitrary_value_of_key_writes_result_or_one_line_error(
+    check_run, write_json, call, npz
+):
     @fuzz
     @given(st.sampled_from([*call(), "outputs", "shapes", "types"]), JSON)
     def attempt(key, value):
@@ -90,7 +92,9 @@ def test_command_survives_any_value_of_a_key(check_run, write_json, call, npz):
     attempt()
 
 
-def test_command_survives_any_value_of_an_attribute(check_run, write_json, call, npz):
+def test_run_with_arbitrary_attribute_writes_result_or_one_line_error(
+    check_run, write_json, call, npz
+):
     @fuzz
     @given(st.sampled_from(["epsilon", "data_format", "revision"]), JSON)
     def attempt(key, value):

@@ -16,7 +16,7 @@ from backnorm.cli.demo import LAYERS, cases, read_layers
 from backnorm.dialects.registry import DIALECTS, operators
 
 
-def test_the_demo_in_a_process_of_its_own():
+def test_demo_in_own_process_passes_in_all_dialects_and_types():
     process = subprocess.run(
         [sys.executable, "-m", "backnorm", "demo", "--json"],
         capture_output=True,
@@ -96,8 +96,8 @@ class Spoiled:
 
 
 @pytest.mark.long
-def test_a_dialect_that_disagrees_fails_the_demo(cli, monkeypatch):
-    # Right for its own inputs, so the oracle is content; but not what the others computed.
+def test_demo_with_disagreeing_dialect_fails(cli, monkeypatch):
+    # The oracle accepts the result, which is right for its own inputs; the others differ.
     spoiled = perturbed({("ngraph", "NCX", "float32")}, 1.0001)
     monkeypatch.setattr(demo, "cases", spoiled)
     result = cli("demo", "--json")
@@ -114,7 +114,7 @@ def test_a_dialect_that_disagrees_fails_the_demo(cli, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_wrong_result_fails_the_demo(cli, monkeypatch):
+def test_demo_with_wrong_result_fails(cli, monkeypatch):
     right = demo.timed
 
     def wrong(call, repeat):
@@ -133,7 +133,7 @@ def layers():
     return read_layers()
 
 
-def test_the_layers_are_spatial_and_dense(layers):
+def test_read_layers_returns_two_spatial_and_one_dense_layer(layers):
     assert tuple(layers) == LAYERS
     assert layers["conv8"]["x"].shape[2:] == (8, 8)
     assert layers["conv4"]["x"].shape[2:] == (4, 4)
@@ -141,7 +141,7 @@ def test_the_layers_are_spatial_and_dense(layers):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_tensors_are_those_of_a_training_step(layers, name):
+def test_read_layers_returns_tensors_of_training_step(layers, name):
     layer = layers[name]
     axes = tuple(i for i in range(layer["x"].ndim) if i != 1)
     wide = np.float64(layer["x"])
@@ -154,7 +154,7 @@ def test_the_tensors_are_those_of_a_training_step(layers, name):
     assert np.isfinite(layer["dy"]).all()
 
 
-def test_the_data_is_small():
+def test_demo_data_is_at_most_1_mib():
     data = resources.files("backnorm") / "data/digits_batchnorm.npz"
     with resources.as_file(data) as path:
         assert path.stat().st_size <= 2**20

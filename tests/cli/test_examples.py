@@ -21,13 +21,13 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_runs_and_is_checked(cli, path):
+def test_run_of_example_passes_check(cli, path):
     result = cli("run", path, "--tensors", TENSORS, "--random", 0, "--check", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["passed"]
 
 
-def test_the_examples_of_all_dialects_give_the_same_bits(cli, tmp_path, read_npz):
+def test_examples_of_all_dialects_have_the_same_bits(cli, tmp_path, read_npz):
     results = []
     for name, outputs in GRADIENTS.items():
         out = tmp_path / "out.npz"
@@ -38,6 +38,6 @@ def test_the_examples_of_all_dialects_give_the_same_bits(cli, tmp_path, read_npz
     assert all(result == results[0] for result in results)
 
 
-def test_the_page_names_every_example_and_no_other():
+def test_cli_page_names_all_examples_and_no_others():
     named = set(re.findall(r"examples/(\w+\.json)", (DOCS / "cli.md").read_text()))
     assert named == {path.name for path in EXAMPLES}

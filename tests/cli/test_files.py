@@ -20,7 +20,7 @@ def names(folder):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
 @pytest.mark.parametrize("before", [None, b"before"])
-def test_interrupted_writer_leaves_the_file_as_it_was(tmp_path, error, before):
+def test_atomic_writer_on_error_keeps_previous_file(tmp_path, error, before):
     path = tmp_path / "out.npz"
     if before is not None:
         path.write_bytes(before)
@@ -36,7 +36,7 @@ def test_interrupted_writer_leaves_the_file_as_it_was(tmp_path, error, before):
     assert before is None or path.read_bytes() == before
 
 
-def test_writer_errors_name_the_file(tmp_path):
+def test_atomic_writer_error_names_file(tmp_path):
     def write(error):
         with atomic_writer(tmp_path / "out.npz"):
             raise error
@@ -63,7 +63,7 @@ app.main()
 
 @pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_signal_while_writing_leaves_the_file_as_it_was(
+def test_run_signalled_while_writing_keeps_previous_file(
     tmp_path, npz, write_json, call, heed_interrupts, number
 ):
     number = signal.Signals[number]
@@ -84,14 +84,14 @@ def test_signal_while_writing_leaves_the_file_as_it_was(
         assert done.returncode == -number
 
 
-def test_new_file_has_the_permissions_of_new_files(tmp_path):
+def test_write_tensors_gives_new_file_default_permissions(tmp_path):
     plain, ours = tmp_path / "plain", tmp_path / "out.npz"
     plain.touch()
     write_tensors(ours, {"x": np.ones(2)})
     assert ours.stat().st_mode == plain.stat().st_mode
 
 
-def test_writer_replaces_the_target_of_a_symbolic_link(tmp_path, read_npz):
+def test_write_tensors_replaces_target_of_symbolic_link(tmp_path, read_npz):
     target, link = tmp_path / "target.npz", tmp_path / "out.npz"
     link.symlink_to(target)
     write_tensors(link, {"x": np.ones(2)})
@@ -99,7 +99,7 @@ def test_writer_replaces_the_target_of_a_symbolic_link(tmp_path, read_npz):
     assert read_npz(target)["x"].tolist() == [1, 1]
 
 
-def test_file_is_on_disk_before_it_is_in_place(tmp_path, monkeypatch):
+def test_write_tensors_syncs_before_replacing_file(tmp_path, monkeypatch):
     events = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (events.append("fsync"), fsync(fd)))

@@ -19,7 +19,7 @@ from backnorm.errors import MachineCodeError
 OPERATORS = [(d, op) for d in registry.DIALECTS for op in registry.operators(d)]
 
 
-def test_the_installation(cli):
+def test_info_shows_versions_threads_and_dialects(cli):
     facts = json.loads(cli("info", "--json").stdout)
     assert facts["versions"]["backnorm"] == backnorm.__version__
     assert facts["versions"]["ml_dtypes"]
@@ -31,7 +31,7 @@ def test_the_installation(cli):
     assert "FusedBatchNormGradV3" in table
 
 
-def test_the_machine_code(cli):
+def test_info_shows_machine_code(cli):
     code = json.loads(cli("info", "--json").stdout)["machine_code"]
     assert code["level"] == library.level()
     assert code["folder"] == str(library.FOLDER)
@@ -46,7 +46,7 @@ def test_the_machine_code(cli):
 
 
 @pytest.mark.skipif(not is_x86(), reason="there is one level, the host's")
-def test_a_lower_level_and_its_digest():
+def test_info_at_lower_level_shows_that_level_and_same_digest():
     facts = [_in_a_process(level)["machine_code"] for level in ("x86-64", library.level())]
     assert facts[0]["level"] == "x86-64"
     assert set(facts[0]["libraries"]) <= {"x86-64"}
@@ -55,14 +55,14 @@ def test_a_lower_level_and_its_digest():
         assert facts[0]["digest"] == facts[1]["digest"]
 
 
-def test_a_level_that_there_is_not():
+def test_info_at_unknown_level_exits_with_2():
     done = _run("x86-64-v9")
     assert done.returncode == 2
     assert "BACKNORM_CPU_LEVEL" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_without_any_machine_code(cli, monkeypatch):
+def test_info_without_machine_code_shows_no_level(cli, monkeypatch):
     def none():
         raise MachineCodeError("there is none")
 
@@ -89,7 +89,7 @@ def _run(level):
 
 
 @pytest.mark.parametrize("dialect", {**registry.DIALECTS, **registry.PARTS})
-def test_a_dialect_lists_its_operators_and_functions(cli, dialect):
+def test_info_of_dialect_lists_operators_and_functions(cli, dialect):
     known = [*(registry.operators(dialect) if dialect in registry.DIALECTS else ())]
     known += registry.parts(dialect)
     facts = json.loads(cli("info", dialect, "--json").stdout)
@@ -100,20 +100,20 @@ def test_a_dialect_lists_its_operators_and_functions(cli, dialect):
 
 @pytest.mark.parametrize(("dialect", "op"), [(d, op) for d in registry.PARTS
                                              for op in registry.parts(d)])  # fmt: skip
-def test_a_function_shows_its_rules(cli, dialect, op):
+def test_info_of_function_shows_its_rules(cli, dialect, op):
     (schema,) = json.loads(cli("info", dialect, op, "--json").stdout)["schemas"]
     assert schema == registry.parts(dialect)[op].to_dict()
     table = cli("info", dialect, op).stdout
     assert all(tensor["name"] in table for tensor in schema["inputs"])
 
 
-def test_a_function_that_there_is_not_is_bad_usage(cli):
+def test_info_of_unknown_function_exits_with_2(cli):
     result = cli("info", "cann", "BNInfer")
     assert result.exit_code == 2
     assert "op: unknown operator of cann; got 'BNInfer'; expected BNTr" in result.stderr
 
 
-def test_info_unknown_name_lists_all_that_info_accepts(cli):
+def test_info_of_unknown_name_lists_accepted_names(cli):
     known = ", ".join([*registry.operators("aten"), *registry.parts("aten")])
     assert (
         f"op: unknown operator of aten; got 'no'; expected {known}"
@@ -123,7 +123,7 @@ def test_info_unknown_name_lists_all_that_info_accepts(cli):
 
 
 @pytest.mark.parametrize(("dialect", "op"), OPERATORS)
-def test_an_operator_shows_its_schema(cli, dialect, op):
+def test_info_of_operator_shows_its_schema(cli, dialect, op):
     schema = registry.operator(dialect, op).schema
     facts = json.loads(cli("info", dialect, op, "--json").stdout)
     assert schema.to_dict() in facts["schemas"]
@@ -132,7 +132,7 @@ def test_an_operator_shows_its_schema(cli, dialect, op):
         assert entry.name in table
 
 
-def test_role_that_a_flag_decides_is_shown_for_both_values(cli):
+def test_info_shows_roles_for_both_values_of_flag(cli):
     roles = {"mean_out": "mean", "variance_out": "variance"}
     roles |= dict.fromkeys(("saved_mean", "saved_variance"), "ignored")
     options = "info", "paddle", "batch_norm_grad"
@@ -141,7 +141,7 @@ def test_role_that_a_flag_decides_is_shown_for_both_values(cli):
     assert "ignored in training, mean with constant statistics" in table
 
 
-def test_every_revision_is_shown(cli):
+def test_info_shows_all_revisions(cli):
     facts = json.loads(cli("info", "onednn_spec", "BatchNormTrainingBackprop", "--json").stdout)
     assert {s["revision"] for s in facts["schemas"]} == {"latest", "2020-21", "early"}
 

@@ -71,13 +71,13 @@ def test_help_has_examples(main):
         (("info", "a", "b", "c"), "c"),
     ],
 )
-def test_bad_usage_ends_with_2_and_names_the_option(main, arguments, says):
+def test_command_with_bad_usage_exits_with_2_and_names_option(main, arguments, says):
     status, out, err = main(*arguments)
     assert (status, out) == (2, "")
     assert says in err
 
 
-def test_interruption_ends_with_130_in_one_line(main, monkeypatch):
+def test_main_when_interrupted_exits_with_130_and_one_line(main, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -85,7 +85,7 @@ def test_interruption_ends_with_130_in_one_line(main, monkeypatch):
     assert main("info") == (130, "", "backnorm: interrupted\n")
 
 
-def test_bug_is_shown_with_its_traceback(monkeypatch):
+def test_main_propagates_unexpected_exceptions(monkeypatch):
     def bug(*_):
         raise AssertionError("a bug")
 
@@ -95,7 +95,7 @@ def test_bug_is_shown_with_its_traceback(monkeypatch):
         app.main()
 
 
-def test_bad_input_ends_with_2_in_one_line(tmp_path):
+def test_run_of_missing_file_exits_with_2_and_one_line(tmp_path):
     done = run("run", str(tmp_path / "none.json"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"backnorm: error: {tmp_path / 'none.json'}: No such file or directory\n"
@@ -115,7 +115,7 @@ POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "
         ('"$@" >/dev/full', {"PYTHONUNBUFFERED": "1"}, 2, "No space left on device\n"),
     ],
 )
-def test_streams_do_not_change_the_status(shell, environment, status, says):
+def test_run_with_restricted_streams_has_expected_status(shell, environment, status, says):
     done = run(*RUN, shell=shell, **environment)
     assert (done.returncode, done.stderr.count("\n")) == (status, says.count("\n"))
     assert done.stderr.endswith(says)
@@ -132,12 +132,12 @@ ZEROS = Path(__file__).parents[1] / "conformance" / "wrong_subjects.py"
         (("verify", f"{ZEROS}:zeros", "--only", "diagnostic-float32-float32-NCX"), 1),
     ],
 )
-def test_closed_stdout_leaves_the_status_of_the_work(arguments, status):
+def test_command_with_closed_stdout_keeps_exit_status(arguments, status):
     done = run(*arguments, shell='set -o pipefail; "$@" | true')
     assert (done.returncode, done.stderr.strip()) == (status, "")
 
 
-def test_full_disk_behind_a_list_is_an_error():
+def test_cases_list_to_full_disk_exits_with_2():
     done = run("cases", "list", "--dtypes", "float32", shell='"$@" >/dev/full')
     message = "backnorm: error: standard output: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, message)
@@ -158,7 +158,7 @@ app.main()
 
 @pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_signal_ends_a_run(number, heed_interrupts):
+def test_run_on_signal_exits_with_status_of_signal(number, heed_interrupts):
     number = signal.Signals[number]
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, *RUN],

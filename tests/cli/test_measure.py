@@ -29,7 +29,7 @@ def verdicts_of(operands, outputs):
 
 
 @pytest.mark.parametrize("wrong", [None, "diff_src", "diff_gamma", "diff_beta"])
-def test_groups_give_the_verdicts_of_all_channels(operands, monkeypatch, wrong):
+def test_check_in_groups_gives_verdicts_of_whole_check(operands, monkeypatch, wrong):
     outputs = registry.invoke(*OP, *operands)
     if wrong is not None:
         array = outputs[wrong]
@@ -49,7 +49,7 @@ def test_groups_give_the_verdicts_of_all_channels(operands, monkeypatch, wrong):
         assert whole[wrong].where == tuple(int(i) for i in place)
 
 
-def test_memory_is_that_of_a_group(rng, monkeypatch):
+def test_check_memory_is_bounded_by_group_size(rng, monkeypatch):
     monkeypatch.setattr(measure, "_JUDGED_TOGETHER", 2**17)
     src, diff_dst = rng.normal(size=(2, 64, 64, 16, 16)).astype(np.float32)
     channels = dict.fromkeys(("mean", "variance", "gamma"), np.ones(64, np.float32))
@@ -67,7 +67,7 @@ def test_memory_is_that_of_a_group(rng, monkeypatch):
     assert peak < 80 * 2**17 + 2**22
 
 
-def test_empty_batch_is_judged(rng):
+def test_check_of_empty_batch_passes(rng):
     src = np.empty((0, 3, 4), np.float32)
     ones = np.ones(3, np.float32)
     inputs = {"src": src, "diff_dst": src, "mean": ones, "variance": ones, "gamma": ones}

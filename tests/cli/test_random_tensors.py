@@ -28,7 +28,7 @@ def make(operands=None, seed=0, data_format="NXC", **wanted):
     return random_tensors(SCHEMA, attributes, operands, wanted, seed)
 
 
-def test_everything_is_made_from_one_shape():
+def test_random_tensors_derive_all_shapes_from_one():
     made = make(shape=(4, 6, 5, 3))
     assert {port: array.shape for port, array in made.items()} == {
         "src": (4, 6, 5, 3),
@@ -40,12 +40,12 @@ def test_everything_is_made_from_one_shape():
     assert {array.dtype for array in made.values()} == {np.dtype(np.float32)}
 
 
-def test_the_data_format_says_which_axis_is_the_channel():
+def test_random_tensors_take_channel_axis_from_data_format():
     assert make(shape=(4, 6, 5, 3), data_format="NCX")["mean"].shape == (6,)
 
 
 @pytest.mark.parametrize("given_x", [True, False])
-def test_the_statistics_are_those_of_x(given_x, rng):
+def test_random_statistics_equal_those_of_x(given_x, rng):
     x = rng.normal(5.0, 2.0, (4, 6, 5, 3)).astype(np.float32)
     made = make({"src": x}) if given_x else make(shape=x.shape)
     x = np.float64(x if given_x else made["src"])
@@ -53,18 +53,18 @@ def test_the_statistics_are_those_of_x(given_x, rng):
     np.testing.assert_allclose(made["variance"], x.var((0, 1, 2)), rtol=1e-6)
 
 
-def test_variance_is_positive_even_of_a_constant():
+def test_random_variance_of_constant_x_is_one():
     made = make({"src": np.ones((4, 5, 3), np.float32)})
     assert made["variance"].tolist() == [1, 1, 1]
 
 
-def test_dy_is_not_constant_and_channels_differ():
+def test_random_dy_varies_and_means_of_x_differ_by_channel():
     made = make(shape=(8, 9, 9, 3))
     assert np.unique(made["diff_dst"]).size > 1000
     assert np.ptp(made["src"].mean((0, 1, 2))) > 0.1
 
 
-def test_types_follow_the_operator_and_what_is_known():
+def test_random_tensors_take_types_of_operator_and_operands():
     bfloat16 = np.dtype(ml_dtypes.bfloat16)
     made = make({"diff_dst": np.zeros((2, 5, 3), bfloat16)})
     assert (made["src"].dtype, made["mean"].dtype) == (bfloat16, np.float32)
@@ -78,21 +78,21 @@ def test_types_follow_the_operator_and_what_is_known():
     assert (made["variance"] > 0).all()
 
 
-def test_a_seed_is_reproducible_and_seeds_differ():
+def test_random_tensors_repeat_for_same_seed_and_differ_for_another():
     first, again, other = (make(shape=(2, 5, 3), seed=seed) for seed in (1, 1, 2))
     for port in PORTS:
         assert first[port].tobytes() == again[port].tobytes()
         assert first[port].tobytes() != other[port].tobytes()
 
 
-def test_supplying_one_tensor_leaves_the_others_as_they_were():
+def test_random_tensors_keep_values_when_others_are_supplied():
     everything = make(shape=(2, 5, 3))
     rest = make({"gamma": everything["gamma"], "src": everything["src"]})
     for port, array in rest.items():
         assert array.tobytes() == everything[port].tobytes()
 
 
-def test_an_unknown_shape_is_refused(refused, write_json, call):
+def test_run_with_unknown_shape_is_rejected(refused, write_json, call):
     line = refused("run", write_json(call()), "--random", 0)
     assert "no shape of 2 or more dimensions is known" in line
     assert "src, diff_dst" in line
@@ -111,7 +111,9 @@ def test_operands_of_different_ranks_are_rejected(refused, write_json, tmp_path,
     assert "error: x: " in line
 
 
-def test_the_command_fills_what_is_missing_and_says_so(cli, write_json, call, tmp_path, tensors):
+def test_run_with_random_fills_missing_tensors_and_reports_them(
+    cli, write_json, call, tmp_path, tensors
+):
     np.savez(tmp_path / "x.npz", x=tensors["x"])
     file = write_json(call())
     result = cli("run", file, "--tensors", tmp_path / "x.npz", "--random", 7, "--check", "--json")
@@ -121,7 +123,7 @@ def test_the_command_fills_what_is_missing_and_says_so(cli, write_json, call, tm
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_tensorflow_forward_with_nothing_given(cli, write_json, is_training):
+def test_tensorflow_forward_on_random_tensors_passes_check(cli, write_json, is_training):
     document = {
         "dialect": "tensorflow",
         "op": "FusedBatchNormV3",
@@ -133,7 +135,7 @@ def test_tensorflow_forward_with_nothing_given(cli, write_json, is_training):
     assert result.exit_code == 0, result.output
 
 
-def test_the_feature_index_is_the_channel_axis():
+def test_random_tensors_take_channel_axis_from_feature_index():
     schema = registry.operator("stablehlo", "batch_norm_grad").schema
     ports = {p: Tensor(p, (p,)) for p in ("scale", "mean", "variance", "grad_output")}
     x = np.arange(120.0).reshape(2, 3, 4, 5)
@@ -154,7 +156,7 @@ def test_the_feature_index_is_the_channel_axis():
             made_with(axis)
 
 
-def test_an_inverse_deviation_is_that_of_x(rng):
+def test_random_inverse_equals_that_of_x(rng):
     schema = registry.operator("aten", "native_batch_norm_backward").schema
     x = rng.normal(5.0, 2.0, (4, 3, 6))
     attributes = {"train": True, "eps": 1e-5}
@@ -194,7 +196,9 @@ PADDLE = {
          {"Mean": [1, 4, 1, 5], "Variance": [1, 4, 1, 5], "Scale": [1, 4, 1, 5]}),
     ],
 )  # fmt: skip
-def test_dialects_with_nothing_given(cli, write_json, dialect, op, data, attributes, shapes):
+def test_dialects_on_random_tensors_pass_check(
+    cli, write_json, dialect, op, data, attributes, shapes
+):
     document = {"dialect": dialect, "op": op, "attributes": attributes}
     document["shapes"] = {data: [6, 4, 3, 5]} | shapes
     result = cli("run", write_json(document), "--random", 0, "--check", "--json")

@@ -71,7 +71,7 @@ CALLS = {
 
 @pytest.mark.parametrize("dialect", CALLS)
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_every_dialect_writes_the_gradients(
+def test_run_of_each_dialect_writes_gradients_of_backward(
     cli, read_npz, write_json, npz, tmp_path, expected, dialect, suffix
 ):
     op, attributes, inputs, outputs = CALLS[dialect]
@@ -108,7 +108,7 @@ def test_report_of_a_call_with_a_channel_axis_names_its_layout(cli, write_json, 
     assert step["layout"] == layout
 
 
-def test_the_json_report_has_what_the_table_shows(cli, write_json, npz, call):
+def test_json_report_has_expected_fields(cli, write_json, npz, call):
     result = cli("run", write_json(call()), "--tensors", npz, "--check", "--json", "--threads", 1)
     report = json.loads(result.stdout)
     assert set(report) == {"file", "threads", "repeat", "steps", "written", "passed", "notes"}
@@ -145,14 +145,14 @@ def test_the_json_report_has_what_the_table_shows(cli, write_json, npz, call):
     assert all(verdict["passed"] for verdict in step["check"].values())
 
 
-def test_without_check_there_is_no_verdict(cli, write_json, npz, call):
+def test_run_without_check_reports_no_verdict(cli, write_json, npz, call):
     report = json.loads(cli("run", write_json(call()), "--tensors", npz, "--json").stdout)
     assert report["steps"][0]["check"] is None
     assert report["steps"][0]["worst_ulp"] is None
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_elements_are_computed_in_what_is_asked_for(cli, write_json, npz, call, name):
+def test_run_with_arithmetic_computes_in_that_type(cli, write_json, npz, call, name):
     command = ("run", write_json(call()), "--tensors", npz, "--check", "--json")
     result = cli(*command, "--arithmetic", name)
     assert result.exit_code == 0, result.output
@@ -163,7 +163,7 @@ def test_elements_are_computed_in_what_is_asked_for(cli, write_json, npz, call, 
 
 
 @pytest.mark.parametrize("json_option", [(), ("--json",)])
-def test_a_wrong_result_fails_the_check(cli, write_json, npz, call, monkeypatch, json_option):
+def test_check_of_wrong_result_fails(cli, write_json, npz, call, monkeypatch, json_option):
     right = run_module.run_step
 
     def wrong(step, inputs, arithmetic):
@@ -185,9 +185,7 @@ def test_a_wrong_result_fails_the_check(cli, write_json, npz, call, monkeypatch,
         assert "FAILED" in result.stdout
 
 
-def test_a_result_that_is_not_a_number_is_reported_in_valid_json(
-    cli, write_json, npz, call, monkeypatch
-):
+def test_json_report_of_nan_result_is_valid(cli, write_json, npz, call, monkeypatch):
     right = run_module.run_step
     monkeypatch.setattr(
         run_module, "run_step", lambda *a: {k: v * np.float32("nan") for k, v in right(*a).items()}
@@ -197,7 +195,7 @@ def test_a_result_that_is_not_a_number_is_reported_in_valid_json(
     assert json.loads(result.stdout)["steps"][0]["worst_ulp"] == "inf"
 
 
-def test_bfloat16_goes_in_and_out_of_both_kinds_of_file(
+def test_run_of_bfloat16_writes_same_bits_to_both_kinds_of_file(
     cli, read_npz, write_json, tensors, tmp_path, call
 ):
     halves = {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
@@ -215,7 +213,7 @@ def test_bfloat16_goes_in_and_out_of_both_kinds_of_file(
         assert by_numpy[name].tobytes() == by_safetensors[name].tobytes()
 
 
-def test_an_unlisted_optional_output_is_not_requested(
+def test_run_does_not_request_unlisted_optional_outputs(
     cli, read_npz, write_json, npz, tmp_path, call
 ):
     out = tmp_path / "out.npz"
@@ -230,7 +228,7 @@ def test_an_unlisted_optional_output_is_not_requested(
     assert written["diff_src"].tobytes() == expected.tobytes()
 
 
-def test_an_output_may_have_the_name_of_an_input(
+def test_run_accepts_output_with_name_of_input(
     cli, read_npz, write_json, npz, tmp_path, call, expected
 ):
     out = tmp_path / "out.npz"
@@ -240,7 +238,7 @@ def test_an_output_may_have_the_name_of_an_input(
     assert read_npz(out)["x"].tobytes() == expected.dx.tobytes()
 
 
-def test_results_may_replace_the_file_they_come_from(
+def test_run_with_out_equal_to_input_file_overwrites_it(
     cli, read_npz, write_json, npz, call, expected
 ):
     file = write_json(call(outputs={"diff_src": "dx", "diff_gamma": "a", "diff_beta": "b"}))
@@ -256,7 +254,7 @@ def test_results_may_replace_the_file_they_come_from(
         ("BatchNormInference", {"input": "x", "beta": "gamma"}, {"normalized"}),
     ],
 )
-def test_forward_and_inference_are_checked_too(cli, write_json, npz, op, inputs, outputs):
+def test_check_covers_forward_and_inference(cli, write_json, npz, op, inputs, outputs):
     document = {
         "dialect": "ngraph",
         "op": op,

@@ -84,7 +84,7 @@ def test_program_beyond_the_size_limit_is_rejected(refused, tmp_path):
     assert "too large" in refused("run", path)
 
 
-def test_paths_that_cannot_be_read_are_named(refused, write_json, tmp_path):
+def test_run_names_unreadable_paths(refused, write_json, tmp_path):
     file = write_json({"dialect": "ngraph", "op": "BatchNormInference"})
     folder = tmp_path / "folder.npz"
     folder.mkdir()
@@ -98,7 +98,7 @@ def test_paths_that_cannot_be_read_are_named(refused, write_json, tmp_path):
     assert "File name too long" in refused("run", file, "--tensors", long)
 
 
-def test_out_that_cannot_be_written_is_rejected_before_the_work(
+def test_run_rejects_unwritable_out_before_reading_tensors(
     refused, write_json, npz, call, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("backnorm.cli.run.read_tensors", lambda *_: pytest.fail("work was done"))
@@ -118,7 +118,7 @@ def test_out_that_cannot_be_written_is_rejected_before_the_work(
         assert f"{out}: {says}" in line
 
 
-def test_out_may_have_the_longest_name(cli, write_json, npz, call, tmp_path):
+def test_run_accepts_out_with_name_of_maximal_length(cli, write_json, npz, call, tmp_path):
     out = tmp_path / f"{'a' * 251}.npz"
     result = cli("run", write_json(call()), "--tensors", npz, "--out", out, "--repeat", 1)
     assert result.exit_code == 0, result.output
@@ -129,14 +129,14 @@ HUGE = 2**48
 
 
 @pytest.mark.parametrize("shape", [[HUGE, 0, HUGE], [0, 0, HUGE, HUGE], [HUGE] * 3])
-def test_shapes_that_no_array_can_have_are_rejected(refused, write_json, shape):
-    """NumPy cannot have every empty array: the other dimensions count, too."""
+def test_run_rejects_shapes_beyond_array_limits(refused, write_json, shape):
+    """The limit holds for empty arrays, too: NumPy counts their other dimensions."""
     document = {"dialect": "onednn_spec", "op": "BatchNormInference", "shapes": {"input": shape}}
     line = refused("run", write_json(document), "--random", 1)
     assert "shapes.input: has too many elements" in line
 
 
-def test_endless_array_without_elements_runs(cli, write_json):
+def test_run_of_empty_array_with_huge_dimension_passes(cli, write_json):
     attributes = {"epsilon": 1e-5, "data_format": "NCX"}
     document = {"dialect": "onednn_spec", "op": "BatchNormTrainingBackprop"}
     document |= {"attributes": attributes, "shapes": {"input_forward": [2**44, 2, 0, 5]}}
@@ -144,7 +144,7 @@ def test_endless_array_without_elements_runs(cli, write_json):
     assert result.exit_code == 0, result.output
 
 
-def test_names_that_are_not_text_are_escaped(cli, refused, call, npz, tmp_path):
+def test_run_escapes_undecodable_file_names(cli, refused, call, npz, tmp_path):
     odd = os.fsdecode(b"\xff\x1b[31m")
     file, out = tmp_path / f"{odd}.json", tmp_path / f"{odd}.npz"
     assert "\\udcff\\x1b[31m.json: No such file" in refused("run", file)
@@ -157,15 +157,13 @@ def test_names_that_are_not_text_are_escaped(cli, refused, call, npz, tmp_path):
 
 
 @pytest.mark.parametrize("array", [np.ones((2, 3), np.int64), np.array([["a", "b"]])])
-def test_element_types_that_the_operator_does_not_take_are_rejected(
-    refused, write_json, call, tmp_path, tensors, array
-):
+def test_run_rejects_unsupported_element_types(refused, write_json, call, tmp_path, tensors, array):
     np.savez(tmp_path / "in.npz", **tensors | {"x": array})
     line = refused("run", write_json(call()), "--tensors", tmp_path / "in.npz")
     assert "src: unsupported element type" in line
 
 
-def test_extensions_of_tensors_are_checked(refused, write_json, call):
+def test_run_rejects_tensor_file_of_unknown_extension(refused, write_json, call):
     file = write_json(call())
     assert "unknown kind of tensor file; got extension '.json'" in refused(
         "run", file, "--tensors", file
@@ -173,7 +171,7 @@ def test_extensions_of_tensors_are_checked(refused, write_json, call):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read and write everything")
-def test_missing_permissions_are_named(refused, write_json, npz, call, tmp_path):
+def test_run_without_permissions_is_rejected(refused, write_json, npz, call, tmp_path):
     file = write_json(call())
     npz.chmod(0)
     assert "Permission denied" in refused("run", file, "--tensors", npz)
@@ -182,7 +180,9 @@ def test_missing_permissions_are_named(refused, write_json, npz, call, tmp_path)
     assert "not writable" in refused("run", file, "--out", closed / "out.npz")
 
 
-def test_system_errors_and_lack_of_memory_are_one_line(refused, write_json, npz, call, monkeypatch):
+def test_run_reports_system_and_memory_errors_in_one_line(
+    refused, write_json, npz, call, monkeypatch
+):
     file = write_json(call())
     for error, says in (
         (PermissionError(13, "Permission denied", str(npz)), "Permission denied"),
@@ -197,7 +197,7 @@ def test_system_errors_and_lack_of_memory_are_one_line(refused, write_json, npz,
         assert says in refused("run", file, "--tensors", npz)
 
 
-def test_missing_tensors_are_all_named(refused, write_json, call, tmp_path, tensors):
+def test_run_names_all_missing_tensors(refused, write_json, call, tmp_path, tensors):
     path = tmp_path / "some.npz"
     np.savez(path, x=tensors["x"], mean=tensors["mean"])
     line = refused("run", write_json(call()), "--tensors", path)
@@ -223,7 +223,7 @@ def test_missing_tensors_are_all_named(refused, write_json, call, tmp_path, tens
         ({"types": {"src": "float64"}}, "differs from the declared data type"),
     ],
 )
-def test_operands_that_the_operator_rejects_end_the_run(
+def test_run_of_operands_rejected_by_operator_writes_nothing(
     refused, write_json, npz, call, tmp_path, changes, says
 ):
     out = tmp_path / "out.npz"

@@ -49,7 +49,7 @@ def test_progress_on_a_terminal_shows_work_and_time_left(screen, monkeypatch):
     assert "0:00:40" in stream.getvalue()
 
 
-def test_progress_elsewhere_shows_nothing(screen):
+def test_progress_without_terminal_shows_nothing(screen):
     stream = screen(False)
     with progress(2) as advance:
         advance("reading")

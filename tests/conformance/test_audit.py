@@ -40,41 +40,41 @@ def run(*options):
     return CliRunner().invoke(app, ["tolerance", *options])
 
 
-def test_audit_loose_tolerance_lets_more_through():
+def test_audit_of_loose_tolerance_misses_more_kernels():
     tight, loose = (of_data(from_text(f"rtol={t},atol={t}")) for t in (1e-5, 1e-2))
     assert names(loose.missed) > names(tight.missed)
     assert "TakesMagnitudeOfGamma" in names(loose.invisible)
 
 
-def test_audit_cube_of_a_layer_shows_every_formula():
+def test_audit_with_cube_loss_of_layer_catches_at_least_21_kernels():
     found = of_data(from_text("rtol=1e-5,atol=1e-5"), data="layer", loss="cube")
     assert len(found.caught) >= 21
     assert not {"DropsMeanOfDy", "ForgetsGamma", "EpsilonLeftOut"} & names(found.missed)
 
 
-def test_audit_sum_loss_rejects_right_kernels():
+def test_audit_with_sum_loss_counts_serial_sums_as_false_alarm():
     found = of_data(policy_of("pytorch").test("float32"), loss="sum")
     assert found.false_alarms["serial sums"] == found.runs
 
 
-def test_audit_correlation_does_not_see_a_factor():
+def test_audit_of_correlation_does_not_catch_missing_gamma():
     assert "ForgetsGamma" not in names(of_policy("tt-metal").caught)
 
 
-def test_audit_derived_tolerance_catches_more_than_the_fixed_one_and_no_right_kernel():
+def test_audit_of_derived_tolerance_catches_more_without_false_alarms():
     fixed, derived = of_policy("hipdnn"), of_policy("hipdnn-derived")
     assert names(derived.caught) > names(fixed.caught)
     assert not any(derived.false_alarms.values())
 
 
-def test_audit_bfloat16_rejects_no_right_kernel_by_pytorchs_default():
+def test_audit_of_pytorch_policy_in_bfloat16_has_no_false_alarms():
     found = of_policy("pytorch", "bfloat16", np.dtype("bfloat16"))
     assert found.caught
     assert not any(found.false_alarms.values())
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policy_right_result_is_accepted_and_its_opposite_is_not(name):
+def test_policy_accepts_right_result_and_rejects_its_negative(name):
     policy = policy_of(name)
     (run, *_) = audit_data.runs(policy.data, (4, 3, 5), "none", policy.epsilon, FLOAT32)
     for output, right in zip(("dx", "dgamma", "dbeta"), run.right, strict=True):
@@ -98,23 +98,23 @@ def test_policy_right_result_is_accepted_and_its_opposite_is_not(name):
         ("pcc=0.999", 0.5, True),
     ],
 )
-def test_tolerance_factor_of_an_array_is_judged(text, error, passes):
+def test_tolerance_of_each_measure_judges_scaled_array(text, error, passes):
     expected = np.float32([1.0, -1.25, 1.5, -1.0])
     actual = (expected * (1 + error)).astype(np.float32)
     assert from_text(text)(comparison(actual, expected)) == passes
 
 
 @pytest.mark.parametrize("text", ["pcc=0.99", "cosine=0.99"])
-def test_tolerance_other_signs_are_rejected(text):
+def test_tolerance_of_correlation_rejects_other_signs(text):
     assert not from_text(text)(comparison([1.0, 2.0, -4.0], [1.0, -2.0, 4.0]))
 
 
-def test_tolerance_ulp_is_that_of_the_arrays_type():
+def test_tolerance_in_ulp_uses_type_of_array():
     expected = np.ones(3, np.dtype("bfloat16"))
     assert from_text("ulp=1")(comparison(expected + expected.dtype.type(2.0**-7), expected))
 
 
-def test_function_assertion_error_is_a_rejection():
+def test_from_function_treats_assertion_error_as_rejection():
     test = from_function(np.testing.assert_array_equal)
     assert test(comparison([1.0, 2.0], [1.0, 2.0]))
     assert not test(comparison([1.0, 2.0], [1.0, 3.0]))
@@ -123,7 +123,7 @@ def test_function_assertion_error_is_a_rejection():
 @pytest.mark.parametrize(
     ("text", "match"), [("colour=1", "unknown measure"), ("rtol", "tolerance")]
 )
-def test_tolerance_unknown_measure_is_refused(text, match):
+def test_from_text_rejects_unknown_measure_or_missing_value(text, match):
     with pytest.raises(ArgumentValueError, match=match):
         from_text(text)
 
@@ -169,7 +169,7 @@ def test_command_own_function_and_own_data_are_audited(tmp_path):
     assert "|gamma|" in done.output
 
 
-def test_command_own_data_has_no_loss_and_the_type_of_its_own(tmp_path):
+def test_command_with_own_data_uses_its_type_and_rejects_loss(tmp_path):
     data = dict.fromkeys(("x", "dy"), np.random.default_rng(0).standard_normal((4, 3, 5)))
     np.savez(tmp_path / "mine.npz", **data)
     done = run("--policy", "pytorch", "--data", f"{tmp_path}/mine.npz")
@@ -186,7 +186,7 @@ def test_command_data_without_dy_is_bad_usage(tmp_path):
     assert "dy" in done.output
 
 
-def test_command_bounds_are_whole_at_80_columns(monkeypatch):
+def test_command_prints_bounds_untruncated_in_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = run("--elements", "1000000", "--dtype", "float64")
     assert max(map(len, done.output.splitlines())) <= 80
@@ -205,7 +205,7 @@ def test_command_counts_imprecise_kernels_apart_from_wrong_formulas():
     assert "(DividesByOneLess)" not in imprecise
 
 
-def test_command_policy_says_its_source():
+def test_command_with_policy_prints_its_source():
     done = run("--policy", "pytorch", "--shape", "4,3,5")
     assert done.exit_code == 0, done.output
     assert POLICIES["pytorch"].source in done.output
@@ -218,7 +218,7 @@ def test_page_names_every_policy():
 
 
 @pytest.mark.parametrize("source", ["def f(a) return", "1 / 0", "def f(a):\n    return True"])
-def test_tolerance_function_that_is_unusable_is_bad_usage(source, tmp_path):
+def test_command_with_unusable_function_is_bad_usage(source, tmp_path):
     (tmp_path / "mine.py").write_text(source)
     done = run("--compare", f"{tmp_path}/mine.py:f")
     assert done.exit_code == 2

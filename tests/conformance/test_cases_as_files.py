@@ -61,7 +61,7 @@ def test_export_is_deterministic(tmp_path):
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
-def test_manifest_says_which_wrong_kernels_a_case_rejects(tmp_path):
+def test_manifest_lists_wrong_kernels_that_case_rejects(tmp_path):
     selection = Selection(dtypes=("float32",), layouts=("NCX",), only=("no-gamma*", "realistic*"))
     export(tmp_path, selection)
     cases = json.loads((tmp_path / "manifest.json").read_text())["cases"]
@@ -91,7 +91,7 @@ def test_cases_show_unknown_case_is_bad_usage():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_judge_exported_results_are_exact(form, tmp_path):
+def test_export_succeeds_in_each_format_with_exact_raw_results(form, tmp_path):
     number = export(tmp_path / "cases", SELECTION, form=form)
     if form == "raw":
         # The rounded results lie beside the inputs under the names of outputs.
@@ -100,7 +100,7 @@ def test_judge_exported_results_are_exact(form, tmp_path):
         assert len(results.verdicts) == 3 * number
 
 
-def test_judge_wrong_results_are_named(tmp_path):
+def test_judge_of_wrong_results_identifies_the_mistake(tmp_path):
     export(tmp_path / "cases", SELECTION)
     kernel, arrays = mutants.DgammaWithGamma(), {}
     for case in selected(SELECTION):
@@ -113,7 +113,7 @@ def test_judge_wrong_results_are_named(tmp_path):
     assert [finding.id for finding in findings(results)] == ["dgamma-gamma"]
 
 
-def test_judge_missing_and_unsupported_results_are_counted(tmp_path):
+def test_judge_counts_missing_and_unsupported_results(tmp_path):
     export(tmp_path / "cases", SELECTION)
     names = [case.name for case in selected(SELECTION)]
     place = tmp_path / "results" / names[0]
@@ -129,7 +129,7 @@ def test_judge_missing_and_unsupported_results_are_counted(tmp_path):
     assert {finding.reproduce for finding in found} == {""}
 
 
-def test_judge_output_that_is_missing_is_a_finding(tmp_path):
+def test_judge_reports_missing_output_as_finding(tmp_path):
     selection = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
     export(tmp_path, selection)
     (tmp_path / "diagnostic-float32-float32-NCX" / "dgamma.bin").unlink()
@@ -151,7 +151,7 @@ def test_judge_path_without_a_result_is_bad_usage(name, tmp_path):
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_header_reads_and_judges(compiler, tmp_path):
+def test_cpp_header_reads_and_judges_cases(compiler, tmp_path):
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler}")
     export(tmp_path / "cases", SELECTION)
@@ -206,7 +206,7 @@ int backward(const void *x_, const void *dy_, const void *mean_, const void *var
 """
 
 
-def test_verify_c_function_that_writes_outside_is_a_finding(tmp_path):
+def test_verify_reports_c_function_that_writes_out_of_bounds(tmp_path):
     from backnorm.conformance.verify.run import Job, verify
 
     if shutil.which("gcc") is None:
@@ -224,7 +224,7 @@ def test_verify_c_function_that_writes_outside_is_a_finding(tmp_path):
     assert (finding.id, finding.says.endswith("wrote outside of dgamma")) == ("wrote_outside", True)
 
 
-def test_verify_c_function_is_judged_and_refusals_are_counted(tmp_path):
+def test_verify_judges_c_function_and_counts_refused_cases(tmp_path):
     from backnorm.conformance.verify.run import Job, verify
 
     if shutil.which("gcc") is None:

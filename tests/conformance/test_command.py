@@ -60,14 +60,14 @@ def run_of(mistake, folder, layouts=("NCX",), timeout=30.0):
     return verify(Job(command, selection, timeout=timeout, command=True))
 
 
-def test_verify_right_command_has_no_finding_and_its_refusals_are_counted(tmp_path):
+def test_verify_of_right_command_has_no_finding_and_counts_refusals(tmp_path):
     results = run_of("none", tmp_path, ("NCX", "NXC"))
     assert findings(results) == []
     assert {(v.layout, v.is_judged) for v in results.verdicts} == {("NCX", True), ("NXC", False)}
     assert {v.text for v in results.verdicts if v.layout == "NXC"} == {"NCX alone"}
 
 
-def test_verify_wrong_command_is_named_with_the_command_that_repeats_it(tmp_path):
+def test_verify_of_wrong_command_gives_command_that_reproduces_it(tmp_path):
     [finding] = findings(run_of("gamma", tmp_path))
     assert finding.id == "dgamma-gamma"
     assert finding.reproduce.startswith(f"backnorm verify --command '{sys.executable} ")
@@ -109,6 +109,6 @@ def test_verify_command_that_fails_eight_times_is_not_run_again():
         ("no-such {inputs} {outputs}", "^SUBJECT: no such program; got no-such$"),
     ],
 )
-def test_verify_words_that_are_no_command_are_bad_usage(command, text):
+def test_verify_rejects_invalid_command(command, text):
     with pytest.raises(ArgumentValueError, match=text):
         verify(Job(command, Selection(dtypes=("float32",)), command=True))

@@ -17,7 +17,7 @@ SHAPES = [(4, 3, 5, 6), (2, 3), (3, 3, 3), (7, 5, 2), (64, 4, 33, 2), (1, 4), (0
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("epsilon", [0.0, 2.0**-6])
-def test_the_known_results_are_the_exact_ones(dtype, statistics, data_format, shape, epsilon, rng):
+def test_exact_data_results_equal_reference(dtype, statistics, data_format, shape, epsilon, rng):
     data = exact_data(
         shape,
         dtype,
@@ -47,7 +47,7 @@ def test_the_known_results_are_the_exact_ones(dtype, statistics, data_format, sh
         np.testing.assert_array_equal(forward.y.hi, data.y)
 
 
-def test_sums_in_float32_are_exact_in_any_order(rng):
+def test_exact_data_sums_in_float32_are_exact_in_any_order(rng):
     data = exact_data((64, 3, 1024), FLOAT32, rng=rng, mean_magnitude=2**16)
     c = data.x - data.mean[:, None]
     products = np.moveaxis(data.dy * c, 1, 0).reshape(3, -1)
@@ -59,7 +59,7 @@ def test_sums_in_float32_are_exact_in_any_order(rng):
             np.testing.assert_array_equal(running, terms.astype(float).sum(1))
 
 
-def test_large_means_are_exact_too(rng):
+def test_exact_data_with_large_means_is_exact(rng):
     data = exact_data((8, 4, 6), FLOAT32, rng=rng, mean_magnitude=2**20)
     assert np.abs(data.mean).max() > 2**16
     exact = reference.backward(*data.backward_inputs, **data.options)
@@ -67,7 +67,7 @@ def test_large_means_are_exact_too(rng):
 
 
 @pytest.mark.parametrize("make", [exact_data, realistic_data])
-def test_no_channel_has_a_constant_gradient_or_a_small_result(make, rng):
+def test_data_of_each_channel_has_varying_dy_and_large_results(make, rng):
     data = make((16, 6, 20), FLOAT64, rng=rng)
     exact = reference.backward(*data.backward_inputs, **data.options)
     assert np.ptp(data.dy, axis=(0, 2)).min() > 1.0
@@ -76,14 +76,14 @@ def test_no_channel_has_a_constant_gradient_or_a_small_result(make, rng):
     assert np.abs(exact.dgamma.hi).min() > 0.0
 
 
-def test_realistic_data_has_the_ratio_asked_for(rng):
+def test_realistic_data_has_the_given_ratio(rng):
     data = realistic_data((50, 4, 40), FLOAT64, rng=rng, ratio=1e4)
     ratio = np.abs(data.mean) / np.sqrt(data.variance)
     np.testing.assert_allclose(ratio, 1e4, rtol=0.1)
 
 
 @pytest.mark.parametrize("make", [exact_data, realistic_data])
-def test_the_same_seed_gives_the_same_data(make):
+def test_data_is_deterministic_for_same_seed(make):
     one, other = (make((3, 4, 5), FLOAT32, rng=np.random.default_rng(5)) for _ in range(2))
     for left, right in zip(one.backward_inputs, other.backward_inputs, strict=True):
         np.testing.assert_array_equal(left, right)

@@ -32,7 +32,7 @@ def outputs_of(kernel, data, *, training=True):
 @pytest.mark.parametrize("data_format", LAYOUTS)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("kernel", "name"), NAMES.items())
-def test_diagnose_mistake_of_formula_is_named(kernel, name, dtype, data_format):
+def test_diagnose_with_formula_mistake_returns_its_name(kernel, name, dtype, data_format):
     data = diagnostic_data(dtype, data_format=data_format)
     found = diagnose(data, outputs_of(getattr(kernels, kernel)(), data))
     assert (found.kind, found.names) == ("formula", (name,))
@@ -45,21 +45,21 @@ def test_diagnose_mistake_of_formula_is_named(kernel, name, dtype, data_format):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("kernel", ["Kernel", *OF_PRECISION])
-def test_diagnose_right_formula_is_right(kernel, dtype, training):
+def test_diagnose_of_right_kernel_returns_right(kernel, dtype, training):
     data = diagnostic_data(dtype)
     outputs = outputs_of(getattr(kernels, kernel)(), data, training=training)
     assert diagnose(data, outputs, training=training).kind == "right"
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_diagnose_training_formula_where_frozen_is_named(dtype):
+def test_diagnose_of_training_formula_when_frozen_returns_not_frozen(dtype):
     data = diagnostic_data(dtype)
     outputs = outputs_of(kernels.TrainsWhenFrozen(), data, training=False)
     assert diagnose(data, outputs, training=False).names == ("not-frozen",)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32, FLOAT16], ids=str)
-def test_diagnose_few_bits_are_precision(dtype):
+def test_diagnose_of_rounded_dx_returns_precision_or_right(dtype):
     data = diagnostic_data(dtype)
     dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
     narrow = dx.astype(np.float64) * (
@@ -98,7 +98,7 @@ class SumsInSteps(kernels.Kernel):
         (8, 7, "the sums lack the last 7 of the 39 elements of each image"),
     ],
 )
-def test_diagnose_tail_that_the_sums_lack_is_named(step, images, says, dtype, data_format):
+def test_diagnose_of_sums_without_tail_reports_tail(step, images, says, dtype, data_format):
     data = diagnostic_data(dtype, data_format=data_format)
     kernel = type("Steps", (SumsInSteps,), {"step": step, "images": images})()
     found = diagnose(data, outputs_of(kernel, data))
@@ -107,7 +107,7 @@ def test_diagnose_tail_that_the_sums_lack_is_named(step, images, says, dtype, da
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-def test_diagnose_sums_in_float16_are_right_to_few_bits(dtype, training):
+def test_diagnose_of_sums_in_float16_returns_few_bits(dtype, training):
     data = diagnostic_data(dtype)
     outputs = outputs_of(kernels.SumsInFloat16(), data, training=training)
     found = diagnose(data, outputs, training=training)
@@ -117,7 +117,7 @@ def test_diagnose_sums_in_float16_are_right_to_few_bits(dtype, training):
     )
 
 
-def test_diagnose_wrong_sign_in_some_channels_is_described_with_the_channels():
+def test_diagnose_of_wrong_signs_reports_their_channels():
     data = diagnostic_data(FLOAT32)
     dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
     dbeta[1::2] *= -1
@@ -155,7 +155,7 @@ def _dx_changed(change):
          "dgamma and dbeta are 0 in channels 8 to 12"),
     ],
 )  # fmt: skip
-def test_diagnose_outputs_that_are_wrong_at_some_places_are_described(changed, says, dtype):
+def test_diagnose_of_partly_wrong_outputs_reports_places(changed, says, dtype):
     data = diagnostic_data(dtype)
     outputs = changed(*(each.copy() for each in outputs_of(kernels.Kernel(), data)))
     outputs = tuple(
@@ -164,12 +164,12 @@ def test_diagnose_outputs_that_are_wrong_at_some_places_are_described(changed, s
     assert diagnose(data, outputs).says == says
 
 
-def test_diagnostic_data_has_no_size_that_a_vector_divides():
+def test_diagnostic_data_has_odd_size_and_channel_count():
     for data in (diagnostic_data(FLOAT32), forward_diagnostic_data(FLOAT32)):
         assert data.x.size % 2 == data.x.shape[1] % 2 == 1
 
 
-def test_diagnose_frozen_evidence_has_no_term_that_is_zero():
+def test_diagnose_when_frozen_omits_evidence_of_zero_terms():
     data = diagnostic_data(FLOAT32)
     outputs = outputs_of(kernels.ForgetsGamma(), data, training=False)
     evidence = diagnose(data, outputs, training=False).evidence
@@ -179,7 +179,7 @@ def test_diagnose_frozen_evidence_has_no_term_that_is_zero():
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", [FLOAT32], ids=str)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_diagnose_pair_of_mistakes_is_named(pair, dtype):
+def test_diagnose_of_two_mistakes_returns_both_names(pair, dtype):
     first, second = (getattr(kernels, name) for name in pair)
     both = type("Both", (first, second), {})
     data = diagnostic_data(dtype)
@@ -189,7 +189,7 @@ def test_diagnose_pair_of_mistakes_is_named(pair, dtype):
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_diagnose_factor_without_a_name_is_described(dtype):
+def test_diagnose_of_unknown_factor_reports_its_value(dtype):
     data = diagnostic_data(dtype)
     dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
     dgamma = (0.7 * dgamma.astype(np.float64)).astype(dgamma.dtype)
@@ -200,7 +200,7 @@ def test_diagnose_factor_without_a_name_is_described(dtype):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-def test_diagnose_swapped_gradients_of_parameters_are_named(dtype, training):
+def test_diagnose_of_swapped_dgamma_and_dbeta_reports_swap(dtype, training):
     data = diagnostic_data(dtype)
     dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data, training=training)
     found = diagnose(data, (dx, dbeta, dgamma), training=training)
@@ -243,21 +243,21 @@ def partly_written(dx, data):
         (partly_written, "memory", "partly-written"),
     ],
 )
-def test_diagnose_misplaced_elements_are_no_formula(fault, kind, name, dtype):
+def test_diagnose_of_misplaced_or_unwritten_dx_returns_indexing_or_memory(fault, kind, name, dtype):
     data = diagnostic_data(dtype)
     dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
     found = diagnose(data, (fault(dx, data), dgamma, dbeta))
     assert (found.kind, found.names) == (kind, (name,))
 
 
-def test_diagnose_output_that_is_missing_is_left_out():
+def test_diagnose_with_missing_output_skips_it():
     data = diagnostic_data(FLOAT32)
     dx, dgamma, dbeta = outputs_of(kernels.DgammaWithGamma(), data)
     assert diagnose(data, (dx, None, dbeta)).kind == "right"
     assert diagnose(data, (None, dgamma, dbeta)).names == ("dgamma-gamma",)
 
 
-def test_mistakes_differ_from_each_other_in_the_diagnostic_data():
+def test_mistakes_in_diagnostic_data_have_distinct_coefficients():
     from backnorm.conformance._naming import distance
     from backnorm.conformance.diagnosis import _least_scales, _steps
     from backnorm.conformance.formula import Channels, coefficients
@@ -276,7 +276,7 @@ def test_mistakes_differ_from_each_other_in_the_diagnostic_data():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kernel", NAMES)
-def test_diagnose_of_one_element_a_channel_gives_a_sentence(kernel):
+def test_diagnose_of_one_element_per_channel_returns_description(kernel):
     (case,) = selected(Selection(only=("one-element-float32-float32-NCX",)))
     outputs = getattr(kernels, kernel)()(*case.operands, **case.options)
     assert diagnose(case.data, outputs).says

@@ -17,7 +17,7 @@ def result():
     return json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
 
 
-def test_stored_result_has_every_policy_as_it_is_stated(result):
+def test_stored_result_of_each_policy_has_its_text_and_complete_counts(result):
     stored = {each["label"]: each for each in result["tests"]}
     for name, policy in POLICIES.items():
         found = stored[name]
@@ -32,14 +32,14 @@ def test_stored_battery_catches_every_wrong_kernel_and_no_right_one(result):
     assert not any(battery["false_alarms"].values())
 
 
-def test_stored_cells_of_backnorm_are_rungs(result):
+def test_stored_cells_of_backnorm_are_in_the_best_three_rungs(result):
     for subject in result["subjects"]:
         if subject["label"].startswith("backnorm"):
             statuses = {s for outputs in subject["cells"].values() for s in outputs.values()}
             assert statuses <= {*RUNGS[:3]}
 
 
-def test_stored_findings_have_commands_of_their_cases(result):
+def test_stored_findings_have_reproduce_command_with_subject_and_case(result):
     for subject in result["subjects"]:
         assert subject["passed"] <= subject["judged"]
         for finding in subject["findings"]:
@@ -47,5 +47,5 @@ def test_stored_findings_have_commands_of_their_cases(result):
             assert f"verify {subject['command'].split('verify ')[1]}" in finding["reproduce"]
 
 
-def test_picture_is_small():
+def test_conformance_svg_is_smaller_than_150_kb():
     assert (ROOT / "docs" / "conformance.svg").stat().st_size < 150_000

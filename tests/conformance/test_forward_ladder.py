@@ -92,7 +92,7 @@ def test_right_forward_is_within_the_expected_bounds_of_its_rung(count, ratio, r
 @pytest.mark.parametrize(
     "count", [3000, *(pytest.param(10**n, marks=pytest.mark.long) for n in (5, 6))]
 )
-def test_updated_mean_is_within_the_expected_bounds_of_its_rung(count, ratio, rng):
+def test_forward_with_updated_mean_is_within_expected_bounds_of_its_rung(count, ratio, rng):
     oracle = Oracle(rows(count, rng, ratio=ratio, channels=4))
     for kernel in RIGHT_FORWARD:
         if kernel.loops:
@@ -102,7 +102,7 @@ def test_updated_mean_is_within_the_expected_bounds_of_its_rung(count, ratio, rn
 @pytest.mark.parametrize("count", [2, 700])
 @pytest.mark.parametrize("statistics", [FLOAT32, None], ids=str)
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-def test_right_forward_on_16_bits_is_within_the_bounds_of_its_rung(dtype, statistics, count, rng):
+def test_right_forward_on_16_bits_is_within_expected_bounds_of_rung(dtype, statistics, count, rng):
     oracle = Oracle(rows(count, rng, dtype=dtype, statistics=statistics))
     for kernel in kernels_for(count, 1.0):
         check(oracle, kernel, kernel.rung_of(1.0))
@@ -119,7 +119,7 @@ def test_right_forward_on_float64_is_within_the_bounds_of_its_rung(count, ratio,
             check(oracle, wider, own[kernel.name])
 
 
-def test_grade_forward_of_this_package_is_at_least_float64(rng):
+def test_grade_forward_of_backnorm_is_at_least_its_arithmetic(rng):
     for dtype in ELEMENT_TYPES:
         data = realistic_data((6, 5, 30), dtype, rng=rng)
         operands = data.x, data.gamma, data.beta
@@ -143,7 +143,7 @@ def test_grade_forward_of_this_package_is_at_least_float64(rng):
         pytest.param(128_000, ["blocks of 128", "blocks of 256"], marks=pytest.mark.long),
     ],
 )
-def test_forward_kernel_is_on_its_own_rung_from_this_count_on(count, names, rng):
+def test_forward_kernel_with_many_elements_is_on_its_own_rung(count, names, rng):
     kernels = [kernel for kernel in RIGHT_FORWARD if kernel.name in names]
     for _ in range(3):
         oracle = Oracle(rows(count, rng, channels=16))
@@ -156,14 +156,14 @@ def test_forward_kernel_is_on_its_own_rung_from_this_count_on(count, names, rng)
 
 @pytest.mark.parametrize("sums", [serial, pairs], ids=["serial", "pairs"])
 @pytest.mark.parametrize("count", [16, 700, 5000, *MANY])
-def test_one_pass_in_float32_far_from_zero_is_wrong(count, sums, rng):
+def test_one_pass_in_float32_with_large_mean_is_wrong_or_nonfinite(count, sums, rng):
     oracle = Oracle(rows(count, rng, ratio=1e4, channels=8 if count < 10**5 else 2))
     grades = oracle.grades(RightForward("", "", Shifted(sums, shift=False)))
     assert grades["variance"].status in ("wrong", "nonfinite")
     assert grades["y"].status in ("wrong", "nonfinite")
 
 
-def test_one_pass_with_float64_sums_of_float32_squares_far_from_zero_is_wrong(rng):
+def test_one_pass_variance_of_float32_squares_with_large_mean_is_wrong(rng):
     oracle = Oracle(rows(700, rng, ratio=1e4))
     grades = oracle.grades(RightForward("", "", Shifted(wide, shift=False)))
     assert grades["variance"].status == "wrong"
@@ -171,7 +171,7 @@ def test_one_pass_with_float64_sums_of_float32_squares_far_from_zero_is_wrong(rn
 
 @pytest.mark.parametrize("factor", [1 + 1e-3, 1 - 1e-3])
 @pytest.mark.parametrize("name", FORWARD_RESULTS)
-def test_result_that_is_off_by_a_thousandth_is_wrong(name, factor, rng):
+def test_forward_grade_of_result_off_by_a_thousandth_is_wrong(name, factor, rng):
     oracle = Oracle(rows(5000, rng))
     actual = (oracle.ladder.value(name).hi * factor).astype(np.float32)
     assert oracle.ladder.grade(name, actual).status == "wrong"
@@ -221,7 +221,7 @@ def test_guaranteed_forward_bound_holds_for_random_data(count, ratio, rng):
             check(oracle, kernel, kernel.rung, "guaranteed")
 
 
-def test_serial_mean_of_equal_terms_takes_a_fifth_of_its_guarantee():
+def test_serial_mean_of_equal_terms_exceeds_a_fifth_of_its_guarantee():
     x, one = np.full((1, 5000), 1.6369617, np.float32), np.ones((1, 1), np.float32)
     oracle = Oracle(Rows(x, one, one))
     kernel = RightForward("", "serial", TwoPass(serial))
@@ -231,7 +231,7 @@ def test_serial_mean_of_equal_terms_takes_a_fifth_of_its_guarantee():
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("name", FORWARD_RESULTS)
 @pytest.mark.parametrize("kind", ["expected", "guaranteed"])
-def test_forward_allowances_grow_from_rung_to_rung(name, dtype, kind, rng):
+def test_forward_allowances_do_not_decrease_from_rung_to_rung(name, dtype, kind, rng):
     data = rows(600, rng, dtype=dtype)
     allowed = list(Oracle(data).ladder.allowances(name, dtype, kind=kind).values())
     assert len(allowed) == len(rungs(dtype))
@@ -244,7 +244,7 @@ def test_forward_allowances_grow_from_rung_to_rung(name, dtype, kind, rng):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", FORWARD_RESULTS)
-def test_forward_value_that_is_not_finite_is_nonfinite(name, value, rng):
+def test_forward_grade_of_non_finite_value_is_nonfinite_at_its_index(name, value, rng):
     oracle = Oracle(rows(50, rng))
     actual = oracle.ladder.value(name).hi.astype(np.float32)
     actual.flat[3] = value
@@ -253,7 +253,7 @@ def test_forward_value_that_is_not_finite_is_nonfinite(name, value, rng):
     assert np.ravel_multi_index(found.where, actual.shape) == 3
 
 
-def test_forward_of_infinite_x_is_graded_where_it_is_finite(rng):
+def test_forward_grade_with_infinite_x_judges_finite_channels(rng):
     data = rows(50, rng)
     data.x[0, 7] = np.inf
     oracle = Oracle(data)
@@ -263,14 +263,14 @@ def test_forward_of_infinite_x_is_graded_where_it_is_finite(rng):
     assert oracle.ladder.grade("y", exact).status == "wrong"
 
 
-def test_forward_without_elements_is_exact():
+def test_grade_forward_of_empty_batch_is_exact():
     x = np.zeros((0, 3), np.float32)
     statistics = np.full(3, np.nan, np.float32)
     found = grade_forward(x, None, None, (x, statistics, statistics), epsilon=EPSILON)
     assert {g.status for g in found.values()} == {"exact"}
 
 
-def test_forward_of_a_wrong_type_or_shape_raises(rng):
+def test_grade_forward_with_invalid_argument_raises_error_naming_it(rng):
     data = realistic_data((4, 3, 5), FLOAT32, rng=rng)
     operands = data.x, data.gamma, data.beta
     mean, variance = data.mean, data.variance
@@ -286,7 +286,7 @@ def test_forward_of_a_wrong_type_or_shape_raises(rng):
         ForwardLadder.of(*operands, **data.options).grade("y", data.x, kind="usual")
 
 
-def test_forward_ladder_has_the_oracles_values(rng):
+def test_forward_ladder_values_and_terms_equal_reference(rng):
     data = realistic_data((4, 3, 5), FLOAT32, rng=rng)
     ladder = ForwardLadder.of(data.x, data.gamma, data.beta, **data.options)
     exact = reference.forward(data.x, data.gamma, data.beta, **data.options)

@@ -30,7 +30,7 @@ def every_finite(dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_the_gap_between_neighbours_is_one_ulp_of_the_lower_one(dtype):
+def test_ulp_error_between_neighbours_is_one_or_half_below_power_of_two(dtype):
     values = every_finite(dtype)
     positive = values[values >= 0]
     below, above = positive[:-1], positive[1:]
@@ -42,7 +42,7 @@ def test_the_gap_between_neighbours_is_one_ulp_of_the_lower_one(dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_halfway_between_neighbours_is_half_an_ulp(dtype):
+def test_ulp_error_of_middle_between_neighbours_is_one_half(dtype):
     values = every_finite(dtype)
     positive = values[values >= 0]
     middle = (positive[:-1] + positive[1:]) / 2
@@ -53,14 +53,14 @@ def test_halfway_between_neighbours_is_half_an_ulp(dtype):
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 2.0**-14, 2.0**-24, 2.0**-130, 2.0**-149, 6e4, 3e38])
-def test_rounding_to_nearest_is_within_half_an_ulp(dtype, scale, rng):
+def test_ulp_error_of_nearest_value_is_at_most_one_half(dtype, scale, rng):
     values = scale * rng.uniform(-4, 4, 2000)
     with np.errstate(over="ignore", under="ignore"):
         rounded = values.astype(dtype)
     assert ulp_error(rounded, Exact.of(values), dtype).max() <= 0.5
 
 
-def test_a_power_of_two_less_a_little_lies_in_the_lower_binade():
+def test_ulp_error_just_below_power_of_two_uses_lower_binade():
     value = exact((1.0, -(2.0**-60)))
     assert ulp_error(np.array([1.0 - 2.0**-24]), value, FLOAT32) == pytest.approx(1.0)
     assert ulp_error(np.array([1.0 - 2.0**-24]), exact((1.0, 2.0**-60)), FLOAT32) == (
@@ -68,7 +68,7 @@ def test_a_power_of_two_less_a_little_lies_in_the_lower_binade():
     )
 
 
-def test_the_low_part_counts_in_float64():
+def test_ulp_error_in_float64_includes_low_part_of_exact_value():
     assert ulp_error(np.array([1.0]), exact((1.0, 2.0**-54)), FLOAT64) == 0.25
     assert ulp_error(np.array([-1.0]), exact((-1.0, 2.0**-55)), FLOAT64) == 0.25
 
@@ -82,7 +82,7 @@ def test_the_low_part_counts_in_float64():
     ],
     ids=str,
 )
-def test_overflow_is_right_exactly_where_rounding_overflows(dtype, largest, threshold):
+def test_ulp_error_of_infinity_is_small_only_beyond_overflow_threshold(dtype, largest, threshold):
     infinity = np.array([np.inf])
     for beyond in (threshold, 1.5 * largest, 1e60):
         assert ulp_error(infinity, Exact.of([beyond]), dtype) <= 0.5
@@ -92,19 +92,19 @@ def test_overflow_is_right_exactly_where_rounding_overflows(dtype, largest, thre
     assert ulp_error(-infinity, Exact.of([1e60]), dtype) > 1.0
 
 
-def test_values_that_are_not_finite_must_match_in_kind():
+def test_ulp_error_of_non_finite_values_is_zero_only_for_the_same_kind():
     actual = np.array([np.nan, np.inf, -np.inf, np.nan, np.inf, 1.0, 1.0])
     value = Exact.of([np.nan, np.inf, -np.inf, 1.0, -np.inf, np.nan, np.inf])
     errors = ulp_error(actual, value, FLOAT32)
     np.testing.assert_array_equal(errors, [0, 0, 0, np.inf, np.inf, np.inf, np.inf])
 
 
-def test_float64_overflow_must_match():
+def test_ulp_error_of_float64_infinity_for_finite_value_is_infinite():
     assert ulp_error(np.array([np.inf]), Exact.of([1e308]), FLOAT64) == np.inf
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_one_step_beside_the_right_value_fails(dtype):
+def test_judge_of_dx_off_by_one_ulp_fails_at_its_index(dtype):
     right = np.linspace(1.1, 1.9, 7).astype(dtype)
     value = Exact.of(right.astype(float))
     verdict = judge("dx", right, value, np.abs(value.hi), dtype)
@@ -120,7 +120,7 @@ def test_one_step_beside_the_right_value_fails(dtype):
     assert "dx[3]" in verdict.detail
 
 
-def test_budget_of_a_cancelling_element_grows_with_its_terms():
+def test_judge_budget_of_cancelling_element_grows_with_its_terms():
     value = Exact.of([2.0**-30])
     actual = np.array([2.0**-30 + 2.0**-42], np.float32)
     assert judge("dx", actual, value, np.array([1.0]), FLOAT32).passed
@@ -143,19 +143,19 @@ def test_budget_of_a_cancelling_element_grows_with_its_terms():
         ("y", FLOAT32, FLOAT32, 0.5, -40),
     ],
 )
-def test_the_budget_is_the_one_promised(quantity, output, data, ulps, terms):
+def test_budget_returns_promised_ulps_and_terms(quantity, output, data, ulps, terms):
     allowed = budget(quantity, output, data)
     assert (allowed.ulps, allowed.terms) == (ulps, 2.0**terms)
 
 
-def test_an_unknown_quantity_or_type_has_no_budget():
+def test_budget_of_unknown_quantity_or_type_raises():
     with pytest.raises(ValueError, match="quantity"):
         budget("gradient", FLOAT32, FLOAT32)
     with pytest.raises(TypeError, match="int32"):
         budget("dx", np.dtype(np.int32), FLOAT32)
 
 
-def test_a_wrong_shape_or_type_is_refused(rng):
+def test_check_backward_with_wrong_shape_or_type_fails_that_output(rng):
     x = rng.standard_normal((3, 2)).astype(np.float32)
     ones = np.ones(2, np.float32)
     good = (x, ones, ones)
@@ -171,7 +171,7 @@ def test_a_wrong_shape_or_type_is_refused(rng):
         assert not list(verdicts.values())[position].passed
 
 
-def test_an_empty_output_passes():
+def test_judge_of_empty_output_passes():
     assert judge(
         "dx", np.zeros((0, 3), np.float32), Exact.of(np.zeros((0, 3))), np.zeros((0, 3)), FLOAT32
     ).passed
@@ -179,7 +179,7 @@ def test_an_empty_output_passes():
 
 @pytest.mark.parametrize("data", [FLOAT32, FLOAT16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("quantity", ["dx", "dgamma", "dbeta", "y", "mean", "variance"])
-def test_float32_arithmetic_is_allowed_more_than_float64(quantity, data):
+def test_budget_of_float32_arithmetic_has_larger_terms_than_float64(quantity, data):
     output = data if quantity in ("dx", "y") else FLOAT32
     narrow, wide = (budget(quantity, output, data, name) for name in ("float32", "float64"))
     assert narrow.ulps == wide.ulps
@@ -189,7 +189,7 @@ def test_float32_arithmetic_is_allowed_more_than_float64(quantity, data):
     assert budget(quantity, output, data) == (wide if data == FLOAT32 else narrow)
 
 
-def test_float64_data_has_no_budget_in_float32_arithmetic():
+def test_budget_of_float64_data_in_float32_arithmetic_raises():
     assert budget("dx", FLOAT64, FLOAT64, "float64") == budget("dx", FLOAT64, FLOAT64)
     with pytest.raises(ValueError, match=r"^arithmetic: float64 elements are computed in float64"):
         budget("dx", FLOAT64, FLOAT64, "float32")
@@ -199,17 +199,17 @@ def test_float64_data_has_no_budget_in_float32_arithmetic():
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
 @pytest.mark.parametrize("data", [FLOAT32, FLOAT16], ids=str)
-def test_the_second_order_has_one_arithmetic(name, data):
+def test_budget_of_second_order_ignores_arithmetic(name, data):
     for quantity in ("second_x", "second_dy", "second_gamma"):
         assert budget(quantity, data, data, name) == budget(quantity, data, data)
 
 
-def test_a_default_that_holds_for_calls_is_none_of_the_judge():
+def test_budget_ignores_arithmetic_context():
     with backnorm.arithmetic("float32"):
         assert budget("dx", FLOAT32, FLOAT32).terms == 2.0**-40
 
 
-def test_a_result_is_judged_by_what_it_was_computed_in(rng):
+def test_check_backward_of_float32_arithmetic_passes_only_its_budget(rng):
     data = realistic_data((8, 4, 6, 6), FLOAT32, rng=rng)
     gradients = Single()(*data.backward_inputs, training=True, **data.options)
     for name, passed in (("float32", True), ("float64", False), (None, False)):

@@ -96,7 +96,7 @@ def no_worse(status, rung):
 @pytest.mark.parametrize("quantity", QUANTITIES)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("count", [0, 1, 2, 16, 17, 128, 196, 512, 513, 3136, 25088, 10**6])
-def test_guaranteed_bounds_grow_from_rung_to_rung(quantity, dtype, count):
+def test_guaranteed_bounds_do_not_decrease_from_rung_to_rung(quantity, dtype, count):
     output = dtype if quantity == "dx" or dtype == FLOAT64 else FLOAT32
     bounds = [
         bound(rung, quantity, output, dtype, count, kind="guaranteed") for rung in rungs(dtype)
@@ -108,14 +108,14 @@ def test_guaranteed_bounds_grow_from_rung_to_rung(quantity, dtype, count):
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
 @pytest.mark.parametrize("data", ELEMENT_TYPES, ids=str)
-def test_guaranteed_bounds_without_float32_sums_are_the_budget(quantity, data):
+def test_guaranteed_bound_without_float32_sums_equals_budget(quantity, data):
     for rung in set(rungs(data)) & {"float64", "float32"}:
         limit = bound(rung, quantity, data, data, 1000, kind="guaranteed")
         allowed = budget(quantity, data, data, rung)
         assert (limit.ulps, limit.terms) == (allowed.ulps, allowed.terms)
 
 
-def test_serial_bound_is_the_number_of_additions():
+def test_serial_bound_grows_with_count_or_with_its_square_root():
     limit = bound("serial", "dbeta", FLOAT32, FLOAT32, 1001, kind="guaranteed")
     assert limit.terms == pytest.approx(7 * U + 1000 * U / (1 - 1000 * U))
     limit = bound("serial", "dbeta", FLOAT32, FLOAT32, 20001)
@@ -149,7 +149,7 @@ def test_float64_data_has_no_float32_rung():
         (("serial", "dx", FLOAT32, FLOAT32, 1), {"accumulator": np.dtype("i4")}, "accumulator"),
     ],
 )
-def test_unknown_argument_is_named(arguments, options, argument):
+def test_bound_with_invalid_argument_raises_error_naming_it(arguments, options, argument):
     with pytest.raises((TypeError, ValueError), match=f"^{argument}: "):
         bound(*arguments, **options)
 
@@ -159,7 +159,7 @@ def test_unknown_argument_is_named(arguments, options, argument):
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("training", [True, False])
-def test_scales_are_the_formulas_magnitudes(data_format, training, rng):
+def test_gradient_scales_match_formulas(data_format, training, rng):
     data = rows(30, rng, channels=4, dtype=np.float64)
     x, dy, mean, variance, gamma = data
     s = 1 / np.sqrt(variance + EPSILON)
@@ -195,7 +195,7 @@ def test_scales_are_the_formulas_magnitudes(data_format, training, rng):
 
 
 @pytest.mark.parametrize("magnitude", [1e-200, 1e200])
-def test_scale_of_extreme_gradients_is_finite_and_not_zero(magnitude, rng):
+def test_gradient_scales_of_extreme_dy_are_proportional_to_dy(magnitude, rng):
     data = rows(50, rng, dtype=np.float64)
     small = reference.gradient_scales(*data.tensors, **Oracle.options)
     scaled = data._replace(dy=data.dy * magnitude)
@@ -216,7 +216,7 @@ def single_element(error, terms=1.0, count=100):
     return grade("dbeta", actual, exact, np.array([terms]), scale, FLOAT32, count)
 
 
-def test_grade_is_the_best_rung_that_holds():
+def test_grade_of_one_element_reports_status_shares_and_condition():
     assert single_element(0.0).status == "exact"
     far = single_element(1e-3)
     assert far.status == "wrong"
@@ -229,7 +229,7 @@ def test_grade_is_the_best_rung_that_holds():
     assert single_element(0.0, terms=7.0).condition == 7.0
 
 
-def test_grade_describes_one_element_although_another_has_more_ulps():
+def test_grade_describes_element_of_largest_share_not_of_most_ulps():
     exact, terms = Exact.of([1.0, 2.0**-20]), np.array([1.0, 1024.0])
     actual = np.float32([1.0 + 2.0**-10, 2.0**-20 + 2.0**-13])
     found = grade("dbeta", actual, exact, terms, Scale(terms, terms, terms), FLOAT32, 100)
@@ -239,14 +239,14 @@ def test_grade_describes_one_element_although_another_has_more_ulps():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_grade_of_a_value_that_is_not_finite(value):
+def test_grade_of_non_finite_value_is_nonfinite(value):
     found = single_element(value)
     assert found.status == "nonfinite"
     assert found.where == (0,)
     assert not found.at_least("serial")
 
 
-def test_rung_with_an_infinite_bound_is_left_out():
+def test_grade_omits_rung_with_infinite_bound():
     far = single_element(0.5, count=2**24 + 1)
     assert far.status == "wrong"
     assert list(far.share) == ["exact", "float64", "float32", "pairwise", "blocked"]
@@ -389,7 +389,7 @@ BLOCKS = ["blocks of 128", "blocks of 256", "blocks of 512"]
         (32_000, 0.0, 10, SERIAL),
     ],
 )
-def test_kernel_is_on_its_own_rung_from_this_count_on(count, offset, repeats, names, rng):
+def test_kernel_with_many_elements_is_mostly_on_its_own_rung(count, offset, repeats, names, rng):
     own = shares_on_own_rung(names, count, offset, repeats, rng)
     assert {name: share for name, share in own.items() if share < 0.95} == {}
 
@@ -509,7 +509,7 @@ PRECISION = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_mutant_is_wrong_or_on_the_rung_that_describes_it(mutant, float32_battery):
+def test_grade_of_mutant_is_wrong_unless_its_mistake_is_precision(mutant, float32_battery):
     statuses = [worst(case.grades(mutant())) for case in float32_battery]
     overall = max(statuses, key=STATUSES.index)
     if mutant.__name__ in PRECISION:
@@ -520,7 +520,7 @@ def test_mutant_is_wrong_or_on_the_rung_that_describes_it(mutant, float32_batter
 
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_mutant_is_on_no_rung_where_its_formula_is_wrong(mutant, whole_battery):
+def test_grade_of_mutant_with_large_error_is_wrong_or_nonfinite(mutant, whole_battery):
     kernel = mutant()
     found = [(case, worst(case.grades(kernel))) for case in whole_battery]
     assert any(status in ("wrong", "nonfinite") for _, status in found)
@@ -532,7 +532,7 @@ def test_mutant_is_on_no_rung_where_its_formula_is_wrong(mutant, whole_battery):
 @pytest.mark.parametrize(
     ("kernel", "rung"), [(Kernel, "float64"), (Single, "float32"), (SumsOneByOne, "serial")]
 )
-def test_right_kernel_is_on_its_rung_in_the_battery(kernel, rung, float32_battery):
+def test_right_kernel_in_battery_is_on_its_rung_or_better(kernel, rung, float32_battery):
     statuses = {worst(case.grades(kernel())) for case in float32_battery}
     assert no_worse(max(statuses, key=STATUSES.index), rung)
 

@@ -40,37 +40,37 @@ def names_without_proof(selection):
     return found
 
 
-def test_formula_mutants_are_those_whose_mistake_has_a_name():
+def test_formula_mutants_equal_mutants_with_named_mistake():
     assert {mutant.__name__ for mutant in FORMULA_MUTANTS} == set(FORMULAS)
     assert len(MUTANTS) - len(FORMULA_MUTANTS) == 7
 
 
-def test_every_case_of_the_smoke_battery_shows_a_wrong_formula():
+def test_proves_is_true_for_each_smoke_case():
     assert names_without_proof(Selection(dtypes=tuple(DTYPES))) == []
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_case_of_the_full_battery_shows_a_wrong_formula(dtype, layout):
+def test_proves_is_true_for_each_full_case(dtype, layout):
     assert names_without_proof(Selection("full", (dtype,), (layout,))) == []
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 3, 0), (0, 0), (4, 0, 2)])
-def test_case_without_elements_proves_nothing(shape):
+def test_graded_right_outputs_without_elements_have_status_proves_nothing(shape):
     case = case_of(*shape)
     assert not proves(case, ladder_of(case))
     outputs = {name: np.zeros_like(case.data.like(name)) for name in ("dx", "dgamma", "dbeta")}
     assert {status for status, *_ in graded(case, outputs).values()} == {"proves_nothing"}
 
 
-def test_case_without_elements_shows_a_wrong_result():
+def test_graded_wrong_dbeta_without_elements_has_status_wrong():
     case = case_of(0, 3)
     ones = {name: np.ones_like(case.data.like(name)) for name in ("dx", "dgamma", "dbeta")}
     assert graded(case, ones)["dbeta"][0] == "wrong"
 
 
-def test_case_of_one_element_shows_fewer_wrong_formulas_than_two():
+def test_catches_of_one_element_are_subset_of_catches_of_two():
     one, two = (set(catches(case, ladder_of(case))) for case in (case_of(1, 3), case_of(2, 3)))
     assert "FrozenWhenTraining" in one
     # The term along x is 0.
@@ -78,7 +78,7 @@ def test_case_of_one_element_shows_fewer_wrong_formulas_than_two():
     assert one < two
 
 
-def test_verify_shape_without_elements_counts_as_nothing_judged(tmp_path):
+def test_verify_shape_without_elements_counts_as_proves_nothing(tmp_path):
     report = tmp_path / "report.json"
     options = ["--dtypes", "float32", "--layouts", "NCX", "--json", str(report)]
     done = CliRunner().invoke(app, ["verify", "backnorm", "--shape", "0,3,2", *options])
@@ -94,7 +94,7 @@ def test_verify_shape_without_elements_counts_as_nothing_judged(tmp_path):
     assert "3 outputs judged: 3 passed, 3 in cases that prove nothing" in done.output
 
 
-def test_verify_shape_that_is_none_is_bad_usage():
+def test_verify_with_invalid_shape_is_bad_usage():
     done = CliRunner().invoke(app, ["verify", "backnorm", "--shape", "4"])
     assert done.exit_code == 2
     assert "--shape" in done.output

@@ -18,7 +18,7 @@ SOURCES = str(Path(backnorm.__file__).parents[1])
 
 
 @bn.cases(dtypes=["float32"], only=["diagnostic-*", "realistic-*"])
-def test_cases_of_this_package_pass(case):
+def test_check_of_backnorm_passes(case):
     case.check(backnorm.batch_norm_backward)
 
 
@@ -49,13 +49,13 @@ def changed(change):
         (lambda dx, dgamma, dbeta: (dx, dgamma, "text"), "object of type str; expected an array"),
     ],
 )
-def test_check_outputs_that_are_no_gradients_fail(change, text):
+def test_check_of_invalid_outputs_raises_assertion_error(change, text):
     with pytest.raises(AssertionError) as raised:
         ONE.check(changed(change))
     assert text in str(raised.value)
 
 
-def test_check_refusal_is_skipped_and_another_exception_is_raised():
+def test_check_skips_not_implemented_error_and_raises_others():
     def refuses(*inputs, **options):
         raise NotImplementedError("no float32")
 
@@ -67,7 +67,7 @@ def test_check_refusal_is_skipped_and_another_exception_is_raised():
         ONE.check(lambda x, dy, epsilon: (dy, dy, dy))
 
 
-def test_check_input_that_is_written_fails():
+def test_check_of_subject_that_writes_to_dy_raises_assertion_error():
     def writes(x, dy, *inputs, **options):
         outputs = backnorm.batch_norm_backward(x, dy, *inputs, **options)
         dy[...] = np.float32(0)
@@ -87,7 +87,7 @@ def test_check_input_that_is_written_fails():
         ({"only": ["nothing"]}, "only: no case is selected"),
     ],
 )
-def test_cases_of_unknown_names_are_an_error(options, message):
+def test_cases_with_unknown_name_raises_value_error(options, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         bn.cases(**options)
 
@@ -101,7 +101,7 @@ def run_pytest(folder, *arguments):
     )  # fmt: skip
 
 
-def test_decorator_names_the_mistake(tmp_path):
+def test_cases_decorator_reports_name_of_mistake(tmp_path):
     (tmp_path / "test_mine.py").write_text(
         "import importlib.util\n"
         "import backnorm.conformance.pytest as bn\n"
@@ -119,14 +119,14 @@ def test_decorator_names_the_mistake(tmp_path):
     assert "conformance/pytest.py" not in done.stdout, done.stdout
 
 
-def test_plugin_without_the_option_imports_nothing(tmp_path):
+def test_plugin_without_option_does_not_import_backnorm(tmp_path):
     (tmp_path / "test_nothing.py").write_text(
         "import sys\ndef test_it():\n    assert 'backnorm' not in sys.modules\n"
     )
     assert run_pytest(tmp_path).returncode == 0
 
 
-def test_plugin_with_a_subject_has_a_test_for_each_output(tmp_path):
+def test_plugin_with_subject_runs_one_test_per_output(tmp_path):
     done = run_pytest(
         tmp_path, "--backnorm", f"{WRONG_FILE}:DbetaWithS", "--backnorm-dtypes", "float32",
         "-k", "diagnostic-float32-float32-NCX", "--backnorm-report", "report.json",
@@ -145,7 +145,7 @@ def test_plugin_with_a_subject_has_a_test_for_each_output(tmp_path):
         ([f"{WRONG_FILE}:zeros", "--backnorm-at-least", "best"], "--backnorm-at-least: unknown"),
     ],
 )
-def test_plugin_bad_option_is_one_usage_error(options, message, tmp_path):
+def test_plugin_with_bad_option_reports_one_usage_error(options, message, tmp_path):
     done = run_pytest(tmp_path, "--backnorm", *options)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert (done.stdout + done.stderr).count(message) == 1
@@ -160,7 +160,7 @@ def test_plugin_bad_option_is_one_usage_error(options, message, tmp_path):
         ("raise NotImplementedError", "nothing is judged: NotImplementedError", "3 failed"),
     ],
 )
-def test_plugin_subject_without_results_fails(body, text, counts, tmp_path):
+def test_plugin_with_missing_results_fails_with_reason(body, text, counts, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from backnorm import batch_norm_backward\n"
         "def backward(*a, **k):\n"

@@ -99,7 +99,7 @@ def statuses_of(subject, case, ladder):
     return [ladder.grade(name, a).status for name, a in zip(GRADIENTS, outputs, strict=True)]
 
 
-def test_deviations_that_are_rounded_in_one_direction_are_float32():
+def test_grade_of_deviations_rounded_in_one_direction_is_float32():
     # x is a multiple of 2**-21, and so is what x - mean is rounded to: all are off by 2**-23.
     rng = np.random.default_rng(0)
     count = 4000
@@ -117,7 +117,7 @@ def test_deviations_that_are_rounded_in_one_direction_are_float32():
     assert error > 10 * 2.0**-24 * ladder.scales.dgamma.root[0]
 
 
-def test_serial_sum_of_16_bit_products_near_halves_is_serial():
+def test_grade_of_serial_sum_of_16_bit_products_near_halves_is_serial():
     # The mean is near a value of 8 bits, so most products are just below a half of the sum's last
     # place where they are not multiples of it.
     rng = np.random.default_rng(0)
@@ -137,7 +137,7 @@ def test_serial_sum_of_16_bit_products_near_halves_is_serial():
     assert error > random * ladder.terms("dgamma")[0]
 
 
-def test_verify_other_bits_in_another_call_are_a_finding_unless_accepted():
+def test_verify_of_unrepeatable_bits_fails_without_any_order():
     options = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX"]
     strict = CliRunner().invoke(app, ["verify", f"{FILE}:atomics", *options])
     assert strict.exit_code == 1

@@ -49,7 +49,7 @@ def found_in(subject, selection=SMALL, **options):
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in WRONG],
 )
-def test_verify_wrong_subject_is_found_and_named(name):
+def test_verify_of_wrong_subject_reports_expected_finding(name):
     results, found = found_in(
         f"{WRONG_FILE}:{name}", timeout=2.0 if name == "never_returns" else 30.0
     )
@@ -67,7 +67,7 @@ def test_verify_right_subject_has_no_finding():
     assert {v.status for v in results.verdicts} <= set(RUNGS)
 
 
-def test_finding_of_a_type_that_is_not_run_by_default_is_repeated_with_it():
+def test_finding_in_float64_has_reproduce_command_with_dtype():
     selection = Selection(dtypes=("float64",), only=("diagnostic-float64-*",))
     _, found = found_in(f"{WRONG_FILE}:DgammaWithGamma", selection)
     assert "--dtypes float64 --only" in found[0].reproduce
@@ -78,7 +78,7 @@ def test_finding_of_a_type_that_is_not_run_by_default_is_repeated_with_it():
 @pytest.mark.parametrize(
     "name", ["numpy", "torch", "torch-compiled", "jax", "tensorflow", "onednn", "onnxruntime"]
 )
-def test_verify_package_has_no_mistake_in_its_formula(name):
+def test_verify_of_peer_package_has_no_finding(name):
     if name == "onnxruntime" and missing_package(name):
         pytest.skip("not installed: onnxruntime-training")
     require(missing_package(name) is None, missing_package(name))
@@ -89,13 +89,13 @@ def test_verify_package_has_no_mistake_in_its_formula(name):
     assert counts(results)["judged"] >= 6
 
 
-def test_subject_of_package_that_is_missing_names_it(monkeypatch):
+def test_subject_of_missing_package_raises_error_naming_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ArgumentValueError, match="needs onnxruntime-training"):
         subject_of("onnxruntime")
 
 
-def test_verify_subject_that_ends_processes_leaves_cases_in_order():
+def test_verify_of_crashing_subject_stops_and_keeps_case_order():
     selection = Selection(dtypes=("float32",))
     results, found = found_in(f"{WRONG_FILE}:reads_beyond", selection)
     number = counts(results)["not_run"] // 3
@@ -107,7 +107,7 @@ def test_verify_subject_that_ends_processes_leaves_cases_in_order():
     assert found == [case.name for case in selected(selection)]
 
 
-def test_verify_command_prints_table_finding_and_command():
+def test_verify_command_prints_finding_and_number_of_cases():
     done = CliRunner().invoke(
         app, ["verify", f"{WRONG_FILE}:DgammaWithGamma", "--dtypes", "float32", "--only", "diag*"]
     )
@@ -117,7 +117,7 @@ def test_verify_command_prints_table_finding_and_command():
     assert " 4 cases (smoke), " in " ".join(done.output.split())
 
 
-def test_verify_json_names_finding_and_verdicts(tmp_path):
+def test_verify_json_and_junit_contain_finding_and_verdicts(tmp_path):
     report = tmp_path / "report.json"
     done = CliRunner().invoke(
         app,
@@ -137,7 +137,7 @@ def test_verify_json_names_finding_and_verdicts(tmp_path):
     assert abs(got - exact) / wrong["ulp"] == pytest.approx(np.spacing(np.float32(abs(exact))))
 
 
-def test_verify_json_is_what_the_schema_says(tmp_path):
+def test_verify_json_matches_schema(tmp_path):
     require(find_spec("jsonschema"), "jsonschema")
     from jsonschema import Draft202012Validator
 
@@ -163,7 +163,7 @@ def test_verify_json_is_what_the_schema_says(tmp_path):
     assert not validator.is_valid(second | {"tier": "none"})
 
 
-def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
+def test_verify_with_xfail_counts_expected_failures_without_findings(tmp_path):
     expected, junit = tmp_path / "expected.txt", tmp_path / "junit.xml"
     expected.write_text(
         "*/dbeta # dbeta is known to be wrong\n*-NXC/dx # and\nno-case # none\n"
@@ -183,7 +183,7 @@ def test_verify_expected_failures_are_counted_and_no_findings(tmp_path):
     assert 'skipped message="dbeta is known to be wrong"' in junit.read_text()
 
 
-def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
+def test_verify_with_baseline_skips_known_finding_unless_case_is_new(tmp_path):
     report, junit = str(tmp_path / "report.json"), tmp_path / "junit.xml"
     case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX", "--json", report]
     subject = f"{WRONG_FILE}:DbetaWithS"
@@ -226,21 +226,21 @@ def test_verify_junit_has_no_failure_that_the_baseline_has(tmp_path):
         (None, "serial", False),
     ],
 )
-def test_baseline_worse_status_is_worse(before, now, is_worse):
+def test_baseline_is_worse_compares_status_with_stored_one(before, now, is_worse):
     verdict = Verdict("a-case", "dx", "float32", "NCX", now)
     baseline = Baseline(0, {} if before is None else {("a-case", "dx"): before})
     assert baseline.is_worse(verdict, None) == is_worse
 
 
 @pytest.mark.parametrize(("sufficient", "is_worse"), [("float64", True), ("float32", False)])
-def test_baseline_rung_that_suffices_is_not_worse(sufficient, is_worse):
+def test_baseline_is_worse_only_below_sufficient_rung(sufficient, is_worse):
     verdict = Verdict("a-case", "dx", "float32", "NCX", "float32")
     baseline = Baseline(0, {("a-case", "dx"): "exact"})
     assert baseline.is_worse(verdict, None, sufficient) == is_worse
 
 
 @pytest.mark.parametrize(("now", "failed"), [("doubled_dbeta", 0), ("halved_dbeta", 1)])
-def test_verify_wrong_output_with_another_mistake_than_in_the_baseline_fails(now, failed, tmp_path):
+def test_verify_with_baseline_fails_only_for_another_mistake(now, failed, tmp_path):
     report = str(tmp_path / "report.json")
     case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX"]
     runner = CliRunner()
@@ -266,27 +266,27 @@ def test_verify_baseline_of_other_outputs_is_bad_usage(options, tmp_path):
     assert f"--baseline: has no output of this run; got {report}; expected" in done.stderr
 
 
-def test_junit_output_below_the_worst_accepted_rung_is_a_failure():
+def test_junit_counts_rung_below_minimum_as_failure():
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", s) for s in ("float32", "serial", "hang")]
     text = as_junit(Results(Job("subject"), verdicts), [], lambda v: fails(v, "float32"))
     assert 'failures="2" skipped="0"' in text
 
 
-def test_table_cell_shows_every_fault():
+def test_markdown_cell_lists_faults_or_worst_rung():
     statuses = "exact", "serial", "nonfinite", "wrong", "refused"
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
     assert "| dx | WRONG, NONFINITE |" in as_markdown(Results(Job("subject"), verdicts), [])
     assert "| dx | serial |" in as_markdown(Results(Job("subject"), verdicts[:2]), [])
 
 
-def test_report_output_below_the_worst_accepted_rung_has_not_passed():
+def test_markdown_counts_rung_below_minimum_as_not_passed():
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in ("exact", "serial")]
     text = as_markdown(Results(Job("subject"), verdicts), [], "float32")
     assert "| dx | SERIAL |" in text
     assert "\n2 outputs judged: 1 passed, 1 serial; 0 findings\n" in text
 
 
-def test_table_cell_shows_expected_failures_beside_rungs():
+def test_markdown_cell_lists_expected_failures_after_rung():
     statuses = "exact", "float32", "expected_to_fail"
     verdicts = [Verdict("a-case", "dx", "float32", "NCX", each) for each in statuses]
     text = as_markdown(Results(Job("subject"), verdicts), [])
@@ -296,7 +296,7 @@ def test_table_cell_shows_expected_failures_beside_rungs():
 
 
 @pytest.mark.parametrize("option", ["--json", "--junit", "--markdown", "--html"])
-def test_verify_report_file_of_several_subjects_is_bad_usage(option, tmp_path):
+def test_verify_report_file_of_two_subjects_is_bad_usage(option, tmp_path):
     done = CliRunner().invoke(app, ["verify", "no:f", "no:g", option, str(tmp_path / "report")])
     assert done.exit_code == 2
     assert f"error: {option}: must be used with one subject; got 2 subjects" in done.stderr
@@ -321,7 +321,7 @@ def test_verify_report_that_would_overwrite_the_baseline_is_bad_usage(tmp_path):
     assert "--json: must not be the file of --baseline" in done.stderr
 
 
-def test_verify_baseline_of_a_right_kernel_makes_missing_outputs_worse(tmp_path):
+def test_verify_with_baseline_reports_missing_outputs_as_worse(tmp_path):
     (tmp_path / "kernel.py").write_text(
         "def f(x, dy, *rest, **options):\n    return dy, None, None"
     )
@@ -336,7 +336,7 @@ def test_verify_baseline_of_a_right_kernel_makes_missing_outputs_worse(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["not JSON", "[]", "{}", '{"verdicts": [1]}'])
-def test_verify_baseline_that_is_no_report_is_bad_usage_before_the_run(text, tmp_path):
+def test_verify_with_invalid_baseline_is_bad_usage_before_the_run(text, tmp_path):
     (tmp_path / "baseline.json").write_text(text)
     options = ["--baseline", str(tmp_path / "baseline.json")]
     done = CliRunner().invoke(app, ["verify", "no_such_module:f", *options])
@@ -370,13 +370,13 @@ def test_verify_unknown_subject_is_bad_usage():
     assert done.exit_code == 2
 
 
-def test_verify_pattern_without_a_case_is_bad_usage_that_says_how_to_find_one():
+def test_verify_with_pattern_without_case_is_bad_usage_with_hint():
     done = CliRunner().invoke(app, ["verify", "backnorm", "--only", "realistic"])
     assert done.exit_code == 2
     assert "expected globs such as 'realistic*'; backnorm cases list prints" in done.stderr
 
 
-def test_verify_nothing_judged_fails(tmp_path):
+def test_verify_of_subject_that_rejects_each_case_fails(tmp_path):
     refuses = tmp_path / "refuses.py"
     refuses.write_text("def backward(*a, **k):\n    raise NotImplementedError('no float32')\n")
     done = CliRunner().invoke(
@@ -416,7 +416,7 @@ def finding_ids(folder, body, selection=ONE):
         ("return {'dx': dx, 'dgamma': dgamma}", ("dbeta",)),
     ],
 )
-def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
+def test_verify_of_missing_output_reports_not_written(body, outputs, tmp_path):
     ids, says = finding_ids(tmp_path, body)
     assert ids == {"not_written"}
     for output in outputs:
@@ -428,7 +428,7 @@ def test_verify_output_that_is_missing_is_a_finding(body, outputs, tmp_path):
     assert len(says) == len(outputs)
 
 
-def test_verify_wrong_type_in_all_cases_is_a_finding_for_each_output(tmp_path):
+def test_verify_of_wrong_dtype_reports_one_finding_per_output(tmp_path):
     ids, says = finding_ids(tmp_path, "return dx, dgamma.astype('f8'), dbeta.astype('f8')", SMALL)
     assert ids == {"wrong-type-or-shape"}
     assert [text.partition(" in ")[0] for text in says] == [
@@ -437,7 +437,7 @@ def test_verify_wrong_type_in_all_cases_is_a_finding_for_each_output(tmp_path):
     assert "got float64 of shape (13,), expected float32 of shape (13,)" in says[0]
 
 
-def test_show_case_prints_the_error_of_the_element_that_it_names():
+def test_show_case_prints_ulp_of_shown_element():
     grade = Grade("wrong", 99.0, {"serial": 3.0}, (4, 1), 1.5, 1.25, 2.0, 1.0)
     verdict = Verdict("a-case", "dx", "float32", "NCX", "wrong", grade=grade)
     console = Console(file=io.StringIO())
@@ -467,13 +467,13 @@ def test_show_case_prints_the_error_of_the_element_that_it_names():
         ),
     ],
 )
-def test_verify_exception_that_is_no_refusal_is_a_finding(body, text, tmp_path):
+def test_verify_of_failing_call_reports_error_finding(body, text, tmp_path):
     ids, [says] = finding_ids(tmp_path, body)
     assert ids == {"error"}
     assert says.startswith(f"the call fails: {text}")
 
 
-def test_verify_input_that_is_written_in_place_is_a_finding_with_its_name(tmp_path):
+def test_verify_of_overwritten_input_reports_its_name(tmp_path):
     (tmp_path / "mine.py").write_text(
         "def backward(x, dy, mean, *rest, **options):\n"
         "    dy -= dy.mean()\n"
@@ -492,7 +492,7 @@ def test_verify_input_that_is_written_in_place_is_a_finding_with_its_name(tmp_pa
         ("import no_such", "ModuleNotFoundError: No module named 'no_such' (mine.py:1)"),
     ],
 )
-def test_verify_subject_that_cannot_be_imported_has_the_line(code, text, tmp_path):
+def test_verify_of_subject_with_import_error_raises_error_with_line(code, text, tmp_path):
     (tmp_path / "mine.py").write_text(code)
     with pytest.raises(ArgumentValueError, match=r"^SUBJECT: cannot be imported; ") as raised:
         verify(Job(f"{tmp_path / 'mine.py'}:f", ONE))
@@ -514,7 +514,7 @@ def test_verify_subject_that_cannot_be_imported_has_the_line(code, text, tmp_pat
         ("cmath:pi", {}, "SUBJECT: must name a function; got cmath:pi of type float"),
     ],
 )
-def test_verify_subject_that_is_not_accepted_is_an_error_without_an_import(subject, options, text):
+def test_verify_of_invalid_subject_raises_argument_error(subject, options, text):
     with pytest.raises(ArgumentValueError, match=f"^{text}"):
         verify(Job(subject, Selection(**options)))
 
@@ -526,11 +526,11 @@ def test_verify_subject_that_is_not_accepted_is_an_error_without_an_import(subje
         "raise type('UnimplementedError', (Exception,), {})",
     ],
 )
-def test_verify_refusal_is_no_finding_and_nothing_judged(body, tmp_path):
+def test_verify_of_unimplemented_case_has_no_finding(body, tmp_path):
     assert finding_ids(tmp_path, body) == (set(), [])
 
 
-def test_verify_function_without_a_parameter_is_judged_where_the_option_is_as_usual(tmp_path):
+def test_verify_of_function_without_epsilon_judges_only_default_epsilon(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from backnorm import batch_norm_backward\n"
         "def backward(*inputs, data_format, training):\n"
@@ -544,7 +544,7 @@ def test_verify_function_without_a_parameter_is_judged_where_the_option_is_as_us
     assert counts(results)["passed"] > 0
 
 
-def test_verify_output_that_varies_is_the_one_that_is_not_repeatable(tmp_path):
+def test_verify_reports_only_varying_output_as_not_repeatable(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import itertools, backnorm\n"
         "calls = itertools.count(1)\n"
@@ -559,20 +559,20 @@ def test_verify_output_that_varies_is_the_one_that_is_not_repeatable(tmp_path):
     assert finding.says == "the same inputs give other bits of dgamma in another call"
 
 
-def test_verify_memory_that_is_too_little_for_python_is_bad_usage():
+def test_verify_with_too_little_memory_is_bad_usage():
     done = CliRunner().invoke(app, ["verify", "numpy", "--memory", "1"])
     assert done.exit_code == 2
     text = "--memory: must suffice for Python and a case; got 1 MiB"
     assert done.stderr.strip().endswith(f"backnorm: error: {text}")
 
 
-def test_finding_is_repeated_with_the_options_of_the_run():
+def test_finding_has_reproduce_command_with_options_of_run():
     results, _ = found_in(f"{WRONG_FILE}:DgammaWithGamma", ONE, timeout=9.0, any_order=True)
     [finding] = [f for f in findings(results, "float32") if f.id == "dgamma-gamma"]
     assert "--at-least float32 --timeout 9 --any-order --only" in finding.reproduce
 
 
-def test_verify_interrupted_prints_what_was_judged(tmp_path):
+def test_verify_when_interrupted_prints_summary_without_waiting(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time\n"
         "from backnorm import batch_norm_backward\n"
@@ -601,7 +601,7 @@ def test_verify_interrupted_prints_what_was_judged(tmp_path):
 
 
 @pytest.mark.parametrize("show", [["--show"], []])
-def test_verify_prints_of_the_subject_appear_with_show(show, tmp_path, capfd):
+def test_verify_prints_output_of_subject_only_with_show(show, tmp_path, capfd):
     (tmp_path / "kernel.py").write_text(
         "def f(x, *rest, **options):\n    print('x is', x.shape)\n    raise NotImplementedError"
     )
@@ -610,7 +610,7 @@ def test_verify_prints_of_the_subject_appear_with_show(show, tmp_path, capfd):
     assert ("x is (7, 13, 3, 13)" in capfd.readouterr().err) == bool(show)
 
 
-def test_bytes_beyond_an_input_change_the_canaries_of_an_output():
+def test_guarded_output_detects_bytes_copied_from_beyond_input():
     values = np.ones(3, np.float32)
     source, target = Guarded(values), Guarded(values, fill=True)
     assert source.holds_canaries()

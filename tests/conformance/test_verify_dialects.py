@@ -28,7 +28,7 @@ SMALL = Selection(
         ("paddle", "batch_norm_grad", (False, True), "copies a batch of one element"),
     ],
 )
-def test_verify_operator_is_judged_with_the_statistics_that_it_takes(dialect, op, frozen, refused):
+def test_verify_of_dialect_judges_only_supported_statistics(dialect, op, frozen, refused):
     results = verify(Job(f"backnorm.dialects.{dialect}:{op}", SMALL, dialect, op))
     assert findings(results) == []
     judged = {v.case for v in results.verdicts if v.status in RUNGS}
@@ -38,7 +38,7 @@ def test_verify_operator_is_judged_with_the_statistics_that_it_takes(dialect, op
     assert any(refused in v.text for v in results.verdicts if v.status == "refused")
 
 
-def test_verify_types_that_the_operator_does_not_take_are_refused():
+def test_verify_of_dialect_with_unsupported_dtype_reports_refused():
     selection = replace(SMALL, dtypes=("float16", "bfloat16"), only=("realistic-*",))
     op = "BATCH_NORMALIZATION_TRAINING_GRAD"
     results = verify(Job(f"backnorm.dialects.directml:{op}", selection, "directml", op))
@@ -61,14 +61,14 @@ def test_verify_types_that_the_operator_does_not_take_are_refused():
          "--op: must be used with --dialect; got native_batch_norm_backward"),
     ],
 )  # fmt: skip
-def test_verify_unknown_operator_or_dialect_is_the_error(options, message):
+def test_verify_with_invalid_operator_or_dialect_is_bad_usage(options, message):
     done = CliRunner().invoke(app, ["verify", "math:sqrt", *options])
     assert done.exit_code == 2
     assert done.stderr.strip().startswith(f"backnorm: error: {message}")
 
 
 @pytest.mark.parametrize("subject", ["backnorm", "mine.so:backward"])
-def test_verify_dialect_of_a_subject_with_canonical_arguments_is_the_error(subject):
+def test_verify_dialect_of_canonical_subject_is_bad_usage(subject):
     done = CliRunner().invoke(app, ["verify", subject, "--dialect", "ngraph"])
     assert done.exit_code == 2
     assert f"--dialect: must be absent with {subject}, which has the canonical" in done.stderr

@@ -52,14 +52,14 @@ def quick(names, few):
 
 
 @pytest.mark.parametrize("name", quick(WRONG, QUICK))
-def test_verify_wrong_forward_is_found_and_named(name):
+def test_verify_of_wrong_forward_reports_expected_finding(name):
     results, found = found_in(name)
     assert WRONG[name] in {each.id for each in found}, [each.id for each in found]
     assert all("--operation forward" in each.reproduce for each in found)
     assert counts(results)["judged"]
 
 
-def test_verify_y_that_is_beta_for_each_x_is_not_stale(tmp_path):
+def test_verify_of_one_element_forward_does_not_report_stale_y(tmp_path):
     subject = tmp_path / "mine.py"
     subject.write_text(
         "from backnorm import batch_norm_forward\n"
@@ -81,13 +81,13 @@ def test_verify_right_forward_is_on_its_rung_or_a_better_one(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["right", *RIGHT])
-def test_verify_right_forward_is_right_in_all_types(name):
+def test_verify_of_right_forward_in_float32_and_16_bits_has_no_finding(name):
     dtypes = "float32", "bfloat16", "float16"
     _, found = found_in(name, Selection(dtypes=dtypes, operation="forward"))
     assert found == []
 
 
-def test_one_pass_is_right_where_the_mean_is_near_0():
+def test_verify_of_one_pass_forward_reports_only_large_mean():
     results, found = found_in("one_pass")
     wrong = {v.case for v in results.verdicts if v.status not in RUNGS}
     assert {each.partition("-float32")[0] for each in wrong} == {"mean-over-deviation-10000"}
@@ -105,7 +105,7 @@ def test_verify_forward_of_a_package_has_no_finding(name):
     assert counts(results)["passed"] >= 20
 
 
-def test_result_of_a_wrong_type_is_wrong(tmp_path):
+def test_verify_of_forward_with_wrong_dtype_reports_it(tmp_path):
     subject = tmp_path / "narrow.py"
     subject.write_text(
         "from backnorm import batch_norm_forward as f\n"
@@ -132,7 +132,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize(("dialect", "op"), OPERATORS)
-def test_verify_forward_operator_of_a_dialect_is_called_in_its_words(dialect, op):
+def test_verify_of_dialect_forward_judges_its_outputs(dialect, op):
     layouts = ("NCX", "NXC")
     selection = Selection(
         dtypes=("float32",), layouts=layouts, only=("realistic-*",), operation="forward"
@@ -146,7 +146,7 @@ def test_verify_forward_operator_of_a_dialect_is_called_in_its_words(dialect, op
     assert len(found) == OPERATORS[dialect, op], results.verdicts
 
 
-def test_verify_forward_by_running_statistics_is_named():
+def test_verify_of_forward_by_running_statistics_reports_them():
     selection = Selection(
         dtypes=("float32",), only=("diagnostic-*", "realistic-*"), operation="forward"
     )
@@ -155,13 +155,14 @@ def test_verify_forward_by_running_statistics_is_named():
     assert "running-statistics" in {each.id for each in found}
 
 
-def test_verify_forward_returning_running_statistics_is_wrong_in_all_cases():
+def test_verify_of_returned_running_statistics_passes_in_none_of_the_cases():
     selection = Selection(dtypes=("float32",), operation="forward")
     options = {"dialect": "onednn_graph", "op": "BatchNormForwardTraining"}
     results, _ = found_in("running_returned_as_saved", selection, **options)
     for output in ("mean", "variance"):
-        passed = [v.case for v in results.verdicts if v.output == output and v.status in RUNGS]
-        assert passed == []
+        statuses = [v.status for v in results.verdicts if v.output == output]
+        assert statuses.count("wrong") >= 20
+        assert not {*statuses} & {*RUNGS}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_verify_forward_returning_running_statistics_is_wrong_in_all_cases():
         ("tensorflow", "FusedBatchNormGradV3", "op: must be a forward pass"),
     ],
 )
-def test_dialect_without_a_forward_pass_is_bad_usage(dialect, op, message):
+def test_subject_of_dialect_without_forward_raises_value_error(dialect, op, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         subject_of("math:sqrt", dialect=dialect, op=op, operation="forward")
 
@@ -195,7 +196,7 @@ def test_verify_forward_command_names_the_mistake():
 @pytest.mark.parametrize(
     "options", [["--command", "true {inputs} {outputs}"], ["lib.so:symbol"], ["jax"]]
 )
-def test_verify_forward_of_what_is_backward_alone_is_bad_usage(options):
+def test_verify_forward_of_backward_only_subject_is_bad_usage(options):
     done = CliRunner().invoke(app, ["verify", "--operation", "forward", *options])
     assert done.exit_code == 2, done.output
 
@@ -216,7 +217,7 @@ def outputs_of(mistakes, data, dtype):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("mistake", FORWARD_MISTAKES, ids=lambda mistake: mistake.name)
-def test_diagnose_forward_mistake_is_named(mistake, dtype):
+def test_diagnose_forward_with_mistake_returns_its_name(mistake, dtype):
     data = forward_diagnostic_data(dtype)
     found = diagnose_forward(data, outputs_of((mistake,), data, dtype))
     assert (found.kind, found.names, found.says) == ("formula", (mistake.name,), mistake.says)
@@ -224,19 +225,19 @@ def test_diagnose_forward_mistake_is_named(mistake, dtype):
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_diagnose_right_forward_is_right(dtype, data_format):
+def test_diagnose_forward_of_right_outputs_returns_right(dtype, data_format):
     data = forward_diagnostic_data(dtype, data_format=data_format)
     assert diagnose_forward(data, outputs_of((), data, dtype)).kind == "right"
 
 
-def test_diagnose_forward_without_a_name_is_described():
+def test_diagnose_forward_of_unknown_factor_reports_its_value():
     data = forward_diagnostic_data(FLOAT32)
     outputs = outputs_of((), data, FLOAT32)
     found = diagnose_forward(data, outputs | {"variance": outputs["variance"] * np.float32(0.7)})
     assert found.says == "the variance is 0.7 times what it should be in every channel"
 
 
-def test_forward_mistakes_differ_from_each_other_in_the_diagnostic_data():
+def test_forward_mistakes_in_diagnostic_data_have_distinct_effects():
     data = forward_diagnostic_data(FLOAT32)
     least = _least_scales(_Batch.of(data, True))
     found = [(m.name, normalization(data, (m,))) for m in FORWARD_MISTAKES]
@@ -249,19 +250,19 @@ def test_forward_mistakes_differ_from_each_other_in_the_diagnostic_data():
 # --- cases ----------------------------------------------------------------------------------------
 
 
-def test_every_forward_case_rejects_a_wrong_formula():
+def test_proves_is_true_for_each_forward_case():
     for case in selected(Selection(operation="forward")):
         _, proves = OPERATIONS["forward"].judged(case)
         assert proves(), case.name
 
 
-def test_forward_case_without_elements_proves_nothing():
+def test_verify_of_forward_without_elements_reports_proves_nothing():
     selection = Selection(dtypes=("float32",), shapes=((0, 3, 2),), operation="forward")
     results = verify(Job(f"{FILE}:right", selection))
     assert {v.status for v in results.verdicts} == {"proves_nothing"}
 
 
-def test_diagnose_forward_last_elements_that_are_wrong_are_described():
+def test_diagnose_forward_of_wrong_last_elements_reports_them():
     data = forward_diagnostic_data(FLOAT32)
     outputs = outputs_of((), data, FLOAT32)
     outputs["y"] = np.ascontiguousarray(outputs["y"])

@@ -60,7 +60,7 @@ def statuses(results):
     return {v.output: v.status for v in results.verdicts}
 
 
-def test_huge_case_has_more_elements_and_exists_on_demand_alone():
+def test_huge_case_exceeds_limit_and_is_selected_only_on_demand():
     (case,) = selected(selection())
     large = repeated(case)
     assert large.data.x.size > MANY >= large.data.x.size - case.data.x.size
@@ -68,7 +68,7 @@ def test_huge_case_has_more_elements_and_exists_on_demand_alone():
     assert not list(selected(Selection(only=("beyond-int32-*",))))
 
 
-def test_huge_results_are_those_of_the_small_case_in_every_copy():
+def test_backward_of_repeated_channels_has_the_bits_of_small_case():
     (case,) = selected(selection())
     large = repeated(case)
     many = backnorm.batch_norm_backward(*large.operands, **large.options)
@@ -79,7 +79,7 @@ def test_huge_results_are_those_of_the_small_case_in_every_copy():
 
 
 @pytest.mark.parametrize("operation", ["backward", "forward"])
-def test_huge_case_of_this_package_is_right(operation):
+def test_verify_of_backnorm_in_huge_case_passes(operation):
     results = verify(Job("backnorm", selection(operation)))
     assert len(results.verdicts) == 3
     assert {v.status for v in results.verdicts} <= set(RUNGS)
@@ -88,18 +88,18 @@ def test_huge_case_of_this_package_is_right(operation):
 @pytest.mark.parametrize(
     ("name", "wrong"), [("wraps", {"dx": "wrong"}), ("skips_last_channel", {"dbeta": "nonfinite"})]
 )
-def test_huge_case_finds_a_mistake_in_a_later_copy(name, wrong, subject):
+def test_verify_in_huge_case_reports_mistake_in_later_copy(name, wrong, subject):
     found = statuses(verify(Job(subject(name), selection())))
     assert {n: s for n, s in found.items() if s not in RUNGS} == wrong
 
 
-def test_subject_that_takes_too_much_memory_is_a_finding(subject):
+def test_verify_of_subject_beyond_memory_reports_out_of_memory(subject):
     results = verify(Job(subject("hungry"), selection()))
     assert set(statuses(results).values()) == {"out_of_memory"}
     assert findings(results)[0].reproduce.endswith("--show")
 
 
-def test_huge_case_without_memory_for_its_arrays_is_refused_with_the_numbers(subject):
+def test_verify_of_huge_case_beyond_available_memory_reports_refused(subject):
     many = Selection(
         dtypes=("bfloat16",), layouts=("NCX",), only=("beyond-int32-*",), huge=available_bytes()
     )
@@ -108,7 +108,7 @@ def test_huge_case_without_memory_for_its_arrays_is_refused_with_the_numbers(sub
     assert all("GiB that are available" in v.text for v in results.verdicts)
 
 
-def test_huge_needs_the_tier_full():
+def test_verify_huge_without_tier_full_is_bad_usage():
     done = CliRunner().invoke(app, ["verify", "backnorm", "--huge"])
     assert done.exit_code == 2
     assert "--huge: must be used with --tier full" in done.output

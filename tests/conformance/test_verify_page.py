@@ -50,7 +50,7 @@ def lines_of(text):
         for each in _SCREENS
     ],
 )
-def test_screen_is_what_the_command_prints(command, screen, tmp_path):
+def test_verify_page_screen_matches_printed_lines(command, screen, tmp_path):
     for name in ("backward", "forward"):
         code = next(block.code for block in blocks(PAGE) if f"def {name}(" in block.code)
         file = {"backward": "mykernel.py", "forward": "myforward.py"}[name]
@@ -64,20 +64,20 @@ def test_screen_is_what_the_command_prints(command, screen, tmp_path):
         found = found[found.index(line) + 1 :]
 
 
-def test_page_has_the_type_of_a_function_in_c():
+def test_verify_page_c_code_equals_part_of_header():
     folder = resources.files("backnorm.conformance.verify") / "include"
     header = (folder / "backnorm_subject.h").read_text("utf-8")
     (code,) = re.findall(r"^```c\n(.+?)^```", (ROOT / PAGE).read_text("utf-8"), re.M | re.S)
     assert code in header
 
 
-def test_page_names_every_status():
+def test_verify_page_lists_exactly_the_statuses():
     page = (ROOT / PAGE).read_text("utf-8")
     section = page.partition("## Statuses")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", section)) == set(STATUSES)
 
 
-def test_code_that_reads_cases_judges_results(tmp_path, monkeypatch):
+def test_verify_page_code_accepts_right_and_rejects_scaled_results(tmp_path, monkeypatch):
     (code,) = (block.code for block in blocks(PAGE) if "manifest.json" in block.code)
     printed("backnorm cases export cases --dtypes float32,bfloat16 --only 'realistic-*'", tmp_path)
     monkeypatch.chdir(tmp_path)

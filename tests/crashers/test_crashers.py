@@ -33,14 +33,14 @@ def run(tmp_path_factory):
     return done, outcomes, begun
 
 
-def test_the_process_survives_every_case(run):
+def test_crasher_process_runs_all_cases_and_exits_with_0(run):
     done, outcomes, begun = run
     last = begun[-1] if begun else "no case"
     assert done.returncode == 0, f"ended with {done.returncode} in {last!r}:\n{done.stderr}"
     assert set(outcomes) == set(CASES)
 
 
-def test_the_cases_are_named_apart_and_cover_every_operator():
+def test_crasher_cases_have_unique_names_and_cover_each_subject():
     names = [case.name for case in all_cases()]
     assert len(names) == len(set(names))
     for subject in SUBJECTS:
@@ -48,7 +48,7 @@ def test_the_cases_are_named_apart_and_cover_every_operator():
 
 
 @pytest.mark.parametrize("subject", [*SUBJECTS, "canonical"])
-def test_every_case_gives_the_documented_error_or_value(run, subject):
+def test_crasher_cases_of_subject_give_documented_error_or_value(run, subject):
     _, outcomes, _ = run
     wrong = [
         f"{name}: {text}"

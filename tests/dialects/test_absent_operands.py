@@ -20,11 +20,11 @@ def cases(run_cases):
     return run_cases(Path(__file__).with_name("absent_operands.py"))
 
 
-def test_the_process_survives_every_call(cases):
+def test_process_with_absent_operands_exits_with_0(cases):
     cases.check_survival()
 
 
-def test_every_operand_of_every_operator_is_among_the_cases(cases):
+def test_absent_operand_cases_cover_operands_and_options_of_operators(cases):
     found = cases.found
     for dialect in DIALECTS:
         for operator in operators(dialect).values():
@@ -41,9 +41,9 @@ def test_every_operand_of_every_operator_is_among_the_cases(cases):
 
 
 @pytest.mark.parametrize("name", [f"{dialect}-{op}" for dialect in PARTS for op in parts(dialect)])
-def test_functions_are_among_the_cases(cases, name):
+def test_absent_operand_cases_cover_functions_of_parts(cases, name):
     assert sum(case.startswith(f"{name}: ") for case in cases.found) > 400
 
 
-def test_each_gives_the_error_or_the_result_of_a_first_call(cases):
+def test_calls_with_absent_operands_give_documented_error_or_right_result(cases):
     cases.check_outcomes()

@@ -70,28 +70,26 @@ def acme(monkeypatch, request):
     return found
 
 
-def test_module_on_the_page_exports_its_operators():
+def test_dialect_page_module_exports_its_operators():
     assert {*PAGE["__all__"]} == {"OPERATORS", *PAGE["OPERATORS"]}
 
 
-def test_operators_pass_the_tests_of_tables(acme, required):
+def test_added_dialect_passes_schema_tests(acme, required):
     for op, found in acme.items():
-        of_schema.test_operator_has_a_docstring_of_its_own_and_types_of_its_choices("acme", op)
+        of_schema.test_operator_has_own_docstring_and_literal_types_of_choices("acme", op)
         of_schema.test_call_parameters_have_the_names_order_and_defaults_of_the_table("acme", op)
         of_schema.test_schema_has_the_names_of_its_dialect_and_operator_in_the_registry("acme", op)
-        of_schema.test_a_schema_is_plain_json(found.schema)
-        of_schema.test_a_schema_is_consistent(found.schema)
-        of_schema.test_every_type_rule_runs_and_gives_the_described_outputs(found.schema, required)
+        of_schema.test_schema_to_dict_returns_plain_json(found.schema)
+        of_schema.test_schema_has_unique_names_summary_and_valid_defaults(found.schema)
+        of_schema.test_operator_returns_described_outputs_for_each_type_rule(found.schema, required)
 
 
 @pytest.mark.parametrize("layout", [0, 1])
-def test_operators_give_the_results_of_their_canonical_calls(acme, batch, layout, required):
-    of_registry.test_the_canonical_call_of_every_operator_gives_its_results(
-        batch, "acme", layout, required
-    )
+def test_added_dialect_has_the_bits_of_its_canonical_calls(acme, batch, layout, required):
+    of_registry.test_canonical_call_has_the_bits_of_operator(batch, "acme", layout, required)
 
 
-def test_operators_refuse_what_crashed_others(acme):
+def test_added_dialect_passes_crasher_cases(acme):
     for subject in subjects.dialect_subjects():
         if subject.name.startswith("acme"):
             found = list(cases.cases_of(subject))
@@ -100,7 +98,7 @@ def test_operators_refuse_what_crashed_others(acme):
             assert faults == [None] * len(found)
 
 
-def test_operator_passes_the_demo_in_both_layouts(acme, monkeypatch):
+def test_added_dialect_passes_demo_in_both_layouts(acme, monkeypatch):
     monkeypatch.setattr(demo, "LAYERS", LAYERS[:1])
     report = run_demo()
     assert report.passed, report.verdict
@@ -158,13 +156,13 @@ FORWARD = (
 )
 
 
-def test_forward_without_a_weight_of_its_running_statistics_is_an_error():
+def test_forward_operator_without_weight_of_running_statistics_raises():
     message = "^acme.norm: no result has the role running_mean of new_mean: `translate` must set"
     with pytest.raises(ValueError, match=message):
         _Forward()(*FORWARD)
 
 
-def test_forward_that_returns_an_inverse_deviation_computes_it():
+def test_forward_operator_returns_inverse_deviation_and_running_statistics():
     x, scale, shift, mean, var = FORWARD
     y, new_mean, new_var, saved_mean, inverse = _WeightedForward()(*FORWARD)
     expected = batch_norm_forward(x, scale, shift, epsilon=float(np.float32(1e-5)))
@@ -218,7 +216,7 @@ def test_negative_channel_axis_counts_from_the_end(axis):
 
 
 @pytest.mark.parametrize("axis", [-4, 3])
-def test_channel_axis_beyond_the_rank_is_an_error(axis):
+def test_channel_axis_beyond_rank_raises_value_error(axis):
     x = np.ones((3, 4, 5), np.float32)
     with pytest.raises(
         ValueError, match=f"^axis: must be an axis of bottom; got {axis} .* -3 to 2"

@@ -80,7 +80,7 @@ def exact(b, inverse):
 
 
 @pytest.mark.parametrize("types", TYPES)
-def test_the_inverse_deviation_costs_no_more_than_the_budget(batch, types):
+def test_backward_with_save_invstd_is_within_budget(batch, types):
     """Results are those of the inverse deviation that was given, not of a rounded variance."""
     b = batch((6, 3, 8), "NCX", *types)
     inverse = inverse_of(b)
@@ -94,8 +94,8 @@ def test_the_inverse_deviation_costs_no_more_than_the_budget(batch, types):
         assert verdict.passed, verdict.detail
 
 
-def test_a_variance_in_float32_would_cost_more(batch):
-    """What the test before this one is there to notice."""
+def test_backward_with_invstd_as_float32_variance_exceeds_budget(batch):
+    """The previous test would detect a variance that is rounded to float32."""
     b = batch((6, 3, 8), "NCX", "f32")
     inverse = inverse_of(b)
     rounded = (1 / inverse.astype(float) ** 2).astype(np.float32)
@@ -106,7 +106,7 @@ def test_a_variance_in_float32_would_cost_more(batch):
 
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_frozen_is_the_canonical_operator_bit_for_bit(batch, same, types, weighted):
+def test_backward_with_train_false_has_the_bits_of_canonical(batch, same, types, weighted):
     b = batch((4, 3, 5), "NCX", *types)
     weight = b["gamma"] if weighted else None
     expected = batch_norm_backward(
@@ -117,7 +117,7 @@ def test_frozen_is_the_canonical_operator_bit_for_bit(batch, same, types, weight
 
 
 @pytest.mark.parametrize("types", TYPES)
-def test_without_weight_the_statistics_say_the_type(batch, types, dtypes):
+def test_backward_without_weight_returns_dtype_of_statistics(batch, types, dtypes):
     b = batch((4, 3, 5), "NCX", *types)
     grad_input, *others = call(b, weight=None)
     ones = call(b, weight=np.ones_like(b["gamma"]))
@@ -127,7 +127,7 @@ def test_without_weight_the_statistics_say_the_type(batch, types, dtypes):
 
 @pytest.mark.parametrize("mask", [[a, b, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)])
 @pytest.mark.parametrize("train", [True, False])
-def test_the_output_mask(b, mask, train):
+def test_output_mask_selects_returned_gradients(b, mask, train):
     mask = [bool(flag) for flag in mask]
     everything = call(b, train=train)
     for flags in (mask, tuple(mask), np.array(mask)):
@@ -138,13 +138,13 @@ def test_the_output_mask(b, mask, train):
                 np.testing.assert_array_equal(value, known)
 
 
-def test_eps_is_not_used_in_training_and_is_when_frozen(b, same):
+def test_eps_changes_results_only_with_train_false(b, same):
     same(call(b, eps=0.5), call(b))
     assert (call(b, train=False, eps=0.5)[0] != call(b, train=False)[0]).all()
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_statistics_that_are_not_used_are_not_looked_at(b, same, train):
+def test_backward_ignores_unused_statistics(b, same, train):
     expected = call(b, train=train)
     unused = ("running_mean", "running_var") if train else ("save_mean", "save_invstd")
     for junk in (np.empty(0, "f"), np.full(3, np.nan, "f"), np.ones((7, 7))):
@@ -153,7 +153,7 @@ def test_statistics_that_are_not_used_are_not_looked_at(b, same, train):
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("which", [0, 1])
-def test_missing_statistics_are_an_error_and_end_no_process(b, train, which):
+def test_backward_with_missing_or_empty_statistics_raises(b, train, which):
     used = ("save_mean", "save_invstd") if train else ("running_mean", "running_var")
     rejects(TypeError, f"{used[which]}: is a required input", b, train=train, **{used[which]: None})
     # PyTorch's own forward returns empty ones when the statistics were frozen.
@@ -161,7 +161,7 @@ def test_missing_statistics_are_an_error_and_end_no_process(b, train, which):
     rejects(ValueError, f"{used[which]}: .*one value per channel", b, train=train, **empty)
 
 
-def test_every_word_of_an_error_is_pytorchs(b):
+def test_backward_with_invalid_argument_raises_error_with_aten_names(b):
     rejects(ValueError, r"grad_out: must have the shape of input.*\(3, 3, 5\)", b,
             grad_out=b["dy"][:3])  # fmt: skip
     rejects(TypeError, "grad_out: must have the element type of input", b,
@@ -192,11 +192,11 @@ def test_every_word_of_an_error_is_pytorchs(b):
         (None, TypeError),
     ],
 )
-def test_a_mask_is_three_booleans(b, mask, error):
+def test_output_mask_that_is_not_three_booleans_is_rejected(b, mask, error):
     rejects(error, "output_mask: ", b, output_mask=mask)
 
 
-def test_required_arguments(b):
+def test_backward_without_required_argument_raises_type_error(b):
     for name in ("train", "eps", "output_mask"):
         operands = arguments(b)
         del operands[name]
@@ -208,14 +208,14 @@ def test_required_arguments(b):
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0, 3)])
 @pytest.mark.parametrize("train", [True, False])
-def test_empty_tensors(batch, shape, train):
+def test_backward_of_empty_batch_returns_zeros(batch, shape, train):
     grad_input, grad_weight, grad_bias = call(batch(shape, "NCX"), train=train)
     assert grad_input.shape == shape
     np.testing.assert_array_equal(grad_weight, np.zeros(shape[1], "f"))
     np.testing.assert_array_equal(grad_bias, np.zeros(shape[1], "f"))
 
 
-def test_channels_last_stays_as_it_is(batch):
+def test_backward_of_channels_last_input_keeps_its_strides(batch):
     b = batch((4, 3, 5, 6), "NCX")
     last = np.moveaxis(np.ascontiguousarray(np.moveaxis(b["x"], 1, -1)), -1, 1)
     grad_input, *_ = call(b, input=last)
@@ -223,7 +223,7 @@ def test_channels_last_stays_as_it_is(batch):
     np.testing.assert_allclose(grad_input, call(b)[0], rtol=1e-6, atol=1e-7)
 
 
-def test_the_extremes_of_an_inverse_deviation(b):
+def test_save_invstd_that_is_zero_or_non_finite_affects_only_its_channel(b):
     for value, finite in ((0.0, True), (np.inf, False), (np.nan, False)):
         inverse = inverse_of(b)
         inverse[1] = value
@@ -253,7 +253,7 @@ def wanted(**changes):
 
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_the_phases_give_the_whole(batch, types, weighted):
+def test_reduce_and_elemt_match_native_batch_norm_backward(batch, types, weighted):
     b = batch((6, 3, 8), "NCX", *types)
     b["gamma"] = b["gamma"] if weighted else None
     whole = call(b)
@@ -272,8 +272,8 @@ def test_the_phases_give_the_whole(batch, types, weighted):
     np.testing.assert_array_equal(sums[3], whole[2])
 
 
-def test_float64_sums_lose_nothing_between_the_phases(batch):
-    """Sums that are added up wide give the bits of the whole."""
+def test_elemt_with_added_float64_sums_has_the_bits_of_native_backward(batch):
+    """Sums of parts, added in float64, give the bits of the whole gradient."""
     b = batch((6, 3, 8), "NCX")
     wide = {name: array.astype(np.float64) for name, array in b.items()}
     total_dy, total_xmu = np.zeros((2, 3))
@@ -288,7 +288,7 @@ def test_float64_sums_lose_nothing_between_the_phases(batch):
     np.testing.assert_array_equal(part, call(b)[0])
 
 
-def test_statistics_of_a_16_bit_model_may_be_wider_than_its_weight(batch, dtypes):
+def test_reduce_and_elemt_of_bfloat16_weight_accept_float32_statistics(batch, dtypes):
     b = batch((6, 3, 8), "NCX", "bf16", "f32")
     b["gamma"] = b["gamma"].astype(dtypes["bf16"])
     sums = aten.batch_norm_backward_reduce(**parts(b), **wanted())
@@ -302,13 +302,13 @@ def test_statistics_of_a_16_bit_model_may_be_wider_than_its_weight(batch, dtypes
 
 
 @pytest.mark.parametrize("name", ["input_g", "weight_g", "bias_g"])
-def test_sums_that_are_not_wanted_are_none(b, name):
+def test_reduce_returns_none_for_unrequested_sums(b, name):
     places = {"input_g": (0, 1), "weight_g": (2,), "bias_g": (3,)}[name]
     results = aten.batch_norm_backward_reduce(**parts(b), **wanted(**{name: False}))
     assert [value is None for value in results] == [k in places for k in range(4)]
 
 
-def test_results_share_no_memory(b):
+def test_reduce_results_share_no_memory(b):
     results = aten.batch_norm_backward_reduce(**parts(b), **wanted())
     for k, array in enumerate(results):
         assert not any(np.may_share_memory(array, other) for other in results[:k])
@@ -340,13 +340,13 @@ def elemt(b, **changes):
         ("grad_out: must have the shape of input", ValueError, {"grad_out": np.zeros((4, 3), "f")}),
     ],
 )  # fmt: skip
-def test_bad_arguments_of_the_second_phase(b, match, error, changes):
+def test_elemt_with_invalid_argument_raises_error_naming_it(b, match, error, changes):
     with pytest.raises(error, match=match) as raised:
         elemt(b, **changes)
     assert isinstance(raised.value, BacknormError)
 
 
-def test_bad_arguments_of_the_first_phase(b):
+def test_reduce_with_invalid_argument_raises_type_error_naming_it(b):
     for name in ("input_g", "weight_g", "bias_g"):
         for value in (1, None, "yes"):
             with pytest.raises(TypeError, match=f"^{name}: must be a boolean"):
@@ -358,7 +358,7 @@ def test_bad_arguments_of_the_first_phase(b):
             aten.batch_norm_backward_reduce(**parts(b, **{name: None}), **wanted())
 
 
-def test_an_empty_part(b):
+def test_reduce_and_elemt_of_empty_part_return_zeros_and_empty_array(b):
     empty = b | {"x": b["x"][:0], "dy": b["dy"][:0]}
     results = aten.batch_norm_backward_reduce(**parts(empty), **wanted())
     for values in results:

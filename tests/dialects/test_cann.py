@@ -54,7 +54,7 @@ def reduce(operands, format, sums, /, **changes):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("format", "shape", "kept"), FORMATS)
-def test_gradients_in_every_format_are_the_exact_ones(format, shape, kept, dtype):
+def test_gradients_in_each_format_are_within_budget(format, shape, kept, dtype):
     operands = inputs_of(shape, kept, dtype, np.float32)
     sums = update(operands, format)
     others = [axis for axis in range(len(shape)) if axis not in kept]
@@ -78,7 +78,7 @@ def test_gradients_in_every_format_are_the_exact_ones(format, shape, kept, dtype
     check_input_gradient(y, operands, *spread, EPSILON)
 
 
-def test_channels_of_nc1hwc0_are_those_of_nchw():
+def test_nc1hwc0_gradients_have_the_bits_of_nchw():
     operands = inputs_of((2, 32, 3, 4), (1,), np.float32)
     sums = update(operands, "NCHW")
     y = reduce(operands, "NCHW", sums)
@@ -94,7 +94,7 @@ def test_channels_of_nc1hwc0_are_those_of_nchw():
     np.testing.assert_array_equal(reduce(moved, "NC1HWC0", others), split(y))
 
 
-def test_nd_is_the_default_format_and_1e_4_the_default_epsilon():
+def test_functions_default_to_format_nd_and_epsilon_1e_4():
     operands = inputs_of((4, 3, 5), (1,), np.float32)
     inputs = named(operands, "ND", UPDATE)
     for one, other in zip(BNTrainingUpdateGrad(**inputs), update(operands, "ND", epsilon=1e-4),
@@ -107,7 +107,7 @@ def test_nd_is_the_default_format_and_1e_4_the_default_epsilon():
         assert parameters["format"].default == "ND"
 
 
-def test_mean_that_is_large_beside_the_deviation_costs_no_digits():
+def test_reduce_grad_with_large_mean_is_within_budget():
     operands = inputs_of((64, 3, 5), (1,), np.float32)
     shift = np.float32(2**13)
     moved = operands | {"x": operands["x"] + shift, "mean": operands["mean"] + shift}
@@ -117,7 +117,7 @@ def test_mean_that_is_large_beside_the_deviation_costs_no_digits():
     check_input_gradient(reduce(moved, "ND", sums), moved, *spread, EPSILON)
 
 
-def test_sums_that_are_given_are_used():
+def test_reduce_grad_uses_given_sums():
     operands = inputs_of((4, 3, 5), (1,), np.float32)
     sums = update(operands, "ND")
     y = reduce(operands, "ND", sums)
@@ -126,7 +126,7 @@ def test_sums_that_are_given_are_used():
         assert np.abs(reduce(operands, "ND", other) - y).max() > 1e-3
 
 
-def test_any_strides_give_the_same_values():
+def test_gradients_of_channels_last_memory_equal_contiguous():
     operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
     sums = update(operands, "NCHW")
     last = {n: np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
@@ -137,7 +137,7 @@ def test_any_strides_give_the_same_values():
     np.testing.assert_array_equal(y, reduce(operands, "NCHW", sums))
 
 
-def test_arithmetic_is_that_of_the_elements():
+def test_arithmetic_of_float32_data_defaults_to_float64():
     operands = inputs_of((64, 3, 5), (1,), np.float32)
     sums = update(operands, "ND")
     for one, other in zip(sums, update(operands, "ND", arithmetic="float64"), strict=True):
@@ -172,7 +172,7 @@ def test_arithmetic_is_that_of_the_elements():
          {"format": "NCHW"}),
     ],
 )  # fmt: skip
-def test_bad_arguments_are_named(match, error, changes):
+def test_functions_with_invalid_argument_raise_error_naming_it(match, error, changes):
     operands = inputs_of((4, 3, 5), (1,), np.float32)
     sums = update(operands, "ND")
     (name,) = changes
@@ -194,7 +194,7 @@ def test_bad_arguments_are_named(match, error, changes):
         ("NDC1HWC0", (2, 2, 3, 4, 3, 17), (2, 5), "grads: must have 16 channels"),
     ],
 )
-def test_shapes_that_cann_refuses(format, shape, kept, match):
+def test_functions_with_empty_data_or_wrong_c0_raise_value_error(format, shape, kept, match):
     ones = np.ones([size if k in kept else 1 for k, size in enumerate(shape)], "f")
     x = np.zeros(shape, "f")
     operands = {"x": x, "dy": x, "mean": ones, "variance": ones, "gamma": ones}
@@ -204,7 +204,7 @@ def test_shapes_that_cann_refuses(format, shape, kept, match):
         assert isinstance(raised.value, BacknormError)
 
 
-def test_statistics_of_nc1hwc0_have_its_rank():
+def test_update_grad_in_nc1hwc0_rejects_statistics_of_rank_1():
     operands = inputs_of((2, 3, 4, 3, 16), (1, 4), np.float32)
     with pytest.raises(ValueError, match=r"^batch_mean: must have rank 5; got shape \(48,\)"):
         update(operands, "NC1HWC0", batch_mean=operands["mean"].reshape(-1))

@@ -72,7 +72,7 @@ def judged(out, operands, mode):
 
 @pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
 @pytest.mark.parametrize("types", sorted(ALLOWED))
-def test_the_gradient_is_within_the_budget(batch, types, mode):
+def test_backward_is_within_budget(batch, types, mode):
     operands = inputs_of(batch(SHAPE, "NCX", *types), mode)
     out = call(operands)
     kept = (1, 3, 1, 1) if mode == "SPATIAL" else (1, 3, 5, 2)
@@ -82,7 +82,7 @@ def test_the_gradient_is_within_the_budget(batch, types, mode):
 
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
-def test_exactly_the_listed_types_are_accepted(batch, data, channel):
+def test_backward_accepts_only_listed_dtype_pairs(batch, data, channel):
     operands = inputs_of(batch(SHAPE, "NCX", data, channel))
     if (data, channel) in ALLOWED:
         call(operands)
@@ -90,7 +90,7 @@ def test_exactly_the_listed_types_are_accepted(batch, data, channel):
         rejects(TypeError, r"^bnScale: element types do not match", operands)
 
 
-def test_channels_last_in_memory(operands):
+def test_backward_of_channels_last_memory_keeps_strides_and_values(operands):
     expected = call(operands)
     last = {
         name: np.moveaxis(np.ascontiguousarray(np.moveaxis(operands[name], 1, -1)), -1, 1)
@@ -104,7 +104,7 @@ def test_channels_last_in_memory(operands):
 
 @pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
 @pytest.mark.parametrize("types", sorted(ALLOWED))
-def test_without_saved_statistics_they_are_those_of_x(batch, types, mode):
+def test_backward_without_saved_statistics_computes_them_from_x(batch, types, mode):
     operands = inputs_of(batch(SHAPE, "NCX", *types), mode)
     out = call(operands, savedMean=None, savedInvVariance=None)
     x, dy = operands["x"], operands["dy"]
@@ -129,7 +129,7 @@ def test_without_saved_statistics_they_are_those_of_x(batch, types, mode):
 
 
 @pytest.mark.parametrize("absent", ["savedMean", "savedInvVariance"])
-def test_saved_statistics_are_both_given_or_neither(operands, absent):
+def test_backward_with_one_saved_statistic_raises_value_error(operands, absent):
     rejects(ValueError, "savedMean and savedInvVariance must be given together", operands,
             **{absent: None})  # fmt: skip
 
@@ -142,9 +142,9 @@ def memory_like(operands, value=np.nan):
     }
 
 
-def test_outputs_are_written_to_the_memory_that_is_given(operands):
+def test_backward_with_output_memory_writes_to_it(operands):
     expected, memory = call(operands), memory_like(operands)
-    # What is held is not read where beta is 0: NaN does not spread.
+    # Output memory is not read where beta is 0: its NaN does not spread.
     out = call(operands, **memory)
     for actual, name, known in zip(out, memory, expected, strict=True):
         assert actual is memory[name]
@@ -154,7 +154,7 @@ def test_outputs_are_written_to_the_memory_that_is_given(operands):
     np.testing.assert_array_equal(alone[0], expected[0])
 
 
-def test_dx_may_be_dy(operands):
+def test_backward_with_dx_equal_to_dy_overwrites_dy(operands):
     expected, dy = call(operands), operands["dy"].copy()
     out = call(operands, dy=dy, dx=dy)
     assert out[0] is dy
@@ -166,7 +166,7 @@ def test_dx_may_be_dy(operands):
 @pytest.mark.parametrize("types", sorted(ALLOWED))
 @pytest.mark.parametrize("shares", [(2.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0),
                                     (0.5, -0.25, 3.0, 0.125)])  # fmt: skip
-def test_results_are_blended_into_what_outputs_hold(batch, types, mode, shares, saved):
+def test_backward_blends_results_with_output_memory(batch, types, mode, shares, saved):
     operands = inputs_of(batch(SHAPE, "NCX", *types), mode)
     if not saved:
         operands |= {"savedMean": None, "savedInvVariance": None}
@@ -191,7 +191,7 @@ def test_results_are_blended_into_what_outputs_hold(batch, types, mode, shares, 
         np.testing.assert_allclose(actual.astype(float), expected, rtol=near, atol=4 * near)
 
 
-def test_blending_twice_adds_up(operands):
+def test_backward_blended_twice_returns_double(operands):
     once = call(operands)
     memory = memory_like(operands, 0.0)
     adding = dict(zip(BLENDS, (1.0, 1.0, 1.0, 1.0), strict=True))
@@ -201,7 +201,7 @@ def test_blending_twice_adds_up(operands):
         np.testing.assert_allclose(actual, 2 * known, rtol=1e-6)
 
 
-def test_blending_needs_something_to_blend_into(operands):
+def test_blending_without_output_memory_raises_type_error(operands):
     memory = memory_like(operands, 0.0)
     for name, beta in (("dx", "betaDataDiff"), ("dBnScale", "betaParamDiff"),
                        ("dBnBias", "betaParamDiff")):  # fmt: skip
@@ -210,12 +210,12 @@ def test_blending_needs_something_to_blend_into(operands):
 
 
 @pytest.mark.parametrize("name", BLENDS)
-def test_shares_are_finite_numbers(operands, name):
+def test_blending_factor_that_is_not_finite_number_is_rejected(operands, name):
     rejects(ValueError, f"{name}: must be finite", operands, **{name: np.inf})
     rejects(TypeError, f"{name}: must be a real number", operands, **{name: "1"})
 
 
-def test_memory_is_checked(operands):
+def test_output_memory_that_is_invalid_raises_error_naming_it(operands):
     kept = operands["bnScale"].shape
     read_only = np.zeros(kept, "f")
     read_only.flags.writeable = False
@@ -234,7 +234,7 @@ def test_memory_is_checked(operands):
     rejects(TypeError, "dx: must have the element type of x", operands, dx=np.zeros(SHAPE, "d"))
 
 
-def test_every_word_of_an_error_is_cudnns(operands):
+def test_backward_with_invalid_argument_raises_error_with_cudnn_names(operands):
     rejects(ValueError, "mode: unknown value", operands, mode="SPATIAL_PERSISTENT")
     rejects(TypeError, "mode: must be a string", operands, mode=1)
     rejects(ValueError, "dy: must have the shape of x", operands, dy=operands["dy"][:1])
@@ -259,13 +259,13 @@ def test_every_word_of_an_error_is_cudnns(operands):
 
 
 @pytest.mark.parametrize("name", ["mode", *BLENDS, "epsilon"])
-def test_attributes_have_no_default(operands, name):
+def test_backward_without_attribute_raises_type_error(operands, name):
     del operands[name]
     with pytest.raises(TypeError, match=f"{name}: is a required attribute"):
         BatchNormalizationBackward(**operands)
 
 
-def test_per_activation_is_the_canonical_operator_on_rows(batch):
+def test_per_activation_backward_matches_canonical_on_rows(batch):
     b = batch(SHAPE, "NCX", "f64")
     operands = inputs_of(b, "PER_ACTIVATION")
     dx, scale, bias = call(operands, savedMean=None, savedInvVariance=None)
@@ -279,7 +279,7 @@ def test_per_activation_is_the_canonical_operator_on_rows(batch):
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4)])
 @pytest.mark.parametrize("shares", [(1.0, 0.0, 1.0, 0.0), (1.0, 0.0, 2.0, 1.0)])
-def test_no_elements(shape, shares):
+def test_backward_of_empty_batch_scales_output_memory(shape, shares):
     x, kept = np.zeros(shape, "f"), (1, shape[1], 1)
     ones = np.ones(kept, "f")
     memory = np.full(kept, 3, "f"), np.full(kept, 5, "f")
@@ -291,7 +291,7 @@ def test_no_elements(shape, shares):
 
 @pytest.mark.parametrize("name", ["dx", "dBnScale", "dBnBias"])
 @pytest.mark.parametrize("mode", ["SPATIAL", "PER_ACTIVATION"])
-def test_memory_whose_elements_share_memory_is_refused(name, mode, batch):
+def test_output_memory_that_overlaps_itself_is_rejected(name, mode, batch):
     operands = inputs_of(batch(SHAPE, "NCX"), mode)
     like = operands["x"] if name == "dx" else operands["bnScale"]
     for strides in ([0] * like.ndim, [like.itemsize] * like.ndim):

@@ -64,7 +64,7 @@ def rejects(training, error_type, match, **changes):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("shape", "axes"), SETS)
-def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype, training):
+def test_backward_over_each_set_of_axes_is_within_budget(shape, axes, dtype, training):
     operands = inputs_of(shape, axes, dtype)
     out = call(operands, training)
     assert [o.shape for o in out] == [shape, operands["Mean"].shape, operands["Mean"].shape]
@@ -80,7 +80,7 @@ def test_any_set_of_axes_gives_the_exact_gradient(shape, axes, dtype, training):
 
 
 @pytest.mark.parametrize(("shape", "axes"), [s for s in SETS if len(s[0]) > 1 and len(s[1]) > 1])
-def test_several_axes_give_the_bits_of_one(shape, axes, training):
+def test_backward_with_several_kept_axes_has_the_bits_of_one_axis(shape, axes, training):
     operands = inputs_of(shape, axes)
     dx, dgamma, dbeta = call(operands, training)
     x, dy = (flat(operands[name], axes) for name in NAMES[:2])
@@ -93,7 +93,7 @@ def test_several_axes_give_the_bits_of_one(shape, axes, training):
 
 @pytest.mark.parametrize("axes", [(1,), (1, 2), (0, 3), (2, 3), (0, 2)])
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 3, 2)])
-def test_any_order_in_memory(axes, order, training):
+def test_backward_of_permuted_memory_equals_contiguous(axes, order, training):
     operands = inputs_of((2, 3, 4, 5), axes)
     expected = call(operands, training)
     back = np.argsort(order)
@@ -105,7 +105,7 @@ def test_any_order_in_memory(axes, order, training):
         np.testing.assert_array_equal(actual, known)
 
 
-def test_an_axis_of_one_is_reduced_or_kept_alike(training):
+def test_backward_with_axis_of_size_one_equals_squeezed(training):
     operands = inputs_of((4, 1, 3), (2,))
     dx, dgamma, _ = call(operands, training)
     assert dgamma.shape == (1, 1, 3)
@@ -113,7 +113,7 @@ def test_an_axis_of_one_is_reduced_or_kept_alike(training):
     np.testing.assert_array_equal(dx[:, 0], call(squeezed, training)[0])
 
 
-def test_all_tensors_have_one_type(training):
+def test_backward_with_mixed_or_unsupported_dtypes_raises_type_error(training):
     for name in NAMES[1:]:
         array = inputs_of((2, 3, 4, 5), (1,))[name].astype(np.float16)
         rejects(training, TypeError, f"{name}: ", **{name: array})
@@ -123,11 +123,11 @@ def test_all_tensors_have_one_type(training):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everything_is_required(name, training):
+def test_backward_without_input_raises_type_error(name, training):
     rejects(training, TypeError, f"{name}: is a required input", **{name: None})
 
 
-def test_shapes(training):
+def test_backward_with_wrong_shape_raises_error_of_argument(training):
     rejects(
         training,
         ValueError,
@@ -154,7 +154,7 @@ def test_shapes(training):
     rejects(training, ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, scalar))
 
 
-def test_a_variance_below_minus_epsilon_names_the_channel(training):
+def test_backward_with_invalid_variance_or_epsilon_raises(training):
     variance = np.array([1, 1, -1], "f").reshape(1, 3, 1, 1)
     rejects(training, ValueError, r"Variance: .*channel 2; got variance -1", Variance=variance)
     rejects(training, ValueError, "Epsilon: must be finite and not negative", Epsilon=-1.0)
@@ -164,7 +164,7 @@ def test_a_variance_below_minus_epsilon_names_the_channel(training):
 @pytest.mark.parametrize(
     ("shape", "axes"), [((0, 3), (1,)), ((2, 0, 4), (1,)), ((2, 3, 0), (0, 1))]
 )
-def test_no_elements(shape, axes, training):
+def test_backward_of_empty_batch_returns_zeros(shape, axes, training):
     kept = [size if axis in axes else 1 for axis, size in enumerate(shape)]
     x, ones = np.zeros(shape, "f"), np.ones(kept, "f")
     dx, dgamma, dbeta = OPERATORS[training](x, x, ones, ones, ones, 0.1)
@@ -173,7 +173,7 @@ def test_no_elements(shape, axes, training):
     np.testing.assert_array_equal(dbeta, np.zeros(kept, "f"), strict=True)
 
 
-def test_statistics_that_are_constants_leave_dx_without_the_terms_of_the_sums(training):
+def test_dx_equals_dy_times_gain_only_without_training(training):
     operands = inputs_of((6, 3, 5), (1,))
     dx = call(operands, training)[0]
     gain = operands["Scale"] / np.sqrt(operands["Variance"].astype("d") + F32_EPSILON)
@@ -181,7 +181,7 @@ def test_statistics_that_are_constants_leave_dx_without_the_terms_of_the_sums(tr
     assert is_product is not training
 
 
-def test_an_axis_of_the_inputs_size_is_kept_also_with_stride_0(training):
+def test_backward_with_broadcast_statistics_keeps_their_axes(training):
     operands = inputs_of((4, 3, 5), (1, 2))
     for name in NAMES[2:]:
         operands[name] = np.broadcast_to(operands[name][:, :, :1], (1, 3, 5))

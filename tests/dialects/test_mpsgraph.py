@@ -74,7 +74,7 @@ def exact_of(operands, axes, training=True):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("shape", "axes"), SETS)
-def test_gradients_of_any_axes_are_the_exact_ones(shape, axes, dtype):
+def test_gradients_over_each_set_of_axes_are_within_budget(shape, axes, dtype):
     operands = inputs_of(shape, [axis for axis in range(len(shape)) if axis not in axes], dtype)
     sums = sums_of(operands, axes)
     exact, kept = exact_of(operands, axes)
@@ -94,7 +94,7 @@ def test_gradients_of_any_axes_are_the_exact_ones(shape, axes, dtype):
     assert verdict.passed, verdict.detail
 
 
-def test_one_gradient_may_be_absent():
+def test_normalization_gradient_computes_absent_parameter_gradient():
     operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
     sums = sums_of(operands, (0, 2, 3))
     named = arguments(operands, (0, 2, 3)) | dict(zip(INPUTS[5:], sums, strict=True))
@@ -103,12 +103,12 @@ def test_one_gradient_may_be_absent():
         np.testing.assert_allclose(
             call(normalizationGradient, named, **{name: None}), both, rtol=0, atol=1e-6
         )
-        # What is given is used.
+        # A given gradient is used.
         other = call(normalizationGradient, named, **{name: named[name] + 1})
         assert np.abs(other - both).max() > 1e-3
 
 
-def test_gamma_that_is_absent_is_1():
+def test_normalization_gradient_without_gamma_equals_gamma_of_ones():
     operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
     named = arguments(operands, (0, 2, 3))
     np.testing.assert_array_equal(
@@ -118,7 +118,7 @@ def test_gamma_that_is_absent_is_1():
 
 
 @pytest.mark.parametrize("axes", [[2, 0, 3], np.array([0, 2, 3]), (np.int64(3), 2, 0)])
-def test_axes_of_any_order_and_sequence(axes):
+def test_reduction_axes_of_other_order_or_type_give_same_values(axes):
     operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
     for function in FUNCTIONS:
         np.testing.assert_array_equal(
@@ -128,7 +128,7 @@ def test_axes_of_any_order_and_sequence(axes):
 
 
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0)])
-def test_any_strides_give_the_same_values(order):
+def test_functions_with_other_strides_return_same_values(order):
     operands = inputs_of((4, 3, 5, 2), (1,), np.float32)
     back = np.argsort(order)
     moved = {
@@ -141,7 +141,7 @@ def test_any_strides_give_the_same_values(order):
             np.testing.assert_array_equal(call(function, arguments(other, (0, 2, 3))), expected)
 
 
-def test_arithmetic_is_that_of_the_elements():
+def test_arithmetic_of_float32_data_defaults_to_float64():
     operands = inputs_of((64, 3, 5, 2), (1,), np.float32)
     for function in FUNCTIONS:
         named = arguments(operands, (0, 2, 3))
@@ -154,7 +154,7 @@ def test_arithmetic_is_that_of_the_elements():
             call(function, named, arithmetic="half")
 
 
-def test_no_elements_give_zeros():
+def test_functions_of_empty_batch_return_zeros_or_empty_dx():
     x, ones = np.zeros((0, 3, 4), "f"), np.ones((1, 3, 1), "f")
     operands = {"x": x, "dy": x, "mean": ones, "variance": ones, "gamma": ones}
     for array in sums_of(operands, (0, 2)):
@@ -210,7 +210,7 @@ ONES = np.ones((1, 3, 1, 1), "f")
         ("name: must be a string", TypeError, {"name": 3}),
     ],
 )  # fmt: skip
-def test_bad_arguments_are_named(match, error, changes):
+def test_functions_with_invalid_argument_raise_error_naming_it(match, error, changes):
     named = arguments(inputs_of((4, 3, 5, 2), (1,), np.float32), (0, 2, 3))
     (name,) = changes
     for function in FUNCTIONS:

@@ -31,7 +31,7 @@ def b(batch):
 
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
-def test_one_element_type_for_everything(batch, data, channel):
+def test_backprop_requires_equal_data_and_channel_types(batch, data, channel):
     b = batch(SHAPE, "NCX", data, channel)
     if data == channel:
         assert {o.dtype for o in call(b)} == {b["x"].dtype}
@@ -40,12 +40,12 @@ def test_one_element_type_for_everything(batch, data, channel):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
-def test_only_real_types(b, dtype):
+def test_backprop_of_unsupported_element_type_raises_type_error(b, dtype):
     cast = {name: array.astype(dtype) for name, array in b.items()}
     rejects(TypeError, r"input: unsupported element type.*f16, bf16, f32, f64", cast)
 
 
-def test_the_documented_and_the_nodes_order(b, same):
+def test_from_node_order_equals_documented_order(b, same):
     node_order = ngraph.BatchNormTrainingBackprop.from_node_order
     same(node_order(*[b[name] for name in NODE_ORDER], 1e-3), call(b))
     x, gamma, beta = b["x"], b["gamma"], b["beta"]
@@ -60,17 +60,17 @@ def test_the_documented_and_the_nodes_order(b, same):
     )
 
 
-def test_beta_does_not_enter_the_result(b, same):
+def test_backprop_ignores_values_of_beta(b, same):
     same(call(b, beta=b["beta"] + 7), call(b))
 
 
-def test_beta_is_checked(b):
+def test_backprop_with_wrong_shape_or_type_of_beta_raises_error_of_beta(b):
     rejects(ValueError, "beta: shapes for gamma/beta/mean/variance do not match", b,
             beta=b["beta"][:2])  # fmt: skip
     rejects(TypeError, "beta: element types do not match", b, beta=b["beta"].astype("float64"))
 
 
-def test_shape_of_delta(b):
+def test_backprop_with_wrong_delta_shape_raises_error_with_both_shapes(b):
     rejects(
         ValueError,
         r"delta: shape of delta does not match the shape of the input.*\(3, 3, 5\).*\(4, 3, 5\)",
@@ -78,7 +78,7 @@ def test_shape_of_delta(b):
     )  # fmt: skip
 
 
-def test_element_type_of_delta_shows_both_types(b):
+def test_backprop_with_wrong_delta_type_raises_error_with_both_types(b):
     rejects(
         TypeError,
         r"delta: element type for input does not match element type for delta.*float64.*f32",
@@ -86,13 +86,13 @@ def test_element_type_of_delta_shows_both_types(b):
     )  # fmt: skip
 
 
-def test_rank_of_input(b):
+def test_backprop_of_rank_1_input_raises_value_error(b):
     vector = b["x"][0, 0]
     rejects(ValueError, "input: must have rank of at least 2.*rank 1", b, x=vector, dy=vector)
 
 
 @pytest.mark.parametrize("name", ["gamma", "beta", "mean", "variance"])
-def test_one_per_channel_shape_off(b, name):
+def test_backprop_with_one_wrong_channel_shape_raises_error_of_operand(b, name):
     for bad in (b[name][:2], np.append(b[name], b[name]), b[name][None], b[name][:0]):
         rejects(
             ValueError, f"{name}: shapes for gamma/beta/mean/variance do not match", b,
@@ -100,7 +100,7 @@ def test_one_per_channel_shape_off(b, name):
         )  # fmt: skip
 
 
-def test_all_per_channel_shapes_off(b):
+def test_backprop_with_all_channel_shapes_wrong_raises_value_error(b):
     channel = ("gamma", "beta", "mean", "variance")
     rejects(
         ValueError, "shape for gamma/beta/mean/variance does not have rank 1", b,
@@ -113,7 +113,7 @@ def test_all_per_channel_shapes_off(b):
     )  # fmt: skip
 
 
-def test_at_least_one_channel(batch):
+def test_operators_without_channels_raise_value_error(batch):
     b = batch((4, 0, 5), "NCX")
     rejects(ValueError, "input: channel count must be at least 1", b)
     with pytest.raises(ValueError, match="channel count must be at least 1"):
@@ -123,14 +123,14 @@ def test_at_least_one_channel(batch):
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (0, 3, 4), (2, 3, 0)])
-def test_no_elements_gives_zeros(batch, shape):
+def test_backprop_of_empty_input_returns_zero_gradients(batch, shape):
     out = call(batch(shape, "NCX"))
     assert out[0].shape == shape
     for gradient in out[1:]:
         assert gradient.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_epsilon_is_a_double_that_may_be_zero(b):
+def test_backprop_accepts_epsilon_zero_and_rejects_invalid_epsilon(b):
     call(b, epsilon=0.0)
     call(b, epsilon=1e-60)
     for epsilon in (-1e-60, float("nan"), float("inf")):
@@ -139,7 +139,7 @@ def test_epsilon_is_a_double_that_may_be_zero(b):
 
 
 @pytest.mark.parametrize("missing", range(7))
-def test_everything_is_required(b, missing):
+def test_backprop_without_required_argument_raises_error_of_argument(b, missing):
     words = ("input", "gamma", "beta", "mean", "variance", "delta", "epsilon")
     keywords = dict(zip(words, [*(b[name] for name in ORDER), 1e-3], strict=True))
     del keywords[words[missing]]
@@ -148,7 +148,7 @@ def test_everything_is_required(b, missing):
     assert isinstance(error.value, BacknormError)
 
 
-def test_in_place_over_delta(b, same):
+def test_backprop_in_place_over_delta_equals_out_of_place(b, same):
     expected = call(b)
     memory = b["dy"].copy()
     args = [b["x"], b["gamma"], b["beta"], b["mean"], b["variance"], memory]
@@ -157,7 +157,7 @@ def test_in_place_over_delta(b, same):
     same(out, expected)
 
 
-def test_partners_write_to_normalized(b, same):
+def test_forward_and_inference_write_to_normalized(b, same):
     memory = np.full_like(b["x"], np.nan)
     args = [b[name] for name in ORDER[:5]]
     expected = ngraph.BatchNormInference(*args, 1e-3)
@@ -168,12 +168,12 @@ def test_partners_write_to_normalized(b, same):
     same((memory,), expected[:1])
 
 
-def test_the_forwards_variance_is_biased(b):
+def test_forward_returns_biased_variance(b):
     _, _, variance = ngraph.BatchNormTraining(b["x"], b["gamma"], b["beta"], 1e-3)
     np.testing.assert_allclose(variance, b["x"].astype("d").var((0, 2)), rtol=1e-6)
 
 
-def test_an_integer_delta_beside_a_double_input(batch):
+def test_backprop_of_float64_with_one_int32_operand_raises_type_error(batch):
     # NumPy compares float64 equal to None, which once let any unsupported type through here.
     b = batch(SHAPE, "NCX", "f64")
     rejects(TypeError, "delta: element type for input", b, dy=b["dy"].astype("int32"))

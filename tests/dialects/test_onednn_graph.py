@@ -27,7 +27,7 @@ INFERENCE = ("x", "gamma", "beta", "mean", "variance")
 
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
-def test_exactly_the_listed_type_combinations_are_accepted(batch, data, channel):
+def test_operators_accept_listed_type_combinations_only(batch, data, channel):
     b = batch(dtype=data, channel=channel)
     for cls, names in zip(CLASSES, (BACKWARD, FORWARD, INFERENCE), strict=True):
         if (data, channel) in ALLOWED:
@@ -41,14 +41,14 @@ def test_exactly_the_listed_type_combinations_are_accepted(batch, data, channel)
 
 
 @pytest.mark.parametrize("odd", ["variance", "gamma"])
-def test_per_channel_types_must_agree(batch, odd):
+def test_backward_with_different_channel_types_raises_type_error(batch, odd):
     b = batch(dtype="bf16", channel="f32")
     b[odd] = b[odd].astype(b["x"].dtype)
     with pytest.raises(TypeError, match=rf"{odd}: must have the element type of mean"):
         BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
 
 
-def test_diff_dst_of_another_type(batch):
+def test_backward_with_wrong_diff_dst_type_raises_type_error(batch):
     b = batch()
     b["dy"] = b["dy"].astype("float16")
     with pytest.raises(TypeError, match=r"diff_dst: .*src.*float16.*f32"):
@@ -73,32 +73,32 @@ def test_epsilon_is_required(cls):
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, -0.5, -1e-30, float("nan"), float("inf"), 1e-60, 1e60])
 @pytest.mark.parametrize("cls", CLASSES)
-def test_epsilon_must_be_positive_as_float32(cls, epsilon):
+def test_epsilon_not_finite_and_positive_as_float32_is_rejected(cls, epsilon):
     with pytest.raises(ValueError, match="epsilon: must be finite and positive") as error:
         cls(epsilon=epsilon)
     assert isinstance(error.value, BacknormError)
 
 
 @pytest.mark.parametrize("epsilon", [True, "1e-5", None, 1j, [1e-5], np.zeros(1)])
-def test_epsilon_of_a_wrong_type(epsilon):
+def test_epsilon_of_wrong_type_raises_type_error(epsilon):
     with pytest.raises(TypeError, match="epsilon: must be a real number"):
         BatchNormTrainingBackward(epsilon=epsilon)
 
 
 @pytest.mark.parametrize("data_format", ["NHWC", "nxc", "", "NCHW"])
-def test_unknown_data_format(data_format):
+def test_data_format_with_unknown_value_raises_value_error(data_format):
     with pytest.raises(ValueError, match=r"data_format.*'NCX' or 'NXC'"):
         BatchNormTrainingBackward(1e-5, data_format)
 
 
 @pytest.mark.parametrize("data_format", [None, 1, b"NXC"])
-def test_data_format_of_a_wrong_type(data_format):
+def test_data_format_of_wrong_type_raises_type_error(data_format):
     with pytest.raises(TypeError, match="data_format: must be a string"):
         BatchNormTrainingBackward(1e-5, data_format)
 
 
 @pytest.mark.parametrize("missing", ["src", "diff_dst", "mean", "variance"])
-def test_required_inputs(batch, missing):
+def test_backward_without_required_input_raises_error_of_input(batch, missing):
     b = batch()
     call = dict(zip(("src", "diff_dst", "mean", "variance"), inputs(b, *BACKWARD), strict=False))
     del call[missing]
@@ -107,14 +107,14 @@ def test_required_inputs(batch, missing):
     assert isinstance(error.value, BacknormError)
 
 
-def test_gamma_is_optional_and_then_one(batch, same):
+def test_backward_without_gamma_equals_gamma_of_ones(batch, same):
     b = batch()
     op = BatchNormTrainingBackward(1e-5)
     ones = np.ones_like(b["gamma"])
     same(op(*inputs(b, *BACKWARD[:4])), op(*inputs(b, *BACKWARD[:4]), ones))
 
 
-def test_outputs_three_one_and_by_name(batch, same):
+def test_backward_outputs_by_name_or_number_select_results(batch, same):
     b = batch()
     op = BatchNormTrainingBackward(1e-5)
     full = op(*inputs(b, *BACKWARD))
@@ -123,24 +123,24 @@ def test_outputs_three_one_and_by_name(batch, same):
 
 
 @pytest.mark.parametrize("outputs", [2, ("diff_src", "diff_gamma"), ("diff_src", "diff_beta")])
-def test_one_parameter_gradient_alone_is_an_error(batch, outputs):
+def test_backward_outputs_with_one_parameter_gradient_are_rejected(batch, outputs):
     with pytest.raises(ValueError, match="diff_gamma and diff_beta must be requested together"):
         BatchNormTrainingBackward(1e-5)(*inputs(batch(), *BACKWARD), outputs=outputs)
 
 
 @pytest.mark.parametrize("outputs", [0, 4, -1, ("dst",), ("diff_gamma", "diff_beta"), ()])
-def test_outputs_that_do_not_exist(batch, outputs):
+def test_backward_with_invalid_outputs_raises_value_error(batch, outputs):
     with pytest.raises(ValueError, match="outputs"):
         BatchNormTrainingBackward(1e-5)(*inputs(batch(), *BACKWARD), outputs=outputs)
 
 
 @pytest.mark.parametrize("outputs", [True, "diff_src", 1.0])
-def test_outputs_of_a_wrong_type(batch, outputs):
+def test_backward_with_outputs_of_wrong_type_raises_type_error(batch, outputs):
     with pytest.raises(TypeError, match="outputs"):
         BatchNormTrainingBackward(1e-5)(*inputs(batch(), *BACKWARD), outputs=outputs)
 
 
-def test_single_output_ignores_gamma_in_the_training_formula(batch, same):
+def test_backward_with_one_output_equals_training_gradient_without_gamma(batch, same):
     b = batch()
     (alone,) = BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD), outputs=1)
     expected = batch_norm_backward(
@@ -149,7 +149,7 @@ def test_single_output_ignores_gamma_in_the_training_formula(batch, same):
     same((alone,), (expected.dx,))
 
 
-def test_single_output_as_the_library_computes_it(batch, same):
+def test_single_output_onednn_equals_frozen_gradient_without_gamma(batch, same):
     b = batch()
     op = BatchNormTrainingBackward(1e-5, single_output="onednn")
     (alone,) = op(*inputs(b, *BACKWARD), outputs=1)
@@ -160,17 +160,17 @@ def test_single_output_as_the_library_computes_it(batch, same):
     same((alone,), (frozen.dx,))
     s = 1 / np.sqrt(b["variance"].astype(np.float64) + epsilon)
     np.testing.assert_allclose(alone, b["dy"] * s, rtol=1e-6)
-    # With all outputs it is the training formula all the same.
+    # With all outputs it is the training formula.
     full = BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
     same(op(*inputs(b, *BACKWARD)), full)
 
 
-def test_single_output_has_two_values():
+def test_single_output_with_unknown_value_raises_value_error():
     with pytest.raises(ValueError, match="single_output"):
         BatchNormTrainingBackward(1e-5, single_output="frozen")
 
 
-def test_in_place_over_diff_dst(batch, same):
+def test_backward_in_place_over_diff_dst_equals_out_of_place(batch, same):
     b = batch()
     op = BatchNormTrainingBackward(1e-5)
     expected = op(*inputs(b, *BACKWARD))
@@ -180,7 +180,7 @@ def test_in_place_over_diff_dst(batch, same):
     same(out, expected)
 
 
-def test_out_memory_is_checked(batch):
+def test_backward_with_invalid_diff_src_raises_error_of_diff_src(batch):
     b = batch()
     op = BatchNormTrainingBackward(1e-5)
     with pytest.raises(TypeError, match="diff_src"):
@@ -194,7 +194,7 @@ def test_out_memory_is_checked(batch):
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 3), (2, 0, 4, 3), (2, 4, 4, 0), (0, 3), (0, 0)])
-def test_empty_succeeds_with_zeros(batch, shape):
+def test_backward_of_empty_input_returns_zero_gradients(batch, shape):
     b = batch(shape)
     out = BatchNormTrainingBackward(1e-5)(*inputs(b, *BACKWARD))
     assert out[0].shape == shape
@@ -204,14 +204,14 @@ def test_empty_succeeds_with_zeros(batch, shape):
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_rank_below_two(batch, shape):
+def test_backward_of_rank_below_2_raises_value_error(batch, shape):
     x = np.ones(shape, "f")
     c = np.ones(3, "f")
     with pytest.raises(ValueError, match=r"src: must have rank 2 or more"):
         BatchNormTrainingBackward(1e-5)(x, x, c, c)
 
 
-def test_shapes_are_named_in_the_dialects_words(batch):
+def test_backward_with_wrong_shape_raises_error_with_dialect_names(batch):
     b = batch()
     op = BatchNormTrainingBackward(1e-5)
     with pytest.raises(ValueError, match=r"diff_dst: must have the shape of src.*\(2, 5, 5, 3\)"):
@@ -224,7 +224,7 @@ def test_shapes_are_named_in_the_dialects_words(batch):
         op(b["x"], b["dy"], b["mean"], b["variance"][None])
 
 
-def test_a_variance_below_minus_epsilon_names_the_channel(batch):
+def test_backward_with_variance_below_minus_epsilon_raises_error_of_channel(batch):
     b = batch()
     b["variance"][1] = -1
     with pytest.raises(ValueError, match=r"variance.*channel 1.*-1") as error:
@@ -233,7 +233,7 @@ def test_a_variance_below_minus_epsilon_names_the_channel(batch):
 
 
 @pytest.mark.parametrize("momentum", [0.25, None, 1.0])
-def test_forward_running_statistics(batch, same, momentum):
+def test_forward_updates_running_statistics_from_unrounded_batch_statistics(batch, same, momentum):
     b, old = batch(), batch(seed=1)
     op = BatchNormForwardTraining(1e-5, momentum)
     out = op(b["x"], old["mean"], old["variance"], b["gamma"], b["beta"])
@@ -242,19 +242,19 @@ def test_forward_running_statistics(batch, same, momentum):
     exact = {"mean": x.mean(0), "variance": x.var(0)}
     for running, (name, statistic) in zip(out[1:3], exact.items(), strict=True):
         wide = weight * old[name].astype(np.float64)
-        # What moves them is the statistic before its rounding.
+        # They are updated from the statistic before its rounding.
         wide += (1 - weight) * statistic
         same((running,), (wide.astype(np.float32),))
 
 
-def test_forward_of_no_elements_keeps_the_running_statistics(batch, same):
+def test_forward_of_empty_batch_keeps_running_statistics(batch, same):
     b = batch((0, 4, 3))
     out = BatchNormForwardTraining(1e-5, 0.5)(*inputs(b, *FORWARD))
     same(out[1:3], (b["mean"], b["variance"]))
     same(out[3:], (np.zeros(3, "f"), np.zeros(3, "f")))
 
 
-def test_forward_gamma_and_beta_go_together(batch, same):
+def test_forward_rejects_gamma_without_beta_and_accepts_neither(batch, same):
     b = batch()
     op = BatchNormForwardTraining(1e-5)
     with pytest.raises(ValueError, match="gamma and beta must be given together"):
@@ -264,20 +264,20 @@ def test_forward_gamma_and_beta_go_together(batch, same):
     same((plain[0], *plain[3:]), expected)
 
 
-def test_forward_without_gamma_has_statistics_of_means_type(batch, dtypes):
+def test_forward_without_gamma_returns_statistics_of_type_of_mean(batch, dtypes):
     b = batch(dtype="bf16", channel="bf16")
     out = BatchNormForwardTraining(1e-5)(b["x"], b["mean"], b["variance"])
     assert [o.dtype for o in out[1:]] == [dtypes["bf16"]] * 4
 
 
 @pytest.mark.parametrize("momentum", [0, -0.1, float("nan")])
-def test_momentum_must_be_positive(momentum):
+def test_momentum_that_is_not_positive_raises_value_error(momentum):
     with pytest.raises(ValueError, match="momentum"):
         BatchNormForwardTraining(1e-5, momentum)
 
 
 @pytest.mark.parametrize("missing", range(5))
-def test_inference_needs_all_five_inputs(batch, missing):
+def test_inference_without_required_input_raises_error_of_input(batch, missing):
     call = inputs(batch(), *INFERENCE)
     call[missing] = None
     name = ("src", "gamma", "beta", "mean", "variance")[missing]

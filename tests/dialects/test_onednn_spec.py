@@ -33,7 +33,7 @@ def names_of(revision):
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
 @pytest.mark.parametrize("revision", ALLOWED)
-def test_exactly_the_revisions_type_combinations_are_accepted(batch, revision, data, channel):
+def test_backprop_accepts_type_combinations_of_revision_only(batch, revision, data, channel):
     b = batch(dtype=data, channel=channel)
     op = BatchNormTrainingBackprop(1e-5, revision=revision)
     if (data, channel) in ALLOWED[revision]:
@@ -46,7 +46,7 @@ def test_exactly_the_revisions_type_combinations_are_accepted(batch, revision, d
 
 
 @pytest.mark.parametrize("revision", ["2020-21", "early"])
-def test_earlier_revisions_are_the_latest_in_another_order(batch, same, revision):
+def test_backprop_of_earlier_revision_equals_latest_with_reordered_inputs(batch, same, revision):
     b = batch()
     expected = BatchNormTrainingBackprop(1e-5)(*inputs(b, *LATEST))
     op = BatchNormTrainingBackprop(1e-5, revision=revision)
@@ -59,7 +59,7 @@ def test_earlier_revisions_are_the_latest_in_another_order(batch, same, revision
 
 
 @pytest.mark.parametrize("revision", ["2020-21", "early"])
-def test_earlier_revisions_without_gamma_and_beta(batch, same, revision):
+def test_backprop_of_earlier_revision_without_gamma_and_beta_equals_latest(batch, same, revision):
     b = batch()
     expected = BatchNormTrainingBackprop(1e-5)(*inputs(b, *LATEST[:4]))
     op = BatchNormTrainingBackprop(1e-5, revision=revision)
@@ -67,7 +67,7 @@ def test_earlier_revisions_without_gamma_and_beta(batch, same, revision):
 
 
 @pytest.mark.parametrize("revision", ["2020-21", "early"])
-def test_is_training_false_takes_constant_statistics(batch, same, revision):
+def test_backprop_with_is_training_false_equals_frozen_gradient(batch, same, revision):
     b = batch()
     expected = batch_norm_backward(
         *inputs(b, *LATEST), epsilon=F32_EPSILON, data_format="NXC", training=False
@@ -76,7 +76,7 @@ def test_is_training_false_takes_constant_statistics(batch, same, revision):
     same(op(*inputs(b, *EARLIER)), expected)
 
 
-def test_is_training_defaults_to_true_and_is_not_in_the_latest(batch):
+def test_is_training_defaults_to_true_and_is_rejected_by_latest_revision(batch):
     assert BatchNormTrainingBackprop(1e-5, revision="early").attributes["is_training"] is True
     with pytest.raises(TypeError, match="is_training") as error:
         BatchNormTrainingBackprop(1e-5, is_training=True)
@@ -85,7 +85,7 @@ def test_is_training_defaults_to_true_and_is_not_in_the_latest(batch):
         BatchNormTrainingBackprop(1e-5, revision="early", is_training="yes")
 
 
-def test_beta_is_checked_though_it_enters_no_result(batch):
+def test_backprop_with_wrong_beta_shape_raises_error_of_beta(batch):
     b = batch()
     op = BatchNormTrainingBackprop(1e-5, revision="early")
     b["beta"] = b["beta"][:-1]
@@ -93,7 +93,7 @@ def test_beta_is_checked_though_it_enters_no_result(batch):
         op(*inputs(b, *EARLIER))
 
 
-def test_the_early_revision_mixes_per_channel_types_and_rounds_once(batch, dtypes, same):
+def test_backprop_of_early_revision_with_mixed_channel_types_rounds_once(batch, dtypes, same):
     b = batch(dtype="bf16", channel="bf16")
     b["mean"], b["variance"] = b["mean"].astype("f"), b["variance"].astype("f")
     op = BatchNormTrainingBackprop(1e-5, revision="early")
@@ -112,7 +112,7 @@ def test_the_early_revision_mixes_per_channel_types_and_rounds_once(batch, dtype
             BatchNormTrainingBackprop(1e-5, revision=revision)(*inputs(b, *names))
 
 
-def test_a_result_of_the_early_revision_has_the_type_of_its_parameter(batch, dtypes):
+def test_backprop_of_early_revision_returns_gradients_of_parameter_types(batch, dtypes):
     b = batch(dtype="f16", channel="f32")
     b["beta"] = b["beta"].astype("float16")
     op = BatchNormTrainingBackprop(1e-5, revision="early")
@@ -130,7 +130,7 @@ MIXES = list(itertools.product(["f16", "f32"], repeat=4))
     [*MIXES, *(("", *mix) for mix in itertools.product(["f16", "f32"], repeat=3))],
     ids="-".join,
 )
-def test_each_gradient_of_the_early_revision_is_rounded_once_to_its_own_type(batch, dtypes, types):
+def test_backprop_of_early_revision_rounds_each_gradient_once_to_own_type(batch, dtypes, types):
     b = batch(dtype="f16", channel="f16")
     names = ("gamma", "beta", "mean", "variance")
     operands = [
@@ -152,7 +152,7 @@ def test_each_gradient_of_the_early_revision_is_rounded_once_to_its_own_type(bat
 
 
 @pytest.mark.parametrize("types", MIXES, ids="-".join)
-def test_each_statistic_of_the_early_revision_is_rounded_once_to_its_own_type(batch, dtypes, types):
+def test_forward_of_early_revision_rounds_each_statistic_once_to_own_type(batch, dtypes, types):
     b = batch(dtype="f16", channel="f16")
     names = ("gamma", "beta", "mean", "variance")
     operands = [b[name].astype(dtypes[kind]) for name, kind in zip(names, types, strict=True)]
@@ -170,14 +170,14 @@ def test_each_statistic_of_the_early_revision_is_rounded_once_to_its_own_type(ba
 @pytest.mark.parametrize(
     "cls", [BatchNormTrainingBackprop, BatchNormForwardTraining, BatchNormInference]
 )
-def test_unknown_revision(cls, revision):
+def test_revision_of_unknown_value_or_wrong_type_is_rejected(cls, revision):
     with pytest.raises(ValueError, match=r"revision.*'latest' or '2020-21' or 'early'"):
         cls(1e-5, revision=revision)
     with pytest.raises(TypeError, match="revision: must be a string"):
         cls(1e-5, revision=3)
 
 
-def test_the_schema_is_the_revisions():
+def test_operator_has_schema_of_its_revision():
     op = BatchNormTrainingBackprop(1e-5, revision="early")
     assert op.schema.revision == "early"
     assert [t.name for t in op.schema.inputs][:4] == ["input", "output_delta", "gamma", "beta"]
@@ -192,7 +192,7 @@ def test_epsilon_is_required_and_positive():
             BatchNormTrainingBackprop(epsilon)
 
 
-def test_parameter_gradients_are_optional_each_on_its_own(batch, same):
+def test_backprop_outputs_select_parameter_gradients_independently(batch, same):
     b = batch()
     op = BatchNormTrainingBackprop(1e-5)
     full = op(*inputs(b, *LATEST))
@@ -201,7 +201,7 @@ def test_parameter_gradients_are_optional_each_on_its_own(batch, same):
     same(op(*inputs(b, *LATEST), outputs=("input_delta", "beta_delta")), (full[0], full[2]))
 
 
-def test_gamma_counts_even_where_only_input_delta_is_requested(batch):
+def test_backprop_of_input_delta_alone_depends_on_gamma(batch):
     b = batch()
     op = BatchNormTrainingBackprop(1e-5)
     (with_gamma,) = op(*inputs(b, *LATEST), outputs=1)
@@ -209,7 +209,7 @@ def test_gamma_counts_even_where_only_input_delta_is_requested(batch):
     assert (with_gamma != without).any()
 
 
-def test_input_delta_in_place(batch, same):
+def test_backprop_in_place_over_output_delta_equals_out_of_place(batch, same):
     b = batch()
     op = BatchNormTrainingBackprop(1e-5)
     expected = op(*inputs(b, *LATEST))
@@ -219,7 +219,7 @@ def test_input_delta_in_place(batch, same):
     same(out, expected)
 
 
-def test_inputs_are_bound_like_a_call(batch):
+def test_backprop_with_wrong_number_or_names_of_inputs_raises_type_error(batch):
     b = batch()
     op = BatchNormTrainingBackprop(1e-5)
     with pytest.raises(TypeError, match="too many inputs"):
@@ -235,7 +235,7 @@ def test_inputs_are_bound_like_a_call(batch):
 
 
 @pytest.mark.parametrize("revision", ALLOWED)
-def test_forward_in_the_revisions_order(batch, same, revision):
+def test_forward_takes_inputs_in_order_of_revision(batch, same, revision):
     b, old = batch(), batch(seed=1)
     args = {
         "latest": (b["x"], old["mean"], old["variance"], b["gamma"], b["beta"]),
@@ -245,13 +245,13 @@ def test_forward_in_the_revisions_order(batch, same, revision):
     same((out[1],), (expected.astype("f"),))
 
 
-def test_momentum_defaults_to_a_tenth_in_the_early_revision_alone():
+def test_momentum_defaults_to_tenth_in_early_and_none_in_latest_revision():
     assert BatchNormForwardTraining(1e-5).attributes["momentum"] is None
     early = BatchNormForwardTraining(1e-5, revision="early")
     assert early.attributes["momentum"] == np.float32(0.1)
 
 
-def test_forward_takes_gamma_without_beta(batch, same):
+def test_forward_without_beta_equals_beta_of_zeros(batch, same):
     b = batch()
     op = BatchNormForwardTraining(1e-5)
     zeros = np.zeros_like(b["gamma"])
@@ -261,7 +261,7 @@ def test_forward_takes_gamma_without_beta(batch, same):
     )
 
 
-def test_mixed_types_of_an_early_forward_keep_their_own(batch, dtypes):
+def test_forward_of_early_revision_returns_statistics_of_type_of_mean(batch, dtypes):
     b = batch(dtype="f16", channel="f16")
     op = BatchNormForwardTraining(1e-5, revision="early")
     out = op(b["x"], b["gamma"], b["beta"], b["mean"].astype("f"), b["variance"].astype("f"))
@@ -270,7 +270,7 @@ def test_mixed_types_of_an_early_forward_keep_their_own(batch, dtypes):
 
 
 @pytest.mark.parametrize("revision", ALLOWED)
-def test_inference_is_the_same_in_every_revision(batch, same, revision):
+def test_inference_of_each_revision_equals_latest(batch, same, revision):
     b = batch()
     args = inputs(b, "x", "gamma", "beta", "mean", "variance")
     expected = BatchNormInference(1e-5)(*args)

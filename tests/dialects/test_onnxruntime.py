@@ -46,7 +46,7 @@ def b(batch):
 
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
-def test_exactly_the_listed_types_are_accepted(batch, data, channel):
+def test_operators_accept_listed_types_only(batch, data, channel):
     b = batch(SHAPE, "NCX", data, channel)
     for call in (grad, forward):
         if (data, channel) in ALLOWED:
@@ -58,7 +58,7 @@ def test_exactly_the_listed_types_are_accepted(batch, data, channel):
 
 
 @pytest.mark.parametrize("types", [*((t, t) for t in TYPES), ("f16", "f32"), ("bf16", "f32")])
-def test_the_gradient_is_within_the_budget_and_atens(batch, same, types):
+def test_grad_is_within_error_budget_and_equals_aten(batch, same, types):
     b = batch(SHAPE, "NCX", *types)
     out, inverse = grad(b), inverse_of(b)
     exact = reference.backward(
@@ -74,13 +74,13 @@ def test_the_gradient_is_within_the_budget_and_atens(batch, same, types):
     same(out, theirs)
 
 
-def test_epsilon_is_checked_and_not_used(b, same):
+def test_grad_validates_but_ignores_epsilon(b, same):
     same(grad(b, 0.5), grad(b))
     rejects(ValueError, "epsilon: must be finite and not negative", lambda: grad(b, -1.0))
     rejects(TypeError, "epsilon: must be a real number", lambda: grad(b, "1"))
 
 
-def test_scale_may_have_another_type_than_the_statistics(batch, same, dtypes):
+def test_operators_accept_scale_of_narrower_type_than_statistics(batch, same, dtypes):
     b = batch(SHAPE, "NCX", "bf16", "f32")
     mixed = b | {"gamma": b["gamma"].astype(dtypes["bf16"]), "beta": b["beta"].astype("f")}
     wide = mixed | {"gamma": mixed["gamma"].astype("f")}
@@ -93,11 +93,11 @@ def test_scale_may_have_another_type_than_the_statistics(batch, same, dtypes):
 
 
 @pytest.mark.parametrize("name", ["dY", "X", "scale", "saved_mean", "saved_inv_std"])
-def test_every_input_of_the_gradient_is_required(b, name):
+def test_grad_without_required_input_raises_error_of_input(b, name):
     rejects(TypeError, f"{name}: is a required input", lambda: grad(b, **{name: None}))
 
 
-def test_every_word_of_an_error_is_theirs(b):
+def test_error_of_invalid_input_has_onnxruntime_names(b):
     rejects(ValueError, r"dY: must have the shape of X.*\(3, 3, 5, 2\)",
             lambda: grad(b, dY=b["dy"][:3]))  # fmt: skip
     rejects(TypeError, "dY: must have the element type of X",
@@ -116,7 +116,7 @@ def test_every_word_of_an_error_is_theirs(b):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_the_forward(batch, same, dtype):
+def test_forward_matches_canonical_forward_and_numpy(batch, same, dtype):
     b, old = batch(SHAPE, "NCX", dtype), batch(SHAPE, "NCX", dtype, seed=1)
     epsilon = float(np.float32(EPSILON))
     y, mean, _ = batch_norm_forward(b["x"], b["gamma"], b["beta"], epsilon=epsilon)
@@ -136,14 +136,14 @@ def test_the_forward(batch, same, dtype):
     np.testing.assert_allclose(out[4].astype("d"), expected, rtol=tolerance)
 
 
-def test_the_saved_inverse_deviation_is_rounded_once(batch):
+def test_saved_inverse_deviation_is_rounded_once(batch):
     b = batch((64, 3, 5), "NCX")
     exact = reference.forward(b["x"], b["gamma"], b["beta"], epsilon=F32_EPSILON)
     inverse = 1 / np.sqrt(exact.variance.hi + F32_EPSILON)
     np.testing.assert_array_equal(forward(b)[4], inverse.astype("f"))
 
 
-def test_gradient_takes_the_statistics_that_the_forward_saves(b):
+def test_grad_with_statistics_saved_by_forward_matches_reference(b):
     _, _, _, saved_mean, saved_inv_std = forward(b)
     dx, *_ = grad(b, saved_mean=saved_mean, saved_inv_std=saved_inv_std)
     exact = reference.backward(
@@ -152,12 +152,12 @@ def test_gradient_takes_the_statistics_that_the_forward_saves(b):
     np.testing.assert_allclose(dx, exact.dx.hi, rtol=1e-4, atol=1e-6)
 
 
-def test_momentum_defaults_to_nine_tenths_and_weighs_the_old(b, same):
+def test_momentum_defaults_to_nine_tenths_and_weights_old_statistics(b, same):
     same(forward(b), forward(b, momentum=0.9))
     same(forward(b, momentum=1.0)[1:3], (b["mean"], b["variance"]))
 
 
-def test_without_training_the_given_statistics_are_used(b, same):
+def test_forward_without_training_mode_uses_given_statistics(b, same):
     out = forward(b, training_mode=0)
     y = batch_norm_inference(
         b["x"], b["mean"], b["variance"], b["gamma"], b["beta"], epsilon=F32_EPSILON
@@ -172,12 +172,12 @@ def test_without_training_the_given_statistics_are_used(b, same):
     [(2, ValueError, "unknown mode; got 2"), (-1, ValueError, "must be not negative"),
      (True, TypeError, "must be an integer"), ("1", TypeError, "must be an integer")],
 )  # fmt: skip
-def test_training_mode_is_0_or_1(b, mode, error, match):
+def test_training_mode_other_than_0_or_1_is_rejected(b, mode, error, match):
     rejects(error, f"training_mode: {match}", lambda: forward(b, training_mode=mode))
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4)])
-def test_no_elements(batch, same, shape):
+def test_empty_input_gives_zero_gradients_and_keeps_running_statistics(batch, same, shape):
     b = batch(shape, "NCX")
     zeros = np.zeros(shape[1], "f")
     same(grad(b), (b["x"], zeros, zeros))

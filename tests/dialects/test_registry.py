@@ -57,7 +57,7 @@ def run_canonically(call, inputs):
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("layout", [0, 1])
-def test_the_canonical_call_of_every_operator_gives_its_results(batch, dialect, layout, required):
+def test_canonical_call_has_the_bits_of_operator(batch, dialect, layout, required):
     for op, found in operators(dialect).items():
         for revision, schema in (getattr(found, "schemas", None) or {None: found.schema}).items():
             data_format = schema.formats[layout % len(schema.formats)]
@@ -87,8 +87,7 @@ def test_the_canonical_call_of_every_operator_gives_its_results(batch, dialect, 
                 )
 
 
-@pytest.mark.parametrize("flag", ["is_training", "training"])
-def test_frozen_statistics_of_tensorflow(batch, flag):
+def test_canonical_of_tensorflow_without_training_uses_given_statistics(batch):
     b = batch()
     schema = operator("tensorflow", "FusedBatchNormGradV3").schema
     attributes = {"is_training": False}
@@ -103,7 +102,7 @@ def test_frozen_statistics_of_tensorflow(batch, flag):
     np.testing.assert_array_equal(out["y"], run_canonically(call, inputs)["y"])
 
 
-def test_a_single_output_leaves_gamma_out(batch):
+def test_canonical_of_onednn_graph_with_one_output_omits_gamma(batch):
     b = batch()
     schema = operator("onednn_graph", "BatchNormTrainingBackward").schema
     inputs = tensors(schema, b)
@@ -115,7 +114,7 @@ def test_a_single_output_leaves_gamma_out(batch):
     assert not canonical("onednn_graph", schema.op, inputs, frozen, outputs=1).training
 
 
-def test_an_inverse_standard_deviation_becomes_a_wide_variance(batch):
+def test_canonical_of_inverse_standard_deviation_returns_float64_variance(batch):
     b = batch()
     schema = operator("tensorflow", "FusedBatchNormGradV3").schema
     inputs = tensors(schema, b)
@@ -127,7 +126,7 @@ def test_an_inverse_standard_deviation_becomes_a_wide_variance(batch):
     np.testing.assert_allclose(1 / np.sqrt(variance), inputs["reserve_space_2"], rtol=4e-16)
 
 
-def test_absent_optional_inputs_are_not_mapped(batch):
+def test_canonical_does_not_map_absent_optional_input(batch):
     b = batch()
     inputs = {"src": b["x"], "diff_dst": b["dy"], "mean": b["mean"], "variance": b["variance"]}
     op = ("onednn_graph", "BatchNormTrainingBackward")
@@ -141,7 +140,7 @@ def test_absent_optional_inputs_are_not_mapped(batch):
         ]
 
 
-def test_out_is_the_first_outputs_memory(batch):
+def test_invoke_writes_first_output_to_out(batch):
     b = batch((2, 3, 4), "NCX")
     schema = operator("ngraph", "BatchNormTrainingBackprop").schema
     out = np.full_like(b["x"], np.nan)
@@ -150,7 +149,7 @@ def test_out_is_the_first_outputs_memory(batch):
     assert np.isfinite(out).all()
 
 
-def test_unknown_names_are_refused_with_the_known_ones(batch):
+def test_registry_with_unknown_name_raises_error_with_known_names(batch):
     with pytest.raises(ValueError, match=r"dialect.*'caffe'.*onednn_graph"):
         operators("caffe")
     with pytest.raises(ValueError, match=r"op: .*'BatchNorm'.*FusedBatchNormGradV3"):
@@ -167,7 +166,7 @@ def test_unknown_names_are_refused_with_the_known_ones(batch):
 
 
 @pytest.mark.parametrize("dialect", PARTS)
-def test_functions_are_no_operators(dialect):
+def test_parts_are_separate_from_operators(dialect):
     assert parts(dialect)
     if dialect in DIALECTS:
         assert not set(parts(dialect)) & set(operators(dialect))
@@ -179,14 +178,14 @@ def test_functions_are_no_operators(dialect):
         parts(3)
 
 
-def test_dialect_without_a_module_is_an_error_that_names_it(monkeypatch):
+def test_operators_of_dialect_without_module_raises_error_with_its_name(monkeypatch):
     monkeypatch.setattr(registry, "DIALECTS", {"akme": "backnorm.dialects.akme"})
     with pytest.raises(ModuleNotFoundError, match="akme") as error:
         registry.operators("akme")
     assert error.value.__notes__ == ["DIALECTS must have names of modules; got 'akme'"]
 
 
-def test_dialects_are_imported_when_they_are_asked_for():
+def test_dialect_modules_are_imported_on_first_use():
     code = (
         "import sys; import backnorm.dialects.registry as r; "
         "assert 'backnorm.dialects.ngraph' not in sys.modules; r.operators('ngraph'); "

@@ -34,7 +34,7 @@ def assert_same(actual, expected):
 
 
 @ALL
-def test_other_values_give_their_own_results(subject):
+def test_repeated_call_with_other_values_equals_fresh_call(subject):
     for seed in range(4):
         inputs = subject.good(seed)
         expected = subject.fresh({n: a.copy() for n, a in inputs.items()})
@@ -42,7 +42,7 @@ def test_other_values_give_their_own_results(subject):
 
 
 @ALL
-def test_a_repeated_call_is_found(subject, monkeypatch):
+def test_repeated_call_does_not_call_bind(subject, monkeypatch):
     inputs = subject.good()
     subject.call(inputs)
     monkeypatch.setattr(type(subject.callable), "bind", None)
@@ -50,7 +50,7 @@ def test_a_repeated_call_is_found(subject, monkeypatch):
 
 
 @ALL
-def test_results_are_arrays_of_their_own(subject):
+def test_repeated_calls_return_arrays_without_shared_memory(subject):
     inputs = {t.name: subject.good()[t.name] for t in subject.schema.inputs if t.required}
     arrays = [*inputs.values(), *subject.call(inputs), *subject.call(inputs)]
     for k, array in enumerate(arrays):
@@ -58,7 +58,7 @@ def test_results_are_arrays_of_their_own(subject):
 
 
 @ALL
-def test_a_bad_value_is_refused_in_the_same_words(subject):
+def test_repeated_call_with_invalid_variance_raises_same_message(subject):
     inputs = subject.good()
     subject.call(inputs)
     roles = {tensor.role: tensor.name for tensor in subject.schema.inputs}
@@ -76,7 +76,7 @@ def test_a_bad_value_is_refused_in_the_same_words(subject):
 
 
 @ALL
-def test_another_number_of_threads_is_another_call(subject):
+def test_repeated_call_with_other_thread_count_has_the_same_bits(subject):
     inputs = subject.good()
     expected = subject.call({n: a.copy() for n, a in inputs.items()})
     for threads in (1, 2, 1):
@@ -86,7 +86,7 @@ def test_another_number_of_threads_is_another_call(subject):
 
 @ALL
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_another_arithmetic_is_another_call(subject, name):
+def test_repeated_call_with_other_arithmetic_equals_fresh_call(subject, name):
     inputs = subject.good()
     data = next(tensor.name for tensor in subject.schema.inputs if tensor.role == "x")
     if name == "float32" and inputs[data].dtype == np.float64:
@@ -108,7 +108,7 @@ def test_another_arithmetic_is_another_call(subject, name):
 
 @pytest.mark.covering(0)
 @ALL
-def test_no_array_is_kept(subject):
+def test_operator_call_does_not_keep_input_arrays(subject):
     inputs = subject.good(7)
     references = [weakref.ref(array) for array in inputs.values()]
     subject.call(inputs)
@@ -118,7 +118,7 @@ def test_no_array_is_kept(subject):
 
 
 @ALL
-def test_the_documentation_names_everything(subject):
+def test_operator_docstring_lists_outputs_and_has_all_sections(subject):
     call = subject.callable.__call__
     text = inspect.getdoc(call)
     schema = subject.schema
@@ -135,7 +135,7 @@ def test_the_documentation_names_everything(subject):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_memory_is_checked_in_repeated_calls(batch, same):
+def test_repeated_call_with_invalid_output_memory_raises_error_of_argument(batch, same):
     b = batch((2, 3, 4), "NCX")
     args = [b[name] for name in ("x", "gamma", "beta", "mean", "variance", "dy")]
     call = ngraph.BatchNormTrainingBackprop
@@ -159,7 +159,7 @@ def test_memory_is_checked_in_repeated_calls(batch, same):
         call(*args, 0.1, input_delta=b["x"])
 
 
-def test_overlaps_of_memory_for_parameters_are_found_in_repeated_calls():
+def test_repeated_call_with_overlapping_parameter_memory_is_rejected():
     x, ones = np.ones((2, 3, 4), "f"), np.ones((1, 3, 1), "f")
 
     def call(memory):
@@ -176,7 +176,7 @@ def test_overlaps_of_memory_for_parameters_are_found_in_repeated_calls():
 
 
 @pytest.mark.parametrize("epsilon", [1, True, np.float32(1), 1.0])
-def test_equal_attributes_of_another_class_are_another_call(batch, epsilon):
+def test_repeated_call_rejects_epsilon_true_after_epsilon_1(batch, epsilon):
     b = batch((2, 3, 4), "NCX")
     args = [b[name] for name in ("x", "gamma", "beta", "mean", "variance", "dy")]
     ngraph.BatchNormTrainingBackprop(*args, 1.0)
@@ -187,7 +187,7 @@ def test_equal_attributes_of_another_class_are_another_call(batch, epsilon):
         ngraph.BatchNormTrainingBackprop(*args, epsilon)
 
 
-def test_an_axis_that_is_a_boolean_is_refused_after_one_that_is_1(batch):
+def test_repeated_call_rejects_feature_index_true_after_index_1(batch):
     b = batch((2, 3, 4), "NCX")
     args = [b[name] for name in ("x", "gamma", "mean", "variance", "dy")]
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_an_axis_that_is_a_boolean_is_refused_after_one_that_is_1(batch):
         stablehlo.batch_norm_grad(*args, 0.1, True)
 
 
-def test_other_orders_find_the_same_call(batch, same):
+def test_repeated_call_from_node_order_equals_documented_order(batch, same):
     b = batch((2, 3, 4), "NCX")
     documented = [b[name] for name in ("x", "gamma", "beta", "mean", "variance", "dy")]
     node = [b[name] for name in ("gamma", "beta", "x", "mean", "variance", "dy")]
@@ -208,13 +208,13 @@ def test_other_orders_find_the_same_call(batch, same):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_operators_can_be_pickled_and_copied(dialect):
+def test_pickle_and_copy_of_operator_return_same_object(dialect):
     for operator in operators(dialect).values():
         assert pickle.loads(pickle.dumps(operator)) is operator
         assert copy.copy(operator) is operator
 
 
-def test_configured_operators_can_be_pickled_and_copied(batch, same):
+def test_pickle_and_deepcopy_of_configured_operator_keep_attributes_and_results(batch, same):
     b = batch((2, 4, 3))
     args = [b[name] for name in ("x", "dy", "mean", "variance", "gamma")]
     for operator in (
@@ -230,7 +230,7 @@ def test_configured_operators_can_be_pickled_and_copied(batch, same):
         operator.attributes["epsilon"] = 1.0
 
 
-def test_named_results_can_be_pickled(batch):
+def test_pickle_of_named_results_keeps_class_and_fields(batch):
     b = batch()
     out = tensorflow.FusedBatchNormV3(
         x=b["x"], scale=b["gamma"], offset=b["beta"], mean=b["mean"], variance=b["variance"]

@@ -80,7 +80,7 @@ def expected(x, old, weight, *, unbiased):
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_is_rounded_once(dialect, weight, x, old):
+def test_running_statistics_are_rounded_once(dialect, weight, x, old):
     kept = [each.copy() for each in old]
     found = dialect(x, *old, weight)
     for got, want in zip(
@@ -93,7 +93,7 @@ def test_is_rounded_once(dialect, weight, x, old):
 
 
 @pytest.mark.parametrize("dialect", [of_tensorflow, of_onnxruntime])
-def test_statistics_without_weight_are_not_read(dialect, x, old):
+def test_running_statistics_do_not_depend_on_terms_of_weight_zero(dialect, x, old):
     nothing = np.full(CHANNELS, np.nan, "f")
     for got in dialect(x, nothing, nothing, 1.0):
         assert np.isfinite(got).all()
@@ -113,7 +113,7 @@ def test_statistics_without_weight_are_not_read(dialect, x, old):
     ids=["byte-swapped", "strided", "reversed", "subclass", "not aligned"],
 )
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_arrays_that_lie_in_any_way(dialect, change, x, old):
+def test_running_statistics_do_not_depend_on_memory_layout(dialect, change, x, old):
     plain = dialect(x, *old, 0.25)
     for _ in range(2):
         for got, want in zip(dialect(x, *map(change, old), 0.25), plain, strict=True):
@@ -130,7 +130,7 @@ def test_running_statistics_of_16_bits_are_rounded_once(x, old):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_sum_that_overflows_is_infinite(dialect, x):
+def test_running_variance_that_overflows_is_infinite(dialect, x):
     large = np.full(CHANNELS, 3e38, "f")
     with np.errstate(all="raise"):
         mean, variance = dialect(x * np.float32(1e19), large, large, 0.25)
@@ -138,14 +138,14 @@ def test_a_sum_that_overflows_is_infinite(dialect, x):
     assert np.isposinf(variance).all()
 
 
-def test_the_saved_inverse_deviation_is_rounded_once(x):
+def test_saved_inverse_deviation_is_rounded_once(x):
     ones = np.ones(CHANNELS, "f")
     found = onnxruntime.BatchNormInternal(x, ones, ones, ones, ones, epsilon=2.0**-10)
     want = 1.0 / np.sqrt(x.astype("d").var((0, 2, 3)) + 2.0**-10)
     np.testing.assert_array_equal(found[4], want.astype("f"))
 
 
-def test_a_variance_of_zero_without_epsilon_is_refused(x):
+def test_batch_norm_internal_of_zero_variance_and_epsilon_raises_value_error(x):
     ones = np.ones(CHANNELS, "f")
     with pytest.raises(ValueError, match=r"channel 0.*variance 0.0 with epsilon 0.0"):
         onnxruntime.BatchNormInternal(np.ones_like(x), ones, ones, ones, ones, epsilon=0.0)

@@ -119,7 +119,7 @@ EPSILON = AttributeSpec("eps", "f32", "epsilon")
          "phrases: the name in braces in channel_shapes: got 'x'; expected none"),
     ],
 )  # fmt: skip
-def test_table_with_a_wrong_word_or_type_is_an_error(changes, words):
+def test_schema_with_invalid_field_raises_error_of_field(changes, words):
     schema = operator("ngraph", "BatchNormTrainingBackprop").schema
     with pytest.raises(ValueError, match=re.escape(f"ngraph.{schema.op}: {words}")):
         replace(schema, **changes)
@@ -133,7 +133,7 @@ def test_table_with_a_wrong_word_or_type_is_an_error(changes, words):
         (("eps", "layout"), "got too few; expected layout"),
     ],
 )
-def test_class_with_other_parameters_than_its_tables_is_an_error(names, words):
+def test_operator_class_with_parameters_unlike_its_schema_is_rejected(names, words):
     specs = tuple(AttributeSpec(name, "f32") for name in names)
     schema = operator("ngraph", "BatchNormTrainingBackprop").schema
     inputs = tuple(
@@ -149,7 +149,7 @@ def test_class_with_other_parameters_than_its_tables_is_an_error(names, words):
         type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
 
 
-def test_class_with_a_default_that_its_table_does_not_accept_is_an_error():
+def test_operator_class_with_default_out_of_range_of_schema_is_rejected():
     schema = operator("ngraph", "BatchNormTrainingBackprop").schema
     epsilon = AttributeSpec("eps", "f32", "epsilon", range="not negative")
     schema = replace(schema, dialect="acme", op="grad", attributes=(epsilon,))
@@ -162,7 +162,7 @@ def test_class_with_a_default_that_its_table_does_not_accept_is_an_error():
         type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
 
 
-def test_class_whose_epsilon_has_the_default_none_is_an_error():
+def test_operator_class_with_epsilon_default_none_is_rejected():
     schema = operator("ngraph", "BatchNormTrainingBackprop").schema
     epsilon = AttributeSpec("eps", "f32", "epsilon", range="not negative")
     schema = replace(schema, dialect="acme", op="grad", attributes=(epsilon,))
@@ -175,7 +175,7 @@ def test_class_whose_epsilon_has_the_default_none_is_an_error():
         type("Grad", (Operator,), {"rules": (schema,), "__call__": call})
 
 
-def test_operators_of_one_name_are_an_error():
+def test_by_name_with_duplicate_operator_raises_value_error():
     found = operator("ngraph", "BatchNormTrainingBackprop")
     with pytest.raises(ValueError, match="must have different names; got BatchNormTrainingBackp"):
         by_name(found, found)
@@ -202,14 +202,14 @@ def test_module_of_a_dialect_exports_its_operators(name):
         assert functions is None or {table, *functions} <= {*module.__all__}
 
 
-def test_number_of_dialects_on_the_pages_is_that_of_the_registry():
+def test_number_of_dialects_in_readme_and_changelog_equals_registry():
     number = {10: "ten", 11: "eleven", 12: "twelve"}[len(DIALECTS)]
     pages = [(SCRIPTS.parent / name).read_text("utf-8") for name in ("README.md", "CHANGELOG.md")]
     assert f"One operator, {number} specifications" in pages[0]
     assert f"{number.capitalize()} dialects" in pages[1]
 
 
-def test_the_operators_of_every_specification():
+def test_registry_lists_expected_operators():
     assert OPERATORS == [
         ("onednn_graph", "BatchNormTrainingBackward"),
         ("onednn_graph", "BatchNormForwardTraining"),
@@ -239,7 +239,7 @@ def test_the_operators_of_every_specification():
     ]
 
 
-def test_the_functions_of_every_specification():
+def test_registry_lists_expected_parts():
     assert [(schema.dialect, schema.op) for schema in FUNCTIONS] == [
         ("aten", "batch_norm_backward_reduce"),
         ("aten", "batch_norm_backward_elemt"),
@@ -252,7 +252,7 @@ def test_the_functions_of_every_specification():
 
 
 @pytest.mark.parametrize("schema", FUNCTIONS, ids=ids)
-def test_rules_of_a_function_are_complete(schema):
+def test_schema_of_part_matches_signature_and_has_summaries(schema):
     function = getattr(importlib.import_module(PARTS[schema.dialect]), schema.op)
     parameters = dict(inspect.signature(function).parameters)
     assert parameters.pop("arithmetic").default is None
@@ -266,7 +266,7 @@ def test_rules_of_a_function_are_complete(schema):
 
 
 @pytest.mark.parametrize(("dialect", "op"), OPERATORS)
-def test_operator_has_a_docstring_of_its_own_and_types_of_its_choices(dialect, op):
+def test_operator_has_own_docstring_and_literal_types_of_choices(dialect, op):
     found = operator(dialect, op)
     cls = found if isinstance(found, type) else type(found)
     assert cls.__doc__ not in (None, cls.__base__.__doc__)
@@ -288,7 +288,7 @@ def test_operator_repr_is_its_name_and_its_attributes():
 
 
 @pytest.mark.parametrize("schema", [*SCHEMAS, *FUNCTIONS], ids=ids)
-def test_a_schema_is_plain_json(schema):
+def test_schema_to_dict_returns_plain_json(schema):
     described = json.loads(json.dumps(schema.to_dict()))
     assert described["op"] == schema.op
     assert len(described["inputs"]) == len(schema.inputs)
@@ -298,7 +298,7 @@ def test_a_schema_is_plain_json(schema):
 
 
 @pytest.mark.parametrize("schema", [*SCHEMAS, *FUNCTIONS], ids=ids)
-def test_a_schema_is_consistent(schema):
+def test_schema_has_unique_names_summary_and_valid_defaults(schema):
     names = [t.name for t in schema.inputs] + [a.name for a in schema.attributes]
     assert len(names) == len(set(names))
     assert len({t.name for t in schema.outputs}) == len(schema.outputs)
@@ -356,7 +356,7 @@ def test_onednn_spec_constructors_follow_the_schema(op):
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=ids)
-def test_every_type_rule_runs_and_gives_the_described_outputs(schema, required):
+def test_operator_returns_described_outputs_for_each_type_rule(schema, required):
     layout = schema.formats[0].layout
     shape = (2, 3, 2, 3)
     channel_count = 3
@@ -397,7 +397,7 @@ PAGE_SCRIPTS = pytest.mark.parametrize(
 
 @PAGE_SCRIPTS
 @pytest.mark.parametrize(("flag", "status"), [("--help", 0), ("--chek", 2)])
-def test_script_with_help_or_an_unknown_flag_only_prints_its_usage(script, flag, status):
+def test_page_script_with_help_or_unknown_flag_prints_usage(script, flag, status):
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), flag], capture_output=True, text=True, check=False
     )
@@ -406,7 +406,7 @@ def test_script_with_help_or_an_unknown_flag_only_prints_its_usage(script, flag,
 
 
 @PAGE_SCRIPTS
-def test_the_committed_pages_are_current(script):
+def test_committed_pages_are_current(script):
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / script), "--check"],
         capture_output=True, text=True, check=False,

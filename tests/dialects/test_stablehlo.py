@@ -44,7 +44,7 @@ def rejects(error_type, match, call):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("shape", "axis"), AXES)
-def test_any_axis_gives_the_canonical_results(batch, dtype, shape, axis):
+def test_operators_with_any_feature_index_equal_canonical_operators(batch, dtype, shape, axis):
     b = batch_at(batch, shape, axis, dtype)
     assert b["x"].shape == shape
     ncx = {name: np.moveaxis(b[name], axis, 1) for name in ("x", "dy")}
@@ -71,7 +71,7 @@ def test_any_axis_gives_the_canonical_results(batch, dtype, shape, axis):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_rank_1_is_a_batch_of_one(batch, dtype):
+def test_operators_of_rank_1_equal_batch_of_one(batch, dtype):
     b = batch((1, 5), "NCX", dtype)
     flat = b | {"x": b["x"][0], "dy": b["dy"][0], "mean": b["mean"] + b["mean"].dtype.type(0.25)}
     options = {"epsilon": F32_EPSILON}
@@ -94,7 +94,7 @@ def test_rank_1_is_a_batch_of_one(batch, dtype):
     assert result.shape == (5,)
 
 
-def test_memory_for_the_first_output_at_any_axis(batch):
+def test_invoke_writes_grad_operand_to_out_at_any_feature_index(batch):
     for shape, axis in [*AXES, ((5,), 0)]:
         b = batch((1, 5), "NCX") if shape == (5,) else batch_at(batch, shape, axis)
         if shape == (5,):
@@ -110,7 +110,7 @@ def test_memory_for_the_first_output_at_any_axis(batch):
             registry.invoke("stablehlo", "batch_norm_grad", inputs, attributes, out=out[..., None])
 
 
-def test_strides_of_the_operand_are_kept(batch):
+def test_batch_norm_grad_keeps_strides_of_operand(batch):
     b = batch_at(batch, (2, 3, 5, 4), 2)
     turned = np.asfortranarray(b["x"])
     grad_operand, *_ = grad(b, 2, operand=turned)
@@ -119,7 +119,7 @@ def test_strides_of_the_operand_are_kept(batch):
 
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
-def test_one_element_type_for_everything(batch, data, channel):
+def test_batch_norm_grad_requires_equal_data_and_channel_types(batch, data, channel):
     b = batch((3, 4, 5), "NCX", data, channel)
     if data == channel:
         assert {values.dtype for values in grad(b, 1)} == {b["x"].dtype}
@@ -128,14 +128,14 @@ def test_one_element_type_for_everything(batch, data, channel):
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
-def test_float16_gradients_of_many_elements_do_not_overflow(batch, dtype):
+def test_batch_norm_grad_of_many_elements_is_finite(batch, dtype):
     b = batch((20000, 2), "NCX", dtype)
     b["dy"] = np.abs(b["dy"]) + b["dy"].dtype.type(4)
     grad_operand, *_ = grad(b, 1)
     assert np.isfinite(grad_operand.astype(float)).all()
 
 
-def test_every_word_of_an_error_is_stablehlos(batch):
+def test_error_of_invalid_input_has_stablehlo_names(batch):
     b = batch((3, 4, 5), "NCX")
     for name, short in (("scale", "gamma"), ("mean", "mean"), ("variance", "variance")):
         rejects(ValueError, rf"{name}: must have as many elements as operand has features \(4\)",
@@ -167,18 +167,18 @@ def test_every_word_of_an_error_is_stablehlos(batch):
         (np.array([1, 2]), TypeError, "must be an integer"),
     ],
 )
-def test_a_feature_index_is_an_axis_of_operand(batch, axis, error, match):
+def test_feature_index_that_is_not_an_axis_of_operand_is_rejected(batch, axis, error, match):
     b = batch((3, 4, 5), "NCX")
     rejects(error, f"^feature_index: {match}", lambda: grad(b, axis))
 
 
-def test_an_index_of_numpys_integers_is_one(batch, same):
+def test_feature_index_of_numpy_integer_equals_python_integer(batch, same):
     b = batch((3, 4, 5), "NCX")
     same(grad(b, np.int64(1)), grad(b, 1))
     same(grad(b, np.array(1)), grad(b, 1))
 
 
-def test_required_attributes(batch):
+def test_batch_norm_grad_without_required_attribute_raises_type_error(batch):
     b = batch((3, 4, 5), "NCX")
     inputs = (b["x"], b["gamma"], b["mean"], b["variance"], b["dy"])
     rejects(TypeError, "epsilon: is a required attribute",
@@ -188,7 +188,7 @@ def test_required_attributes(batch):
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0,)])
-def test_empty_tensors(batch, shape):
+def test_batch_norm_grad_of_empty_tensors_returns_zero_gradients(batch, shape):
     axis = 0 if len(shape) == 1 else 1
     channels = shape[axis]
     x, ones = np.zeros(shape, "f"), np.ones(channels, "f")

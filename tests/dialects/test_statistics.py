@@ -8,7 +8,7 @@ from backnorm.dialects._statistics import common_type, variance_of_inverse
 F32 = np.dtype("float32")
 
 
-def test_variance_of_an_inverse_restores_it():
+def test_variance_of_inverse_restores_inverse():
     rng = np.random.default_rng(0)
     inverse = np.exp(rng.uniform(-30, 30, 1000)).astype("f")
     wide = variance_of_inverse(inverse)
@@ -17,15 +17,13 @@ def test_variance_of_an_inverse_restores_it():
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 0.0])
-def test_variance_of_an_inverse_at_the_edge(value):
+def test_variance_of_inverse_of_special_values_is_inf_nan_or_tiny(value):
     (wide,) = variance_of_inverse(np.array([value], "f"))
-    restored = np.float32(1 / np.sqrt(wide)) if not np.isinf(value) else None
     if value == 0:
         assert wide == np.inf
     elif np.isnan(value):
         assert np.isnan(wide)
     else:
-        assert restored is None
         assert 0 < wide < 1e-250
 
 

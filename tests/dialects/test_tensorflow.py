@@ -47,7 +47,7 @@ def rejects(error_type, match, function, *args, **changes):
 
 @pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_exactly_the_versions_types_are_accepted(batch, version, data, channel):
+def test_operators_accept_types_of_version_only(batch, version, data, channel):
     b = batch(dtype=data, channel=channel)
     accepted = channel == "f32" and data in (("f32",) if version == 1 else ("f16", "bf16", "f32"))
     for function in (gradient, forward):
@@ -59,14 +59,14 @@ def test_exactly_the_versions_types_are_accepted(batch, version, data, channel):
             rejects(TypeError, r"^(x|scale): ", function, b, version)
 
 
-def test_y_backprop_of_another_type(batch):
+def test_gradient_with_wrong_y_backprop_type_raises_type_error(batch):
     b = batch()
     rejects(TypeError, r"y_backprop: .*float16.*float32", gradient, b,
             y_backprop=b["dy"].astype("float16"))  # fmt: skip
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_the_versions_differ_in_the_names_of_their_outputs(batch, same, version):
+def test_gradient_of_each_version_has_own_output_names_and_same_values(batch, same, version):
     out = gradient(batch(), version)
     last = ("reserve_space_4", "reserve_space_5") if version == 3 else (
         "reserve_space_3", "reserve_space_4")  # fmt: skip
@@ -76,7 +76,7 @@ def test_the_versions_differ_in_the_names_of_their_outputs(batch, same, version)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_the_outputs_of_the_forward(batch, version):
+def test_forward_of_each_version_has_own_output_names(batch, version):
     out = forward(batch(), version)
     names = ("y", "batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2")
     assert out._fields == names + (("reserve_space_3",) if version == 3 else ())
@@ -84,7 +84,7 @@ def test_the_outputs_of_the_forward(batch, version):
         assert out.reserve_space_3.shape == (0,)
 
 
-def test_defaults(batch, same):
+def test_operators_without_attributes_equal_documented_defaults(batch, same):
     b = batch()
     same(
         gradient(b),
@@ -101,7 +101,7 @@ def test_defaults(batch, same):
     same(gradient(b)[:3], expected)
 
 
-def test_arguments_are_keywords_only(batch):
+def test_gradient_rejects_positional_arguments(batch):
     b = batch()
     with pytest.raises(TypeError):
         tensorflow.FusedBatchNormGradV3(b["dy"], b["x"])
@@ -111,7 +111,7 @@ def test_arguments_are_keywords_only(batch):
     "name",
     ["y_backprop", "x", "scale", "reserve_space_1", "reserve_space_2", "reserve_space_3"],
 )
-def test_every_input_is_required(batch, name):
+def test_gradient_without_required_input_raises_error_of_input(batch, name):
     rejects(TypeError, f"{name}: is a required input", gradient, batch(), **{name: None})
 
 
@@ -122,7 +122,7 @@ def test_reserve_space_3_is_ignored(batch, same):
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 3), (5, 3), (3,), (), (1, 2, 2, 2, 2, 3)])
-def test_rank_of_v3(shape):
+def test_operators_v3_of_rank_other_than_4_or_5_raise_value_error(shape):
     x = np.ones(shape, "f")
     c = np.ones(3, "f")
     b = {"x": x, "dy": x, "gamma": c, "beta": c, "mean": c, "variance": c}
@@ -131,14 +131,14 @@ def test_rank_of_v3(shape):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_older_versions_have_four_axes_and_their_formats(batch, version):
+def test_gradient_of_v1_and_v2_rejects_5_axes_and_ndhwc(batch, version):
     b = batch((2, 2, 3, 3, 4))
     rejects(ValueError, "input must be 4-dimensional", gradient, b, version)
     rejects(ValueError, "data_format: unknown value", gradient, b, version, data_format="NDHWC")
 
 
 @pytest.mark.parametrize("data_format", ["NDHWC", "NCDHW"])
-def test_a_format_longer_than_the_rank(batch, data_format):
+def test_data_format_longer_than_rank_raises_value_error(batch, data_format):
     rejects(
         ValueError, r"data_format: must name as many axes as x has.*'NHWC' or 'NCHW'",
         gradient, batch(), data_format=data_format,
@@ -146,7 +146,7 @@ def test_a_format_longer_than_the_rank(batch, data_format):
 
 
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
-def test_a_format_shorter_than_the_rank(batch, data_format):
+def test_data_format_shorter_than_rank_raises_value_error(batch, data_format):
     b = batch((2, 2, 3, 3, 4))
     rejects(
         ValueError, r"data_format: must name as many axes as x has.*'NDHWC' or 'NCDHW'",
@@ -155,12 +155,12 @@ def test_a_format_shorter_than_the_rank(batch, data_format):
 
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC", "nhwc", "NWC"])
-def test_unknown_format(batch, data_format):
+def test_data_format_with_unknown_value_raises_value_error(batch, data_format):
     rejects(ValueError, "data_format: unknown value", gradient, batch(), data_format=data_format)
 
 
 @pytest.mark.parametrize("name", ["scale", "reserve_space_1", "reserve_space_2"])
-def test_per_channel_shapes(batch, name):
+def test_gradient_with_wrong_channel_shape_raises_error_of_input(batch, name):
     b = batch()
     for size in (0, 2, 4):
         rejects(
@@ -174,7 +174,7 @@ def test_per_channel_shapes(batch, name):
                 **{name: np.ones(shape, "f")})  # fmt: skip
 
 
-def test_shape_of_y_backprop(batch):
+def test_gradient_with_wrong_y_backprop_shape_raises_value_error(batch):
     b = batch()
     for bad in (b["dy"][:2], np.concatenate([b["dy"], b["dy"]]), b["dy"][..., :2]):
         rejects(
@@ -183,7 +183,7 @@ def test_shape_of_y_backprop(batch):
         )  # fmt: skip
 
 
-def test_is_training_false_works_in_nchw(batch, same):
+def test_gradient_in_nchw_with_is_training_false_equals_frozen_gradient(batch, same):
     b = batch((3, 4, 5, 5), "NCX")
     out = gradient(b, data_format="NCHW", is_training=False, epsilon=0.5)
     expected = batch_norm_backward(
@@ -193,18 +193,18 @@ def test_is_training_false_works_in_nchw(batch, same):
 
 
 @pytest.mark.parametrize("value", [1, 0, "True", None, np.float32(1)])
-def test_is_training_must_be_a_boolean(batch, value):
+def test_is_training_that_is_not_boolean_raises_type_error(batch, value):
     rejects(TypeError, "is_training: must be a boolean", gradient, batch(), is_training=value)
 
 
 @pytest.mark.parametrize("epsilon", [-1e-30, -1.0, float("nan"), float("inf"), 1e60])
-def test_epsilon_must_be_finite_and_not_negative(batch, epsilon):
+def test_epsilon_negative_or_not_finite_raises_value_error(batch, epsilon):
     for function in (gradient, forward):
         rejects(ValueError, "epsilon: must be finite and not negative", function, batch(),
                 epsilon=epsilon)  # fmt: skip
 
 
-def test_name_is_a_string_or_none(batch, same):
+def test_gradient_ignores_name_and_rejects_name_of_wrong_type(batch, same):
     b = batch()
     same(gradient(b, name="layer"), gradient(b))
     rejects(TypeError, "name: must be a string", gradient, b, name=3)
@@ -212,7 +212,7 @@ def test_name_is_a_string_or_none(batch, same):
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 3), (2, 0, 4, 3), (2, 4, 4, 0)])
 @pytest.mark.parametrize("is_training", [True, False])
-def test_empty_x_is_defined(batch, shape, is_training):
+def test_gradient_of_empty_x_returns_zero_gradients(batch, shape, is_training):
     out = gradient(batch(shape), is_training=is_training)
     assert out.x_backprop.shape == shape
     for parameter in out[1:3]:
@@ -220,8 +220,8 @@ def test_empty_x_is_defined(batch, shape, is_training):
     assert [o.shape for o in out[3:]] == [(0,), (0,)]
 
 
-def test_a_reserved_inverse_standard_deviation(batch):
-    # A power of two loses nothing on the way, so the same result is expected bit for bit.
+def test_gradient_of_inverse_standard_deviation_equals_that_of_variance(batch):
+    # The inverse of a power of two is exact, so the results have the same bits.
     b = batch()
     b["variance"][:] = [0.25, 4.0, 1.0]
     inverse = np.array([2.0, 0.5, 1.0], "f")
@@ -231,7 +231,7 @@ def test_a_reserved_inverse_standard_deviation(batch):
         np.testing.assert_array_equal(actual, wanted)
 
 
-def test_an_inverse_standard_deviation_is_used_to_its_last_bit(batch):
+def test_gradient_of_inverse_standard_deviation_is_rounded_once(batch):
     b = batch()
     inverse = np.array([0.7, 1.3, 0.01], "f")
     out = gradient(b, reserve_space_2=inverse, reserve_space_2_is="inverse_standard_deviation")
@@ -243,7 +243,7 @@ def test_an_inverse_standard_deviation_is_used_to_its_last_bit(batch):
     np.testing.assert_array_equal(out.scale_backprop, (s * total).astype("f"))
 
 
-def test_inverse_standard_deviations_at_the_edge(batch):
+def test_gradient_propagates_special_inverse_deviations_and_rejects_negative(batch):
     b = batch()
     inverse = np.array([np.inf, np.nan, 0.0], "f")
     out = gradient(b, reserve_space_2=inverse, reserve_space_2_is="inverse_standard_deviation")
@@ -259,7 +259,7 @@ def test_inverse_standard_deviations_at_the_edge(batch):
     )  # fmt: skip
 
 
-def test_population_statistics_are_never_inverse(batch):
+def test_gradient_without_training_rejects_inverse_standard_deviation(batch):
     rejects(
         ValueError, "reserve_space_2_is: is_training=False takes the population variance",
         gradient, batch(), is_training=False, reserve_space_2_is="inverse_standard_deviation",
@@ -267,13 +267,13 @@ def test_population_statistics_are_never_inverse(batch):
     rejects(ValueError, "reserve_space_2_is", gradient, batch(), reserve_space_2_is="std")
 
 
-def test_a_variance_below_minus_epsilon_names_reserve_space_2(batch):
+def test_gradient_with_variance_below_minus_epsilon_raises_error_of_reserve_space_2(batch):
     b = batch()
     b["variance"][2] = -2
     rejects(ValueError, r"reserve_space_2: .*channel 2.*-2", gradient, b)
 
 
-def test_bessel_correction_is_in_the_output_and_not_in_the_reserve(batch):
+def test_forward_applies_bessel_correction_to_batch_variance_only(batch):
     b = batch((2, 2, 3, 4))
     out = forward(b)
     wide = b["x"].astype("d")
@@ -282,19 +282,19 @@ def test_bessel_correction_is_in_the_output_and_not_in_the_reserve(batch):
     np.testing.assert_array_equal(out.batch_mean, out.reserve_space_1)
 
 
-def test_one_element_per_channel_has_no_correction(batch):
+def test_forward_of_one_element_per_channel_returns_zero_variance(batch):
     out = forward(batch((1, 1, 1, 4)))
     assert out.batch_variance.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("factor", [0.25, 0.0, 2.0])
-def test_running_statistics(batch, factor):
+def test_forward_weights_batch_statistics_by_exponential_avg_factor(batch, factor):
     b = batch()
     old = {"mean": np.array([5, -1, 2], "f"), "variance": np.array([7, 1, 3], "f")}
     alone = forward(b)
     out = forward(b, exponential_avg_factor=factor, **old)
     wide = b["x"].astype("d")
-    # What moves them is the statistic before its rounding.
+    # They are updated from the statistic before its rounding.
     for new, statistic, name in (
         (out.batch_mean, wide.mean((0, 1, 2)), "mean"),
         (out.batch_variance, wide.var((0, 1, 2), ddof=1), "variance"),
@@ -304,7 +304,7 @@ def test_running_statistics(batch, factor):
     np.testing.assert_array_equal(out.reserve_space_1, alone.reserve_space_1)
 
 
-def test_mean_and_variance_are_ignored_where_they_are_not_read(batch, same):
+def test_forward_ignores_unread_mean_and_variance_except_rank(batch, same):
     b = batch()
     wrong = np.full(7, np.nan, "f")
     same(forward(b, mean=wrong, variance=wrong), forward(b))
@@ -313,7 +313,7 @@ def test_mean_and_variance_are_ignored_where_they_are_not_read(batch, same):
 
 @pytest.mark.parametrize("case", [{"is_training": False}, {"exponential_avg_factor": 0.9}])
 @pytest.mark.parametrize("name", ["mean", "variance"])
-def test_mean_and_variance_have_one_value_per_channel_where_they_are_read(batch, case, name):
+def test_forward_with_wrong_size_of_read_statistics_raises_value_error(batch, case, name):
     b = batch()
     good = {"mean": b["mean"], "variance": b["variance"]}
     rejects(
@@ -322,7 +322,7 @@ def test_mean_and_variance_have_one_value_per_channel_where_they_are_read(batch,
     )  # fmt: skip
 
 
-def test_population_statistics_come_back_as_given(batch):
+def test_forward_without_training_returns_given_statistics(batch):
     b = batch()
     out = forward(b, mean=b["mean"], variance=b["variance"], is_training=False)
     for got in (out.batch_mean, out.reserve_space_1):
@@ -331,7 +331,7 @@ def test_population_statistics_come_back_as_given(batch):
         np.testing.assert_array_equal(got, b["variance"])
 
 
-def test_the_statistics_of_an_empty_batch(batch):
+def test_forward_of_empty_batch_returns_nan_statistics_and_zero_reserve(batch):
     out = forward(batch((0, 4, 4, 3)))
     assert out.y.shape == (0, 4, 4, 3)
     assert np.isnan(out.batch_mean).all()
@@ -339,12 +339,12 @@ def test_the_statistics_of_an_empty_batch(batch):
     assert out.reserve_space_1.tolist() == out.reserve_space_2.tolist() == [0.0] * 3
 
 
-def test_a_zero_of_every_kind_in_one_empty_channel_axis(batch):
+def test_forward_without_channels_returns_empty_outputs(batch):
     out = forward(batch((2, 3, 3, 0)))
     assert [o.shape for o in out] == [(2, 3, 3, 0), *[(0,)] * 5]
 
 
-def test_importing_the_dialect_imports_no_tensorflow():
+def test_dialect_module_does_not_import_frameworks():
     import subprocess
     import sys
 

@@ -46,7 +46,7 @@ def probe(tmp_path_factory, inputs):
 
 
 @pytest.mark.parametrize("op", tensorflow.OPERATORS)
-def test_names_types_and_defaults_are_tensorflows(probe, op):
+def test_schema_has_names_types_and_defaults_of_tensorflow(probe, op):
     theirs, schema = probe["ops"][op], tensorflow.OPERATORS[op].schema
     assert [t.name for t in schema.inputs] == [name for name, _ in theirs["inputs"]]
     assert [t.name for t in schema.outputs] == [name for name, _ in theirs["outputs"]]
@@ -61,7 +61,7 @@ def test_names_types_and_defaults_are_tensorflows(probe, op):
         assert np.float32(ours) == np.float32(default) if name == "epsilon" else ours == default
 
 
-def test_the_forward_returns_what_tensorflow_returns(probe, inputs):
+def test_forward_matches_tensorflow(probe, inputs):
     for options, theirs in probe["forward"]:
         ours = tensorflow.FusedBatchNormV3(**inputs, **options)
         for name, values in theirs.items():

@@ -28,7 +28,7 @@ def backward(b, layout, *, epsilon=F32_EPSILON, gamma=True, training=True):
 @pytest.mark.parametrize("types", ONEDNN_TYPES)
 @pytest.mark.parametrize(("layout", "shape"), SHAPES)
 @pytest.mark.parametrize("gamma", [True, False])
-def test_onednn_backward(batch, same, layout, shape, types, gamma):
+def test_onednn_backward_equals_canonical_backward(batch, same, layout, shape, types, gamma):
     b = batch(shape, layout, *types)
     scale = b["gamma"] if gamma else None
     graph = onednn_graph.BatchNormTrainingBackward(EPSILON, layout)
@@ -40,7 +40,7 @@ def test_onednn_backward(batch, same, layout, shape, types, gamma):
 
 @pytest.mark.parametrize("types", ONEDNN_TYPES)
 @pytest.mark.parametrize(("layout", "shape"), SHAPES)
-def test_onednn_partners(batch, same, layout, shape, types):
+def test_onednn_forward_and_inference_equal_canonical_operators(batch, same, layout, shape, types):
     b = batch(shape, layout, *types)
     old = batch(shape, layout, *types, seed=1)
     forward = batch_norm_forward(
@@ -60,7 +60,7 @@ def test_onednn_partners(batch, same, layout, shape, types):
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("shape", NCX.values())
-def test_ngraph(batch, same, shape, dtype):
+def test_ngraph_equals_canonical_operators(batch, same, shape, dtype):
     b = batch(shape, "NCX", dtype)
     x, gamma, beta = b["x"], b["gamma"], b["beta"]
     out = ngraph.BatchNormTrainingBackprop(
@@ -78,7 +78,7 @@ def test_ngraph(batch, same, shape, dtype):
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize(("layout", "shape"), TF_SHAPES)
 @pytest.mark.parametrize("is_training", [True, False])
-def test_tensorflow(batch, same, layout, shape, dtype, is_training):
+def test_tensorflow_equals_canonical_operators(batch, same, layout, shape, dtype, is_training):
     b = batch(shape, layout, dtype, "f32")
     options = {
         "epsilon": EPSILON,
@@ -110,7 +110,7 @@ def test_tensorflow(batch, same, layout, shape, dtype, is_training):
         same((out.y,), (y,))
 
 
-def test_all_four_agree_on_one_problem(batch, same):
+def test_gradients_of_four_dialects_have_the_same_bits(batch, same):
     b = batch((3, 4, 5, 6), "NCX")
     x, dy, mean, variance, gamma, beta = b.values()
     graph = onednn_graph.BatchNormTrainingBackward(EPSILON, "NCX")(x, dy, mean, variance, gamma)
@@ -125,7 +125,7 @@ def test_all_four_agree_on_one_problem(batch, same):
         same(other, graph)
 
 
-def test_f32_epsilon_is_rounded_and_a_double_is_not(batch):
+def test_ngraph_epsilon_is_not_rounded_to_float32(batch):
     b = batch((64, 2), "NCX", "f64")
     out = ngraph.BatchNormTrainingBackprop(
         b["x"], b["gamma"], b["beta"], b["mean"], b["variance"], b["dy"], 0.1

@@ -68,7 +68,7 @@ def all_of(dtype):
 
 @every_activation
 @pytest.mark.parametrize(("dtype", "arithmetic"), NARROW)
-def test_16_bits_are_rounded_once(name, dtype, arithmetic, rng):
+def test_activation_of_16_bits_is_rounded_once(name, dtype, arithmetic, rng):
     x = all_of(dtype)
     z = x.astype(np.float64)
     expected = value(name, z)
@@ -87,15 +87,15 @@ def test_16_bits_are_rounded_once(name, dtype, arithmetic, rng):
 
 @every_activation
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
-def test_float32_is_as_exact_as_pytorch_has_it(name, arithmetic, rng):
+def test_activation_of_float32_is_within_error_bound(name, arithmetic, rng):
     x = np.concatenate([np.linspace(-90, 90, 300_001), 4 * rng.standard_normal(300_001)])
     x = x.astype(np.float32)
     z = x.astype(np.float64)
     expected = value(name, z)
     off = np.abs(alone(x, name, arithmetic) - expected)
-    # Further down a SiLU is taken for 0.
+    # Kernels compute 0 for a SiLU of smaller numbers.
     near = (z > -87) | (name == "hardswish")
-    # What z + 3 has been rounded by.
+    # The rounding error of z + 3.
     rounded = np.abs(z) * 2.0**-24 if name == "hardswish" else 0.0
     assert np.all(off <= np.where(near, 3.5 * step(np.float32, expected) + rounded, 1.5e-36))
     dy = rng.standard_normal(x.shape).astype(np.float32)
@@ -104,7 +104,7 @@ def test_float32_is_as_exact_as_pytorch_has_it(name, arithmetic, rng):
 
 
 @every_activation
-def test_float64_beside_more_digits(name, rng):
+def test_activation_of_float64_matches_mpmath(name, rng):
     # Where e^z is a normal number.
     z = np.concatenate([np.linspace(-708, 30, 1001), rng.uniform(-8, 8, 1001)])
     y, dz = alone(z, name, "float64"), alone(z, name, "float64", np.ones_like(z))
@@ -124,8 +124,8 @@ def test_float64_beside_more_digits(name, rng):
 
 @every_activation
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-def test_no_number_at_all(name, dtype):
-    """What PyTorch's operators make of infinity; NaN stays NaN."""
+def test_activation_of_infinity_and_nan_returns_expected_values(name, dtype):
+    """Expected values are those of PyTorch's operators; NaN stays NaN."""
     x = np.array([np.inf, -np.inf, np.nan, 0.0] * 9).astype(dtype)
     y, dz = (alone(x, name, None, dy).astype(float)[:4] for dy in (None, np.full(36, 3)))
     np.testing.assert_array_equal(y, [np.inf, np.nan, np.nan, 0.0])
@@ -135,7 +135,7 @@ def test_no_number_at_all(name, dtype):
 
 @every_activation
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-def test_the_ends_of_the_range(name, dtype):
+def test_activation_of_largest_numbers_does_not_overflow(name, dtype):
     most = ml_dtypes.finfo(dtype).max
     x = np.array([most, -most] * 40).astype(dtype)
     np.testing.assert_array_equal(alone(x, name, None)[:2].astype(float), [float(most), 0.0])
@@ -159,7 +159,7 @@ SHAPES = [(3, 5, 9001), (40, 6, 1100), (90, 17, 49), (30, 37, 4), (4099, 24), (2
     [(np.float64, None), (np.float32, "float64"), (np.float32, "float32"), *NARROW],
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_elements_do_not_depend_on_where_they_lie(name, dtype, arithmetic, shape, rng):
+def test_activation_bits_do_not_depend_on_layout_or_split(name, dtype, arithmetic, shape, rng):
     x, dy = ((3 * rng.standard_normal(shape)).astype(dtype) for _ in range(2))
     statistics = np.float32 if x.dtype.itemsize == 2 else dtype
     parameters = [
@@ -188,7 +188,7 @@ def test_elements_do_not_depend_on_where_they_lie(name, dtype, arithmetic, shape
 @every_activation
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-def test_a_forward_pass_is_that_of_its_own_statistics(name, data_format, dtype, rng):
+def test_forward_with_activation_matches_activation_of_plain_forward(name, data_format, dtype, rng):
     x = (2 + 3 * rng.standard_normal((9, 20, 20, 20))).astype(dtype)
     statistics = np.float32 if x.dtype.itemsize == 2 else dtype
     gamma, beta = ((0.5 + rng.random(20)).astype(statistics) for _ in range(2))
@@ -215,7 +215,7 @@ def test_a_forward_pass_is_that_of_its_own_statistics(name, data_format, dtype, 
 
 @every_activation
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_apply_forward_of_own_moments_is_the_forward_pass(name, data_format, rng):
+def test_apply_forward_of_own_moments_has_the_bits_of_forward(name, data_format, rng):
     x = (2 + 3 * rng.standard_normal((9, 20, 5, 20))).astype(np.float32)
     gamma, beta = ((0.5 + rng.random(20)).astype(np.float32) for _ in range(2))
     options = 1e-5, data_format, name, "float64"
@@ -231,7 +231,7 @@ def test_apply_forward_of_own_moments_is_the_forward_pass(name, data_format, rng
 
 
 @pytest.mark.parametrize("activation", ["relu", Activation("relu", 6.0), None, 3, "gelu"])
-def test_activation_backward_of_another_activation_is_refused(activation):
+def test_activation_backward_of_unsupported_activation_is_rejected(activation):
     x, channel = np.ones((2, 3, 4)), np.ones(3)
     with pytest.raises(ArgumentValueError, match=r"^activation: must be .*'silu'.*'hardswish'"):
         BACKWARD(x, x, channel, channel, None, None, 1e-5, "NCX", activation, None)

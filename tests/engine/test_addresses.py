@@ -60,14 +60,14 @@ _ARRAYS = {
 
 
 @pytest.mark.parametrize("array", _ARRAYS.values(), ids=_ARRAYS)
-def test_an_address_is_the_one_that_numpy_says(array):
+def test_address_of_equals_numpy_data_address(array):
     assert address_of(array) == array.ctypes.data
 
 
 @pytest.mark.skipif(
     sys.implementation.name != "cpython" or struct.calcsize("P") != 8, reason="CPython of 64 bits"
 )
-def test_addresses_are_behind_the_header_in_cpython():
+def test_address_of_in_cpython_does_not_use_numpy():
     assert address_of is not addresses._by_numpy
     assert object.__basicsize__ == HEADER
 
@@ -88,7 +88,7 @@ samples = addresses._samples
         ("_samples", _numpy_elsewhere),
     ],
 )
-def test_addresses_are_numpys_where_they_are_not_behind_the_header(monkeypatch, name, other):
+def test_header_of_unsupported_interpreter_or_arrays_is_zero(monkeypatch, name, other):
     monkeypatch.setattr(addresses, name, other)
     assert addresses._header() == 0
     assert addresses._by_numpy(_PLAIN) == address_of(_PLAIN)

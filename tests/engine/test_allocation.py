@@ -75,7 +75,7 @@ def run(code, timeout=120):
         ),
     ],
 )
-def test_arrays_are_like_those_of_numpy(dtype):
+def test_allocate_returns_writable_contiguous_array(dtype):
     for shape in (LARGE, (3, 4), (0, 7), (), (1 << 25,), (1 << 27,)):
         array = allocate(shape, np.dtype(dtype))
         assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
@@ -85,7 +85,7 @@ def test_arrays_are_like_those_of_numpy(dtype):
 
 
 @pytest.mark.parametrize("bytes_", [2, 1000, LARGE[0] * LARGE[1], allocation._LARGEST + 4])
-def test_aligned_array_of_any_size_begins_at_a_multiple_of_a_line(bytes_):
+def test_aligned_array_of_any_size_begins_at_cache_line(bytes_):
     for _ in range(4):
         array = aligned((bytes_ // 2, 2), BYTE)
         assert array.shape == (bytes_ // 2, 2)
@@ -94,7 +94,7 @@ def test_aligned_array_of_any_size_begins_at_a_multiple_of_a_line(bytes_):
 
 
 @linux
-def test_the_memory_of_an_array_that_is_gone_is_used_again():
+def test_allocate_reuses_memory_of_deleted_array():
     array = allocate(LARGE, FLOAT32)
     address = array.ctypes.data
     del array
@@ -106,7 +106,7 @@ def test_the_memory_of_an_array_that_is_gone_is_used_again():
 
 
 @linux
-def test_memory_in_use_is_not_given_away():
+def test_allocate_does_not_reuse_memory_of_live_view():
     array = allocate(LARGE, FLOAT32)
     array.fill(7)
     view = array[2:, 5:].T
@@ -121,7 +121,7 @@ def test_memory_in_use_is_not_given_away():
 
 
 @linux
-def test_kept_memory_is_bounded():
+def test_spare_blocks_are_bounded():
     page, most, largest = allocation._PAGE, allocation._SMALL, allocation._LARGEST
     small = [page + i % 5 * page for i in range(15)]
     large = [largest - i * page for i in range(5)]
@@ -139,7 +139,7 @@ def test_kept_memory_is_bounded():
 
 
 @linux
-def test_unused_memory_is_dropped_by_the_next_allocation(monkeypatch):
+def test_allocate_reuses_newest_fitting_block_and_drops_old_blocks(monkeypatch):
     sizes = [4 << 20, 6 << 20, 64 << 20, 6 << 20]
     arrays = [allocate((size,), BYTE) for size in sizes]
     first, newest = arrays[1].ctypes.data, arrays[3].ctypes.data
@@ -167,7 +167,7 @@ def test_unused_memory_is_dropped_by_the_next_allocation(monkeypatch):
         "[193 * MB] * 3",
     ],
 )
-def test_resident_memory_a_second_after_the_last_call(sizes):
+def test_resident_memory_after_deletion_of_arrays_is_bounded(sizes):
     code = f"""
 full(MB), full(3 * MB)
 before = resident()
@@ -231,22 +231,22 @@ make(2 * MB)
 @pytest.mark.long
 @linux
 @pytest.mark.parametrize("make", [_BARE, _PUBLIC], ids=["bare", "public"])
-def test_arrays_that_are_garbage_of_cycles(make):
-    # A collection may come at any point of an allocation, and of the end of an array. With a
-    # thread that was started there, under a lock, this hung.
+def test_allocate_during_garbage_collection_does_not_hang(make):
+    # A collection may run at any point of an allocation or of the deletion of an array. It hung
+    # when a thread was started there under a lock.
     assert run(make + _GARBAGE.format(thresholds=(31, 101, 211), seconds=1)) == "good"
 
 
 @linux
 @pytest.mark.sweep
 @pytest.mark.parametrize("make", [_BARE, _PUBLIC], ids=["bare", "public"])
-def test_arrays_that_are_garbage_of_cycles_at_every_threshold(make):
+def test_allocate_during_collection_at_each_threshold_does_not_hang(make):
     code = make + _GARBAGE.format(thresholds="range(1, 401)", seconds=0.1)
     assert run(code, timeout=280) == "good"
 
 
 @linux
-def test_an_array_may_be_made_while_another_ends():
+def test_allocate_in_finaliser_returns_separate_memory():
     code = """
 class Owner:
     def __init__(self):
@@ -278,7 +278,7 @@ print("good")
 
 
 @linux
-def test_no_block_is_given_to_two_arrays():
+def test_allocate_in_threads_does_not_share_blocks():
     size, wrong = (1 << 20) // 2, []
 
     def use(number):
@@ -314,7 +314,7 @@ def test_no_block_is_given_to_two_arrays():
 
 
 @linux
-def test_a_forked_child_and_its_parent_use_what_is_kept():
+def test_allocate_after_fork_reuses_spare_block_in_both_processes():
     in_use, spare = allocate(LARGE, FLOAT32), allocate(LARGE, FLOAT32)
     in_use.fill(0)
     spare.fill(1)
@@ -366,7 +366,7 @@ class Late:
 late = sys.late = Late(); late.itself = late
 builtins = __import__("builtins"); builtins.late = Late()
 """,
-        # What ends an array after all of this module is empty.
+        # The array is deleted after the module `allocation` has been emptied.
         "held = full(3 * MB); vars(allocation).update(dict.fromkeys(vars(allocation)))",
         """
 import atexit
@@ -382,19 +382,19 @@ time.sleep(0.05)
 """,
     ],
 )
-def test_arrays_that_end_with_the_interpreter(state):
+def test_arrays_deleted_at_interpreter_exit_raise_no_errors(state):
     # Nothing on stderr either: an exception in a finaliser would be there.
     assert run(state + "\nprint('good')") == "good"
 
 
 @linux
-def test_an_array_that_was_never_made_ends_quietly():
+def test_uninitialised_lease_keeps_no_block():
     allocation._Lease.__new__(allocation._Lease)
     assert kept() == [[], []]
 
 
-def test_no_python_runs_when_an_array_ends():
-    """A signal would be seen to there, and what its handler raises would be lost."""
+def test_array_deletion_calls_no_python_function():
+    """Python would run signal handlers there, and lose the exceptions that they raise."""
     assert not hasattr(allocation._Lease, "__del__")
     array = allocate(LARGE, np.dtype(np.float32))
     events = []
@@ -411,7 +411,7 @@ def test_no_python_runs_when_an_array_ends():
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages"
 )
-def test_advice_reaches_whole_huge_pages_and_no_others():
+def test_advise_marks_whole_huge_pages_only():
     code = """
 import mmap
 memory = mmap.mmap(-1, 16 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -435,7 +435,7 @@ print("good")
 
 
 @linux
-def test_without_memory_numpy_says_so(monkeypatch):
+def test_allocate_without_free_block_uses_numpy(monkeypatch):
     spare = allocate((5 << 20,), BYTE)
     del spare
     internals.allocate_no_block(monkeypatch)

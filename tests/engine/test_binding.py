@@ -33,7 +33,7 @@ CASES = [(signature, inputs) for signature in RUN for inputs in optional(signatu
 
 
 @pytest.mark.parametrize(("signature", "inputs"), CASES, ids=lambda value: str(value)[:60])
-def test_every_address_goes_to_its_field(signature, inputs):
+def test_runner_passes_each_address_to_its_field(signature, inputs):
     options = [result.option for result in signature.results if result.option is not None]
     present = [o.name for o in signature.operands if o.required or o.name in inputs]
     places = []
@@ -80,19 +80,19 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
     ]
     for operands in inputs:
         call(*operands, *options)
-    # A call that lacks what is required is refused, and has none.
+    # A call without a required operand has no key.
     required = [k for k, operand in enumerate(signature.operands) if operand.required]
     lacking = [any(operands[k] is None for k in required) for operands in inputs]
     assert [key is None for key in keys] == lacking
     found = [key for key in keys if key is not None]
     assert len(set(found)) == len(found)
-    # True == 1 == 1.0 is no reason to take one for the other.
+    # Equal options of different types (True == 1 == 1.0) have different keys.
     for at, value in itertools.product(range(len(options)), (1, 1.0, True)):
         call(*inputs[0], *(value if k == at else 1.5 for k in range(len(options))))
     assert len(set(keys)) == len(set(found)) + any(lacking) + 3 * len(options)
 
 
-def test_operand_that_is_no_array_has_no_key():
+def test_caller_with_non_array_operand_or_unhashable_option_makes_no_key():
     keys = []
     call = caller(SIGNATURES["inference"], NUMPY)(
         {}, lambda key, *_: keys.append(key), lambda: 1, chosen
@@ -103,7 +103,7 @@ def test_operand_that_is_no_array_has_no_key():
     assert keys == [None, None]
 
 
-def test_tracebacks_show_the_code_that_was_written():
+def test_traceback_shows_generated_code():
     def first(*_):
         raise ValueError("here")
 
@@ -131,12 +131,12 @@ def test_tracebacks_show_the_code_that_was_written():
         ((2, 0, 4), (1,), (0, 1, 2), (2, 0, 4)),
     ],
 )
-def test_any_set_of_axes_can_be_the_channels(shape, axes, order, expected):
+def test_extents_of_any_channel_axes_are_outer_channels_inner(shape, axes, order, expected):
     assert extents_of(shape, axes, adjacent(shape, axes, order)) == expected
 
 
-def test_frameworks_do_not_find_each_others_calls():
-    """TensorFlow's arrays are NumPy's, and its results must begin where it can take them."""
+def test_call_cache_separates_calls_of_frameworks():
+    """TensorFlow's adapter takes NumPy arrays too, but aligns results otherwise."""
 
     class Others(NumPy):
         code = NumPy.code._replace(arrays="others")
@@ -155,9 +155,9 @@ class ExpiredError(Exception):
     """What a program's own signal handler raises."""
 
 
-def test_exception_of_a_signal_handler_while_a_key_is_made_is_not_lost(monkeypatch):
+def test_caller_raises_exception_of_signal_handler(monkeypatch):
     def get_num_threads():
-        # As Python runs a handler between two steps of a function.
+        # Python runs a signal handler between two instructions of a function.
         raise ExpiredError
 
     called = []
@@ -172,7 +172,7 @@ def test_exception_of_a_signal_handler_while_a_key_is_made_is_not_lost(monkeypat
     assert options == ("NCX", None, False)
 
 
-def test_nor_is_it_in_a_dialect(monkeypatch):
+def test_dialect_call_raises_exception_of_signal_handler(monkeypatch):
     def get_num_threads():
         raise ExpiredError
 

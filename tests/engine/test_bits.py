@@ -37,7 +37,7 @@ def _compare(found):
 
 @pytest.mark.long
 @pytest.mark.skipif(not levels.is_x86(), reason="recorded on x86-64")
-def test_every_operation_gives_the_bits_that_it_always_gave():
+def test_operations_have_the_recorded_bits():
     _compare(json.loads(_run(str(_FOLDER / "compute.py"))))
 
 
@@ -45,7 +45,7 @@ def test_every_operation_gives_the_bits_that_it_always_gave():
 @pytest.mark.timeout(1700)
 @pytest.mark.skipif(not levels.is_x86(), reason="recorded on x86-64")
 @pytest.mark.parametrize("level", levels.LEVELS)
-def test_every_level_gives_those_bits(level):
+def test_operations_at_each_lower_level_have_the_recorded_bits(level):
     if level not in library.levels()[1:]:
         pytest.skip("not a level below that of this processor")
     _run("-m", "backnorm.cpu.build.make", "--level", level, timeout=800)

@@ -48,8 +48,8 @@ def group(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [_CHEAP[0], _CHEAP[-1]])
-def test_two_builds_give_the_same_bytes(name, group, tmp_path):
-    """Whatever the process built before, wherever it is, and in whatever order."""
+def test_build_in_another_process_and_folder_has_the_same_bytes(name, group, tmp_path):
+    """The bytes do not depend on the folder, or on what the process built before."""
     folder = tmp_path / "another" / "place"
     assert _build(folder, _LEVEL, name, cwd=tmp_path)[name] == group[name]
     assert [path.name for path in (folder / _LEVEL).iterdir()] == [place(name, "", folder).name]
@@ -57,7 +57,7 @@ def test_two_builds_give_the_same_bytes(name, group, tmp_path):
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-def test_libraries_of_a_process_that_built_many_have_the_same_bytes(tmp_path):
+def test_build_of_many_libraries_has_the_bytes_of_separate_builds(tmp_path):
     names = [name for name in LIBRARIES if "float32" in name and "bfloat" not in name]
     together = _build(tmp_path / "together", _LEVEL, *names)
     for name in names[::-3]:
@@ -81,7 +81,7 @@ def libraries(request):
 
 
 @linux
-def test_a_library_needs_the_c_library_alone_and_an_old_one(libraries, tool):
+def test_library_requires_only_glibc_up_to_2_28(libraries, tool):
     for name, path in libraries:
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-dW", path))
         assert set(needed) <= {"libc.so.6", "libm.so.6"}, name
@@ -92,7 +92,7 @@ def test_a_library_needs_the_c_library_alone_and_an_old_one(libraries, tool):
 
 
 @linux
-def test_a_library_exports_its_functions_and_nothing_else(libraries, tool):
+def test_library_exports_its_functions_only(libraries, tool):
     special = {
         PROBE: {"bn_cpuid", "bn_xgetbv"} if _X86 else set(),
         THREADS: {"bn_member", "bn_run", "bn_threads", "bn_work"},
@@ -105,19 +105,19 @@ def test_a_library_exports_its_functions_and_nothing_else(libraries, tool):
 
 
 @linux
-def test_a_library_is_marked_as_safe_to_load(libraries, tool):
-    """No stack that can be executed, no text that is written to, no path of the builder's."""
+def test_library_has_no_executable_stack_and_no_build_paths(libraries, tool):
+    """The stack is not executable, code is not relocated, and no path of the builder remains."""
     for name, path in libraries:
         assert re.search(r"GNU_STACK.* RW ", tool("readelf", "-lW", path)), name
         dynamic = tool("readelf", "-dW", path)
         assert not re.search(r"TEXTREL|RPATH|RUNPATH|\(INIT|\(FINI", dynamic), name
-        # Neither the builder's folders, nor what a kernel could raise an error with.
+        # Neither the builder's folders, nor names by which a kernel could raise an exception.
         code = path.read_bytes()
         for word in (str(library.FOLDER.parents[3]), str(Path.home()), ".py", "numba", "Py_"):
             assert word.encode() not in code, f"{name}: {word}"
 
 
-# What a level has not: registers, and instructions of other names.
+# Registers and instructions that a level lacks.
 _BEYOND = {
     "x86-64-v3": (r"%zmm", r"%[xy]mm(1[6-9]|2\d|3[01])\b", r"%k[0-7]\b"),
     "x86-64": (
@@ -140,7 +140,7 @@ _BEYOND = {
         ("x86-64", ("columns_float16_backward", *_CHEAP)),
     ],
 )
-def test_a_library_has_nothing_that_its_level_has_not(level, names, built, tool):
+def test_library_has_no_instructions_above_its_level(level, names, built, tool):
     for name, path in zip(names, built(level, *names), strict=True):
         code = tool("objdump", "-d", "--no-show-raw-insn", path)
         assert "%xmm" in code or name == XLA
@@ -149,7 +149,7 @@ def test_a_library_has_nothing_that_its_level_has_not(level, names, built, tool)
         assert not beyond, f"{name}: {beyond[:5]}"
 
 
-def test_levels_have_all_libraries_of_their_own():
+def test_of_levels_lists_libraries_of_each_level():
     wanted = make.of_levels(levels.LEVELS)
     assert len(set(wanted)) == len(wanted)
     for name in OF_ALL:
@@ -162,7 +162,7 @@ def test_levels_have_all_libraries_of_their_own():
     assert special == {name for name in LIBRARIES if "bfloat16" in name}
 
 
-def test_this_processor_has_one_of_each_library():
+def test_of_this_processor_lists_each_library_at_best_level():
     wanted = make.of_this_processor()
     assert sorted(name for _, name in wanted) == sorted(LIBRARIES)
     for level, name in wanted:
@@ -180,7 +180,7 @@ def test_this_processor_has_one_of_each_library():
         assert level == having[0]
 
 
-def test_only_missing_libraries_are_built(tmp_path):
+def test_missing_does_not_list_built_library(tmp_path):
     wanted = [(_LEVEL, FLOOR), ("x86-64" if _X86 else levels.HOST, PROBE)]
     assert make.missing(wanted, tmp_path) == wanted
     built = list(make.build_all(wanted[1:], tmp_path, jobs=1))
@@ -188,7 +188,7 @@ def test_only_missing_libraries_are_built(tmp_path):
     assert make.missing(wanted, tmp_path) == wanted[:1]
 
 
-def test_a_damaged_library_is_missing(built, tmp_path):
+def test_missing_lists_damaged_library(built, tmp_path):
     (whole,) = built(_LEVEL, FLOOR)
     path = place(FLOOR, _LEVEL, tmp_path)
     path.parent.mkdir()
@@ -198,7 +198,7 @@ def test_a_damaged_library_is_missing(built, tmp_path):
     assert make.missing([(_LEVEL, FLOOR)], tmp_path) == [(_LEVEL, FLOOR)]
 
 
-def test_a_build_that_fails_says_what_the_compiler_said(tmp_path, monkeypatch):
+def test_build_that_fails_raises_error_with_compiler_output(tmp_path, monkeypatch):
     monkeypatch.setattr(
         demand, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such thing')"]
     )
@@ -211,9 +211,9 @@ def test_a_build_that_fails_says_what_the_compiler_said(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_a_build_without_a_linker_says_so(compiler, tmp_path, monkeypatch):
+def test_build_without_working_linker_raises_machine_code_error(compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler)
-    # Neither the linker of a package.
+    # The linker of the package ziglang is hidden too.
     (tmp_path / "ziglang").mkdir()
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
@@ -227,7 +227,7 @@ def test_a_build_without_a_linker_says_so(compiler, tmp_path, monkeypatch):
     assert not list((tmp_path / "lib" / _LEVEL).iterdir() if "no" not in compiler else ())
 
 
-def test_a_checkout_without_numba_says_what_to_install(tmp_path, monkeypatch):
+def test_build_without_numba_raises_error_with_install_command(tmp_path, monkeypatch):
     monkeypatch.setattr(demand.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MachineCodeError, match=r"pip install --group kernels, .* make kernels"):
         demand.build(FLOOR, _LEVEL, tmp_path)
@@ -281,7 +281,7 @@ def copied_sources(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("family", _ROOTS)
-def test_a_library_is_named_by_all_that_it_is_made_of(family, copied_sources):
+def test_library_digest_changes_with_each_of_its_sources(family, copied_sources):
     name = next(name for name, each in LIBRARIES.items() if each.family == family)
     before = _anew(name)
     assert before == sources.digest(name)
@@ -297,19 +297,19 @@ def test_a_library_is_named_by_all_that_it_is_made_of(family, copied_sources):
 
 
 @pytest.mark.parametrize("path", ["stage.py", "launch.py", "threads.py", "library.py", "xla.py"])
-def test_code_that_runs_in_python_changes_no_library(path, copied_sources):
+def test_library_digest_does_not_depend_on_python_runtime_modules(path, copied_sources):
     (copied_sources / path).write_text("# changed\n")
     for name in LIBRARIES:
         assert _anew(name) == sources.digest(name)
 
 
-def test_a_change_of_one_kernel_leaves_the_others_alone(copied_sources):
+def test_library_digest_depends_on_kernel_of_own_family_only(copied_sources):
     (copied_sources / "kernels" / "columns.py").write_text("# changed\n")
     changed = {name for name in LIBRARIES if _anew(name) != sources.digest(name)}
     assert changed == {name for name, each in LIBRARIES.items() if each.family == "columns"}
 
 
-def test_the_environment_of_the_compiler_is_the_level_s_alone(monkeypatch):
+def test_compiler_environment_overrides_inherited_variables(monkeypatch):
     monkeypatch.setenv("NUMBA_CPU_NAME", "another")
     monkeypatch.setenv("NUMBA_CPU_FEATURES", "+another")
     monkeypatch.setenv("PYTHONHASHSEED", "7")

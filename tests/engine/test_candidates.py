@@ -1,4 +1,4 @@
-"""The plans worth trying: the one that is chosen first, all legal, and all of the same bits."""
+"""Candidate plans: the chosen one is the first, all are legal, all give the same bits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def axes(data):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_chosen_plan_is_the_first_and_others_differ_in_schedule_alone(data, operation):
+def test_candidates_begin_with_chosen_plan_and_vary_only_schedule(data, operation):
     _, problem, extents = planned(data, operation)
     chosen, *others = candidates(problem, extents, _MACHINE)
     assert chosen == plan(problem, extents, _MACHINE)
@@ -83,7 +83,7 @@ def test_the_chosen_plan_is_the_first_and_others_differ_in_schedule_alone(data, 
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_all_of_them_give_the_same_bits(data, operation):
+def test_candidates_have_the_same_bits(data, operation):
     operands, problem, extents = planned(data, operation)
     numbers = {}
     if problem.operation == "apply_forward":
@@ -100,8 +100,8 @@ def test_all_of_them_give_the_same_bits(data, operation):
 
 
 @pytest.mark.parametrize("operation", ["relu forward", "relu apply_forward"])
-def test_no_two_items_share_a_byte_of_the_mask(data, operation):
-    """Whatever the share; but one item may end wherever the array does."""
+def test_is_legal_requires_items_to_begin_at_whole_mask_bytes(data, operation):
+    """For every share; the last item may end within a byte."""
     _, problem, extents = planned(data, operation)
     chosen = dataclasses.replace(plan(problem, extents, _MACHINE), grouped=False)
     columns = isinstance(chosen.geometry, Columns)
@@ -116,7 +116,7 @@ def test_no_two_items_share_a_byte_of_the_mask(data, operation):
 
 
 @pytest.mark.parametrize("data", ["segments", "segments of 49", "one channel"], indirect=True)
-def test_no_two_groups_share_a_byte_of_the_mask(data):
+def test_is_legal_requires_groups_to_begin_at_whole_mask_bytes(data):
     _, problem, extents = planned(data, "relu forward")
     chosen = plan(problem, extents, _MACHINE)
     for group in range(1, extents.channels + 1):

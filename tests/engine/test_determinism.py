@@ -62,7 +62,7 @@ def many_processors(monkeypatch):
         (ml_dtypes.bfloat16, None),
     ],
 )
-def test_bits_do_not_depend_on_the_number_of_threads(
+def test_backward_bits_do_not_depend_on_thread_count(
     rng, shape, dtype, arithmetic, many_processors
 ):
     case = _case(rng, shape, dtype)
@@ -81,7 +81,9 @@ def test_bits_do_not_depend_on_the_number_of_threads(
     ("dtype", "arithmetic"),
     [(np.float32, "float64"), (np.float32, "float32"), (np.float64, "float64")],
 )
-def test_one_pass_and_two_give_the_same_bits(rng, shape, dtype, arithmetic, monkeypatch):
+def test_backward_in_two_passes_has_the_bits_of_grouped_schedule(
+    rng, shape, dtype, arithmetic, monkeypatch
+):
     x, dy, mean, variance, gamma = _case(rng, shape, dtype)
     operands = x, dy, None, mean, variance, gamma
     problem = problem_of("backward", *operands, epsilon=1e-5, arithmetic=arithmetic)
@@ -97,7 +99,7 @@ def test_one_pass_and_two_give_the_same_bits(rng, shape, dtype, arithmetic, monk
     assert dx.tobytes() == grouped[0].tobytes()
 
 
-def test_streaming_and_ordinary_stores_give_the_same_bits(rng):
+def test_backward_with_streaming_stores_has_the_bits_of_ordinary_call(rng):
     tiny = backnorm.machine.Machine(2, 1 << 10, 1 << 12, "tiny caches")
     for shape in _SHAPES:
         x, dy, mean, variance, gamma = case = _case(rng, shape, np.float32)
@@ -109,14 +111,14 @@ def test_streaming_and_ordinary_stores_give_the_same_bits(rng):
         assert _bits(ordinary) == _bits(streamed[:3])
 
 
-def test_runs_repeat(rng):
+def test_backward_called_repeatedly_has_the_same_bits(rng):
     case = _case(rng, (90, 17, 49), np.float32)
     first = _bits(backnorm.batch_norm_backward(*case, epsilon=1e-5))
     for _ in range(20):
         assert _bits(backnorm.batch_norm_backward(*case, epsilon=1e-5)) == first
 
 
-def test_calls_from_several_threads_do_not_disturb_each_other(rng):
+def test_backward_in_concurrent_threads_has_the_bits_of_serial_calls(rng):
     cases = [_case(rng, shape, np.float32) for shape in _SHAPES]
     expected = [_bits(backnorm.batch_norm_backward(*case, epsilon=1e-5)) for case in cases]
     wrong = []

@@ -280,7 +280,7 @@ COMPUTED = pytest.mark.parametrize(
 @pytest.mark.parametrize("operation", OPERATIONS)
 @COMPUTED
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_cut_is_exact_and_every_schedule_gives_its_bits(
+def test_forced_cuts_pass_judge_and_their_schedules_have_the_same_bits(
     name, dtype, arithmetic, operation, forced, rng
 ):
     data_format, shape = SHAPES[name]
@@ -341,7 +341,7 @@ def wide_ranging(data, dtype):
     ids=str,
 )
 @pytest.mark.parametrize("name", REACHING)
-def test_no_schedule_shows_where_the_range_of_float32_ends(
+def test_forced_schedules_beyond_float32_range_have_the_bits_of_default(
     name, dtype, arithmetic, operation, forced, rng
 ):
     data_format, shape = SHAPES[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 
 
-def test_the_plan_on_the_page_is_the_plan(capsys):
+def test_gpu_page_code_prints_plan_shown_on_page(capsys):
     text = PAGE.read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
     (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.S | re.M)

@@ -19,7 +19,7 @@ def _memory() -> int:
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_more_than_two_to_the_31_elements(data_format):
+def test_backward_of_more_than_2_31_elements_matches_result_of_one_period(data_format):
     if _memory() < 12 * _GIB:
         pytest.skip("needs 12 GiB of free memory")
     # Two channels of 2^30 + 2^20 float16 elements, periods of a pattern.

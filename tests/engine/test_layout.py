@@ -14,7 +14,7 @@ from backnorm.layout import Extents, extents_of, in_order, memory_order, restore
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_every_dense_array_is_taken_without_a_copy(order):
+def test_in_order_of_dense_array_returns_contiguous_view(order):
     base = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     array = base.transpose(order)
     found = memory_order(array)
@@ -25,7 +25,7 @@ def test_every_dense_array_is_taken_without_a_copy(order):
 
 
 @given(st.data())
-def test_the_canonical_element_is_the_channel_s(data):
+def test_extents_of_dense_array_place_channels_on_middle_axis(data):
     """Element (n, c, s) of the canonical form has channel c in the array."""
     shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=5, max_side=4))
     axis = data.draw(st.integers(0, len(shape) - 1))
@@ -40,12 +40,12 @@ def test_the_canonical_element_is_the_channel_s(data):
     assert (flat == np.arange(extents.channels)[None, :, None]).all()
 
 
-def test_channels_last_memory_of_an_ncx_array_is_columns():
+def test_extents_of_channels_last_array_have_inner_size_one():
     array = np.zeros((2, 5, 7, 3)).transpose(0, 3, 1, 2)
     assert extents_of(array.shape, (1,), memory_order(array)) == Extents(70, 3, 1)
 
 
-def test_one_channel_is_one_run():
+def test_extents_of_one_channel_merge_all_axes_into_inner():
     assert extents_of((4, 1, 6), (1,), (0, 1, 2)) == Extents(1, 1, 24)
 
 
@@ -59,7 +59,7 @@ def test_one_channel_is_one_run():
     ],
     ids=["strided", "reversed", "broadcast", "byte-swapped"],
 )
-def test_other_arrays_are_copied_once(array):
+def test_in_order_of_non_dense_or_byte_swapped_array_returns_native_copy(array):
     canonical = in_order(array, memory_order(array), np.dtype(np.float64))
     assert canonical.flags.c_contiguous
     assert canonical.dtype.isnative

@@ -1,4 +1,4 @@
-"""Levels of processors, by what made-up processors and systems say, and this one."""
+"""Levels of processors: of simulated processors and systems, and of this processor."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def _levels(saved=_SSE | _AVX | _AVX512, **processor):
     return supported(features_by(_processor(**processor), lambda: saved))
 
 
-def test_a_processor_that_has_everything():
+def test_supported_with_complete_processor_returns_all_levels():
     assert features_by(_processor(), lambda: _SSE | _AVX | _AVX512) == _ALL
     assert _levels() == tuple(LEVELS) == ("x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64")
 
 
-def test_more_than_is_known_of_does_no_harm():
+def test_features_by_with_all_bits_set_returns_only_known_features():
     assert features_by(lambda leaf, subleaf: _EVERY_BIT, lambda: 2**64 - 1) == _ALL
 
 
-def test_a_system_that_does_not_save_the_registers_of_avx():
+def test_features_by_without_saved_avx_registers_omits_avx_features():
     found = features_by(_processor(), lambda: _SSE)
     assert not found & {"avx", "avx2", "fma", "f16c", "avx512f", "avx512bf16"}
     assert {"sse4.2", "bmi2", "popcnt", "lzcnt"} <= found
@@ -60,15 +60,15 @@ def test_a_system_that_does_not_save_the_registers_of_avx():
 
 
 @pytest.mark.parametrize("saved", [0, 0b100000, 0b1000000, 0b10000000, 0b01100000, 0b11000000])
-def test_a_system_that_does_not_save_all_registers_of_avx512(saved):
+def test_supported_without_all_avx512_registers_saved_omits_v4_levels(saved):
     assert _levels(saved=_SSE | _AVX | saved) == ("x86-64-v3", "x86-64")
 
 
-def test_registers_of_avx512_without_those_of_avx():
+def test_supported_with_avx512_but_not_avx_registers_returns_baseline():
     assert _levels(saved=_SSE | _AVX512) == ("x86-64",)
 
 
-def test_xgetbv_is_not_executed_where_it_is_an_illegal_instruction():
+def test_features_by_without_xsave_does_not_execute_xgetbv():
     def xgetbv():
         raise AssertionError("an illegal instruction")
 
@@ -77,31 +77,31 @@ def test_xgetbv_is_not_executed_where_it_is_an_illegal_instruction():
     assert supported(found) == ("x86-64",)
 
 
-def test_leaves_that_an_old_processor_has_not_are_not_believed():
+def test_features_by_of_old_processor_ignores_missing_leaves():
     found = features_by(_processor(leaves=1, extended=0), lambda: _SSE | _AVX | _AVX512)
     assert found == {name for name in _ALL if _CPUID[name][0] == 1}
     assert supported(found) == ("x86-64",)
 
 
-def test_a_part_of_a_leaf_that_a_processor_has_not_is_not_believed():
+def test_supported_with_missing_subleaf_omits_bf16_level():
     assert _levels(subleaves=0) == ("x86-64-v4", "x86-64-v3", "x86-64")
 
 
 @pytest.mark.parametrize("name", sorted(_ALL))
-def test_a_level_needs_all_its_features(name):
+def test_supported_without_one_feature_omits_levels_that_need_it(name):
     expected = tuple(level.name for level in LEVELS.values() if name not in level.features)
     assert _levels(has=_ALL - {name}) == expected
     assert expected[-1] == "x86-64"
 
 
-def test_a_level_has_all_that_the_levels_below_it_have():
+def test_levels_contain_features_of_all_lower_levels():
     ordered = list(LEVELS.values())
     for better, worse in itertools.pairwise(ordered):
         assert set(better.features) > set(worse.features)
     assert {name for level in ordered for name in level.features} == _ALL
 
 
-def test_below():
+def test_below_returns_level_and_all_lower_levels():
     assert below("x86-64-v4-bf16") == tuple(LEVELS)
     assert below("x86-64-v3") == ("x86-64-v3", "x86-64")
     assert below("x86-64") == ("x86-64",)
@@ -109,7 +109,7 @@ def test_below():
 
 
 @pytest.mark.skipif(not is_x86(), reason="there is one level elsewhere")
-def test_this_processor_has_what_its_compiler_says(monkeypatch):
+def test_levels_of_this_processor_match_llvm_host_features(monkeypatch):
     import llvmlite.binding as llvm
 
     says = frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
@@ -119,5 +119,5 @@ def test_this_processor_has_what_its_compiler_says(monkeypatch):
 
 
 @pytest.mark.skipif(is_x86(), reason="a processor that is not x86-64")
-def test_elsewhere_there_is_one_level():
+def test_levels_on_other_architectures_returns_host_only():
     assert library.levels() == (HOST,)

@@ -126,7 +126,7 @@ _FEW = ("empty", "half", "noise", "another library")
     "damage",
     [pytest.param(damage, marks=[] if damage in _FEW else pytest.mark.long) for damage in _DAMAGED],
 )
-def test_a_damaged_library_is_an_error_and_no_signal(damage, copied):
+def test_load_of_damaged_library_raises_machine_code_error(damage, copied):
     code = copied.path.read_bytes()
     # A new file: this process has the old one loaded.
     copied.path.unlink()
@@ -140,7 +140,7 @@ def test_a_damaged_library_is_an_error_and_no_signal(damage, copied):
 @pytest.mark.parametrize(
     "obstacle", ["folder", "pipe", "link to nothing", "link to itself", "device"]
 )
-def test_library_that_is_no_file_is_an_error_at_once(obstacle, copied):
+def test_load_of_library_that_is_no_regular_file_raises_machine_code_error(obstacle, copied):
     copied.path.unlink()
     make = {
         "folder": copied.path.mkdir,
@@ -154,23 +154,23 @@ def test_library_that_is_no_file_is_an_error_at_once(obstacle, copied):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
-def test_a_library_that_may_not_be_read_is_an_error(copied):
+def test_load_of_unreadable_library_raises_machine_code_error(copied):
     copied.path.chmod(0)
     assert str(copied.path) in _run(_REFUSED, copied.folder)
 
 
-def test_a_whole_library_is_used(copied):
+def test_load_of_intact_library_returns_working_kernel(copied):
     assert _run("call()\nprint('done')", copied.folder) == "done"
 
 
-def test_a_library_of_another_layout_is_refused(copied):
+def test_load_of_library_of_other_layout_raises_machine_code_error(copied):
     code = "library.level()\nlibrary.LAYOUT += 1"
     said = _run(code + _REFUSED, copied.folder)
     assert "another version" in said
     assert "make kernels" in said
 
 
-def test_a_package_uses_its_libraries_and_has_no_compiler(copied):
+def test_package_loads_its_libraries_without_importing_compiler(copied):
     for path in copied.folder.glob("*/*.so"):
         path.rename(path.with_stem(path.stem.rpartition("-")[0] + "-0123456789abcdef"))
     code = """
@@ -181,7 +181,7 @@ print(library.digest("floor"))
     assert _run(_PACKAGE + code, copied.folder) == "0123456789abcdef"
 
 
-def test_a_package_that_lacks_a_library_says_what_to_do(copied):
+def test_package_that_lacks_library_raises_error_with_remedy(copied):
     copied.path.unlink()
     code = """
 assert not [name for name in sys.modules if name.startswith("backnorm.cpu.build")]
@@ -192,7 +192,7 @@ assert not [name for name in sys.modules if name.startswith("backnorm.cpu.build"
     assert not copied.path.exists()
 
 
-def test_a_package_without_any_library_says_what_to_do(tmp_path):
+def test_package_without_libraries_raises_error_with_remedy(tmp_path):
     said = _run(_PACKAGE + _REFUSED, tmp_path)
     assert "found: none" in said
     assert "BACKNORM_BUILD_LEVELS=all" in said
@@ -213,7 +213,7 @@ def made_up(tmp_path, monkeypatch):
 
 
 @x86
-def test_a_library_comes_from_the_best_level_that_has_one_of_its_own(made_up, monkeypatch):
+def test_path_of_returns_library_of_best_level_for_its_kind(made_up, monkeypatch):
     monkeypatch.setattr(library, "level", lambda: "x86-64-v4-bf16")
     special = Kind("columns", "bfloat16", "float32", "forward").library
     usual = Kind("columns", "float16", "float32", "forward").library
@@ -228,7 +228,7 @@ def test_a_library_comes_from_the_best_level_that_has_one_of_its_own(made_up, mo
 
 
 @x86
-def test_a_checkout_builds_what_is_missing_and_a_package_takes_what_is_below(made_up, monkeypatch):
+def test_path_of_missing_library_returns_lower_level_only_in_package(made_up, monkeypatch):
     monkeypatch.setattr(library, "level", lambda: "x86-64-v4-bf16")
     below = made_up("x86-64-v3", FLOOR)
     made_up("x86-64", FLOOR)
@@ -237,7 +237,7 @@ def test_a_checkout_builds_what_is_missing_and_a_package_takes_what_is_below(mad
     assert library.path_of(FLOOR) == below
 
 
-def test_libraries_of_other_sources_are_not_used(made_up):
+def test_path_of_library_with_other_digest_returns_none(made_up):
     path = made_up(library.levels_of(FLOOR)[0], FLOOR)
     assert library.path_of(FLOOR) == path
     path.rename(path.with_stem("floor-0123456789abcdef"))
@@ -247,7 +247,7 @@ def test_libraries_of_other_sources_are_not_used(made_up):
 @pytest.mark.parametrize(
     "wanted", ["x86-64-v9", "X86-64", "", "host " if levels.is_x86() else "v3"]
 )
-def test_a_level_that_does_not_exist_is_an_error(wanted, monkeypatch):
+def test_level_with_unknown_name_raises_argument_value_error(wanted, monkeypatch):
     monkeypatch.setenv("BACKNORM_CPU_LEVEL", wanted)
     with pytest.raises(backnorm.ArgumentValueError, match="does not exist") as caught:
         library.level.__wrapped__()
@@ -256,7 +256,7 @@ def test_a_level_that_does_not_exist_is_an_error(wanted, monkeypatch):
     assert f"expected {', '.join(library.levels())}" in str(caught.value)
 
 
-def test_a_level_that_the_processor_has_not_is_an_error(monkeypatch):
+def test_level_unsupported_by_processor_raises_argument_value_error(monkeypatch):
     monkeypatch.setenv("BACKNORM_CPU_LEVEL", "x86-64-v4")
     monkeypatch.setattr(library, "levels", lambda: ("x86-64-v3", "x86-64"))
     with pytest.raises(backnorm.ArgumentValueError, match="this processor does not have") as caught:
@@ -264,7 +264,7 @@ def test_a_level_that_the_processor_has_not_is_an_error(monkeypatch):
     assert "expected x86-64-v3, x86-64" in str(caught.value)
 
 
-def test_the_level_is_the_best_or_the_one_that_was_asked_for(monkeypatch):
+def test_level_returns_best_or_value_of_environment_variable(monkeypatch):
     monkeypatch.delenv("BACKNORM_CPU_LEVEL", raising=False)
     assert library.level.__wrapped__() == library.levels()[0]
     for level in library.levels():
@@ -272,7 +272,7 @@ def test_the_level_is_the_best_or_the_one_that_was_asked_for(monkeypatch):
         assert library.level.__wrapped__() == level
 
 
-def test_a_call_tells_of_a_bad_level(copied):
+def test_forward_with_unknown_cpu_level_raises_argument_value_error(copied):
     code = """
 try:
     backnorm.batch_norm_forward(x.reshape(10, 10, 100), epsilon=1e-5)
@@ -282,7 +282,7 @@ except backnorm.ArgumentValueError as error:
     assert _run(code, copied.folder, BACKNORM_CPU_LEVEL="v9").startswith("BACKNORM_CPU_LEVEL: ")
 
 
-def test_threads_that_need_a_library_build_it_once(copied, monkeypatch):
+def test_load_in_concurrent_threads_builds_library_once(copied, monkeypatch):
     built = []
     code = copied.path.read_bytes()
     copied.path.unlink()
@@ -304,7 +304,7 @@ def test_threads_that_need_a_library_build_it_once(copied, monkeypatch):
 
 
 @pytest.mark.long
-def test_processes_that_need_the_same_library_all_get_it(copied):
+def test_load_in_concurrent_processes_succeeds_and_leaves_one_file(copied):
     copied.path.unlink()
     processes = [
         subprocess.Popen(
@@ -322,7 +322,7 @@ def test_processes_that_need_the_same_library_all_get_it(copied):
 
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_child_builds_and_calls_while_a_thread_of_its_parent_builds(copied):
+def test_load_in_forked_child_during_build_in_parent_does_not_deadlock(copied):
     copied.path.unlink()
     code = """
 import faulthandler, fcntl, os, threading, time

@@ -77,7 +77,7 @@ def _streaming_loops(tool, path, *, branches=False):
 @x86
 @pytest.mark.parametrize("geometry", _GEOMETRIES)
 @pytest.mark.parametrize("level", _BUILT)
-def test_streaming_loops_are_nothing_but_vectors(geometry, level, built, tool):
+def test_streaming_loops_use_vectors_without_spills_or_calls(geometry, level, built, tool):
     register, longest = _LEVELS[level]
     (path,) = built(level, f"{geometry}_float32_backward")
     # A loop may be entered at its condition, which has a label.
@@ -117,7 +117,7 @@ def test_relu_mask_is_not_fused_into_loads(level, geometry, built, tool):
 @pytest.mark.long
 @x86
 @pytest.mark.parametrize("geometry", _GEOMETRIES)
-def test_arm_gets_vectors_too(geometry):
+def test_streaming_loops_for_arm_use_vectors_without_spills_or_calls(geometry):
     """LLVM's code for Arm from what it was given for this processor, less what only x86 has."""
     import llvmlite.binding as llvm
 

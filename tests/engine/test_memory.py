@@ -79,7 +79,7 @@ machines = st.builds(
     st.booleans(),
     st.booleans(),
 )
-def test_memory_of_a_call_is_bounded(
+def test_record_size_of_kernel_does_not_exceed_bound(
     extents, machine, dtype, operation, arithmetic, grouped, training
 ):
     operation, reproducible = operation
@@ -107,7 +107,7 @@ def test_memory_of_a_call_is_bounded(
         assert bytes_of(kernel) <= most, (decided, kernel.participants)
 
 
-def test_record_with_count_of_a_whole_batch_is_reused_with_count_of_its_part(rng):
+def test_apply_with_other_count_reuses_record_and_restores_its_count(rng):
     data = realistic_data((4, 3, 5), FLOAT32, rng=rng)
     inputs, options = data.backward_inputs, data.options
     sums = backnorm.reduce(*inputs[:3], data_format=data.data_format)
@@ -161,7 +161,7 @@ _OBJECTS = 8192
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_a_call_takes_the_memory_of_its_record_and_no_more(
+def test_call_allocates_only_its_record_beyond_results(
     name, dtype, threads, peak, rng, monkeypatch
 ):
     data_format, shape = CASES[name]

@@ -39,7 +39,7 @@ extents = st.builds(
 
 
 @given(extents)
-def test_every_element_is_in_exactly_one_chunk(extents):
+def test_geometry_chunks_cover_all_elements(extents):
     geometry = plan(_problem(extents), extents, _MACHINE).geometry
     outer, channels, inner = extents
     if isinstance(geometry, Segments):
@@ -80,13 +80,13 @@ def test_geometry_that_decides_bits_does_not_depend_on_the_machine(
 
 
 @given(extents)
-def test_partial_sums_stay_small(extents):
+def test_geometry_limits_memory_of_partial_sums(extents):
     geometry = plan(_problem(extents), extents, _MACHINE).geometry
     width = extents.channels if isinstance(geometry, Segments) else geometry.width
     assert geometry.blocks * 4 * width * 8 <= max(1 << 20, 2 * 4 * width * 8)
 
 
-def test_long_runs_become_segments_and_short_ones_columns():
+def test_geometry_is_segments_or_columns_by_run_length():
     assert isinstance(_plan(50, 64, 112 * 112).geometry, Segments)
     assert isinstance(_plan(50, 512, 49).geometry, Segments)
     assert isinstance(_plan(50, 512, 9).geometry, Columns)
@@ -94,23 +94,23 @@ def test_long_runs_become_segments_and_short_ones_columns():
     assert isinstance(_plan(1, 1, 5).geometry, Segments)
 
 
-def test_rows_shorter_than_two_vectors_are_joined():
+def test_geometry_joins_rows_shorter_than_two_vectors():
     geometry = _plan(1000, 3, 1).geometry
     assert (geometry.repeats, geometry.width, geometry.rows, geometry.rest) == (6, 18, 166, 12)
 
 
-def test_a_channel_group_that_fits_the_cache_is_grouped():
+def test_plan_is_grouped_only_if_channel_group_fits_cache():
     assert _plan(50, 64, 112 * 112, machine=dataclasses.replace(_MACHINE, threads=2)).grouped
     small_cache = Machine(2, 1 << 18, 1 << 21, "small")
     assert not _plan(50, 64, 112 * 112, machine=small_cache).grouped
 
 
-def test_too_few_channel_groups_for_the_threads_are_not_grouped():
+def test_plan_with_too_few_channel_groups_for_threads_is_not_grouped():
     assert not _plan(8, 3, 8192).grouped
     assert _plan(8, 3, 8192, machine=dataclasses.replace(_MACHINE, threads=1)).grouped
 
 
-def test_only_exchanged_sums_take_two_passes():
+def test_plan_with_exchanged_sums_takes_two_passes():
     assert _plan(50, 64, 3136, training=False).grouped
     extents = Extents(50, 64, 3136)
     assert plan(_problem(extents), extents, _MACHINE).grouped
@@ -118,7 +118,7 @@ def test_only_exchanged_sums_take_two_passes():
 
 
 @pytest.mark.parametrize(("columns", "many"), [(1024, 4), (2048, 4), (128, 1)])
-def test_without_much_cache_of_its_own_a_core_writes_rows_in_order(columns, many):
+def test_geometry_for_small_core_cache_writes_only_short_rows_abreast(columns, many):
     small = dataclasses.replace(_MACHINE, cache_per_core=1 << 19)
     rows = (64 << 20) // columns
     one, other = (_plan(rows, columns, 1, machine=each).geometry for each in (small, _MACHINE))
@@ -128,13 +128,13 @@ def test_without_much_cache_of_its_own_a_core_writes_rows_in_order(columns, many
     assert _plan(1 << 20, 64, 1, machine=small).geometry.abreast == 4
 
 
-def test_small_problems_are_serial():
+def test_plan_of_small_problem_uses_one_thread():
     assert _plan(8, 16, 64).threads == 1
     assert _plan(50, 64, 3136).threads == 8
 
 
 @pytest.mark.parametrize("extents", [(32, 64, 196), (6272, 64, 1), (256, 1000, 1)])
-def test_one_thread_too_finds_in_the_cache_what_it_summed_last(extents):
+def test_geometry_share_for_one_thread_fits_core_cache(extents):
     extents = Extents(*extents)
     machine = dataclasses.replace(_MACHINE, threads=1)
     geometry = plan(_problem(extents), extents, machine, exchanged=True).geometry
@@ -143,7 +143,7 @@ def test_one_thread_too_finds_in_the_cache_what_it_summed_last(extents):
     assert 2 * 4 * geometry.share * width <= machine.cache_per_core
 
 
-def test_thread_writes_the_channels_that_it_summed_alone():
+def test_geometry_is_by_tile_only_for_cached_single_blocks_of_whole_lines():
     large = dataclasses.replace(_MACHINE, cache_per_core=2 << 20)
 
     def by_tile(rows, columns, machine=large, **changes):
@@ -162,7 +162,7 @@ def test_thread_writes_the_channels_that_it_summed_alone():
     assert not by_tile(200, 2048, operation="forward", activation=RELU)
 
 
-def test_rows_of_what_is_in_no_cache_are_written_in_order():
+def test_geometry_of_activation_backward_writes_rows_in_order():
     for columns in (64, 480, 2048):
         cold = _plan(
             800, columns, 1, operation="activation_backward", activation=Activation("silu")
@@ -171,13 +171,13 @@ def test_rows_of_what_is_in_no_cache_are_written_in_order():
         assert _plan(800, columns, 1).geometry.abreast > 1
 
 
-def test_only_outputs_that_the_cache_cannot_hold_are_streamed():
+def test_plan_streams_only_outputs_larger_than_cache():
     assert _plan(50, 64, 112 * 112).streaming
     assert not _plan(50, 512, 49).streaming
 
 
 @pytest.mark.parametrize("inner", [1, 49, 12544])
-def test_a_plan_prints_what_it_does_and_why(inner):
+def test_plan_text_contains_problem_extents_and_reasons(inner):
     text = str(_plan(50, 64, inner))
     assert "backward float32 50x64x" in text
     assert "because" in text

@@ -44,7 +44,7 @@ def planned(made, gpu=H200, knobs=None):
     return plan_gpu(made, extents_of(made.shape, made.channel_axes, order), gpu, knobs)
 
 
-def test_arithmetic_is_what_the_device_is_fast_at():
+def test_plan_gpu_chooses_arithmetic_by_float64_speed_of_device():
     assert planned(problem((8, 4, 9))).arithmetic == "float64"
     assert planned(problem((8, 4, 9)), L40S).arithmetic == "pairs"
     for gpu in (H200, L40S):
@@ -54,7 +54,7 @@ def test_arithmetic_is_what_the_device_is_fast_at():
 
 
 class TestFloat32Arithmetic:
-    def test_is_what_float32_elements_are_computed_in_if_asked_for(self):
+    def test_plan_gpu_uses_float32_when_requested(self):
         for gpu in KNOWN.values():
             plan = planned(problem((8, 4, 9), arithmetic="float32"), gpu)
             assert plan.arithmetic == "float32"
@@ -62,7 +62,7 @@ class TestFloat32Arithmetic:
             assert "  arithmetic float32\n" in str(plan)
 
     @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-    def test_is_that_of_16_bits_without_a_choice(self, dtype):
+    def test_plan_gpu_of_16_bit_elements_uses_float32_by_default(self, dtype):
         for gpu in KNOWN.values():
             plan = planned(problem((8, 4, 9), dtype=dtype), gpu)
             assert plan.arithmetic == "float32"
@@ -80,13 +80,13 @@ class TestFloat32Arithmetic:
         ],
         ids=["h200", "l40s"],
     )
-    def test_leaves_mean_and_variance_to_what_is_wider(self, gpu, moments, reason):
+    def test_plan_gpu_in_float32_computes_moments_in_wider_arithmetic(self, gpu, moments, reason):
         plan = planned(problem((8, 4, 9), operation="forward", arithmetic="float32"), gpu)
         assert (plan.arithmetic, plan.moments) == ("float32", moments)
         assert plan.reasons[1] == f"mean and variance in {reason}"
         assert f"  arithmetic float32, mean and variance {moments}\n" in str(plan)
 
-    def test_changes_nothing_else(self):
+    def test_plan_gpu_in_float32_keeps_tiling_and_schedule(self):
         for operation in ("forward", "backward"):
             made = problem((256, 64, 56, 56), operation=operation)
             plan = planned(made)
@@ -122,19 +122,19 @@ def test_plan_parts_that_decide_bits_are_equal_on_every_device(shape, data_forma
         ((256, 128, 35, 35), "NCX", "two passes", True),
     ],
 )
-def test_schedules(shape, data_format, schedule, columns):
+def test_plan_gpu_chooses_schedule_and_columns_by_shape(shape, data_format, schedule, columns):
     plan = planned(problem(shape, data_format))
     assert plan.schedule == schedule
     assert plan.tiling.columns is columns
 
 
-def test_large_problems_keep_every_multiprocessor_busy():
+def test_plan_gpu_of_large_problem_has_three_programs_per_multiprocessor():
     for shape, data_format in [((256, 64, 112, 112), "NCX"), ((256, 7, 7, 2048), "NXC")]:
         tiling = planned(problem(shape, data_format)).tiling
         assert tiling.units * tiling.blocks >= 3 * H200.multiprocessors
 
 
-def test_a_mask_has_whole_bytes_for_every_program():
+def test_plan_gpu_with_relu_divides_mask_at_whole_bytes():
     for shape in [(3, 5, 7, 3), (2, 3, 35, 35), (1, 1, 9), (1, 7)]:
         for data_format in ("NCX", "NXC"):
             made = problem(shape, data_format, operation="forward", relu=True)
@@ -143,7 +143,7 @@ def test_a_mask_has_whole_bytes_for_every_program():
             assert tiling.tile_columns % 8 == 0
 
 
-def test_a_schedule_that_the_shape_does_not_allow():
+def test_plan_gpu_with_complete_schedule_of_joined_rows_raises_value_error():
     # Rows are joined to be wide and aligned.
     made = problem((256, 7, 7, 3), "NXC")
     whole = next(
@@ -170,7 +170,9 @@ SIZES = st.lists(st.integers(0, 40), min_size=2, max_size=4)
     relu=st.booleans(),
     choice=st.integers(0, 200),
 )
-def test_tiles_hold_every_element(shape, scale, data_format, dtype, operation, relu, choice):
+def test_plan_gpu_tiles_cover_all_elements(
+    shape, scale, data_format, dtype, operation, relu, choice
+):
     shape[-1] *= scale
     made = problem(tuple(shape), data_format, dtype, operation=operation, relu=relu)
     order = tuple(range(len(shape)))
@@ -198,7 +200,7 @@ def test_tiles_hold_every_element(shape, scale, data_format, dtype, operation, r
         assert tiling.width % 8 == 0
 
 
-def test_bfloat16_is_read_16_bytes_at_a_time():
+def test_plan_gpu_of_bfloat16_allows_16_byte_accesses():
     tiling = planned(problem((256, 56, 56, 256), "NXC", BFLOAT16)).tiling
     assert tiling.align * 2 >= 16
     assert tiling.tile_rows * tiling.tile_columns % (tiling.warps * 32 * 8) == 0

@@ -1,4 +1,4 @@
-"""Processors without the instructions that this one may have: the same bits, only slower.
+"""Levels below that of this processor give the same bits.
 
 `test_bits` has every operation; here is a little of what differs most.
 """
@@ -56,7 +56,7 @@ def _digest(dtype, **environment):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("level", "dtype", "arithmetic"), _LEVELS)
-def test_older_processors_compute_the_same_bits(level, dtype, arithmetic):
+def test_backward_at_lower_cpu_level_has_the_same_bits(level, dtype, arithmetic):
     if level not in library.levels()[1:]:
         pytest.skip("not a level below that of this processor")
     options = {"BACKNORM_ARITHMETIC": arithmetic}

@@ -33,7 +33,7 @@ each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES)
 
 
 @each_geometry
-def test_every_field_is_a_cell(geometry):
+def test_dtype_of_geometry_stores_each_field_in_one_cell(geometry):
     kind, described = dtype_of(geometry), fields(geometry)
     assert kind.itemsize == 8 * len(described)
     assert list(kind.names) == [field.name for field in described]
@@ -45,7 +45,7 @@ def test_every_field_is_a_cell(geometry):
 
 
 @each_geometry
-def test_common_fields_lie_where_every_kernel_looks(geometry):
+def test_common_fields_have_the_same_offsets_in_each_geometry(geometry):
     kind = dtype_of(geometry)
     assert {name: kind.fields[name][1] for name in SLOTS} == {
         name: 8 * slot for name, slot in SLOTS.items()
@@ -58,9 +58,7 @@ def test_common_fields_lie_where_every_kernel_looks(geometry):
 
 @each_geometry
 @pytest.mark.parametrize("participants", [1, 2])
-def test_fields_that_a_call_fills_are_those_that_the_kernel_reads(
-    geometry, participants, monkeypatch
-):
+def test_stage_call_passes_its_values_to_kernel_in_record(geometry, participants, monkeypatch):
     seen = []
 
     def run(address, header):
@@ -116,14 +114,14 @@ def _named_in(path):
 
 
 @each_geometry
-def test_kernels_name_the_fields_of_their_geometry_and_no_others(geometry):
+def test_kernel_source_uses_only_fields_of_its_geometry(geometry):
     heads, _ = _named_in(_KERNELS / f"{geometry}.py")
     own = {field.name for field in GEOMETRIES[geometry]}
     assert heads <= own | SLOTS.keys()
     assert own <= heads
 
 
-def test_common_kernels_name_common_fields():
+def test_common_kernels_use_only_common_fields():
     read = set()
     both = {field.name for field in fields("segments")} & {
         field.name for field in fields("columns")
@@ -139,7 +137,7 @@ def test_common_kernels_name_common_fields():
     assert SLOTS.keys() - read <= {*ADDRESSES, "layout", "bytes"}
 
 
-def test_claims_have_cache_lines_of_their_own():
+def test_claims_begin_at_first_cache_line_after_fields():
     assert LINE * 8 == 64
     assert CLAIMED % LINE == 0
     assert 0 <= CLAIMED - len(fields("segments")) < LINE
@@ -167,7 +165,7 @@ def _layout_of(source, monkeypatch):
     ],
     ids=["kind", "address", "problem", "shared", "geometry", "order"],
 )
-def test_another_description_is_another_layout(was, becomes, monkeypatch):
+def test_layout_differs_for_changed_record_description(was, becomes, monkeypatch):
     source = _SOURCE.read_text()
     assert source.count(was) == 1
     assert _layout_of(source, monkeypatch) == LAYOUT
@@ -177,7 +175,7 @@ def test_another_description_is_another_layout(was, becomes, monkeypatch):
 @each_geometry
 @pytest.mark.parametrize("participants", [1, 2, 9])
 @pytest.mark.parametrize(("own", "scratch"), [(0, 0), (64, 0), (192, 640)])
-def test_sizes_of_a_record(geometry, participants, own, scratch):
+def test_template_stores_aligned_sizes_and_offsets(geometry, participants, own, scratch):
     cells = template(geometry, participants, own, scratch)
     head = {name: int(head_of(cells, geometry)[name][0]) for name in SLOTS}
     claims = 2 * LINE * participants
@@ -194,7 +192,7 @@ def test_sizes_of_a_record(geometry, participants, own, scratch):
 
 
 @pytest.mark.parametrize("scratch", [0, 64, 4096, 1 << 20])
-def test_memory_of_a_record_begins_at_a_cache_line(scratch):
+def test_record_memory_begins_at_cache_line(scratch):
     cells = template("segments", 2, 128, scratch)
     size = int(head_of(cells, "segments")["bytes"][0])
     for _ in range(10):
@@ -205,7 +203,7 @@ def test_memory_of_a_record_begins_at_a_cache_line(scratch):
         np.testing.assert_array_equal(made.cells[: cells.size], cells)
 
 
-def test_large_records_are_used_again_by_any_stage_and_no_more_of_them_kept(monkeypatch):
+def test_large_records_are_shared_by_stages_and_limited_in_number(monkeypatch):
     monkeypatch.setattr(stage, "runner", lambda: lambda record, header: 1)
     monkeypatch.setattr("backnorm.cpu.library.address", lambda kind: 4711)
     stage._large.clear()

@@ -1,4 +1,4 @@
-"""Float32 arithmetic: what it may not be used for."""
+"""Float32 arithmetic at the limits of its range and precision."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scaled(array, factor):
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize("data_format", LAYOUTS)
-def test_a_mean_of_float64_is_not_rounded(dtype, data_format, rng):
+def test_backward_in_float32_does_not_round_float64_mean(dtype, data_format, rng):
     data = realistic_data(
         LAYOUTS[data_format], dtype, data_format=data_format, rng=rng, statistics_dtype=FLOAT32
     )
@@ -65,14 +65,14 @@ def test_a_mean_of_float64_is_not_rounded(dtype, data_format, rng):
     assert_passed(judge.check_backward(data.x, data.dy, *parameters, gradients, **settings))
 
 
-def test_products_beyond_float32_are_summed(data):
+def test_backward_in_float32_sums_products_beyond_float32_range(data):
     data.x[...] = scaled(data.x, 2.0**70)
     data.mean[...], data.variance[...] = data.mean * 2.0**70, 1e38
     data.dy[...] = scaled(data.dy, 2.0**70)
     assert np.isfinite(computed(data).dgamma).all()
 
 
-def test_products_that_underflow_are_summed(data):
+def test_backward_in_float32_sums_products_that_underflow(data):
     data.dy[...] = scaled(data.dy, 2.0**-120)
     data.x[...] = scaled(data.x, 2.0**-40)
     data.mean[...], data.variance[...] = data.mean * 2.0**-40, 0.0
@@ -80,7 +80,7 @@ def test_products_that_underflow_are_summed(data):
     assert np.all(computed(data, epsilon=2.0**-80).dgamma != 0)
 
 
-def test_intermediate_results_beyond_float32_do_no_harm(data):
+def test_backward_in_float32_with_intermediate_overflow_returns_finite_dx(data):
     # A difference of 2^128 and more, times a gain that brings it back.
     limit = float.fromhex("0x1.fep127")
     data.dy[...] = (np.sign(data.dy.astype(float)) * limit).astype(data.dy.dtype)
@@ -88,20 +88,20 @@ def test_intermediate_results_beyond_float32_do_no_harm(data):
     assert np.isfinite(computed(data).dx.astype(float)).all()
 
 
-def test_subnormal_outputs_are_rounded_once(data):
+def test_backward_in_float32_with_subnormal_outputs_passes_judge(data):
     data.dy[...] = scaled(data.dy, 2.0**-30)
     data.gamma[...] = (1 + 2.0**-18) * 2.0**-100
     computed(data)
     computed(data, training=False)
 
 
-def test_gradients_of_zero_leave_zero(data):
+def test_backward_in_float32_with_zero_dy_returns_zeros(data):
     data.dy[...] = 0
     for gradient in computed(data):
         np.testing.assert_array_equal(gradient.astype(float), 0.0)
 
 
-def test_gradients_that_cancel_are_not_taken_for_none(data):
+def test_backward_in_float32_with_cancelling_dy_returns_nonzero_dgamma(data):
     """Sums of dy are zero, products underflow, and one channel of five has no gradients."""
     data.x[...] = scaled(data.x, 2.0**-40)
     channels = np.moveaxis(data.dy, 1 if data.data_format == "NCX" else 2, 0)
@@ -113,13 +113,13 @@ def test_gradients_that_cancel_are_not_taken_for_none(data):
     np.testing.assert_array_equal(gradients.dgamma != 0, [True, False, True, True, True])
 
 
-def test_without_gradients_infinity_still_is_no_number(data):
+def test_backward_in_float32_with_zero_dy_and_infinite_x_returns_nan(data):
     data.dy[...] = 0
     data.x[0, 0] = np.inf
     assert np.isnan(computed(data).dgamma).any()
 
 
-def test_nan_stays_in_its_channel(data):
+def test_backward_in_float32_keeps_nan_in_its_channel(data):
     at = (slice(None), 2) if data.data_format == "NCX" else (..., 2)
     expected = computed(data)
     data.dy[at][0, 0] = np.nan
@@ -133,7 +133,7 @@ def test_nan_stays_in_its_channel(data):
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
-def test_an_infinite_mean_where_rows_are_joined(dtype, rows, rng):
+def test_reduce_in_float32_with_infinite_mean_in_joined_rows_matches_float64(dtype, rows, rng):
     """Thirteen channels lie twice in a row of 26 columns; of an odd number of rows one is left."""
     x = rng.normal(size=(rows, 13)).astype(dtype)
     dy = np.abs(x) + dtype.type(1)
@@ -145,7 +145,7 @@ def test_an_infinite_mean_where_rows_are_joined(dtype, rows, rng):
     np.testing.assert_array_equal(np.isfinite(found[0].sum_dy_xmu), np.isfinite(mean))
 
 
-def test_forward_with_a_mean_far_beyond_the_deviation(data):
+def test_forward_in_float32_with_mean_far_beyond_deviation_passes_judge(data):
     wide = data.x.astype(float)
     data.x[...] = (1000 + 8 * np.sign(wide - wide.mean())).astype(data.x.dtype)
     data.x.reshape(-1)[:7] = data.x.dtype.type(1016)
@@ -155,7 +155,7 @@ def test_forward_with_a_mean_far_beyond_the_deviation(data):
 
 
 @pytest.mark.parametrize("far", [2.0**-140, 2.0**-126])
-def test_an_offset_that_is_next_to_nothing_is_added(data, far):
+def test_inference_in_float32_with_tiny_beta_passes_judge(data, far):
     """Of a y that is nearly zero nothing is lost to underflow."""
     data.x[...] = scaled(data.x, 2.0**-100)
     data.mean[...], data.variance[...], data.gamma[...] = data.mean * 2.0**-100, 0.0, far / 4
@@ -168,7 +168,7 @@ def test_an_offset_that_is_next_to_nothing_is_added(data, far):
 
 @pytest.mark.parametrize("data_format", LAYOUTS)
 @pytest.mark.parametrize("ratio", [1.0, 1e2, 1e4])
-def test_float32_elements_have_both_arithmetics(data_format, ratio, rng):
+def test_backward_of_float32_elements_differs_between_arithmetics(data_format, ratio, rng):
     data = realistic_data(
         LAYOUTS[data_format], FLOAT32, data_format=data_format, rng=rng, ratio=ratio
     )

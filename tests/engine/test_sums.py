@@ -17,7 +17,7 @@ def _exact_sums(x, dy, mean):
 
 
 @pytest.mark.parametrize("form", ["segments", "columns"])
-def test_float64_sums_are_as_if_computed_with_twice_the_digits(rng, form):
+def test_reduce_of_cancelling_float64_terms_matches_exact_sums(rng, form):
     """Sums that cancel by twelve digits still come out to the last one."""
     count = 5000
     half = rng.standard_normal(count // 2) * 1e8

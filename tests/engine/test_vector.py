@@ -170,7 +170,7 @@ def _all_16_bit_values(dtype):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("copy", [_widen, _copy_one_by_one], ids=["vector", "scalar"])
-def test_every_16_bit_value_survives_widening_and_narrowing(dtype, copy):
+def test_load_and_store_keep_each_16_bit_value(dtype, copy):
     values, exact = _all_16_bit_values(dtype)
     wide = np.full(values.size, np.nan)
     copy(stored(values), wide)
@@ -185,7 +185,7 @@ def test_every_16_bit_value_survives_widening_and_narrowing(dtype, copy):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("copy", [_widen, _copy_one_by_one], ids=["vector", "scalar"])
-def test_float64_is_rounded_to_16_bits_once(dtype, copy):
+def test_store_rounds_float64_to_16_bits_once(dtype, copy):
     """Values on, just above and just below every midpoint: rounded twice, they would move."""
     _, values = _all_16_bit_values(dtype)
     finite = np.unique(np.abs(values[np.isfinite(values)]))
@@ -205,7 +205,7 @@ def test_float64_is_rounded_to_16_bits_once(dtype, copy):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
-def test_overflow_and_special_values_narrow_by_ieee_rules(dtype):
+def test_store_narrows_overflow_and_special_values_by_ieee_rules(dtype):
     largest = float(ml_dtypes.finfo(dtype).max)
     values = np.array([np.inf, -np.inf, np.nan, 1e300, -1e300, largest, -largest, 1e-300])
     got = np.zeros(8, dtype)
@@ -214,7 +214,7 @@ def test_overflow_and_special_values_narrow_by_ieee_rules(dtype):
     np.testing.assert_array_equal(got.astype(np.float64), expected)
 
 
-def test_float32_rounds_to_nearest_even(rng):
+def test_store_rounds_float64_to_nearest_even_float32(rng):
     values = rng.standard_normal(4096) * 10.0 ** rng.integers(-40, 38, 4096)
     got = np.zeros(4096, np.float32)
     _widen(values, got)
@@ -222,7 +222,7 @@ def test_float32_rounds_to_nearest_even(rng):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-def test_streaming_writes_what_a_store_writes(dtype, rng):
+def test_stream_writes_source_bytes(dtype, rng):
     source = rng.standard_normal(256).astype(dtype)
     target = np.zeros(256 + 64, dtype)
     head = _head(stored(target), 0)
@@ -234,7 +234,7 @@ def test_streaming_writes_what_a_store_writes(dtype, rng):
 
 @pytest.mark.parametrize("count", [*range(9), 11])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-def test_the_first_elements_are_read_and_written_alone(dtype, count, rng):
+def test_load_first_and_store_first_copy_only_count_elements(dtype, count, rng):
     source = rng.standard_normal(20).astype(dtype)
     target = np.zeros(20, dtype)
     _first(stored(source), 3, count, stored(target))
@@ -249,7 +249,7 @@ def test_the_first_elements_are_read_and_written_alone(dtype, count, rng):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mmap with a protected page is POSIX's")
 @pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.long), np.float16])
-def test_memory_after_the_first_elements_is_not_touched(dtype):
+def test_load_first_and_store_first_do_not_touch_memory_after_elements(dtype):
     """The elements end where the process's memory does; touching more would end the process."""
     code = f"""
 import ctypes, mmap
@@ -281,13 +281,13 @@ print(wide.tolist())
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 12])
-def test_blend_takes_the_first_lanes_from_the_first(count):
+def test_blend_selects_first_lanes_from_left(count):
     left, right, target = np.arange(8.0), -np.arange(8.0) - 1, np.full(8, np.nan)
     _blend(count, left, right, target)
     np.testing.assert_array_equal(target, np.where(np.arange(8) < count, left, right))
 
 
-def test_operators_on_vectors(rng):
+def test_vector_operators_match_numpy(rng):
     left, right, target = rng.standard_normal(8), rng.standard_normal(8), np.zeros(8)
     _arithmetic(left, right, target)
     np.testing.assert_allclose(target, (left - right) * (left + 2.0), rtol=1e-15)
@@ -306,7 +306,7 @@ both_orders = pytest.mark.parametrize(
 
 
 @both_orders
-def test_every_16_bit_value_becomes_float32_exactly_and_back(dtype, take, give):
+def test_load_of_16_bits_as_float32_is_exact_and_reversible(dtype, take, give):
     values, exact = _all_16_bit_values(dtype)
     wide = np.full(values.size, np.nan, np.float32)
     take(stored(values), wide)
@@ -319,7 +319,7 @@ def test_every_16_bit_value_becomes_float32_exactly_and_back(dtype, take, give):
 
 
 @both_orders
-def test_float32_is_rounded_to_16_bits_to_nearest_even(dtype, take, give):
+def test_store_rounds_float32_to_nearest_even_16_bits(dtype, take, give):
     _, values = _all_16_bit_values(dtype)
     finite = np.unique(np.abs(values[np.isfinite(values)]))
     middle = ((finite[:-1] + finite[1:]) / 2).astype(np.float32)
@@ -336,7 +336,7 @@ def test_float32_is_rounded_to_16_bits_to_nearest_even(dtype, take, give):
 
 @pytest.mark.parametrize("count", [-3, 0, 1, 7, 8, 9, 15, 16, 20])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_the_first_singles_are_read_and_written_alone(dtype, count, rng):
+def test_load_singles_first_and_store_first_copy_only_count_elements(dtype, count, rng):
     source = rng.standard_normal(32).astype(dtype)
     target = np.zeros(32, dtype)
     _first_singles(stored(source), 3, count, stored(target))
@@ -346,7 +346,7 @@ def test_the_first_singles_are_read_and_written_alone(dtype, count, rng):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_streaming_singles_writes_what_a_store_writes(dtype, rng):
+def test_stream_of_singles_writes_source_bytes(dtype, rng):
     source = rng.standard_normal(256).astype(dtype)
     target = np.zeros(256 + 64, dtype)
     head = -target.ctypes.data % 32 // 2
@@ -354,13 +354,13 @@ def test_streaming_singles_writes_what_a_store_writes(dtype, rng):
     np.testing.assert_array_equal(target[head : head + 256].view(np.uint8), source.view(np.uint8))
 
 
-def test_halves_of_singles():
+def test_low_half_and_high_half_return_lanes_in_order():
     source, target = np.arange(16, dtype=np.float32), np.zeros(16)
     _halves(source, target)
     np.testing.assert_array_equal(target, np.arange(16.0))
 
 
-def test_lanes_that_are_not_zero_or_normal_are_not_sound():
+def test_marked_replaces_lanes_neither_zero_nor_normal_by_nan():
     least, most = np.finfo(np.float32).tiny, np.finfo(np.float32).max
     above = np.nextafter(np.float32(least), np.float32(1))
     good = np.array([0.0, -0.0, 2.0, -2.0, above, -above, most, -most] * 2, np.float32)
@@ -377,7 +377,7 @@ def test_lanes_that_are_not_zero_or_normal_are_not_sound():
             assert not _both_sound(good, values)
 
 
-def test_the_least_normal_number_is_kept_though_it_may_be_doubted():
+def test_marked_keeps_least_normal_number():
     values, target = np.full(16, np.finfo(np.float32).tiny), np.zeros(16, np.float32)
     _marked(values, target)
     np.testing.assert_array_equal(target, values)
@@ -385,7 +385,7 @@ def test_the_least_normal_number_is_kept_though_it_may_be_doubted():
 
 @example(0x7F800001)
 @given(st.integers(0, 2**32 - 1))
-def test_no_pattern_makes_an_unsound_lane_sound(pattern):
+def test_sound_returns_true_only_for_zero_or_normal_patterns(pattern):
     values = np.full(16, pattern, np.uint32).view(np.float32)
     # Of a signalling NaN NumPy says that it quiets it.
     with np.errstate(invalid="ignore"):
@@ -398,7 +398,7 @@ def test_no_pattern_makes_an_unsound_lane_sound(pattern):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("count", [-70, -1, *range(18), 1 << 40])
-def test_first_lanes_of_any_count(dtype, count, rng):
+def test_load_first_with_any_count_zeroes_remaining_lanes(dtype, count, rng):
     """Also fewer than none, and of 16 bits odd numbers of lanes, which some load as pairs."""
     source = rng.standard_normal(min(max(count, 0), 8)).astype(dtype)
     target = np.full(8, np.nan)
@@ -409,7 +409,7 @@ def test_first_lanes_of_any_count(dtype, count, rng):
 
 
 @pytest.mark.parametrize("count", [0, 5, 16])
-def test_operators_on_singles(count, rng):
+def test_singles_operators_match_numpy(count, rng):
     left, right = rng.standard_normal((2, 16)).astype(np.float32)
     target = np.zeros(16, np.float32)
     _arithmetic_of_singles(count, left, right, target)
@@ -437,7 +437,7 @@ _patterns = st.builds(
     ids=["float16", "bfloat16", "bfloat16-even_odd"],
 )
 @given(pattern=_patterns, place=st.integers(0, 15))
-def test_16_bits_show_that_their_float32_was_sound_or_leave_it_open(dtype, told, pattern, place):
+def test_stored_sound_returns_true_only_if_stored_float32_was_normal(dtype, told, pattern, place):
     value = np.array(pattern, np.uint32).view(np.float32)
     with np.errstate(all="ignore"):
         size = abs(value.astype(dtype).astype(np.float64))

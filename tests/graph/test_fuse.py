@@ -106,7 +106,7 @@ def inference():
 @pytest.mark.parametrize("data_format", SHAPES)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", ["BatchNormInference", "BatchNormForwardTraining"])
-def test_relu_behind_a_normalisation_runs_in_its_pass(rng, kind, dtype, data_format):
+def test_relu_after_normalisation_is_fused_with_same_bits(rng, kind, dtype, data_format):
     graph = Graph(dtype, data_format)
     graph.norm(kind, 0, 10, *([20, 21, 22, 23] if "Training" in kind else []))
     graph.relu(10, 11)
@@ -119,7 +119,9 @@ def test_relu_behind_a_normalisation_runs_in_its_pass(rng, kind, dtype, data_for
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("use_dst", [0, 1])
 @pytest.mark.parametrize("outputs", [(30,), (30, 31, 32)])
-def test_relu_backward_before_diff_dst_runs_in_the_pass(rng, use_dst, dtype, data_format, outputs):
+def test_relu_backward_before_diff_dst_is_fused_with_same_bits(
+    rng, use_dst, dtype, data_format, outputs
+):
     graph = Graph(dtype, data_format)
     graph.relu_backward(9, 1, 10, use_dst)
     graph.backward(0, 10, *outputs)
@@ -128,7 +130,7 @@ def test_relu_backward_before_diff_dst_runs_in_the_pass(rng, use_dst, dtype, dat
     assert_same_bits(document, graph.arrays(rng, 0, 1, 9), 1)
 
 
-def test_training_step_with_a_relu_runs_in_two_passes(rng):
+def test_training_step_with_relu_is_fused_into_two_steps_with_same_bits(rng):
     graph = Graph()
     graph.norm("BatchNormForwardTraining", 0, 10, 20, 21, 22, 23)
     # Reads a statistic of the forward pass before its ReLU is listed.
@@ -144,7 +146,7 @@ def test_training_step_with_a_relu_runs_in_two_passes(rng):
     assert_same_bits(document, graph.arrays(rng, 0, 1), 2)
 
 
-def test_operands_in_another_memory_order_give_the_same_bits(rng):
+def test_fused_relu_backward_of_strided_operands_has_same_bits(rng):
     graph = Graph()
     graph.relu_backward(9, 1, 10, 0)
     graph.backward(0, 10, 30, 31, 32)
@@ -153,7 +155,7 @@ def test_operands_in_another_memory_order_give_the_same_bits(rng):
     assert_same_bits(graph.document(), graph.arrays(rng, 0, 1, 9), 1)
 
 
-def test_tensor_that_is_a_result_is_kept(inference, rng):
+def test_relu_of_tensor_that_is_an_output_is_not_fused(inference, rng):
     document = inference.document(output_ports=[10, 11])
     assert titles(document) == ["BatchNormInference", "ReLU"]
     results = run_program(build_program(parse_graph(document)), inference.arrays(rng, 0))
@@ -161,25 +163,25 @@ def test_tensor_that_is_a_result_is_kept(inference, rng):
     assert (results["10"] < 0).any()
 
 
-def test_tensor_that_another_operator_reads_is_kept(inference):
+def test_relu_of_tensor_with_two_readers_is_not_fused(inference):
     inference.relu(10, 12)
     assert titles(inference.document()) == ["BatchNormInference", "ReLU", "ReLU"]
 
 
-def test_gradient_that_is_read_twice_is_kept():
+def test_relu_backward_with_result_read_twice_is_not_fused():
     graph = Graph()
     graph.relu_backward(0, 1, 10, 0)
     graph.backward(10, 10, 30, 31, 32)
     assert titles(graph.document()) == ["ReLUBackward", "BatchNormTrainingBackward"]
 
 
-def test_relu_of_data_or_of_a_relu_is_a_step(inference):
+def test_relu_of_graph_input_or_of_relu_is_not_fused(inference):
     inference.relu(11, 12)
     inference.relu(1, 13)
     assert titles(inference.document()) == ["BatchNormInference + ReLU", "ReLU", "ReLU"]
 
 
-def test_pattern_at_src_is_run_as_written_and_remarked(rng):
+def test_relu_backward_before_src_is_not_fused_and_is_noted(rng):
     graph = Graph()
     graph.relu_backward(0, 1, 10, 0)
     graph.backward(10, 8, 30, 31, 32)
@@ -197,14 +199,14 @@ def test_pattern_at_src_is_run_as_written_and_remarked(rng):
         assert array.tobytes() == expected[name].tobytes()
 
 
-def test_pattern_at_diff_dst_has_no_remark():
+def test_relu_backward_before_diff_dst_has_no_note():
     graph = Graph()
     graph.relu_backward(0, 1, 10, 0)
     graph.backward(9, 10, 30, 31, 32)
     assert build_program(parse_graph(graph.document())).notes == ()
 
 
-def test_shape_that_only_the_tensor_between_declares_is_checked(inference, rng):
+def test_fused_program_checks_declared_shape_of_intermediate_tensor(inference, rng):
     inference.operators[1]["outputs"][0]["shape"] = [-1]
     arrays = inference.arrays(rng, 0)
     program = build_program(parse_graph(inference.document()))
@@ -217,7 +219,7 @@ def test_shape_that_only_the_tensor_between_declares_is_checked(inference, rng):
         run_program(build_program(parse_graph(inference.document())), wrong)
 
 
-def test_relu_source_of_another_shape_is_refused(rng):
+def test_relu_backward_with_wrong_source_shape_raises_error_of_source(rng):
     graph = Graph()
     graph.relu_backward(9, 1, 10, 0)
     graph.backward(0, 10, 30, 31, 32)

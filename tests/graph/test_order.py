@@ -19,17 +19,17 @@ def ids(operators):
     return [operator.id for operator in operators]
 
 
-def test_producers_come_first():
+def test_topological_order_puts_producers_first():
     operators = [operator(0, [11], [12]), operator(1, [10], [11]), operator(2, [], [10])]
     assert ids(topological_order(operators)) == [2, 1, 0]
 
 
-def test_independent_operators_keep_their_order():
+def test_topological_order_keeps_order_of_independent_operators():
     operators = [operator(i, [100], [i]) for i in (3, 1, 2)]
     assert ids(topological_order(operators)) == [3, 1, 2]
 
 
-def test_an_operator_may_read_one_tensor_twice():
+def test_topological_order_accepts_operator_that_reads_tensor_twice():
     operators = [operator(0, [5, 5], [6]), operator(1, [], [5])]
     assert ids(topological_order(operators)) == [1, 0]
 
@@ -42,24 +42,24 @@ def test_an_operator_may_read_one_tensor_twice():
         [operator(9, [], [0]), operator(0, [0, 3], [2]), operator(1, [2], [3])],
     ],
 )
-def test_a_cycle_is_refused(operators):
+def test_topological_order_of_cycle_raises_value_error(operators):
     with pytest.raises(ArgumentValueError, match="cycle"):
         topological_order(operators)
 
 
 @pytest.mark.parametrize("operators", [[(0, [7, 7])], [(0, [7]), (1, [7])]])
-def test_a_tensor_with_two_producers_is_refused(operators):
+def test_topological_order_with_two_producers_of_tensor_raises_value_error(operators):
     with pytest.raises(ArgumentValueError, match="already produced by graph"):
         topological_order([operator(i, [], outputs) for i, outputs in operators])
 
 
-def test_a_long_chain_needs_no_recursion():
+def test_topological_order_of_5000_operators_does_not_exceed_recursion_limit():
     operators = [operator(i, [i + 1], [i]) for i in range(5000)]
     assert ids(topological_order(operators)) == list(range(4999, -1, -1))
 
 
 @given(st.data())
-def test_any_acyclic_graph_is_ordered(data):
+def test_topological_order_of_random_graph_puts_producers_first(data):
     size = data.draw(st.integers(1, 8))
     # Operator i produces tensor i and reads tensors of lower number, in a shuffled file.
     reads = [data.draw(st.lists(st.integers(0, i - 1))) if i else [] for i in range(size)]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
 from backnorm.errors import ArgumentError
 from backnorm.graph import build_program, override_graph, parse_graph, run_program
 
@@ -23,7 +24,7 @@ def overridden(graph, **texts):
     return override_graph(graph, **texts)
 
 
-def test_graph_without_overrides_is_the_same(graph):
+def test_override_graph_without_texts_returns_equal_graph(graph):
     assert override_graph(graph) == graph
 
 
@@ -41,12 +42,12 @@ def test_graph_without_overrides_is_the_same(graph):
         ("1:7x3+0:2x5", (2, 5), (5, 1)),
     ],
 )
-def test_shapes_and_strides_are_read(graph, text, shape, stride):
+def test_in_shapes_override_sets_shape_and_stride(graph, text, shape, stride):
     tensor = overridden(graph, in_shapes=text).tensors[0]
     assert (tensor.shape, tensor.stride) == (shape, stride)
 
 
-def test_other_inputs_keep_their_shapes_and_outputs_follow(graph):
+def test_in_shapes_override_keeps_other_inputs_and_clears_output_shapes(graph):
     changed = overridden(graph, in_shapes="0:2x3x7+1:2x3x7")
     assert changed.tensors[2].shape == (3,)
     assert [changed.tensors[id_].shape for id_ in changed.outputs] == [None] * 3
@@ -56,7 +57,7 @@ def test_other_inputs_keep_their_shapes_and_outputs_follow(graph):
     assert results["5"].shape == (2, 3, 7)
 
 
-def test_type_is_that_of_data_alone(graph):
+def test_dt_override_changes_type_of_data_tensors_only(graph):
     changed = overridden(graph, dt="bf16")
     types = {id_: tensor.dtype for id_, tensor in changed.tensors.items()}
     for id_ in (0, 1, 5):
@@ -66,7 +67,7 @@ def test_type_is_that_of_data_alone(graph):
 
 
 @pytest.mark.parametrize("name", ["f32", "bf16", "f16"])
-def test_type_of_a_relu_is_that_of_its_neighbour(graph, backward, name):
+def test_dt_override_of_graph_with_relu_sets_one_type_for_data_tensors(graph, backward, name):
     backward["graph"].append(
         {
             "id": 11,
@@ -77,11 +78,12 @@ def test_type_of_a_relu_is_that_of_its_neighbour(graph, backward, name):
         }
     )
     changed = overridden(parse_graph(backward), dt=name)
-    assert len({changed.tensors[id_].dtype for id_ in (0, 1, 5, 8, 9)}) == 1
+    expected = ELEMENT_TYPE_NAMES[name]
+    assert [changed.tensors[id_].dtype for id_ in (0, 1, 5, 8, 9)] == [expected] * 5
     build_program(changed)
 
 
-def test_attributes_are_read_by_their_types(graph):
+def test_op_attrs_override_parses_value_by_type_of_attribute(graph):
     (operator,) = overridden(graph, op_attrs="10:data_format:NXC*epsilon:0.0625").operators
     assert operator.attributes == {"data_format": "NXC", "epsilon": 0.0625}
 
@@ -103,7 +105,7 @@ def quantised():
     )
 
 
-def test_lists_and_integers_are_read():
+def test_op_attrs_override_parses_lists_and_integers():
     text = "3:scales:0.5x2x1e-1*zps:1x-2x0*qtype:per_channel*axis:-1"
     (operator,) = override_graph(quantised(), op_attrs=text).operators
     assert operator.attributes == {
@@ -117,7 +119,7 @@ def test_lists_and_integers_are_read():
 @pytest.mark.parametrize(
     ("text", "value"), [("0", False), ("1", True), ("true", True), ("false", False)]
 )
-def test_booleans_are_read(backward, text, value):
+def test_op_attrs_override_parses_booleans(backward, text, value):
     backward["graph"][0] |= {
         "kind": "ReLUBackward",
         "attrs": {},
@@ -179,7 +181,7 @@ GRAMMAR = "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES"
         ({"op_attrs": "10:epsilon:1,10:epsilon:2"}, "--op-attrs", "one alternative per run"),
     ],
 )
-def test_bad_text_is_refused_by_the_name_of_its_option(graph, texts, where, says):
+def test_override_graph_with_invalid_text_raises_error_of_option(graph, texts, where, says):
     with pytest.raises(ArgumentError) as caught:
         override_graph(graph, **texts)
     assert caught.value.argument == where
@@ -187,17 +189,17 @@ def test_bad_text_is_refused_by_the_name_of_its_option(graph, texts, where, says
 
 
 @pytest.mark.parametrize("text", ["1.5", "x", "1e3"])
-def test_number_that_is_no_integer_is_refused(text):
+def test_op_attrs_override_of_integer_rejects_other_text(text):
     with pytest.raises(ArgumentError, match=r"--op-attrs 3:axis: .* type s64"):
         override_graph(quantised(), op_attrs=f"3:axis:{text}")
 
 
-def test_type_of_a_quantised_graph_is_refused():
+def test_dt_override_of_quantised_graph_raises_argument_error():
     with pytest.raises(ArgumentError, match=r"--dt: .*got Quantize \(Quantize\)"):
         override_graph(quantised(), dt="bf16")
 
 
-def test_operands_of_different_ranks_are_left_to_the_operator(graph):
+def test_in_shapes_override_to_different_ranks_raises_in_run_program(graph):
     changed = overridden(graph, in_shapes="0:2x3")
     arrays = {"0": np.ones((2, 3), np.float32), "1": np.ones((4, 3, 2, 2), np.float32)}
     arrays |= {name: np.ones(3, np.float32) for name in "234"}
@@ -206,7 +208,7 @@ def test_operands_of_different_ranks_are_left_to_the_operator(graph):
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 5), min_size=4, max_size=4))
-def test_tag_and_its_strides_mean_the_same(order, shape):
+def test_in_shapes_override_by_tag_equals_override_by_strides(order, shape):
     graph = quantised()
     tag = "".join("abcd"[axis] for axis in order)
     sizes = "x".join(map(str, shape))

@@ -25,7 +25,7 @@ INPUT = ("graph", 0, "inputs", 0)
 OUTPUT = ("graph", 0, "outputs", 0)
 
 
-def test_a_graph_is_read(backward):
+def test_parse_graph_reads_operators_and_tensors(backward):
     graph = parse_graph(backward)
     (operator,) = graph.operators
     assert (operator.id, operator.name) == (10, "bn")
@@ -37,12 +37,12 @@ def test_a_graph_is_read(backward):
     assert (tensor.shape, tensor.stride, tensor.dtype) == ((4, 3, 2, 2), (12, 4, 2, 1), np.float32)
 
 
-def test_keys_of_newer_versions_are_ignored(backward):
+def test_parse_graph_ignores_keys_of_newer_versions(backward):
     backward |= {"version": "3.9.1", "fpmath_mode_apply_to_int": "false", "input_ports": [0]}
     assert parse_graph(backward) == parse_graph(backward | {"version": "3.0.0"})
 
 
-def test_data_types(backward):
+def test_parse_graph_reads_bf16_and_f16_types(backward):
     for tensor in backward["graph"][0]["inputs"]:
         tensor["dtype"] = "bf16"
     graph = parse_graph(backward)
@@ -52,21 +52,21 @@ def test_data_types(backward):
 
 
 @pytest.mark.parametrize("shape", [[-1, 3, 2, 2], [-1], [-(2**63), 3, 2, 2]])
-def test_the_shape_of_an_output_may_be_unknown(backward, shape):
+def test_parse_graph_with_unknown_output_shape_sets_shape_none(backward, shape):
     put(backward, (*OUTPUT, "shape"), shape)
     put(backward, (*OUTPUT, "stride"), [-(2**63)] * len(shape))
     tensor = parse_graph(backward).tensors[5]
     assert (tensor.shape, tensor.stride) == (None, None)
 
 
-def test_an_unknown_shape_is_filled_in_from_another_mention(training_step):
+def test_unknown_shape_is_taken_from_another_mention_of_tensor(training_step):
     mention = training_step["graph"][1]["outputs"][3]
     mention |= {"shape": [-1], "stride": [-1], "layout_type": "any"}
     assert parse_graph(training_step).tensors[24].shape == (3,)
 
 
 @pytest.mark.parametrize("layout_type", ["any", "undef"])
-def test_other_layouts_have_no_stride(backward, layout_type):
+def test_parse_graph_with_layout_any_or_undef_sets_stride_none(backward, layout_type):
     put(backward, (*INPUT, "layout_type"), layout_type)
     assert parse_graph(backward).tensors[0].stride is None
 
@@ -121,7 +121,9 @@ def test_other_layouts_have_no_stride(backward, layout_type):
         (("graph", 0, "attrs", "epsilon", "value"), [1], "graph[0].attrs.epsilon.value", "f32"),
     ],
 )
-def test_malformed_graph_is_rejected_by_name(backward, path, value, where, says):
+def test_parse_graph_of_malformed_document_raises_error_of_place(
+    backward, path, value, where, says
+):
     put(backward, path, value)
     with pytest.raises(ArgumentError) as caught:
         parse_graph(backward)
@@ -129,7 +131,7 @@ def test_malformed_graph_is_rejected_by_name(backward, path, value, where, says)
     assert says in str(caught.value)
 
 
-def test_an_unknown_operator_is_named_with_those_that_are_known(backward):
+def test_unknown_operator_raises_error_with_known_operators(backward):
     put(backward, ("graph", 0, "kind"), "Softmax")
     with pytest.raises(ArgumentValueError) as caught:
         parse_graph(backward)
@@ -139,7 +141,7 @@ def test_an_unknown_operator_is_named_with_those_that_are_known(backward):
     assert "ReLU, ReLUBackward, Quantize, Dequantize" in str(caught.value)
 
 
-def test_older_name_is_read_as_its_present_name(backward):
+def test_older_operator_name_is_parsed_as_present_name(backward):
     put(backward, ("graph", 0, "kind"), "BatchNormTrainingBackprop")
     del backward["graph"][0]["name"]
     (operator,) = parse_graph(backward).operators
@@ -150,14 +152,14 @@ def test_older_name_is_read_as_its_present_name(backward):
     ("key", "value", "says"),
     [("dtype", "bf16", "bfloat16"), ("shape", [4], "(4,)"), ("stride", [2], "(2,)")],
 )
-def test_two_mentions_of_a_tensor_must_agree(training_step, key, value, says):
+def test_different_mentions_of_one_tensor_raise_value_error(training_step, key, value, says):
     training_step["graph"][1]["inputs"][3][key] = value
     with pytest.raises(ArgumentValueError, match="earlier mention of logical tensor 4") as caught:
         parse_graph(training_step)
     assert says in str(caught.value)
 
 
-def test_two_operators_may_not_have_one_id(training_step):
+def test_duplicate_operator_id_raises_value_error(training_step):
     training_step["graph"][1]["id"] = 10
     with pytest.raises(ArgumentValueError, match="two operators have this id"):
         parse_graph(training_step)
@@ -175,7 +177,7 @@ def test_two_operators_may_not_have_one_id(training_step):
         ("s64[]", [], 1),
     ],
 )
-def test_attributes_are_of_their_declared_type(backward, type_, good, bad):
+def test_attribute_value_is_accepted_only_in_its_declared_type(backward, type_, good, bad):
     put(backward, ("graph", 0, "attrs", "a"), {"type": type_, "value": good})
     assert parse_graph(backward).operators[0].attributes["a"] == good
     put(backward, ("graph", 0, "attrs", "a"), {"type": type_, "value": bad})

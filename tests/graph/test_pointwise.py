@@ -74,7 +74,7 @@ def test_relu_keeps_positive_elements_and_nan(name):
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("use_dst", [0, 1, None])
-def test_gradient_passes_where_src_or_dst_is_positive(name, use_dst):
+def test_relu_backward_passes_gradient_where_src_or_dst_is_positive(name, use_dst):
     src = np.array([-1.0, -0.0, 0.0, 2.0**-14, 3.0, np.nan], TYPES[name])
     dy = np.array([1, 2, 3, -4, 5, 6], TYPES[name])
     given_ = np.maximum(src.astype(float), 0).astype(src.dtype) if use_dst != 0 else src
@@ -85,7 +85,7 @@ def test_gradient_passes_where_src_or_dst_is_positive(name, use_dst):
     assert check_relu_gradient(given_, dy, dx).passed
 
 
-def test_results_keep_the_layout_of_the_input(rng):
+def test_pointwise_operators_keep_layout_of_input(rng):
     src = rng.normal(size=(4, 5, 6)).astype(np.float32).transpose(2, 0, 1)
     for kind in ("ReLU", "Quantize"):
         attributes = checked("Quantize", np.dtype(np.int8), scales=[1.0])
@@ -106,7 +106,7 @@ def test_quantize_rounds_halves_to_even_and_saturates(name):
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3, None])
 @pytest.mark.parametrize("name", INTEGERS)
-def test_scales_and_zero_points_are_those_of_the_axis(rng, axis, name):
+def test_quantize_and_dequantize_use_scales_and_zero_points_of_axis(rng, axis, name):
     shape = (2, 3, 4)
     size = shape[1 if axis is None else axis]
     scales, zps = rng.uniform(0.1, 3, size).astype(np.float32), rng.integers(0, 100, size)
@@ -120,7 +120,7 @@ def test_scales_and_zero_points_are_those_of_the_axis(rng, axis, name):
     np.testing.assert_array_equal(back, integers)
 
 
-def test_absent_zero_points_are_zero():
+def test_dequantize_without_zero_points_uses_zero():
     src = np.arange(24, dtype=np.int8).reshape(2, 3, 4)
     dst = run(document("Dequantize", quantisation([0.5]), src="s8"), src)
     np.testing.assert_array_equal(dst, src * np.float32(0.5))
@@ -170,7 +170,7 @@ def test_check_of_each_operator_rejects_a_wrong_element(rng):
     assert not check_relu_gradient(src, relu, relu + np.float32(src < 0)).passed
 
 
-def test_saturated_element_is_not_excused_by_a_large_value():
+def test_check_quantize_rejects_wrong_saturated_element_of_large_src():
     attributes = checked("Quantize", np.dtype(np.int8), scales=[1.0])
     src, dst = np.float32([2.0**30]), np.int8([126])
     assert not check_quantize(src, dst, attributes, dst.dtype).passed
@@ -201,7 +201,9 @@ def test_saturated_element_is_not_excused_by_a_large_value():
         ("Quantize", {"scale": attribute("f32", 1)}, ("f32", "s8"), "op.scale", "scales, zps"),
     ],
 )
-def test_bad_operator_is_refused_before_it_runs(kind, attributes, types, where, says):
+def test_build_program_of_invalid_operator_raises_error_of_place(
+    kind, attributes, types, where, says
+):
     graph = parse_graph(document(kind, attributes, src=types[0], dst=types[1]))
     with pytest.raises(ArgumentError) as caught:
         build_program(graph)
@@ -218,24 +220,24 @@ def test_bad_operator_is_refused_before_it_runs(kind, attributes, types, where, 
         (quantisation([1.0] * 3, qtype="per_channel", axis=-4), "axis", "-3 to 2"),
     ],
 )
-def test_values_that_do_not_fit_the_shape_are_refused(attributes, argument, says):
+def test_quantize_rejects_scales_zps_and_axis_that_do_not_fit_shape(attributes, argument, says):
     with pytest.raises(ArgumentError) as caught:
         run(document("Quantize", attributes, dst="s8"), np.zeros((2, 3, 4), np.float32))
     assert caught.value.argument == f"op (Quantize) {argument}"
     assert says in str(caught.value)
 
 
-def test_nan_is_not_quantised():
+def test_quantize_of_nan_raises_argument_error():
     with pytest.raises(ArgumentError, match="src: cannot be quantised; got NaN"):
         run(document("Quantize", quantisation([1.0]), dst="s8", shape=(1,)), np.float32([np.nan]))
 
 
-def test_use_dst_must_be_a_boolean():
+def test_relu_backward_with_non_boolean_use_dst_raises_argument_error():
     with pytest.raises(ArgumentError, match=r"op.use_dst: must be a boolean"):
         POINTWISE["ReLUBackward"].check("op", {"use_dst": "yes"}, {})
 
 
-def test_gradient_of_another_shape_is_refused():
+def test_relu_backward_with_wrong_diff_dst_shape_raises_argument_error():
     graph = document("ReLUBackward", src="f32", inputs=2)
     graph["graph"][0]["inputs"][1] = logical_tensor(1, [2, 3, 5])
     with pytest.raises(ArgumentError, match="diff_dst: must have the shape of src"):
@@ -243,7 +245,7 @@ def test_gradient_of_another_shape_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["BatchNormInference", "BatchNormTrainingBackward"])
-def test_integers_are_refused_where_no_quantize_is(backward, kind):
+def test_batch_norm_operator_with_integer_src_raises_argument_error(backward, kind):
     backward["graph"][0]["inputs"][0]["dtype"] = "s8"
     backward["graph"][0]["kind"] = kind
     if kind == "BatchNormInference":

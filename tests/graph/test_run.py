@@ -47,25 +47,25 @@ def assert_gradients(results, expected, names=("5", "6", "7")):
         assert results[name].tobytes() == np.ascontiguousarray(array).tobytes()
 
 
-def test_tensors_by_id(backward, by_id, expected):
+def test_run_program_with_tensors_by_id_has_bits_of_backward(backward, by_id, expected):
     assert_gradients(run(backward, by_id), expected)
 
 
 @pytest.mark.parametrize("prefix", ["", "bn."])
-def test_tensors_by_port(backward, arrays, expected, prefix):
+def test_run_program_with_tensors_by_port_has_bits_of_backward(backward, arrays, expected, prefix):
     ports = ("src", "diff_dst", "mean", "variance", "gamma")
     tensors = {prefix + port: a for port, a in zip(ports, arrays.values(), strict=True)}
     assert_gradients(run(backward, tensors), expected)
 
 
-def test_tensors_by_name(backward, by_id, expected):
+def test_run_program_with_tensors_by_name_has_bits_of_backward(backward, by_id, expected):
     backward["graph"][0]["inputs"][0]["name"] = "activations"
     backward["graph"][0]["outputs"][0]["name"] = "gradient"
     by_id["activations"] = by_id.pop("0")
     assert_gradients(run(backward, by_id), expected, ("gradient", "6", "7"))
 
 
-def test_a_name_that_means_two_tensors_means_neither(training_step):
+def test_port_name_of_two_tensors_is_not_an_alias(training_step):
     program = build_program(parse_graph(training_step))
     # Both operators have a src (the same tensor) and a mean (not the same).
     assert "src" in program.tensors["0"].aliases
@@ -73,20 +73,22 @@ def test_a_name_that_means_two_tensors_means_neither(training_step):
     assert "forward.mean" in program.tensors["2"].aliases
 
 
-def test_one_tensor_under_two_names_is_refused(backward, by_id):
+def test_run_program_with_one_tensor_under_two_names_raises_value_error(backward, by_id):
     with pytest.raises(ArgumentValueError, match="src: is another name of '0'"):
         run(backward, by_id | {"src": by_id["0"]})
 
 
 @pytest.mark.parametrize("name", ["1", "x"])
-def test_two_tensors_of_one_name_are_refused(backward, name):
+def test_build_program_with_two_tensors_of_one_name_raises_value_error(backward, name):
     backward["graph"][0]["inputs"][0]["name"] = name
     backward["graph"][0]["inputs"][2]["name"] = "x"
     with pytest.raises(ArgumentValueError, match=f"the name '{name}'"):
         build_program(parse_graph(backward))
 
 
-def test_operators_run_in_topological_order_and_pass_tensors_on(training_step, arrays, expected):
+def test_run_program_of_training_step_has_bits_of_forward_and_backward(
+    training_step, arrays, expected
+):
     tensors = {
         "0": arrays["x"],
         "1": arrays["dy"],
@@ -114,20 +116,20 @@ def test_operators_run_in_topological_order_and_pass_tensors_on(training_step, a
         assert results[name].tobytes() == array.tobytes()
 
 
-def test_output_ports_choose_the_results(training_step, by_id):
+def test_output_ports_select_and_order_results(training_step, by_id):
     training_step["output_ports"] = [24, 5, 24]
     by_id |= {"8": by_id["4"]}
     assert list(run(training_step, by_id)) == ["24", "5"]
 
 
-def test_one_output_leaves_gamma_out(backward, by_id, arrays):
+def test_backward_graph_with_one_output_ignores_gamma(backward, by_id, arrays):
     backward["graph"][0]["outputs"] = backward["graph"][0]["outputs"][:1]
     arrays = arrays | {"gamma": None}
     expected = backnorm.batch_norm_backward(**arrays, epsilon=EPSILON)
     assert_gradients(run(backward, by_id), expected[:1], ("5",))
 
 
-def test_gamma_is_optional(backward, by_id, arrays):
+def test_backward_graph_without_gamma_has_bits_of_backward(backward, by_id, arrays):
     backward["graph"][0]["inputs"].pop()
     expected = backnorm.batch_norm_backward(**arrays | {"gamma": None}, epsilon=EPSILON)
     assert_gradients(run(backward, by_id), expected)
@@ -137,25 +139,25 @@ def test_gamma_is_optional(backward, by_id, arrays):
     ("key", "count", "says"),
     [("inputs", 3, r"src, diff_dst, mean, variance, \[gamma\]"), ("outputs", 0, "diff_src")],
 )
-def test_too_few_tensors(backward, key, count, says):
+def test_build_program_with_too_few_tensors_raises_value_error(backward, key, count, says):
     backward["graph"][0][key] = backward["graph"][0][key][:count]
     with pytest.raises(ArgumentValueError, match=says):
         build_program(parse_graph(backward))
 
 
-def test_too_many_tensors(backward, tensor):
+def test_build_program_with_too_many_tensors_raises_value_error(backward, tensor):
     backward["graph"][0]["inputs"].append(tensor(99, [3]))
     with pytest.raises(ArgumentValueError, match="wrong number of tensors; got 6"):
         build_program(parse_graph(backward))
 
 
-def test_two_of_three_outputs_are_refused(backward, by_id):
+def test_backward_graph_with_two_outputs_raises_value_error(backward, by_id):
     backward["graph"][0]["outputs"].pop()
     with pytest.raises(ArgumentValueError, match="diff_gamma and diff_beta"):
         run(backward, by_id)
 
 
-def test_inference(backward, by_id, arrays, tensor):
+def test_inference_graph_has_bits_of_batch_norm_inference(backward, by_id, arrays, tensor):
     backward["graph"][0] |= {
         "kind": "BatchNormInference",
         "inputs": [tensor(0, [4, 3, 2, 2]), *(tensor(i, [3]) for i in (4, 8, 2, 3))],
@@ -168,7 +170,7 @@ def test_inference(backward, by_id, arrays, tensor):
     assert run(backward, by_id)["9"].tobytes() == expected.tobytes()
 
 
-def test_bfloat16_data_with_float32_parameters(backward, by_id, arrays):
+def test_backward_graph_of_bfloat16_data_has_bits_of_backward(backward, by_id, arrays):
     for which in ((0, "inputs"), (1, "inputs"), (0, "outputs")):
         backward["graph"][0][which[1]][which[0]]["dtype"] = "bf16"
     half = {n: arrays[n].astype(ml_dtypes.bfloat16) for n in ("x", "dy")}
@@ -185,12 +187,12 @@ STRIDES = {
 
 
 @pytest.mark.parametrize("name", STRIDES)
-def test_strides_order_the_axes_in_memory_and_leave_values_alone(backward, by_id, expected, name):
+def test_declared_strides_do_not_change_results(backward, by_id, expected, name):
     backward["graph"][0]["inputs"][0]["stride"] = STRIDES[name]
     assert_gradients(run(backward, by_id), expected)
 
 
-def test_the_declared_order_is_the_order_in_memory(backward, by_id):
+def test_supply_lays_out_tensor_in_declared_order(backward, by_id):
     from backnorm.graph.run import supply
 
     backward["graph"][0]["inputs"][0]["stride"] = STRIDES["channels last"]
@@ -203,19 +205,19 @@ def test_the_declared_order_is_the_order_in_memory(backward, by_id):
 @pytest.mark.parametrize(
     "stride", [[0, 4, 2, 1], [12, 4, 2, 0], [12, 4, 1, 1], [11, 4, 2, 1], [12, 3, 2, 1]]
 )
-def test_strides_under_which_elements_collide_are_refused(backward, stride):
+def test_overlapping_strides_are_rejected(backward, stride):
     backward["graph"][0]["inputs"][0]["stride"] = stride
     with pytest.raises(ArgumentValueError, match="share a place in memory"):
         parse_graph(backward)
 
 
-def test_strides_of_axes_of_length_one_do_not_matter(backward, by_id, tensor):
+def test_parse_graph_accepts_stride_zero_of_axis_of_length_one(backward, by_id, tensor):
     backward["graph"][0]["inputs"][0] = tensor(0, [4, 3, 4, 1], stride=[12, 4, 1, 0])
     parse_graph(backward)
 
 
 @pytest.mark.parametrize("empty", [(0, 3, 2, 2), (4, 3, 0, 2)])
-def test_empty_tensors_give_zeros(backward, by_id, empty):
+def test_backward_graph_of_empty_tensors_returns_zeros(backward, by_id, empty):
     for key, i in (("inputs", 0), ("inputs", 1), ("outputs", 0)):
         backward["graph"][0][key][i]["shape"] = list(empty)
     nothing = np.empty(empty, np.float32)
@@ -224,13 +226,13 @@ def test_empty_tensors_give_zeros(backward, by_id, empty):
     assert results["6"].tolist() == results["7"].tolist() == [0, 0, 0]
 
 
-def test_missing_tensors_are_named(backward, by_id):
+def test_run_program_with_missing_tensors_raises_error_with_their_names(backward, by_id):
     del by_id["1"], by_id["3"]
     with pytest.raises(ArgumentValueError, match="missing: 1, 3"):
         run(backward, by_id)
 
 
-def test_a_tensor_of_another_shape_or_type_is_refused(backward, by_id):
+def test_run_program_with_wrong_tensor_shape_or_type_raises_error_of_tensor(backward, by_id):
     with pytest.raises(ArgumentValueError, match="0: differs from the declared shape"):
         run(backward, by_id | {"0": by_id["0"][:2]})
     with pytest.raises(ArgumentTypeError, match="2: differs from the declared data type"):
@@ -244,26 +246,26 @@ def test_a_tensor_of_another_shape_or_type_is_refused(backward, by_id):
         ("dtype", "bf16", "5: differs from the declared data type"),
     ],
 )
-def test_a_result_that_is_not_as_declared_is_refused(backward, by_id, key, value, says):
+def test_result_of_other_shape_or_type_than_declared_is_rejected(backward, by_id, key, value, says):
     backward["graph"][0]["outputs"][0] |= {key: value, "layout_type": "any"}
     with pytest.raises(ArgumentError, match=says):
         run(backward, by_id)
 
 
-def test_an_unknown_attribute_is_refused_by_the_operator(backward, by_id):
+def test_backward_graph_with_unknown_attribute_raises_type_error(backward, by_id):
     backward["graph"][0]["attrs"]["axis"] = {"type": "s64", "value": 1}
     with pytest.raises(ArgumentTypeError, match="axis"):
         run(backward, by_id)
 
 
-def test_error_of_an_operator_names_the_operator(training_step, by_id, arrays):
+def test_error_of_operator_contains_name_of_operator(training_step, by_id, arrays):
     training_step["graph"][1]["attrs"]["data_format"]["value"] = "NCHW"
     message = r"^forward \(BatchNormForwardTraining\) data_format: unknown value; got 'NCHW'"
     with pytest.raises(ArgumentValueError, match=message):
         run(training_step, by_id | {"8": arrays["gamma"]})
 
 
-def test_a_graph_is_loaded_from_a_file(tmp_path, backward):
+def test_load_graph_of_file_equals_parse_graph_of_its_document(tmp_path, backward):
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(backward))
     assert load_graph(path) == parse_graph(backward)

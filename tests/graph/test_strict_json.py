@@ -1,4 +1,4 @@
-"""JSON that nobody vouches for."""
+"""JSON from untrusted sources: what is parsed, and what is rejected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from backnorm.graph import strict_json
 from backnorm.graph.strict_json import expect_integer, expect_list, parse_json, read_json
 
 
-def test_json_is_read():
+def test_parse_json_returns_value_of_document():
     value = {"a": [1, -2.5, "é", None, True]}
     assert parse_json(b'{"a": [1, -2.5, "\xc3\xa9", null, true]}', "here") == value
 
@@ -37,7 +37,7 @@ def test_parse_json_rejects_bad_documents(data, says):
     assert caught.value.argument == "here"
 
 
-def test_no_more_than_the_limit_is_read(tmp_path, monkeypatch):
+def test_read_json_of_file_beyond_limit_raises_value_error(tmp_path, monkeypatch):
     monkeypatch.setattr(strict_json, "MAX_BYTES", 10)
     path = tmp_path / "a.json"
     path.write_text("[1, 2, 3]")
@@ -48,12 +48,12 @@ def test_no_more_than_the_limit_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, [], {}])
-def test_only_integers_are_integers(value):
+def test_expect_integer_rejects_other_types(value):
     with pytest.raises(ArgumentError, match="an integer"):
         expect_integer(value, "here", high=9)
 
 
-def test_lists_have_a_limit():
+def test_expect_list_beyond_limit_raises_value_error():
     assert expect_list([1, 2], "here", most=2) == [1, 2]
     with pytest.raises(ArgumentValueError, match="at most 1"):
         expect_list([1, 2], "here", most=1)

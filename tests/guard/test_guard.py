@@ -59,14 +59,14 @@ def check_reach(found, least):
     assert sum(counts["judged"].values()) > found["computed"] / 40
 
 
-def test_two_thousand_problems():
+def test_kernels_of_2000_problems_do_not_access_memory_beyond_arrays():
     found = report(run("driver.py", "--count", 2000, "--processes", 1))
     assert found["computed"] == 2000
     check_reach(found, 3)
 
 
 @pytest.mark.long
-def test_kernels_that_go_beyond_their_arrays_are_found():
+def test_guard_detects_kernels_that_access_memory_beyond_arrays():
     done = run("broken.py")
     found = json.loads(done.stdout.splitlines()[-1])
     missed = {name: outcome for name, outcome in found.items()
@@ -77,7 +77,7 @@ def test_kernels_that_go_beyond_their_arrays_are_found():
 
 @pytest.mark.sweep
 @pytest.mark.timeout(7200)
-def test_a_million_problems():
+def test_kernels_of_a_million_problems_do_not_access_memory_beyond_arrays():
     jobs = len(os.sched_getaffinity(0))
     options = "--first", 10_000, "--count", _MILLION, "--processes", jobs
     found = report(run("driver.py", *options, timeout=7000))
@@ -89,7 +89,7 @@ def test_a_million_problems():
 @pytest.mark.timeout(1700)
 @pytest.mark.skipif(not levels.is_x86(), reason="levels are of x86-64")
 @pytest.mark.parametrize("level", levels.LEVELS)
-def test_machine_code_of_every_level(level):
+def test_machine_code_of_each_level_does_not_access_memory_beyond_arrays(level):
     """Loads and stores of the end of a row are others at every level."""
     if level not in library.levels()[1:]:
         pytest.skip("not a level below that of this processor")
@@ -125,7 +125,7 @@ _WRONG = {
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("wrong", _WRONG)
-def test_wrong_kernels_are_found(wrong, tmp_path):
+def test_guard_detects_changed_sources_of_kernels(wrong, tmp_path):
     """The sources of a kernel are changed, and compiled when they are called."""
     file, right, other, only = _WRONG[wrong]
     package = tmp_path / "backnorm"

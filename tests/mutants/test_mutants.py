@@ -14,17 +14,17 @@ def rejected(kernel, case):
     return any(not verdict.passed for verdict in examine(kernel, case).values())
 
 
-def test_the_unbroken_kernel_passes():
+def test_battery_accepts_correct_kernel():
     assert [case.name for case in BATTERY if rejected(Kernel(), case)] == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_broken_kernel_is_rejected(mutant):
+def test_battery_rejects_each_mutant(mutant):
     assert any(rejected(mutant(), case) for case in BATTERY), mutant.wrong
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_mutant_gets_one_step_wrong(mutant):
+def test_mutant_overrides_one_method(mutant):
     changed = [name for name, value in vars(mutant).items() if callable(value)]
     assert len(changed) == 1
 

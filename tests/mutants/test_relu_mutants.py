@@ -23,13 +23,13 @@ def failures(operators, dtype=None, battery=PLAIN):
 
 
 @pytest.mark.parametrize("battery", [PLAIN, WITH_CEILING], ids=["plain", "ceiling"])
-def test_the_right_ones_pass(battery):
+def test_relu_battery_accepts_correct_operators(battery):
     assert list(failures(WithRelu(), battery=battery)) == []
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_broken_ones_do_not(broken, dtype):
+def test_relu_battery_rejects_each_mutant(broken, dtype):
     if broken is MaskBeforeRounding and dtype == FLOAT64:
         pytest.skip("the oracle ends where float64 does")
     battery = WITH_CEILING if broken.needs_ceiling else PLAIN
@@ -37,5 +37,5 @@ def test_broken_ones_do_not(broken, dtype):
 
 
 @pytest.mark.parametrize("broken", [b for b in BROKEN if b.needs_ceiling], ids=lambda b: b.__name__)
-def test_mutant_of_the_ceiling_is_right_without_one(broken):
+def test_relu_battery_without_ceiling_accepts_mutants_of_ceiling(broken):
     assert list(failures(broken())) == []

@@ -32,17 +32,17 @@ def passes(operator, dtype, rng, **arithmetic):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_the_right_one_passes(dtype, rng):
+def test_judge_accepts_correct_second_order(dtype, rng):
     assert passes(SecondOrder(), dtype, rng)
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_broken_ones_do_not(broken, dtype, rng):
+def test_judge_rejects_broken_second_order(broken, dtype, rng):
     assert not passes(broken(), dtype, rng), broken.wrong
 
 
-def test_a_result_of_the_wrong_type_does_not_pass(rng):
+def test_judge_rejects_second_order_result_of_wrong_type(rng):
     def wide(*inputs, **options):
         by_x, by_dy, by_gamma = SecondOrder()(*inputs, **options)
         return by_x.astype(np.float64), by_dy, by_gamma
@@ -51,7 +51,7 @@ def test_a_result_of_the_wrong_type_does_not_pass(rng):
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_broken_ones_do_not_pass_for_less_accurate_ones(broken, rng):
+def test_judge_of_float32_arithmetic_in_parts_rejects_broken_second_order(broken, rng):
     options = {"wide": False, "in_parts": True}
     assert passes(SecondOrder(), np.dtype(np.float32), rng, **options)
     assert not passes(broken(), np.dtype(np.float32), rng, **options), broken.wrong

@@ -1,4 +1,4 @@
-"""Judged as float32 arithmetic, what float32 may lose passes, and nothing else does."""
+"""The battery of float32 arithmetic accepts rounding errors of float32 and no larger ones."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def rejected(kernel, battery=BATTERY, dtype=None):
 
 
 @pytest.mark.parametrize("kernel", [Kernel(), Single()], ids=["float64", "float32"])
-def test_the_unbroken_kernels_pass(kernel):
+def test_float32_battery_accepts_correct_kernels(kernel):
     assert rejected(kernel) == []
 
 
-def test_float32_arithmetic_is_not_enough_where_float64_is_promised():
+def test_float64_battery_rejects_kernel_in_float32_arithmetic():
     names = rejected(Single(), list(cases(arithmetic="float64")), FLOAT32)
     assert any(name.startswith("realistic-float32") for name in names)
 
 
 @pytest.mark.parametrize("mutant", SINGLE_MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_kernel_that_loses_more_is_rejected(mutant):
+def test_float32_battery_rejects_kernels_less_accurate_than_float32(mutant):
     assert rejected(mutant(), dtype=FLOAT32), mutant.wrong
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_wrong_formula_is_rejected(mutant):
+def test_float32_battery_rejects_mutants_in_float32_arithmetic(mutant):
     if issubclass(mutant, (Single, *WITHIN_FLOAT32)):
         pytest.skip("no more than float32 may lose")
 
@@ -49,7 +49,7 @@ def test_a_wrong_formula_is_rejected(mutant):
     assert rejected(Both(), dtype=FLOAT32), mutant.wrong
 
 
-def test_no_case_is_left_of_elements_without_the_choice():
+def test_float32_battery_excludes_float64_elements():
     assert {case.data.x.dtype.name for case in BATTERY} == {"float32", "float16", "bfloat16"}
     assert {case.arithmetic for case in BATTERY} == {"float32"}
     assert {case.arithmetic for case in cases()} == {None}

@@ -46,7 +46,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("name", "array"), SHAPES.values(), ids=SHAPES)
-def test_wrong_shapes_are_refused(name, array, rng):
+def test_backward_with_wrong_shape_raises_error_of_operand(name, array, rng):
     with pytest.raises(backnorm.ArgumentValueError, match=f"^{name}: ") as raised:
         call(rng, **{name: array})
     assert str(array.shape) in str(raised.value)
@@ -54,7 +54,7 @@ def test_wrong_shapes_are_refused(name, array, rng):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, np.longdouble, object, "U3"])
-def test_types_that_are_not_supported_are_refused(name, dtype, rng):
+def test_backward_with_unsupported_type_raises_error_of_operand(name, dtype, rng):
     shape = (3, 4, 5) if name in ("x", "dy") else (4,)
     with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: "):
         call(rng, **{name: np.ones(shape, dtype)})
@@ -62,44 +62,44 @@ def test_types_that_are_not_supported_are_refused(name, dtype, rng):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [np.float64, FLOAT16, BFLOAT16])
-def test_types_that_do_not_go_together_are_refused(name, dtype, rng):
+def test_backward_with_one_operand_of_another_type_raises_type_error(name, dtype, rng):
     shape = (3, 4, 5) if name in ("x", "dy") else (4,)
     with pytest.raises(backnorm.ArgumentTypeError):
         call(rng, **{name: np.ones(shape, dtype)})
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-def test_statistics_of_two_types_are_refused(dtype, rng):
+def test_backward_with_gamma_of_other_type_than_statistics_raises_type_error(dtype, rng):
     with pytest.raises(backnorm.ArgumentTypeError, match="gamma"):
         call(rng, dtype, gamma=np.ones(4, dtype))
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
-def test_missing_operand_is_named(name, rng):
+def test_backward_without_required_operand_raises_error_of_operand(name, rng):
     with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: "):
         call(rng, **{name: None})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_masked_arrays_are_refused(name, rng):
+def test_backward_of_masked_array_raises_error_of_operand(name, rng):
     shape = (3, 4, 5) if name in ("x", "dy") else (4,)
     with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: .*mask"):
         call(rng, **{name: np.ma.masked_equal(np.ones(shape, np.float32), 2)})
 
 
 @pytest.mark.parametrize("data_format", ["NHWC", "nxc", "", None, 1, ["NCX"]])
-def test_other_data_formats_are_refused(data_format, rng):
+def test_data_format_with_unknown_value_raises_argument_error(data_format, rng):
     with pytest.raises(backnorm.ArgumentError, match=r"^data_format: .*NCX.*NXC"):
         call(rng, data_format=data_format)
 
 
 @pytest.mark.parametrize("training", [None, 1, "yes"])
-def test_training_must_be_a_boolean(training, rng):
+def test_training_of_wrong_type_raises_type_error(training, rng):
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^training: "):
         call(rng, training=training)
 
 
-def test_operand_that_converts_to_an_array_is_accepted(rng):
+def test_backward_of_nested_lists_equals_backward_of_arrays(rng):
     data = realistic_data((2, 3, 2), np.dtype(np.float64), rng=rng)
     lists = [array.tolist() for array in data.backward_inputs]
     plain = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
@@ -107,25 +107,25 @@ def test_operand_that_converts_to_an_array_is_accepted(rng):
     np.testing.assert_array_equal(gradients.dx, plain.dx)
 
 
-def test_operand_that_does_not_convert_to_an_array_is_refused(rng):
+def test_backward_of_ragged_list_raises_error_of_operand(rng):
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^mean: "):
         call(rng, mean=[[1.0], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize("epsilon", [10**400, Fraction(10**400), 10**5000], ids=type)
-def test_an_epsilon_beyond_all_floats_is_refused(epsilon, rng):
+def test_epsilon_beyond_float_range_raises_value_error(epsilon, rng):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^epsilon: must be finite") as raised:
         call(rng, epsilon=epsilon)
     assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize("data_format", [np.array(["NCX", "NXC"]), np.array("NCX"), np.arange(3)])
-def test_an_array_is_no_data_format(data_format, rng):
+def test_data_format_that_is_an_array_raises_value_error(data_format, rng):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^data_format: unknown"):
         call(rng, data_format=data_format)
 
 
-def test_errors_are_the_same_in_another_process(rng):
+def test_pickled_error_keeps_type_message_and_argument(rng):
     for name, value in (("epsilon", "x"), ("x", np.ones((3, 4), int)), ("mean", None)):
         with pytest.raises(backnorm.ArgumentError) as raised:
             call(rng, **{name: value})
@@ -136,7 +136,7 @@ def test_errors_are_the_same_in_another_process(rng):
         assert str(found.in_words({name: "it"})).startswith("it: ")
 
 
-def test_an_error_can_be_made_anew_with_its_message():
+def test_error_class_called_with_message_returns_error_with_that_message():
     with pytest.raises(backnorm.ArgumentError, match=r"^n: ") as raised:
         backnorm.set_num_threads(0)
     again = type(raised.value)(f"while testing: {raised.value}")

@@ -38,7 +38,7 @@ def _asked(**options):
 
 
 @TYPES
-def test_without_a_choice_it_is_that_of_the_elements(dtype):
+def test_arithmetic_without_option_is_default_of_element_type(dtype):
     assert resolved(dtype) == OWN[dtype.name]
     plan = backnorm.explain(*_operands(dtype), epsilon=1e-3)
     assert plan.problem.arithmetic == OWN[dtype.name]
@@ -47,7 +47,7 @@ def test_without_a_choice_it_is_that_of_the_elements(dtype):
 
 @TYPES
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_a_block_says_it_where_there_is_a_choice(dtype, name):
+def test_arithmetic_block_sets_arithmetic_except_of_float64(dtype, name):
     with backnorm.arithmetic(name):
         assert resolved(dtype) == ("float64" if dtype == np.float64 else name)
         other = "float32" if name == "float64" else "float64"
@@ -58,7 +58,7 @@ def test_a_block_says_it_where_there_is_a_choice(dtype, name):
 
 
 @pytest.mark.parametrize("operation", SIGNATURES)
-def test_the_problem_of_every_operation_says_it(operation):
+def test_problem_in_float32_block_has_float32_except_double_backward(operation):
     signature = SIGNATURES[operation]
     made = {"data": np.ones((2, 3, 4), FLOAT32), "channel": np.ones(3, FLOAT32)}
     operands = [made[o.kind] if o.required else None for o in signature.operands]
@@ -70,7 +70,7 @@ def test_the_problem_of_every_operation_says_it(operation):
 
 
 @pytest.mark.parametrize("name", ["float16", "Float32", "", "float32 "])
-def test_an_unknown_word_is_refused(name):
+def test_arithmetic_with_unknown_name_raises_value_error(name):
     for call in (lambda: _asked(arithmetic=name), backnorm.arithmetic(name).__enter__):
         with pytest.raises(ArgumentValueError, match=r"^arithmetic: unknown") as raised:
             call()
@@ -79,13 +79,13 @@ def test_an_unknown_word_is_refused(name):
 
 
 @pytest.mark.parametrize("name", [1, np.float32, FLOAT32, b"float32", ["float32"], True])
-def test_arithmetic_rejects_other_types_than_words(name):
+def test_arithmetic_of_wrong_type_raises_type_error(name):
     for call in (lambda: _asked(arithmetic=name), backnorm.arithmetic(name).__enter__):
         with pytest.raises(ArgumentTypeError, match=r"^arithmetic: must be a string"):
             call()
 
 
-def test_float64_elements_are_refused_float32_where_it_is_asked_for():
+def test_float32_argument_of_float64_elements_raises_but_block_is_ignored():
     operands = _operands(np.float64)
     expected = backnorm.batch_norm_backward(*operands, epsilon=1e-3)
     with pytest.raises(ArgumentValueError, match=r"^arithmetic: float64 elements") as raised:
@@ -103,7 +103,7 @@ def _problems():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_repeated_call_does_not_take_what_another_default_left(dtype):
+def test_call_cache_separates_calls_of_different_arithmetic(dtype):
     forget()
     operands = _operands(dtype)
 
@@ -121,7 +121,7 @@ def test_a_repeated_call_does_not_take_what_another_default_left(dtype):
     assert call(arithmetic=OWN[dtype]) == 4
 
 
-def test_blocks_nest():
+def test_nested_arithmetic_blocks_restore_outer_arithmetic():
     found = []
     with backnorm.arithmetic("float32"):
         found.append(resolved(FLOAT32))
@@ -135,7 +135,7 @@ def test_blocks_nest():
     assert resolved(FLOAT32) == "float64"
 
 
-def test_it_decorates_a_function():
+def test_arithmetic_as_decorator_applies_inside_function():
     @backnorm.arithmetic("float32")
     def inside():
         return resolved(FLOAT32)
@@ -143,7 +143,7 @@ def test_it_decorates_a_function():
     assert [inside(), inside(), resolved(FLOAT32)] == ["float32", "float32", "float64"]
 
 
-def test_a_block_holds_for_its_own_thread():
+def test_arithmetic_block_applies_to_its_own_thread_only():
     found, ready, done = [], threading.Event(), threading.Event()
 
     def other():
@@ -162,7 +162,7 @@ def test_a_block_holds_for_its_own_thread():
     assert found == ["float32", "float64"]
 
 
-def test_a_block_holds_for_its_own_task():
+def test_arithmetic_block_applies_to_its_own_task_only():
     async def task(name, turn):
         with backnorm.arithmetic(name):
             for _ in range(3):
@@ -201,12 +201,12 @@ def _with_environment(value, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
-def test_the_environment_says_it_where_nothing_else_does(name, monkeypatch):
+def test_environment_variable_sets_arithmetic_without_block_or_argument(name, monkeypatch):
     expected = ["float64", name, name, "float64", "float64"]
     assert _with_environment(name, monkeypatch) == expected
 
 
-def test_a_bad_value_in_the_environment_is_an_error(monkeypatch):
+def test_environment_variable_with_unknown_arithmetic_raises_value_error(monkeypatch):
     lines = _with_environment("single", monkeypatch)
     wrong = (
         "ArgumentValueError BACKNORM_ARITHMETIC: environment variable must name the type that "
@@ -221,7 +221,7 @@ def _every_operator():
             yield dialect, op, operator
 
 
-def test_no_dialect_has_a_word_for_it_of_its_own():
+def test_dialect_schemas_do_not_contain_arithmetic():
     for _, _, operator in _every_operator():
         for schema in operator.schemas.values():
             tensors = (*schema.inputs, *schema.outputs, *schema.attributes)
@@ -229,7 +229,7 @@ def test_no_dialect_has_a_word_for_it_of_its_own():
             assert "arithmetic" not in str(schema.to_dict())
 
 
-def test_a_program_is_run_in_the_arithmetic_that_is_asked_for():
+def test_run_program_passes_arithmetic_to_operators():
     document = {"dialect": "ngraph", "op": "BatchNormInference", "attributes": {"epsilon": 1e-3}}
     program = parse_call(document)
     x, _, mean, variance, gamma = _operands(np.float64)

@@ -49,7 +49,7 @@ def assert_passed(*groups):
 
 
 @pytest.mark.parametrize("case", list(battery()))
-def test_the_battery_passes(case):
+def test_backward_in_given_arithmetic_passes_battery(case):
     operator = partial(backnorm.batch_norm_backward, arithmetic=case.arithmetic)
     assert_passed(examine(operator, case))
 
@@ -64,7 +64,7 @@ class _WithRelu:
 
 
 @pytest.mark.parametrize("case", list(relu_battery()))
-def test_the_battery_with_a_relu_passes(case):
+def test_relu_operators_in_given_arithmetic_pass_battery(case):
     assert_passed(examine_relu(_WithRelu(case.arithmetic), case))
 
 
@@ -73,7 +73,9 @@ def test_the_battery_with_a_relu_passes(case):
 @pytest.mark.parametrize("ratio", [1.0, 1e2, 1e4])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_everything_is_within_its_budget(arithmetic, dtype, ratio, data_format, shape, rng):
+def test_operations_in_given_arithmetic_keep_budgets_and_apply_equals_backward(
+    arithmetic, dtype, ratio, data_format, shape, rng
+):
     if data_format == "NXC":
         shape = (shape[0], *shape[2:], shape[1])
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=ratio)
@@ -100,7 +102,7 @@ def _of_16_bits(dtype, rng):
 
 
 @NARROW
-def test_elements_of_16_bits_are_rounded_correctly_in_float64(dtype, rng):
+def test_results_of_16_bit_x_in_float64_arithmetic_are_correctly_rounded(dtype, rng):
     data = _of_16_bits(dtype, rng)
     options = {**data.options, "arithmetic": "float64"}
     exact = reference.backward(*data.backward_inputs, **data.options)
@@ -128,7 +130,7 @@ def _in_every_layout(data, arithmetic):
 
 
 @NARROW
-def test_16_bits_have_the_same_bits_in_every_layout_in_float64(dtype, rng):
+def test_backward_of_16_bit_x_has_layout_independent_bits_only_in_float64(dtype, rng):
     data = _of_16_bits(dtype, rng)
     first, *others = _in_every_layout(data, "float64")
     for other in others:
@@ -140,7 +142,7 @@ def test_16_bits_have_the_same_bits_in_every_layout_in_float64(dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=str)
-def test_the_two_differ(dtype, rng):
+def test_backward_in_float32_and_float64_arithmetic_returns_different_bits(dtype, rng):
     data = realistic_data((8, 40, 12, 12), dtype, rng=rng)
     one, other = (
         backnorm.batch_norm_backward(*data.backward_inputs, **data.options, arithmetic=name)
@@ -149,7 +151,7 @@ def test_the_two_differ(dtype, rng):
     assert any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
 
 
-def test_a_block_computes_what_the_argument_does(rng):
+def test_arithmetic_block_has_the_bits_of_arithmetic_argument(rng):
     data = realistic_data((8, 4, 12, 12), FLOAT32, rng=rng)
     for name in ARITHMETICS:
         expected = backnorm.batch_norm_backward(

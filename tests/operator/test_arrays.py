@@ -94,7 +94,7 @@ def calls(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(call=calls())
-def test_the_layout_in_memory_does_not_matter(call):
+def test_backward_of_arbitrary_array_layouts_is_accurate(call):
     (x, dy, mean, variance, gamma), options, training, scaled = call
     arguments = (x, dy, mean, variance, gamma if scaled else None)
     gradients = backnorm.batch_norm_backward(*arguments, training=training, **options)
@@ -106,7 +106,7 @@ def test_the_layout_in_memory_does_not_matter(call):
 
 @settings(max_examples=80, deadline=None)
 @given(call=calls())
-def test_the_layout_in_memory_does_not_matter_to_the_forward(call):
+def test_forward_of_arbitrary_array_layouts_is_accurate(call):
     (x, _, beta, _, gamma), options, _, _ = call
     normalized = backnorm.batch_norm_forward(x, gamma, beta, **options)
     plain = [a.astype(a.dtype.newbyteorder("=")) for a in (x, gamma, beta)]
@@ -117,7 +117,9 @@ def test_the_layout_in_memory_does_not_matter_to_the_forward(call):
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("axes", [(0,), (2,), (0, 2), (3,), (1,), (0, 1, 2, 3)])
 @pytest.mark.parametrize("which", ["x", "dy"])
-def test_broadcast_arrays_of_stride_zero(data_format, axes, which, rng):
+def test_backward_of_broadcast_x_or_dy_is_accurate_and_returns_full_dx(
+    data_format, axes, which, rng
+):
     data = realistic_data((4, 6, 5, 3), FLOAT32, data_format=data_format, rng=rng)
     arrays = {"x": data.x, "dy": data.dy}
     first = tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(4))
@@ -130,7 +132,7 @@ def test_broadcast_arrays_of_stride_zero(data_format, axes, which, rng):
     assert [v.detail for v in verdicts.values() if not v.passed] == []
 
 
-def test_broadcast_channel_arrays(rng):
+def test_backward_of_broadcast_channel_arrays_is_accurate(rng):
     data = realistic_data((4, 6, 5), FLOAT32, rng=rng)
     shared = [np.broadcast_to(a[:1], a.shape) for a in (data.mean, data.variance, data.gamma)]
     gradients = backnorm.batch_norm_backward(data.x, data.dy, *shared, **data.options)
@@ -138,7 +140,7 @@ def test_broadcast_channel_arrays(rng):
     assert [v.detail for v in verdicts.values() if not v.passed] == []
 
 
-def test_inputs_are_left_alone(rng):
+def test_backward_does_not_change_inputs(rng):
     data = realistic_data((4, 6, 5), FLOAT32, rng=rng)
     before = [array.copy() for array in data.backward_inputs]
     backnorm.batch_norm_backward(*data.backward_inputs, **data.options)

@@ -23,7 +23,7 @@ def turned(array, axes):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("axes", AXES)
-def test_results_are_those_of_the_same_array_turned(axes, order, rng):
+def test_forward_and_backward_with_channel_axes_match_transposed_array(axes, order, rng):
     back = np.argsort(order)
     x, dy, residual = (
         rng.normal(size=SHAPE).astype("f").transpose(order).copy().transpose(back) for _ in range(3)
@@ -53,7 +53,7 @@ def test_results_are_those_of_the_same_array_turned(axes, order, rng):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("axes", AXES)
-def test_second_gradients_are_those_of_the_same_array_turned(axes, order, training, rng):
+def test_double_backward_with_channel_axes_matches_transposed_array(axes, order, training, rng):
     back = np.argsort(order)
     x, dy, ddx = (rng.normal(size=SHAPE).transpose(order).copy().transpose(back) for _ in range(3))
     flat = [turned(array, axes) for array in (x, dy, ddx)]

@@ -22,7 +22,7 @@ BY_TYPE = pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @BY_TYPE
 @pytest.mark.parametrize("with_residual", [True, False])
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-def test_sizes_around_those_of_vectors_bytes_and_tiles(
+def test_operators_with_ceiling_at_sizes_near_vectors_and_tiles_are_accurate(
     dtype, data_format, shape, with_residual, rng
 ):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
@@ -49,7 +49,7 @@ def assert_cut_off(result, plain, ceiling, x):
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
 @pytest.mark.parametrize(("data_format", "shape"), LARGE)
 @pytest.mark.parametrize("with_residual", [True, False])
-def test_y_is_that_without_a_ceiling_cut_off(
+def test_forward_with_ceiling_equals_plain_relu_clipped_at_ceiling(
     dtype, arithmetic, data_format, shape, with_residual, rng
 ):
     """Rounding and the ceiling commute, so the bits are known."""
@@ -78,7 +78,7 @@ def test_y_is_that_without_a_ceiling_cut_off(
     data_format=st.sampled_from(["NCX", "NXC"]),
     seed=st.integers(0, 100),
 )
-def test_any_ceiling_is_rounded_to_the_type_of_x(ceiling, dtype, data_format, seed):
+def test_ceiling_is_rounded_to_type_of_x_and_rejected_if_zero(ceiling, dtype, data_format, seed):
     rng = np.random.default_rng(seed)
     data = realistic_data((3, 5, 7, 3), dtype, data_format=data_format, rng=rng)
     with np.errstate(over="ignore"):
@@ -98,8 +98,8 @@ def test_any_ceiling_is_rounded_to_the_type_of_x(ceiling, dtype, data_format, se
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-def test_an_overflow_of_float32_arithmetic_is_not_taken_for_the_ceiling(dtype):
-    """x - mean has no float32, and y is below the ceiling all the same."""
+def test_inference_with_ceiling_returns_y_where_x_minus_mean_overflows_float32(dtype):
+    """x - mean overflows float32, but y is finite and below the ceiling."""
     x = np.full((2, 3, 32), 3e38, dtype)
     ones = np.ones(3, np.float32)
     y = backnorm.batch_norm_inference(
@@ -111,7 +111,7 @@ def test_an_overflow_of_float32_arithmetic_is_not_taken_for_the_ceiling(dtype):
 
 @BY_TYPE
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 40)])
-def test_ceiling_of_nonfinite_elements(dtype, shape, rng):
+def test_forward_with_ceiling_clips_infinity_keeps_nan_and_clears_mask(dtype, shape, rng):
     residual = np.zeros(shape, dtype)
     residual[0, :, :4] = np.inf, -np.inf, np.nan, 6.0
     x = rng.standard_normal(shape).astype(dtype)
@@ -124,20 +124,20 @@ def test_ceiling_of_nonfinite_elements(dtype, shape, rng):
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, np.nan, -np.inf, -(10**400), 1e-60])
-def test_a_ceiling_that_is_not_more_than_0_is_refused(value):
+def test_ceiling_not_above_zero_in_type_of_x_is_rejected(value):
     x = np.ones((2, 3), np.float32)
     with pytest.raises(backnorm.ArgumentValueError, match=r"^ceiling: .*more than 0"):
         backnorm.batch_norm_forward(x, epsilon=1e-5, activation=Activation("relu", value))
 
 
 @pytest.mark.parametrize("value", [True, "6", [6.0], np.ones(3), 6j])
-def test_a_ceiling_that_is_no_number_is_refused(value):
+def test_ceiling_of_wrong_type_raises_argument_type_error(value):
     x = np.ones((2, 3), np.float32)
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^ceiling: "):
         backnorm.batch_norm_forward(x, epsilon=1e-5, activation=Activation("relu", value))
 
 
-def test_ceiling_of_another_activation_is_refused():
+def test_ceiling_of_silu_is_rejected():
     x, ones = np.ones((2, 3), np.float32), np.ones(3, np.float32)
     with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: must not have a ceiling"):
         backnorm.batch_norm_inference(
@@ -146,7 +146,7 @@ def test_ceiling_of_another_activation_is_refused():
 
 
 @BY_TYPE
-def test_relu6_is_the_relu_with_ceiling_6(dtype, rng):
+def test_relu6_has_the_bits_of_relu_with_ceiling_6(dtype, rng):
     x = (4 * rng.standard_normal((4, 3, 50))).astype(dtype)
     gamma = np.full(3, 9, dtype)
     first, second = (
@@ -158,7 +158,7 @@ def test_relu6_is_the_relu_with_ceiling_6(dtype, rng):
         assert one.tobytes() == other.tobytes()
 
 
-def test_a_ceiling_is_part_of_what_a_call_is_known_by(rng):
+def test_call_cache_distinguishes_ceilings(rng):
     x = rng.standard_normal((4, 3, 50)).astype(np.float16)
 
     def most(ceiling):

@@ -42,7 +42,7 @@ def results(data):
 
 
 @pytest.mark.parametrize(("data_format", "shape", "dtype"), PROBLEMS, ids=str)
-def test_the_number_of_threads_does_not_change_a_bit(data_format, shape, dtype, rng):
+def test_number_of_threads_does_not_change_bits(data_format, shape, dtype, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
     backnorm.set_num_threads(1)
     alone = results(data)
@@ -52,7 +52,7 @@ def test_the_number_of_threads_does_not_change_a_bit(data_format, shape, dtype, 
             assert results(data) == alone
 
 
-def test_several_python_threads_do_not_disturb_each_other(rng):
+def test_concurrent_python_threads_get_the_bits_of_serial_calls(rng):
     cases = [
         realistic_data(shape, dtype, data_format=data_format, rng=rng)
         for data_format, shape, dtype in PROBLEMS[:4]
@@ -63,7 +63,7 @@ def test_several_python_threads_do_not_disturb_each_other(rng):
     assert found == expected * 6
 
 
-def test_the_bits_do_not_depend_on_where_the_arrays_begin(rng):
+def test_backward_results_do_not_depend_on_offset_of_arrays(rng):
     data = realistic_data((8, 5, 33, 3), FLOAT32, rng=rng)
     plain = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
     for offset in (1, 3, 8, 13):
@@ -79,7 +79,7 @@ def test_the_bits_do_not_depend_on_where_the_arrays_begin(rng):
             np.testing.assert_array_equal(actual, expected)
 
 
-def test_any_number_of_threads_from_one_is_accepted():
+def test_set_num_threads_accepts_counts_from_one():
     for count in (1, 2, 1000):
         backnorm.set_num_threads(count)
         assert 1 <= backnorm.get_num_threads() <= count
@@ -88,6 +88,6 @@ def test_any_number_of_threads_from_one_is_accepted():
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_fewer_than_one_thread_is_refused(count):
+def test_set_num_threads_below_one_raises_value_error(count):
     with pytest.raises(ValueError, match="n: must be 1 or more"):
         backnorm.set_num_threads(count)

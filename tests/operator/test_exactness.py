@@ -47,14 +47,14 @@ def check(data, *, training=True):
 
 @pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", BATTERY)
-def test_the_battery(name):
+def test_backward_passes_battery(name):
     assert_passed(examine(backnorm.batch_norm_backward, BATTERY[name]))
 
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-def test_backward_at_sizes_around_those_of_vectors_and_tiles(dtype, data_format, shape, rng):
+def test_backward_at_sizes_near_vectors_and_tiles_is_accurate(dtype, data_format, shape, rng):
     exact = exact_data(shape, dtype, data_format=data_format, rng=rng)
     gradients = backnorm.batch_norm_backward(*exact.backward_inputs, **exact.options)
     for actual, known in zip(gradients, (exact.dx, exact.dgamma, exact.dbeta), strict=True):
@@ -67,7 +67,9 @@ def test_backward_at_sizes_around_those_of_vectors_and_tiles(dtype, data_format,
 @pytest.mark.covering(2)
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-def test_forward_and_inference(dtype, statistics, data_format, shape, rng):
+def test_forward_and_inference_are_accurate_and_exact_for_exact_data(
+    dtype, statistics, data_format, shape, rng
+):
     layout = {"data_format": data_format, "rng": rng, "statistics_dtype": statistics}
     data = realistic_data(shape, dtype, ratio=10.0, **layout)
     parameters = (data.gamma, data.beta)
@@ -91,7 +93,9 @@ def test_forward_and_inference(dtype, statistics, data_format, shape, rng):
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32], ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("ratio", [1e4, 1e6])
-def test_a_mean_far_beyond_the_deviation_does_not_cancel(dtype, data_format, ratio, rng):
+def test_backward_and_forward_with_mean_far_above_deviation_are_accurate(
+    dtype, data_format, ratio, rng
+):
     shape = (8, 5, 60) if data_format == "NCX" else (8, 60, 5)
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=ratio)
     check(data)
@@ -104,7 +108,7 @@ def test_a_mean_far_beyond_the_deviation_does_not_cancel(dtype, data_format, rat
 
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_float16_sums_beyond_65504_do_not_overflow_inside(data_format, rng):
+def test_float16_sums_above_65504_do_not_overflow(data_format, rng):
     shape = (16, 4, 100) if data_format == "NCX" else (16, 100, 4)
     data = realistic_data(shape, FLOAT16, data_format=data_format, rng=rng, gradient_scale=2000.0)
     data.dy[...] = np.abs(data.dy)
@@ -118,7 +122,7 @@ def test_float16_sums_beyond_65504_do_not_overflow_inside(data_format, rng):
 
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32], ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_values_near_1e30_stay_finite(dtype, data_format, rng):
+def test_backward_and_forward_of_values_up_to_1e30_are_accurate(dtype, data_format, rng):
     shape = (4, 3, 30) if data_format == "NCX" else (4, 30, 3)
     layout = {"data_format": data_format, "rng": rng}
     gradients = check(realistic_data(shape, dtype, gradient_scale=1e30, **layout))
@@ -139,7 +143,7 @@ def test_values_near_1e30_stay_finite(dtype, data_format, rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("scale", [1e-30, 1e-38, 1e-43])
-def test_tiny_gradients_down_to_subnormal_ones(dtype, scale, rng):
+def test_backward_of_tiny_and_subnormal_dy_is_accurate(dtype, scale, rng):
     if dtype == FLOAT16:
         scale *= 1e37 if scale < 1e-40 else 1e33
     check(realistic_data((3, 4, 10), dtype, rng=rng, gradient_scale=scale))
@@ -147,7 +151,7 @@ def test_tiny_gradients_down_to_subnormal_ones(dtype, scale, rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 4), (1, 4, 1, 1), (1, 1)])
-def test_one_element_a_channel(dtype, shape, rng):
+def test_backward_with_one_element_per_channel_is_accurate_and_zero_at_mean(dtype, shape, rng):
     data = realistic_data(shape, dtype, rng=rng)
     check(data)
     check(data, training=False)
@@ -161,7 +165,7 @@ def test_one_element_a_channel(dtype, shape, rng):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_constant_channels_give_finite_gradients(dtype, rng):
+def test_backward_of_constant_channel_returns_finite_dx_and_zero_dgamma(dtype, rng):
     data = realistic_data((4, 3, 6), dtype, rng=rng)
     data.x[:, 1] = 3.0
     data.mean[1], data.variance[1] = 3.0, 0.0
@@ -172,7 +176,9 @@ def test_constant_channels_give_finite_gradients(dtype, rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0, 0), (0, 3)])
-def test_empty_tensors_give_zeros(dtype, shape, poisoned_allocations):
+def test_operations_on_empty_tensors_return_empty_arrays_and_zeros(
+    dtype, shape, poisoned_allocations
+):
     other = np.float32 if is_16_bit(dtype) else dtype
     x, ones = np.zeros(shape, dtype), np.ones(shape[1], other)
     gradients = backnorm.batch_norm_backward(x, x, ones, ones, ones, epsilon=1e-5)
@@ -186,6 +192,6 @@ def test_empty_tensors_give_zeros(dtype, shape, poisoned_allocations):
     np.testing.assert_array_equal(normalized.variance, np.zeros(shape[1], other), strict=True)
 
 
-def test_a_large_problem(rng):
+def test_backward_of_large_problem_is_accurate(rng):
     for data_format, shape in (("NCX", (20, 24, 30, 30)), ("NXC", (20, 30, 30, 24))):
         check(realistic_data(shape, FLOAT32, data_format=data_format, rng=rng, ratio=100.0))

@@ -60,7 +60,7 @@ def assert_right(forward_x, backward_x, dy, data, **options):
 
 @pytest.mark.parametrize("options", [{}, {"training": False}, {"reproducible": True}], ids=str)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_backward_with_x_in_another_order_is_right(dtype, options, rng):
+def test_backward_with_x_in_other_order_than_mask_is_accurate(dtype, options, rng):
     data = realistic_data(SHAPE, dtype, rng=rng)
     turned = laid_out(data.x, (0, 2, 3, 1)), np.asfortranarray(data.x)
     ways = np.ascontiguousarray, np.asfortranarray, every_second, saved_and_loaded
@@ -88,13 +88,13 @@ def layouts(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(layouts())
-def test_any_two_orders_of_x_give_right_gradients(call):
+def test_backward_with_mask_of_arbitrary_order_of_x_is_accurate(call):
     (forward_x, backward_x, dy), data, training = call
     assert_right(forward_x, backward_x, dy, data, training=training)
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
-def test_phases_with_x_in_another_order_are_right(reproducible, rng):
+def test_reduce_and_apply_with_x_in_other_order_than_mask_are_accurate(reproducible, rng):
     data = realistic_data(SHAPE, FLOAT32, rng=rng)
     first = np.asfortranarray(data.x)
     moments = backnorm.reduce_forward(first, reproducible=reproducible)
@@ -112,8 +112,8 @@ def test_phases_with_x_in_another_order_are_right(reproducible, rng):
     assert_passed(check_relu_backward(first, *operands, found, **wanted))
 
 
-def test_a_call_that_is_cached_reads_another_mask_in_its_own_order(rng):
-    """Of two masks of one size, of which the first is read in place."""
+def test_cached_backward_reads_each_mask_in_its_own_order(rng):
+    """The masks have the same size; the first has the order of x and is read in place."""
     data = realistic_data(SHAPE, FLOAT32, rng=rng)
     for _ in range(2):
         for x in (data.x, np.asfortranarray(data.x), laid_out(data.x, (0, 2, 3, 1))):
@@ -121,7 +121,7 @@ def test_a_call_that_is_cached_reads_another_mask_in_its_own_order(rng):
 
 
 @pytest.mark.parametrize("place", ["in place", "new"])
-def test_out_with_x_in_another_order_is_written(place, rng):
+def test_out_with_x_in_other_order_than_mask_receives_accurate_dx(place, rng):
     data = realistic_data(SHAPE, FLOAT32, rng=rng)
     turned = np.asfortranarray(data.x)
     mask = backnorm.batch_norm_forward(turned, activation="relu", epsilon=data.epsilon).mask
@@ -135,8 +135,8 @@ def test_out_with_x_in_another_order_is_written(place, rng):
     assert_passed(check_relu_backward(*inputs, found, mask=mask, epsilon=data.epsilon))
 
 
-def test_channel_axes_that_are_apart_in_memory_are_right(rng):
-    """x is copied into an order of its own then, in which the bits are."""
+def test_dresidual_with_separated_channel_axes_equals_masked_dy(rng):
+    """The forward pass copies x into an order of its own, which is the order of the mask's bits."""
     x, dy = rng.standard_normal((2, *SHAPE)).astype(np.float32)
     call_options = {"epsilon": 1e-3, "data_format": (0, 2)}
     y, mean, variance, mask = backnorm.batch_norm_forward(x, activation="relu", **call_options)
@@ -147,7 +147,7 @@ def test_channel_axes_that_are_apart_in_memory_are_right(rng):
         np.testing.assert_array_equal(found.dresidual, np.where(y > 0, dy, np.float32(0)))
 
 
-def test_marks_tell_orders_apart_and_ignore_axes_of_one_element():
+def test_order_mark_distinguishes_orders_and_ignores_axes_of_size_one():
     orders = list(itertools.permutations(range(4)))
     marks = {order_mark(SHAPE, order) for order in orders}
     assert len(marks) == len(orders)
@@ -160,7 +160,7 @@ def test_marks_tell_orders_apart_and_ignore_axes_of_one_element():
     assert order_mark(single, (1, 0, 3, 2)) == bytes(MARK_BYTES)
 
 
-def test_many_axes_are_marked_or_refused():
+def test_relu_mask_of_transposed_x_is_stored_for_20_axes_and_rejected_for_21():
     for axes in (20, 21):
         x = np.zeros((2,) * axes, np.float16)
         call_options = {"epsilon": 1.0, "activation": "relu"}
@@ -173,7 +173,7 @@ def test_many_axes_are_marked_or_refused():
             continue
         with pytest.raises(backnorm.ArgumentValueError, match=r"^x: has too many axes.*at most 20"):
             backnorm.batch_norm_forward(x.T, **call_options)
-        # It has no mask.
+        # Inference makes no mask.
         assert (
             backnorm.batch_norm_inference(x.T, *np.ones((2, 2), np.float16), **call_options).shape
             == x.shape
@@ -181,7 +181,7 @@ def test_many_axes_are_marked_or_refused():
 
 
 @pytest.mark.parametrize("mark", [[0] * 7 + [24], [255] * 8, [1] + [0] * 7], ids=str)
-def test_a_mark_that_is_no_order_is_refused(mark, rng):
+def test_mask_with_invalid_order_mark_is_rejected(mark, rng):
     data = realistic_data(SHAPE, FLOAT32, rng=rng)
     mask = backnorm.batch_norm_forward(data.x, activation="relu", epsilon=data.epsilon).mask
     mask[-MARK_BYTES:] = mark

@@ -26,11 +26,11 @@ def cases(run_cases):
     return run_cases(_SCRIPT)
 
 
-def test_the_process_survives_every_call(cases):
+def test_calls_with_altered_operands_do_not_crash_process(cases):
     cases.check_survival()
 
 
-def test_every_operand_of_every_operation_is_among_the_cases(cases):
+def test_operand_cases_include_all_public_operands(cases):
     found = cases.found
     for operation, signature in SIGNATURES.items():
         name = operation if hasattr(backnorm, operation) else f"batch_norm_{operation}"
@@ -44,7 +44,7 @@ def test_every_operand_of_every_operation_is_among_the_cases(cases):
 
 
 @pytest.mark.parametrize("name", [name for name in backnorm.__all__ if operation_of(name)])
-def test_every_option_of_every_function_is_among_the_cases(cases, name):
+def test_operand_cases_include_all_options_of_function(cases, name):
     signature = SIGNATURES[operation_of(name)]
     options = set(inspect.signature(getattr(backnorm, name)).parameters) - set(signature.names)
     # What is only planned is not written.
@@ -58,18 +58,18 @@ def test_every_option_of_every_function_is_among_the_cases(cases, name):
 @pytest.mark.parametrize(
     "name", ["apply", "batch_norm_backward", "batch_norm_forward", "batch_norm_inference"]
 )
-def test_out_is_among_the_cases(cases, name):
+def test_operand_cases_include_out(cases, name):
     found = cases.found
     assert sum(case.startswith(f"{name}(") and ": out " in case for case in found) > 100
 
 
-def test_each_gives_the_error_or_the_result_of_a_first_call(cases):
+def test_calls_with_altered_operands_raise_error_or_equal_first_call(cases):
     cases.check_outcomes()
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1000)
-def test_so_does_each_with_all_combinations_of_options(run_cases):
+def test_calls_with_all_option_combinations_raise_error_or_equal_first_call(run_cases):
     cases = run_cases(_SCRIPT, "all")
     cases.check_survival()
     cases.check_outcomes()

@@ -16,7 +16,7 @@ def backward(data, **keywords):
     return backnorm.batch_norm_backward(*data.backward_inputs, **data.options, **keywords)
 
 
-def test_every_output_is_written_in_full(poisoned_allocations, rng):
+def test_backward_writes_all_elements_of_outputs(poisoned_allocations, rng):
     data = realistic_data((5, 7, 11), FLOAT32, rng=rng)
     gradients = backward(data)
     assert not any(np.isnan(values).any() for values in gradients)
@@ -28,7 +28,9 @@ def test_every_output_is_written_in_full(poisoned_allocations, rng):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 @pytest.mark.parametrize("training", [True, False])
-def test_out_gets_the_same_bits_and_is_returned(dtype, data_format, shape, training, poison, rng):
+def test_out_is_returned_with_results_of_call_without_out(
+    dtype, data_format, shape, training, poison, rng
+):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     plain = backward(data, training=training)
     out = poison(np.empty(shape, dtype))
@@ -41,7 +43,7 @@ def test_out_gets_the_same_bits_and_is_returned(dtype, data_format, shape, train
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 @pytest.mark.parametrize("training", [True, False])
-def test_out_may_be_dy(dtype, data_format, shape, training, rng):
+def test_out_that_is_dy_receives_dx(dtype, data_format, shape, training, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     plain = backward(data, training=training)
     gradients = backward(data, training=training, out=data.dy)
@@ -75,7 +77,7 @@ def misaligned(shape, dtype):
 
 @pytest.mark.parametrize("make", [strided, reversed_rows, fortran, byte_swapped, misaligned])
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-def test_out_may_lie_in_memory_as_it_likes(make, data_format, shape, rng):
+def test_out_strided_misaligned_or_byte_swapped_receives_dx(make, data_format, shape, rng):
     data = realistic_data(shape, FLOAT32, data_format=data_format, rng=rng)
     plain = backward(data)
     out = make(shape, FLOAT32)
@@ -84,7 +86,7 @@ def test_out_may_lie_in_memory_as_it_likes(make, data_format, shape, rng):
 
 
 @pytest.mark.parametrize("make", [strided, reversed_rows, fortran])
-def test_in_place_works_for_any_strides(make, rng):
+def test_out_that_is_dy_with_other_strides_receives_dx(make, rng):
     data = realistic_data((4, 6, 8), FLOAT32, rng=rng)
     plain = backward(data)
     dy = make(data.dy.shape, FLOAT32)
@@ -96,7 +98,7 @@ def test_in_place_works_for_any_strides(make, rng):
     np.testing.assert_array_equal(dy, plain.dx)
 
 
-def test_the_gaps_of_a_strided_out_are_left_alone(rng):
+def test_strided_out_keeps_gaps_unchanged(rng):
     data = realistic_data((3, 4, 10), FLOAT32, rng=rng)
     memory = np.full((3, 4, 20), 7.0, np.float32)
     backward(data, out=memory[..., ::2])
@@ -117,13 +119,13 @@ def data(rng):
     return realistic_data((4, 4, 6), FLOAT32, rng=rng)
 
 
-def test_a_wrong_shape_is_refused(data):
+def test_out_with_wrong_shape_is_rejected(data):
     refused(data, np.empty((4, 4, 7), np.float32), ValueError, "out.*shape")
     refused(data, np.empty((16, 6), np.float32), ValueError, "out.*shape")
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, BFLOAT16])
-def test_a_wrong_type_is_refused(data, dtype):
+def test_out_with_wrong_element_type_is_rejected(data, dtype):
     refused(data, np.empty((4, 4, 6), dtype), TypeError, "out.*element type")
 
 
@@ -131,12 +133,12 @@ def test_out_rejects_other_types_than_arrays(data):
     refused(data, [1.0], TypeError, "out.*array")
 
 
-def test_a_read_only_out_is_refused(data, read_only):
+def test_out_that_is_read_only_is_rejected(data, read_only):
     (out,) = read_only(np.empty((4, 4, 6), np.float32))
     refused(data, out, ValueError, "out.*read-only")
 
 
-def test_an_out_whose_elements_share_memory_is_refused(data):
+def test_out_whose_elements_share_memory_is_rejected(data):
     out = np.lib.stride_tricks.as_strided(
         np.zeros(24, np.float32), shape=(4, 4, 6), strides=(0, 24, 4)
     )
@@ -144,19 +146,19 @@ def test_an_out_whose_elements_share_memory_is_refused(data):
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 5), (3, 4, 0), (3, 0, 5)], ids=str)
-def test_an_empty_out_is_accepted(shape):
+def test_out_that_is_empty_is_returned_as_dx(shape):
     x, statistics = np.empty(shape, np.float32), np.ones(shape[1], np.float32)
     out = np.empty_like(x)
     gradients = backnorm.batch_norm_backward(x, x, statistics, statistics, epsilon=1e-5, out=out)
     assert gradients.dx is out
 
 
-def test_an_out_that_overlaps_an_input_is_refused(data):
+def test_out_that_is_x_or_reversed_dy_is_rejected(data):
     refused(data, data.x, ValueError, "out.*overlaps x")
     refused(data, data.dy[::-1], ValueError, "out.*overlaps.*dy")
 
 
-def test_an_out_that_overlaps_half_of_dy_is_refused(rng):
+def test_out_that_partly_overlaps_dy_is_rejected(rng):
     source = realistic_data((4, 4, 6), FLOAT32, rng=rng)
     memory = np.zeros((5, 4, 6), np.float32)
     memory[:4] = source.dy
@@ -165,7 +167,7 @@ def test_an_out_that_overlaps_half_of_dy_is_refused(rng):
         backnorm.batch_norm_backward(*arguments, **source.options, out=memory[1:])
 
 
-def test_neighbours_that_interleave_without_sharing_are_accepted(rng):
+def test_out_interleaved_with_dy_receives_dx_and_keeps_dy(rng):
     source = realistic_data((4, 4, 6), FLOAT32, rng=rng)
     memory = np.zeros((4, 4, 12), np.float32)
     memory[..., ::2] = source.dy
@@ -176,7 +178,7 @@ def test_neighbours_that_interleave_without_sharing_are_accepted(rng):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_out_of_the_forward_and_of_inference(dtype, poison, rng):
+def test_forward_and_inference_with_out_return_out_with_same_results(dtype, poison, rng):
     data = realistic_data((4, 6, 9), dtype, rng=rng)
     out = poison(np.empty(data.x.shape, dtype))
     plain = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **data.options)

@@ -102,7 +102,7 @@ def data(rng):
 
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "repeated"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_nothing_is_written_beyond_a_smaller_array_that_lies(name, warm, data):
+def test_out_smaller_than_declared_shape_is_rejected_without_write(name, warm, data):
     call = takes_out(data)[name]
     forget()
     if warm:
@@ -117,7 +117,7 @@ def test_nothing_is_written_beyond_a_smaller_array_that_lies(name, warm, data):
 
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "repeated"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_array_that_lies_gets_the_result_where_it_is(name, warm, data):
+def test_out_with_false_declared_shape_receives_result_in_its_memory(name, warm, data):
     call = takes_out(data)[name]
     expected = call(np.empty(SHAPE, np.float32)).copy()
     forget()
@@ -132,7 +132,7 @@ def test_an_array_that_lies_gets_the_result_where_it_is(name, warm, data):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_out_rejects_arrays_by_declared_class_alone(name, data):
+def test_out_rejects_object_that_only_declares_ndarray_class(name, data):
     class Pretender:
         __class__ = np.ndarray
         shape, dtype = SHAPE, np.dtype(np.float32)
@@ -144,7 +144,7 @@ def test_out_rejects_arrays_by_declared_class_alone(name, data):
         call(Pretender())
 
 
-def test_an_operand_that_only_says_that_it_is_an_array_is_refused(data):
+def test_operand_that_only_declares_ndarray_class_is_rejected(data):
     class Pretender:
         __class__ = np.ndarray
         shape, dtype = data.x.shape, data.x.dtype
@@ -170,7 +170,7 @@ STRIDES = [4, 8, 12, 16, 20, 24, 36, 48, -4, -16, 6, 0]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_overlapping_strides_are_refused_and_no_others(sizes):
+def test_out_is_rejected_only_if_its_elements_share_memory(sizes):
     rng = np.random.default_rng(3)
     data = realistic_data(sizes, FLOAT32, rng=rng)
     call = takes_out(data)["backward"]

@@ -39,7 +39,7 @@ def test_sums_of_parts_add_up_to_the_sums_of_the_whole(dtype, data_format, shape
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 @pytest.mark.parametrize("training", [True, False])
-def test_dx_of_parts_is_the_part_of_dx(dtype, data_format, shape, training, rng):
+def test_apply_on_parts_returns_accurate_parts_of_dx(dtype, data_format, shape, training, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
     exact = reference.backward(*data.backward_inputs, training=training, **data.options)
     cuts = (2, 2, 6)
@@ -70,7 +70,9 @@ def test_dx_of_parts_is_the_part_of_dx(dtype, data_format, shape, training, rng)
 
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32], ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-def test_reduce_then_apply_is_the_backward_pass(dtype, data_format, shape, poison, rng):
+def test_reduce_then_apply_returns_accurate_dx_in_out_and_in_place(
+    dtype, data_format, shape, poison, rng
+):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     whole = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
     sums = backnorm.reduce(data.x, data.dy, data.mean, data_format=data_format)
@@ -86,7 +88,7 @@ def test_reduce_then_apply_is_the_backward_pass(dtype, data_format, shape, poiso
     np.testing.assert_array_equal(in_place, dx)
 
 
-def test_apply_uses_the_count_of_the_sums_not_of_its_own_part(rng):
+def test_apply_with_doubled_count_of_sums_returns_different_dx(rng):
     data = realistic_data((8, 3, 5), FLOAT64, rng=rng)
     sums = backnorm.reduce(data.x, data.dy, data.mean)
     half = backnorm.apply(
@@ -101,7 +103,7 @@ def test_apply_uses_the_count_of_the_sums_not_of_its_own_part(rng):
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0), (0, 3)])
-def test_an_empty_part_adds_nothing_and_gets_nothing(shape, rng):
+def test_reduce_of_empty_part_adds_zero_and_apply_returns_empty_dx(shape, rng):
     data = realistic_data((4, 3, 5), FLOAT32, rng=rng)
     empty = np.zeros(shape, np.float32)
     none = backnorm.reduce(empty, empty, data.mean)
@@ -116,7 +118,7 @@ def test_an_empty_part_adds_nothing_and_gets_nothing(shape, rng):
     assert dx.shape == shape
 
 
-def test_sums_of_other_channels_are_refused(rng):
+def test_sums_with_wrong_channels_or_type_are_rejected(rng):
     data = realistic_data((4, 3, 5), FLOAT32, rng=rng)
     with pytest.raises(backnorm.ArgumentValueError, match="sums"):
         backnorm.apply(*data.backward_inputs, ChannelSums.zero(4), **data.options)
@@ -129,7 +131,7 @@ def test_sums_of_other_channels_are_refused(rng):
 @pytest.mark.parametrize(
     "count", [0, 41, -5, np.nan, np.inf, 42.0, 2.5, "42", None, 10**400], ids=str
 )
-def test_sums_of_another_count_are_refused(count, rng):
+def test_sums_with_invalid_count_are_rejected(count, rng):
     data = realistic_data((7, 5, 6), FLOAT32, rng=rng)
     sums = backnorm.reduce(data.x, data.dy, data.mean)
     assert sums.count == 42
@@ -139,7 +141,7 @@ def test_sums_of_another_count_are_refused(count, rng):
 
 
 @pytest.mark.parametrize("dtype", ["i8", "?", "c16", "O", "U3", "M8[s]", "i8,i8"])
-def test_sums_of_no_numbers_are_refused(dtype, rng):
+def test_sums_with_non_float_elements_are_rejected(dtype, rng):
     data = realistic_data((7, 5, 6), FLOAT32, rng=rng)
     sums = backnorm.reduce(data.x, data.dy, data.mean)
     for broken in (
@@ -154,7 +156,7 @@ def test_sums_of_no_numbers_are_refused(dtype, rng):
 
 @pytest.mark.parametrize(
     ("dtype", "offset"),
-    # Of 16 bits nothing is left beside an offset.
+    # x of 16 bits loses its deviation beside an offset.
     [*((dtype, 0.0) for dtype in ELEMENT_TYPES), (FLOAT32, 1e4), (FLOAT64, 1e4), (FLOAT64, -1e7)],
     ids=str,
 )
@@ -183,7 +185,7 @@ def test_moments_of_parts_add_up_to_those_of_the_whole(
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape, activation, rng):
+def test_forward_in_parts_matches_whole_within_rounding(dtype, data_format, shape, activation, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
     options = {**data.options, "activation": activation, "arithmetic": "float64"}
     residual = rng.normal(size=shape).astype(dtype) if activation else None
@@ -204,7 +206,7 @@ def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape,
     if dtype == FLOAT64:
         assert np.abs(apart).max() <= 8 * np.spacing(np.abs(whole.y).max())
     else:
-        # Where it is nearly a tie, what nobody can see of the mean decides.
+        # Rounding errors of the mean decide elements that are nearly halfway between two values.
         assert (apart != 0).mean() < 0.01
         assert np.abs(apart).max() <= np.spacing(np.abs(whole.y).max())
     for each in found:
@@ -216,7 +218,7 @@ def test_a_forward_pass_of_parts_is_that_of_the_whole(dtype, data_format, shape,
             np.testing.assert_array_equal(positive.reshape(each.y.shape), each.y > 0)
 
 
-def test_a_backward_pass_of_parts_behind_a_relu(rng, same):
+def test_backward_in_parts_after_relu_matches_whole(rng, same):
     data = realistic_data((7, 5, 6, 3), FLOAT32, rng=rng, ratio=3.0)
     options = {**data.options, "arithmetic": "float64"}
     _, mean, variance, mask = backnorm.batch_norm_forward(
@@ -243,7 +245,7 @@ def test_a_backward_pass_of_parts_behind_a_relu(rng, same):
     same((dx,), (found[0][0],))
 
 
-def test_moments_of_nothing_are_those_of_the_other(same):
+def test_moments_of_empty_part_do_not_change_total(same):
     some = backnorm.reduce_forward(np.arange(12.0).reshape(2, 3, 2))
     none = backnorm.reduce_forward(np.empty((0, 3, 2)))
     assert none.count == 0
@@ -255,7 +257,7 @@ def test_moments_of_nothing_are_those_of_the_other(same):
     same((y.mean, y.variance), (some.mean, some.variance))
 
 
-def test_moments_of_others_are_refused(rng):
+def test_moments_with_wrong_type_channels_count_or_variance_are_rejected(rng):
     x = rng.normal(size=(4, 3, 5))
     some = backnorm.reduce_forward(x)
     with pytest.raises(backnorm.ArgumentTypeError, match="moments"):

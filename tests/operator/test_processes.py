@@ -38,7 +38,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_a_forked_child_computes_the_same_bits(data_format):
+def test_backward_and_forward_in_forked_child_have_the_bits_of_parent(data_format):
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM), data_format],
         capture_output=True,

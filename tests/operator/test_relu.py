@@ -57,7 +57,7 @@ def threads():
 
 @pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", BATTERY)
-def test_the_battery(name):
+def test_relu_operators_pass_battery(name):
     assert_passed(examine_relu(Ours, BATTERY[name]))
 
 
@@ -65,7 +65,7 @@ def test_the_battery(name):
 @pytest.mark.parametrize("with_residual", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-def test_sizes_around_those_of_vectors_bytes_and_tiles(
+def test_relu_operators_at_sizes_near_vectors_and_tiles_are_accurate(
     dtype, data_format, shape, with_residual, rng
 ):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
@@ -76,7 +76,9 @@ def test_sizes_around_those_of_vectors_bytes_and_tiles(
 
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LARGE)
-def test_types_of_statistics(dtype, statistics, data_format, shape, rng):
+def test_relu_operators_with_mixed_types_are_accurate_and_keep_statistics_type(
+    dtype, statistics, data_format, shape, rng
+):
     layout = {"data_format": data_format, "rng": rng, "statistics_dtype": statistics}
     data = realistic_data(shape, dtype, **layout)
     assert_passed(examine_relu(Ours, relu_case("", data, rng)))
@@ -89,7 +91,7 @@ def test_types_of_statistics(dtype, statistics, data_format, shape, rng):
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [FLOAT32, np.dtype(np.float16)], ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_outputs_larger_than_the_caches(dtype, data_format, rng):
+def test_relu_operators_with_outputs_larger_than_caches_are_accurate(dtype, data_format, rng):
     """Written past the caches where that pays; a few channels are judged, the others compared."""
     shape = (50, 64, 56, 56) if data_format == "NCX" else (50, 56, 56, 64)
     axis = 1 if data_format == "NCX" else 3
@@ -138,7 +140,7 @@ def test_outputs_larger_than_the_caches(dtype, data_format, rng):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0, 0), (0, 3)])
 @pytest.mark.parametrize("with_residual", [True, False])
-def test_empty_tensors(dtype, shape, with_residual):
+def test_relu_operators_on_empty_tensors_return_empty_arrays_and_zeros(dtype, shape, with_residual):
     other = np.float32 if is_16_bit(dtype) else dtype
     x, ones = np.zeros(shape, dtype), np.ones(shape[1], other)
     residual = x if with_residual else None
@@ -165,7 +167,9 @@ def test_empty_tensors(dtype, shape, with_residual):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("name", ["x", "gamma", "beta", "residual"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_nonfinite_elements_follow_ieee_rules(dtype, name, value, rng):
+def test_relu_forward_and_inference_of_nonfinite_elements_follow_ieee_rules(
+    dtype, name, value, rng
+):
     data = realistic_data((4, 5, 9), dtype, rng=rng)
     arrays = {
         "x": data.x,
@@ -186,7 +190,7 @@ def test_nonfinite_elements_follow_ieee_rules(dtype, name, value, rng):
 
 @pytest.mark.parametrize("bits", ["none", "all"])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_masks_of_nothing_and_of_everything(bits, dtype, rng):
+def test_backward_with_clear_mask_returns_zeros_and_with_full_mask_keeps_dy(bits, dtype, rng):
     data = realistic_data((5, 9, 7, 7), dtype, rng=rng)
     data.dy[0, 0] = np.nan if bits == "none" else 1.0
     mask = np.full(mask_size(data.x.size), 0 if bits == "none" else 0xFF, np.uint8)
@@ -204,7 +208,7 @@ def test_masks_of_nothing_and_of_everything(bits, dtype, rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LARGE)
-def test_without_residual_y_is_the_relu_of_y_of_the_plain_operator(dtype, data_format, shape, rng):
+def test_relu_forward_without_residual_equals_relu_of_plain_y(dtype, data_format, shape, rng):
     """Rounding and the ReLU commute, so y with a ReLU has the bits of the plain one."""
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     affine = (data.gamma, data.beta)
@@ -219,7 +223,7 @@ def test_without_residual_y_is_the_relu_of_y_of_the_plain_operator(dtype, data_f
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), [*LARGE, ("NXC", (60001, 3))])
 @pytest.mark.parametrize("with_residual", [True, False])
-def test_the_number_of_threads_does_not_change_a_bit(
+def test_number_of_threads_does_not_change_bits_of_relu_operators(
     dtype, data_format, shape, with_residual, rng, threads
 ):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
@@ -243,6 +247,6 @@ def test_the_number_of_threads_does_not_change_a_bit(
         assert results() == alone
 
 
-def test_float64_has_the_digits_of_float64(rng):
+def test_relu_operators_in_float64_with_large_mean_are_accurate(rng):
     data = realistic_data((4, 5, 60), FLOAT64, rng=rng, ratio=1e6)
     assert_passed(examine_relu(Ours, relu_case("", data, rng)))

@@ -39,7 +39,7 @@ def call(operator, arguments, **changes):
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, np.longdouble, object, "U3"])
-def test_types_that_are_not_supported_are_refused(operator, name, dtype, arguments):
+def test_relu_operators_reject_unsupported_element_types(operator, name, dtype, arguments):
     if name not in arguments[operator]:
         return
     wrong = np.ones(arguments[operator][name].shape, dtype)
@@ -49,7 +49,7 @@ def test_types_that_are_not_supported_are_refused(operator, name, dtype, argumen
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("name", ["dy", "residual"])
-def test_tensors_of_another_type_or_shape_than_x_are_refused(operator, name, arguments):
+def test_dy_or_residual_of_other_type_or_shape_than_x_is_rejected(operator, name, arguments):
     if name not in arguments[operator]:
         return
     right = arguments[operator][name]
@@ -63,7 +63,7 @@ def test_tensors_of_another_type_or_shape_than_x_are_refused(operator, name, arg
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.float32, np.bool_, np.int64, object])
-def test_a_mask_of_another_type_is_refused(dtype, arguments):
+def test_mask_of_other_type_than_uint8_is_rejected(dtype, arguments):
     mask = arguments["backward"]["mask"].astype(dtype)
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^mask: ") as raised:
         call("backward", arguments, mask=mask)
@@ -83,14 +83,14 @@ def test_a_mask_of_another_type_is_refused(dtype, arguments):
     ],
     ids=["empty", "half", "a bit too short", "(1, n)", "(n, 1)", "scalar"],
 )
-def test_a_mask_of_another_size_is_refused(change, arguments):
+def test_mask_of_wrong_shape_is_rejected(change, arguments):
     wrong = np.asarray(change(arguments["backward"]["mask"]))
     with pytest.raises(backnorm.ArgumentValueError, match=r"^mask: ") as raised:
         call("backward", arguments, mask=wrong)
     assert str(wrong.shape) in str(raised.value)
 
 
-def test_the_gradient_of_a_residual_needs_a_mask(arguments):
+def test_residual_gradient_without_mask_is_rejected(arguments):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*without a mask"):
         call("backward", arguments, mask=None, residual=True)
     del arguments["backward"]["mask"]
@@ -99,18 +99,18 @@ def test_the_gradient_of_a_residual_needs_a_mask(arguments):
 
 
 @pytest.mark.parametrize("operator", ["forward", "inference"])
-def test_residual_without_relu_is_refused(operator, arguments):
+def test_residual_without_relu_is_rejected(operator, arguments):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*activation='relu'"):
         call(operator, arguments, activation=None)
 
 
-def test_residual_before_silu_is_refused(arguments):
+def test_residual_before_silu_is_rejected(arguments):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^residual: .*activation='relu'"):
         call("inference", arguments, activation="silu")
 
 
 @pytest.mark.parametrize("activation", ["silu", "hardswish", backnorm.Activation("silu")])
-def test_activation_without_mask_is_refused_in_training(activation, arguments):
+def test_forward_rejects_activations_that_have_no_mask(activation, arguments):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: .*not a mask"):
         call("forward", arguments, activation=activation, residual=None)
     moments = backnorm.reduce_forward(arguments["forward"]["x"])
@@ -122,12 +122,12 @@ def test_activation_without_mask_is_refused_in_training(activation, arguments):
 
 @pytest.mark.parametrize("operator", ["forward", "inference"])
 @pytest.mark.parametrize("value", ["gelu", "", True, 6.0, ("relu", 6.0), np.ones(3)])
-def test_unknown_activation_is_refused(operator, value, arguments):
+def test_unknown_activation_is_rejected(operator, value, arguments):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: "):
         call(operator, arguments, activation=value)
 
 
-def test_a_strided_mask_is_a_legal_array(arguments):
+def test_backward_with_strided_mask_equals_contiguous_mask(arguments):
     expected = call("backward", arguments, residual=True)
     wide = np.repeat(arguments["backward"]["mask"], 2)
     actual = call("backward", arguments, residual=True, mask=wide[::2])
@@ -136,13 +136,13 @@ def test_a_strided_mask_is_a_legal_array(arguments):
 
 
 @pytest.mark.parametrize("value", [1, "yes", None, np.ones(3)])
-def test_whether_a_residual_gradient_is_wanted_is_a_flag(value, arguments):
+def test_backward_rejects_residual_that_is_not_bool(value, arguments):
     with pytest.raises(backnorm.ArgumentTypeError, match=r"^residual: "):
         call("backward", arguments, residual=value)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_other_arguments_are_checked_like_those_of_the_plain_operators(operator, arguments):
+def test_relu_operators_reject_invalid_epsilon_data_format_x_and_gamma(operator, arguments):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^epsilon: .*-1"):
         call(operator, arguments, epsilon=-1.0)
     with pytest.raises(backnorm.ArgumentValueError, match=r"^data_format: .*NHWC"):
@@ -158,7 +158,7 @@ def test_other_arguments_are_checked_like_those_of_the_plain_operators(operator,
 
 
 @pytest.mark.parametrize("operator", ["inference", "backward"])
-def test_a_variance_that_is_not_positive_is_named(operator, arguments):
+def test_negative_variance_raises_error_with_its_channel(operator, arguments):
     variance = arguments[operator]["variance"].copy()
     variance[3] = -1.0
     with pytest.raises(backnorm.ArgumentValueError, match=r"^variance: .*channel 3"):

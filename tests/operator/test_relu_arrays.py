@@ -26,7 +26,7 @@ def assert_passed(verdicts):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (2, 0, 3, 1)], ids=str)
-def test_results_and_bits_lie_like_x(dtype, order, rng):
+def test_relu_results_and_mask_follow_memory_order_of_x(dtype, order, rng):
     def lie(array):
         return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
 
@@ -111,7 +111,7 @@ def native(array):
 @pytest.mark.timeout(1200)
 @settings(max_examples=150, deadline=None)
 @given(call=calls())
-def test_the_layout_in_memory_does_not_matter(call):
+def test_relu_operators_with_arbitrary_array_layouts_are_accurate(call):
     arrays, residual, mask, training, options = call
     x, dy, mean, variance, gamma, beta = arrays.values()
     added, wanted = {"residual": residual} | options, {"residual": residual is not None} | options
@@ -134,7 +134,7 @@ def test_the_layout_in_memory_does_not_matter(call):
     assert_passed(verdicts)
 
 
-def test_a_broadcast_residual_and_gradient(rng):
+def test_relu_operators_with_broadcast_residual_and_dy_are_accurate(rng):
     data = realistic_data((6, 5, 7, 3), FLOAT32, rng=rng)
     residual, dy = (
         np.broadcast_to(a[:1, :, :, :1], data.x.shape) for a in (data.dy * 0.5, data.dy)
@@ -149,7 +149,7 @@ def test_a_broadcast_residual_and_gradient(rng):
     assert_passed(check_relu_backward(*inputs, gradients, **wanted))
 
 
-def test_inputs_are_left_alone_and_results_are_new(rng):
+def test_relu_operators_keep_inputs_and_return_new_arrays(rng):
     data = realistic_data((6, 5, 7, 3), FLOAT32, rng=rng)
     residual = rng.standard_normal(data.x.shape).astype(np.float32)
     mask = random_mask(data.x, rng)

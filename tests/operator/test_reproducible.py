@@ -75,7 +75,7 @@ def taken_apart(terms, digits):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(5, 3, 21), (9, 4), (40, 2, 2)])
-def test_bins_are_those_of_the_definition(dtype, shape):
+def test_bins_equal_digits_by_definition(dtype, shape):
     x, dy, *_ = data(shape, dtype)
     digits = 4 if dtype is np.float64 else 3
     moments = backnorm.reduce_forward(x, reproducible=True)
@@ -143,7 +143,9 @@ def in_parts(x, dy, gamma, beta, cuts, order, **options):
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_same_bits_however_a_batch_is_cut(shape, dtype, arithmetic):
+def test_reproducible_results_have_same_bits_for_all_cuts_threads_and_layouts(
+    shape, dtype, arithmetic
+):
     if dtype is np.float64 and arithmetic == "float32":
         return
     x, dy, gamma, beta = data(shape, dtype)
@@ -168,7 +170,7 @@ def test_the_same_bits_however_a_batch_is_cut(shape, dtype, arithmetic):
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_the_same_bits_in_any_order_of_samples(dtype, data_format):
+def test_reproducible_results_have_same_bits_in_other_sample_order(dtype, data_format):
     x, dy, gamma, beta = data((64, 16, 49), dtype)
     order = np.random.default_rng(3).permutation(64)
     if data_format == "NXC":
@@ -178,14 +180,14 @@ def test_the_same_bits_in_any_order_of_samples(dtype, data_format):
     assert bits(one[0][order], *one[1:3], one[3][order], *one[4:]) == bits(*other)
     usual = backnorm.reduce(x, dy, one[1], data_format=data_format)
     moved = backnorm.reduce(x[order], dy[order], one[1], data_format=data_format)
-    # What is asked for does not go without saying. (Sums of the other types are compensated, or
+    # Plain float32 sums do depend on the order. (Sums of the other types are compensated, or
     # exact for so few elements.)
     assert dtype is not np.float32 or bits(usual.sum_dy_xmu) != bits(moved.sum_dy_xmu)
 
 
 @pytest.mark.parametrize("shape", [(40, 17, 49), (300, 64), (8, 6, 1100)], ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_relu_and_a_residual(dtype, shape):
+def test_reproducible_relu_has_same_bits_in_both_layouts_and_for_masked_dy(dtype, shape):
     x, dy, gamma, beta = data(shape, dtype)
     residual = np.random.default_rng(9).standard_normal(shape).astype(dtype)
     options = {"epsilon": EPSILON}
@@ -210,7 +212,7 @@ def test_a_relu_and_a_residual(dtype, shape):
     columns = both(last(x), last(dy), last(residual), "NXC")
     elements = {0, 3, 6}
     assert bits(*(last(v) if k in elements else v for k, v in enumerate(rows))) == bits(*columns)
-    # As where dy is zero where y is not positive.
+    # The gradients equal those of a dy that is zero where y is not positive.
     masked = np.where(rows[0] > 0, dy, np.zeros_like(dy))
     plain = backnorm.batch_norm_backward(x, masked, *rows[1:3], gamma, **options, reproducible=True)
     assert bits(*plain) == bits(*rows[3:6])
@@ -219,7 +221,7 @@ def test_a_relu_and_a_residual(dtype, shape):
 @pytest.mark.parametrize("offset", [0.0, 1.0, 100.0, 1e4])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, BFLOAT16])
-def test_results_keep_to_the_budget(dtype, data_format, offset):
+def test_reproducible_results_keep_error_budget(dtype, data_format, offset):
     x, dy, gamma, beta = data((32, 7, 225), dtype, offset=offset)
     if data_format == "NXC":
         x, dy = last(x), last(dy)
@@ -231,7 +233,7 @@ def test_results_keep_to_the_budget(dtype, data_format, offset):
         assert verdict.passed, (name, verdict.detail)
 
 
-def test_frozen_statistics():
+def test_reproducible_frozen_backward_has_same_bits_in_reversed_sample_order():
     x, dy, gamma, _ = data((40, 17, 49), np.float32)
     mean, variance = np.ones((2, 17), np.float32)
     options = {"epsilon": EPSILON, "training": False, "reproducible": True}
@@ -250,7 +252,7 @@ SPECIAL = [float("nan"), float("inf"), float("-inf"), 3e38, -1e-45, 0.0]
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("values", list(itertools.combinations(SPECIAL, 2)), ids=str)
-def test_nonfinite_terms_spread_as_in_any_sum(values, data_format):
+def test_reproducible_sums_of_nonfinite_terms_match_plain_sums(values, data_format):
     x, dy, gamma, beta = data((30, 9, 20), np.float32)
     for k, value in enumerate(values):
         x[3 + 20 * k, 2, 5] = dy[4, 5 + k, 7] = value
@@ -272,7 +274,7 @@ def test_nonfinite_terms_spread_as_in_any_sum(values, data_format):
 
 
 @pytest.mark.parametrize("value", [1e290, 1e-300, 2.0**991, -(2.0**1000), 5e-324])
-def test_float64_of_any_magnitude(value):
+def test_reproducible_sum_of_extreme_float64_is_accurate_or_infinite(value):
     dy = np.random.default_rng(0).standard_normal((40, 3, 30)) * min(1.0, abs(value))
     dy[7, 1, 4] = value
     x, mean = np.ones((40, 3, 30)), np.zeros(3)
@@ -295,7 +297,7 @@ def test_float64_of_any_magnitude(value):
     cut=st.integers(0, 60),
     seed=st.integers(0, 9),
 )
-def test_any_terms_add_up_to_the_same_in_any_order(terms, cut, seed):
+def test_reproducible_sums_do_not_depend_on_order_of_terms(terms, cut, seed):
     dy = np.array(terms, np.float32).reshape(-1, 1, 1)
     x, mean = np.full_like(dy, 2.0), np.zeros(1, np.float32)
     with np.errstate(all="ignore"):
@@ -317,7 +319,7 @@ def test_any_terms_add_up_to_the_same_in_any_order(terms, cut, seed):
         assert found.sum_dy_xmu[0] == 2 * found.sum_dy[0]
 
 
-def test_no_elements():
+def test_reproducible_sums_of_empty_batch_are_zero():
     x = np.empty((0, 4, 3), np.float32)
     moments = backnorm.reduce_forward(x, reproducible=True)
     assert moments.count == 0
@@ -337,7 +339,7 @@ def test_no_elements():
 class TestErrors:
     x, dy, gamma, beta = data((4, 3, 5), np.float32)
 
-    def test_a_flag(self):
+    def test_reproducible_of_other_type_than_bool_is_rejected(self):
         for call in (
             lambda: backnorm.batch_norm_forward(self.x, epsilon=EPSILON, reproducible="yes"),
             lambda: backnorm.reduce_forward(self.x, reproducible=1.5),
@@ -345,7 +347,7 @@ class TestErrors:
             with pytest.raises(ArgumentTypeError, match="reproducible"):
                 call()
 
-    def test_sums_of_another_kind_do_not_add_up(self):
+    def test_moments_plus_sums_of_other_kind_or_type_raise_error(self):
         moments = backnorm.reduce_forward(self.x, reproducible=True)
         with pytest.raises(TypeError):
             moments + backnorm.reduce_forward(self.x)
@@ -356,7 +358,7 @@ class TestErrors:
         with pytest.raises(ArgumentValueError, match="one type"):
             moments + wide
 
-    def test_too_many_elements(self):
+    def test_moments_of_too_many_elements_are_rejected(self):
         bins = backnorm.reduce_forward(self.x, reproducible=True).bins
         with pytest.raises(ArgumentValueError, match="fewer than 2147483648"):
             ReproducibleMoments(bins, 2**30) + ReproducibleMoments(bins, 2**30)
@@ -365,7 +367,7 @@ class TestErrors:
         with pytest.raises(ArgumentValueError, match="fewer than 2147483648"):
             backnorm.apply_forward(self.x, ReproducibleMoments(bins, 2**31), epsilon=EPSILON)
 
-    def test_moments_for_sums(self):
+    def test_apply_rejects_moments_in_place_of_sums(self):
         moments = backnorm.reduce_forward(self.x, reproducible=True)
         with pytest.raises(ArgumentTypeError, match="sums"):
             backnorm.apply(
@@ -378,7 +380,7 @@ class TestErrors:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_sum_of_most_elements_is_exact(dtype, sign):
+def test_reproducible_sum_of_maximum_count_of_elements_is_accurate(dtype, sign):
     """2^31 - 1 equal elements, with digits near the largest: 2^31, and 1.49 * 2^31 of float64."""
     x, dy = 1.0, sign * 0.5
     if dtype == np.float64:
@@ -406,8 +408,8 @@ def test_sum_of_most_elements_is_exact(dtype, sign):
         assert abs(Fraction(float(found)) - exact) <= abs(exact) * Fraction(2) ** -52
 
 
-def test_bins_out_of_reach_are_dropped():
-    """A larger term, which comes later, moves all bins up: what is lost is lost in any order."""
+def test_bins_of_small_and_large_terms_have_same_bits_in_both_orders():
+    """A larger term moves all bins up, and drops the same digits if it is added first or last."""
     small, large = np.full((1, 1, 3), 2.0**-60, np.float32), np.full((1, 1, 3), 2.0**60, np.float32)
     one, two = (backnorm.reduce_forward(each, reproducible=True) for each in (small, large))
     total = one + two
@@ -418,7 +420,7 @@ def test_bins_out_of_reach_are_dropped():
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_equal_elements_have_no_variance(dtype, data_format, rng):
+def test_reproducible_forward_of_equal_elements_has_negligible_variance(dtype, data_format, rng):
     values = (rng.standard_normal(50) * np.exp2(rng.integers(-9, 9, 50))).astype(dtype)
     for count in (1, 3, 40):
         x = np.repeat(values[None], count, 0)[:, :, None].repeat(17, 2)

@@ -58,7 +58,9 @@ def as_float(gradients):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
-def test_types_and_layouts(dtype, statistics, data_format, shape, training, rng, read_only):
+def test_double_backward_of_each_type_and_layout_is_accurate(
+    dtype, statistics, data_format, shape, training, rng, read_only
+):
     arguments = layer(rng, dtype, shape, data_format=data_format, statistics_dtype=statistics)
     for name, value in arguments.items():
         if isinstance(value, np.ndarray):
@@ -71,13 +73,13 @@ def test_types_and_layouts(dtype, statistics, data_format, shape, training, rng,
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("absent", [c for n in range(1, 4) for c in itertools.combinations(
     (*COTANGENTS, "gamma"), n)], ids="-".join)  # fmt: skip
-def test_absent_arguments(absent, dtype, training, rng):
+def test_double_backward_with_absent_arguments_is_accurate(absent, dtype, training, rng):
     arguments = layer(rng, dtype) | dict.fromkeys(absent) | {"training": training}
     gradients = check(arguments)
     assert gradients.gamma.dtype == arguments["mean"].dtype
 
 
-def test_without_a_cotangent_there_is_no_gradient_even_of_nan(rng):
+def test_double_backward_without_cotangents_returns_zeros_even_for_nan(rng):
     arguments = layer(rng) | dict.fromkeys(COTANGENTS)
     arguments["x"][0] = np.nan
     for values in double_backward(arguments):
@@ -86,18 +88,18 @@ def test_without_a_cotangent_there_is_no_gradient_even_of_nan(rng):
 
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32], ids=str)
 @pytest.mark.parametrize("ratio", [1e4, 1e6])
-def test_a_mean_far_beyond_the_deviation_does_not_cancel(dtype, ratio, rng):
+def test_double_backward_with_mean_far_above_deviation_is_accurate(dtype, ratio, rng):
     check(layer(rng, dtype, (8, 5, 60), ratio=ratio))
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_foreign_statistics_are_used_as_they_are(training, rng):
+def test_double_backward_with_statistics_not_of_x_is_accurate(training, rng):
     arguments = layer(rng) | {"training": training}
     check(arguments | {"mean": arguments["mean"] + 0.5, "variance": arguments["variance"] * 3})
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_constant_channels_and_single_elements(dtype, rng):
+def test_double_backward_of_constant_channels_and_single_elements_is_accurate(dtype, rng):
     arguments = layer(rng, dtype)
     arguments["x"][:, 1], arguments["mean"][1], arguments["variance"][1] = 3.0, 3.0, 0.0
     assert all(np.isfinite(values).all() for values in as_float(check(arguments)))
@@ -112,7 +114,9 @@ TINY = [(0.0, 0.0, 1e-300), (0.0, 0.0, 5e-324), (1e-155, None, 0.0), (1e-155, No
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32], ids=str)
 @pytest.mark.parametrize(("deviation", "variance", "epsilon"), TINY)
-def test_a_variance_near_the_smallest_number(deviation, variance, epsilon, dtype, training, rng):
+def test_double_backward_with_tiny_variance_is_accurate_and_finite(
+    deviation, variance, epsilon, dtype, training, rng
+):
     if dtype == FLOAT32 and deviation == 1e-155:
         pytest.skip("no number of float32")
     arguments = layer(rng, dtype)
@@ -131,7 +135,7 @@ def test_a_variance_near_the_smallest_number(deviation, variance, epsilon, dtype
     assert np.abs(gradients.dy).min() > 0
 
 
-def test_float16_sums_beyond_65504_do_not_overflow_inside(rng):
+def test_double_backward_of_float16_sums_above_65504_does_not_overflow(rng):
     arguments = layer(rng, np.dtype(np.float16), (16, 4, 100), gradient_scale=300.0)
     arguments["dy"][...] = np.abs(arguments["dy"])
     assert np.abs(arguments["dy"].astype(float).sum((0, 2))).min() > 65504
@@ -141,7 +145,7 @@ def test_float16_sums_beyond_65504_do_not_overflow_inside(rng):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0, 0), (0, 3)])
 @pytest.mark.parametrize("training", [True, False])
-def test_empty_tensors_give_zeros(dtype, shape, training):
+def test_double_backward_of_empty_tensors_returns_zeros(dtype, shape, training):
     other = np.float32 if is_16_bit(dtype) else dtype
     x, ones = np.zeros(shape, dtype), np.ones(shape[1], other)
     gradients = backnorm.batch_norm_double_backward(
@@ -157,7 +161,9 @@ def test_empty_tensors_give_zeros(dtype, shape, training):
 @pytest.mark.parametrize("name", ["x", "dy", "ddx", *CHANNEL_ARRAYS])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("training", [True, False])
-def test_nonfinite_elements_stay_in_their_channel(dtype, name, value, training, rng):
+def test_double_backward_confines_nonfinite_elements_to_their_channel(
+    dtype, name, value, training, rng
+):
     arguments = layer(rng, dtype) | {"training": training}
     arguments[name][(1, 2, 3) if arguments[name].ndim == 3 else 2] = value
     gradients = double_backward(arguments)
@@ -173,7 +179,7 @@ def second_order_of(arguments):
     return exact.x.hi, exact.dy.hi, exact.gamma.hi
 
 
-def test_the_hessian_is_symmetric(rng):
+def test_double_backward_by_x_is_symmetric(rng):
     """A loss that is linear in y has dx as its gradient; x has its own statistics."""
     data = exact_data((6, 5, 8), FLOAT64, rng=rng)
     assert data.true_statistics
@@ -191,7 +197,7 @@ def test_the_hessian_is_symmetric(rng):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_it_is_the_adjoint_of_the_backward_pass(training, rng):
+def test_double_backward_is_adjoint_of_backward_in_dy_and_gamma(training, rng):
     arguments = layer(rng) | {"training": training}
     inputs = {n: v for n, v in arguments.items() if n not in COTANGENTS}
     first = backnorm.batch_norm_backward(**inputs)
@@ -203,7 +209,7 @@ def test_it_is_the_adjoint_of_the_backward_pass(training, rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0), (2, 0, 3, 1)], ids=str)
-def test_results_lie_in_memory_like_x(dtype, order, rng):
+def test_double_backward_results_have_memory_order_of_x(dtype, order, rng):
     def lie(array):
         inverse = tuple(np.argsort(order))
         return np.ascontiguousarray(array.transpose(order)).transpose(inverse)
@@ -227,7 +233,7 @@ ODD_ARRAYS = {
 
 @pytest.mark.parametrize("kind", ODD_ARRAYS)
 @pytest.mark.parametrize("name", ["x", "dy", "ddx", *CHANNEL_ARRAYS])
-def test_any_strides_and_byte_order(kind, name, rng):
+def test_double_backward_of_strided_swapped_or_list_operand_equals_plain(kind, name, rng):
     arguments = layer(rng)
     expected = double_backward(arguments)
     actual = double_backward(arguments | {name: ODD_ARRAYS[kind](arguments[name])})
@@ -235,7 +241,7 @@ def test_any_strides_and_byte_order(kind, name, rng):
         np.testing.assert_array_equal(values, other, strict=True)
 
 
-def test_a_broadcast_cotangent(rng):
+def test_double_backward_with_broadcast_ddx_is_accurate(rng):
     arguments = layer(rng)
     one = np.broadcast_to(arguments["ddx"][:, :, :1], arguments["x"].shape)
     assert one.strides[-1] == 0
@@ -243,7 +249,7 @@ def test_a_broadcast_cotangent(rng):
 
 
 @pytest.mark.parametrize("name", ["x", "dy", "ddx", *CHANNEL_ARRAYS])
-def test_wrong_types_and_shapes_are_refused(name, rng):
+def test_double_backward_rejects_wrong_types_and_shapes(name, rng):
     arguments = layer(rng, FLOAT32)
     with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: .*int32"):
         double_backward(arguments | {name: arguments[name].astype(np.int32)})
@@ -261,7 +267,7 @@ def test_wrong_types_and_shapes_are_refused(name, rng):
     assert str(wrong.shape) in str(raised.value)
 
 
-def test_required_and_plain_arguments_are_checked(rng):
+def test_double_backward_rejects_missing_operands_and_invalid_options(rng):
     arguments = layer(rng)
     for name in ("x", "dy", "mean", "variance"):
         with pytest.raises(backnorm.ArgumentTypeError, match=f"^{name}: is required"):
@@ -275,7 +281,7 @@ def test_required_and_plain_arguments_are_checked(rng):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_variance_that_is_not_positive_is_named(training, rng):
+def test_double_backward_with_negative_variance_raises_error_with_channel(training, rng):
     arguments = layer(rng) | {"training": training}
     arguments["variance"][2] = -0.5
     with pytest.raises(backnorm.ArgumentValueError, match=r"^variance: .*channel 2.*-0\.5"):
@@ -283,7 +289,7 @@ def test_a_variance_that_is_not_positive_is_named(training, rng):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_bits_depend_neither_on_threads_nor_on_blocks(dtype, rng, monkeypatch):
+def test_double_backward_bits_do_not_depend_on_threads_or_blocks(dtype, rng, monkeypatch):
     before = backnorm.get_num_threads()
     arguments = layer(rng, dtype, (20, 6, 40, 10))
     seen = set()
@@ -297,7 +303,7 @@ def test_bits_depend_neither_on_threads_nor_on_blocks(dtype, rng, monkeypatch):
     assert len(seen) == 1
 
 
-def test_memory_does_not_grow_with_the_problem(rng):
+def test_double_backward_peak_memory_is_below_results_plus_4_mib(rng):
     arguments = layer(rng, FLOAT32, (16, 8, 128, 128))
     double_backward(arguments)
     tracemalloc.start()
@@ -334,5 +340,5 @@ def calls(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(calls())
-def test_any_call_is_within_its_budget(arguments):
+def test_double_backward_of_random_calls_is_accurate(arguments):
     check(arguments)

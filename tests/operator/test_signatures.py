@@ -26,7 +26,7 @@ INSIDE = {"running_mean", "running_variance"}
 
 
 @pytest.mark.parametrize("operation", PUBLIC)
-def test_a_function_takes_all_operands_and_options(operation):
+def test_public_function_has_parameters_of_its_signature(operation):
     signature, parameters = (
         SIGNATURES[operation],
         inspect.signature(FUNCTIONS[operation]).parameters,
@@ -43,7 +43,7 @@ def test_a_function_takes_all_operands_and_options(operation):
 
 
 @pytest.mark.parametrize("operation", PUBLIC)
-def test_the_documentation_names_every_parameter(operation):
+def test_docstring_of_public_function_lists_all_parameters(operation):
     text = inspect.getdoc(FUNCTIONS[operation])
     listed = set()
     for line in re.findall(r"^(\w[\w, ]*)(?: : .*)?$", text, re.MULTILINE):
@@ -52,7 +52,7 @@ def test_the_documentation_names_every_parameter(operation):
 
 
 @pytest.mark.parametrize("operation", ["backward", "forward"])
-def test_the_results_are_those_of_the_signature(operation):
+def test_result_tuple_has_fields_of_signature(operation):
     names = [r.name for r in SIGNATURES[operation].results]
     types = {
         "backward": backnorm.GradientsWithResidual._fields,

@@ -41,7 +41,7 @@ def in_some_order(array, rng):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_everything_is_within_its_budget(seed):
+def test_backward_and_forward_of_random_problems_are_accurate(seed):
     rng = np.random.default_rng(seed)
     for _ in range(CASES):
         dtype = ELEMENT_TYPES[rng.integers(len(ELEMENT_TYPES))]

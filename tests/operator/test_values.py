@@ -67,7 +67,7 @@ def test_inference_propagates_by_ieee_rules(dtype, name, value, rng):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_results_that_overflow_become_infinite_without_a_warning(dtype, rng):
+def test_backward_that_overflows_is_accurate_without_warning(dtype, rng):
     data = realistic_data((3, 4, 11), dtype, rng=rng, scale=0.25)
     largest = {2: 6e4, 4: 3e38, 8: 1e305}[dtype.itemsize]
     if dtype.itemsize == 2 and dtype.kind != "f":
@@ -86,7 +86,7 @@ def test_results_that_overflow_become_infinite_without_a_warning(dtype, rng):
     ("variance", "epsilon"), [(0.0, 0.0), (-0.5, 0.0), (-0.5, 0.5), (-1.0, 0.25)]
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_variance_plus_epsilon_must_be_positive(dtype, variance, epsilon, training, rng):
+def test_variance_plus_epsilon_not_above_zero_is_rejected(dtype, variance, epsilon, training, rng):
     data = realistic_data((3, 4, 5), dtype, rng=rng, epsilon=epsilon)
     data.variance[2] = variance
     before = data.dy.copy()
@@ -113,7 +113,7 @@ def test_forward_error_names_constant_channel_and_not_one_with_nan(data_format, 
         backnorm.batch_norm_forward(x, epsilon=0.0, data_format=data_format)
 
 
-def test_a_negative_variance_that_epsilon_lifts_is_used(rng):
+def test_backward_with_negative_variance_and_larger_epsilon_is_accurate(rng):
     data = realistic_data((3, 4, 5), FLOAT32, rng=rng, epsilon=0.5)
     data.variance[2] = -0.25
     gradients = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
@@ -122,7 +122,7 @@ def test_a_negative_variance_that_epsilon_lifts_is_used(rng):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0, 1e-300, 1e-5, np.float32(1e-3), 1.0, 1e30])
-def test_any_finite_epsilon_from_zero_is_accepted(epsilon, rng):
+def test_backward_with_finite_nonnegative_epsilon_is_accurate(epsilon, rng):
     data = realistic_data((3, 4, 5), FLOAT64, rng=rng)
     gradients = backnorm.batch_norm_backward(*data.backward_inputs, epsilon=epsilon)
     verdicts = check_backward(*data.backward_inputs, gradients, epsilon=float(epsilon))
@@ -130,14 +130,14 @@ def test_any_finite_epsilon_from_zero_is_accepted(epsilon, rng):
 
 
 @pytest.mark.parametrize("epsilon", [-1e-12, -0.5, np.inf, -np.inf, np.nan])
-def test_other_epsilons_are_refused(epsilon, rng):
+def test_epsilon_negative_or_nonfinite_is_rejected(epsilon, rng):
     data = realistic_data((3, 4, 5), FLOAT32, rng=rng)
     with pytest.raises(backnorm.ArgumentValueError, match="epsilon"):
         backnorm.batch_norm_backward(*data.backward_inputs, epsilon=epsilon)
 
 
 @pytest.mark.parametrize("epsilon", [None, "1e-5", True, 1j, [1e-5]])
-def test_an_epsilon_that_is_no_number_is_refused(epsilon, rng):
+def test_epsilon_of_wrong_type_is_rejected(epsilon, rng):
     data = realistic_data((3, 4, 5), FLOAT32, rng=rng)
     with pytest.raises(backnorm.ArgumentTypeError, match="epsilon"):
         backnorm.batch_norm_backward(*data.backward_inputs, epsilon=epsilon)

@@ -17,7 +17,7 @@ FILES = [path for path in suites()["3.2"] if "/f16/" not in path]
 @pytest.mark.long
 @pytest.mark.peer
 @pytest.mark.parametrize("path", FILES)
-def test_library_gives_the_results_of_the_graph_within_its_arithmetic(tmp_path, path):
+def test_onednn_library_matches_benchdnn_graph_in_one_partition(tmp_path, path):
     library = onednn_library()
     require(library is not None, "oneDNN (onednn-cpu-gomp)")
     write(tmp_path)

@@ -87,7 +87,7 @@ def disagreements(cases, results):
     return found
 
 
-def test_tensorflow_agrees_and_is_not_closer(tmp_path):
+def test_backward_agrees_with_tensorflow_and_is_at_least_as_accurate(tmp_path):
     require(peers.is_installed("tensorflow"), "TensorFlow")
     cases = made(dtypes=(FLOAT32, FLOAT16))
     # is_training=False is refused for NCHW on the CPU.
@@ -95,13 +95,13 @@ def test_tensorflow_agrees_and_is_not_closer(tmp_path):
     assert disagreements(cases, peers.run("tensorflow_driver.py", cases, tmp_path)) == []
 
 
-def test_pytorch_agrees_and_is_not_closer(tmp_path):
+def test_backward_agrees_with_pytorch_and_is_at_least_as_accurate(tmp_path):
     require(peers.is_installed("torch"), "PyTorch")
     cases = made(dtypes=(FLOAT32, FLOAT16), modes=(True, False))
     assert disagreements(cases, peers.run("torch_driver.py", cases, tmp_path)) == []
 
 
-def test_onednn_graph_agrees_and_is_not_closer(tmp_path):
+def test_backward_agrees_with_onednn_graph_and_is_at_least_as_accurate(tmp_path):
     library = peers.onednn_library()
     require(library is not None, "oneDNN (onednn-cpu-gomp)")
     cases = made()

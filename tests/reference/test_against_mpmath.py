@@ -36,7 +36,7 @@ def take(exact, data_format, index):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("data_format", "shape"), CASES)
-def test_backward(dtype, training, data_format, shape, rng):
+def test_reference_backward_matches_mpmath(dtype, training, data_format, shape, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=100.0)
     exact = reference.backward(*data.backward_inputs, training=training, **data.options)
     for c in range(data.mean.size):
@@ -57,7 +57,7 @@ def test_backward(dtype, training, data_format, shape, rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), CASES)
-def test_forward_and_inference(dtype, data_format, shape, rng):
+def test_reference_forward_and_inference_match_mpmath(dtype, data_format, shape, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=100.0)
     exact = reference.forward(data.x, data.gamma, data.beta, **data.options)
     operands = reference.inference(
@@ -79,7 +79,7 @@ def test_forward_and_inference(dtype, data_format, shape, rng):
         )
 
 
-def test_terms_are_the_magnitudes_of_the_formula(rng):
+def test_reference_backward_terms_equal_magnitudes_of_formula(rng):
     data = realistic_data((3, 1, 4), np.dtype(np.float64), rng=rng)
     exact = reference.backward(*data.backward_inputs, **data.options)
     c = np.abs(data.x - data.mean[0])

@@ -48,7 +48,7 @@ def test_quotients_are_exact_to_100_bits(a, b):
 
 @pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.mul])
 @given(a=PAIRS, b=NUMBERS)
-def test_arrays_of_float64_take_part_on_either_side(operation, a, b):
+def test_operators_accept_float64_arrays_on_either_side(operation, a, b):
     array = np.array([b])
     as_pair = Exact.of(array)
     for left, right, pair_left, pair_right in ((a, array, a, as_pair), (array, a, as_pair, a)):
@@ -60,7 +60,7 @@ def test_arrays_of_float64_take_part_on_either_side(operation, a, b):
 
 
 @given(a=PAIRS.filter(lambda a: a.hi[0] > 0))
-def test_the_square_of_the_root_is_the_number(a):
+def test_sqrt_squared_equals_number_within_rounding(a):
     root = fraction(a.sqrt())
     assert abs(root * root - fraction(a)) <= 4 * PRECISION * fraction(a)
 
@@ -72,7 +72,7 @@ def test_sums_are_exact_to_100_bits(values):
     assert abs(fraction(total) - exact) <= PRECISION * sum(abs(Fraction(v)) for v in values)
 
 
-def test_values_that_are_not_finite_are_settled_by_plain_float64():
+def test_settled_replaces_nonfinite_values_by_float64_results():
     with np.errstate(all="ignore"):
         value = Exact.of(np.array([1.0, np.inf, np.nan])) * 3.0
     settled = value.settled(np.array([7.0, np.inf, np.nan]))

@@ -45,7 +45,7 @@ def loss(x, dy, gamma, beta):
     return mpmath.fsum(d * v for d, v in zip(dy, y, strict=True))
 
 
-def test_training(channel):
+def test_reference_backward_equals_derivative_of_forward(channel):
     data, gradient = channel
     exact = reference.backward(
         data.x, gradient, data.mean, data.variance, data.gamma, epsilon=EPSILON
@@ -59,7 +59,7 @@ def test_training(channel):
         assert_close(exact.dbeta, 0, derivative(lambda b: loss(x, dy, gamma, b[0]), [beta], 0))
 
 
-def test_frozen(channel):
+def test_reference_frozen_dx_equals_derivative_of_inference(channel):
     data, gradient = channel
     exact = reference.backward(
         data.x, gradient, data.mean, data.variance, data.gamma, epsilon=EPSILON, training=False

@@ -39,7 +39,7 @@ def test_dx_is_orthogonal_to_the_constant_and_to_x_hat(layer):
     np.testing.assert_array_less(np.abs(along), TINY * scale * np.abs(c.hi).max())
 
 
-def test_a_gradient_in_the_span_of_the_statistics_gives_nothing(layer):
+def test_dx_of_dy_in_span_of_constant_and_x_hat_is_zero(layer):
     data, _ = layer
     c = data.x - data.mean[:, None]
     dy = 3.0 + 0.5 * c
@@ -48,7 +48,7 @@ def test_a_gradient_in_the_span_of_the_statistics_gives_nothing(layer):
     assert np.abs(exact.dbeta.hi).min() > 1.0
 
 
-def test_dx_is_linear_in_dy(layer, rng):
+def test_gradients_are_linear_in_dy(layer, rng):
     data, first = layer
     second = rng.integers(-50, 50, first.shape).astype(float)
     first = np.rint(first * 64)
@@ -64,7 +64,7 @@ def test_dx_is_linear_in_dy(layer, rng):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_layouts_agree(dtype, rng):
+def test_reference_dx_is_equal_in_both_layouts(dtype, rng):
     data = realistic_data((3, 4, 5, 2), dtype, rng=rng)
     last = [np.moveaxis(a, 1, -1) for a in (data.x, data.dy)]
     first = reference.backward(*data.backward_inputs, epsilon=data.epsilon)
@@ -77,7 +77,7 @@ def test_layouts_agree(dtype, rng):
     np.testing.assert_array_less(np.abs(rest.hi), TINY * first.dx_terms)
 
 
-def test_the_size_of_the_blocks_does_not_matter(rng, monkeypatch):
+def test_reference_results_do_not_depend_on_block_size(rng, monkeypatch):
     data = realistic_data((5, 7, 3, 4), FLOAT64, rng=rng)
     whole = reference.backward(*data.backward_inputs, **data.options)
     normalized = reference.forward(data.x, data.gamma, data.beta, **data.options)
@@ -92,7 +92,7 @@ def test_the_size_of_the_blocks_does_not_matter(rng, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0, 0)])
-def test_empty_tensors(shape):
+def test_reference_of_empty_tensors_returns_zeros(shape):
     x, channels = np.zeros(shape, np.float32), shape[1]
     ones = np.ones(channels, np.float32)
     exact = reference.backward(x, x, ones, ones, ones, epsilon=0.0)
@@ -106,7 +106,7 @@ def test_empty_tensors(shape):
 
 @pytest.mark.parametrize("place", ["x", "dy", "mean", "variance", "gamma"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_values_that_are_not_finite_follow_plain_float64(place, value, rng):
+def test_reference_backward_of_nonfinite_values_matches_float64(place, value, rng):
     data = realistic_data((3, 2, 4), FLOAT64, rng=rng)
     arrays = dict(zip(("x", "dy", "mean", "variance", "gamma"), data.backward_inputs, strict=True))
     arrays[place] = arrays[place].copy()

@@ -30,7 +30,7 @@ def channel(values, index):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("with_residual", [True, False])
-def test_forward_and_inference(dtype, with_residual, rng):
+def test_reference_forward_and_inference_with_relu_match_mpmath(dtype, with_residual, rng):
     data = realistic_data((3, 2, 5), dtype, rng=rng, ratio=10.0)
     added = rng.standard_normal(data.x.shape).astype(dtype)
     options = data.options | {
@@ -58,7 +58,7 @@ def test_forward_and_inference(dtype, with_residual, rng):
     assert 0 < cut_off < 2 * data.x.size
 
 
-def test_terms_have_the_residual(rng):
+def test_terms_of_y_include_residual(rng):
     data = realistic_data((3, 2, 5), FLOAT64, rng=rng)
     residual = rng.standard_normal(data.x.shape)
     inputs = (data.x, data.mean, data.variance, data.gamma, data.beta)
@@ -67,7 +67,7 @@ def test_terms_have_the_residual(rng):
     np.testing.assert_array_equal(added.y_terms, plain.y_terms + np.abs(residual))
 
 
-def test_nan_stays_and_has_no_bit(rng):
+def test_reference_relu_keeps_nan_without_mask_bit(rng):
     data = realistic_data((3, 2, 5), FLOAT64, rng=rng)
     residual = np.zeros(data.x.shape)
     residual[0, 0] = np.nan, np.inf, -np.inf, 1e3, -1e3
@@ -78,7 +78,7 @@ def test_nan_stays_and_has_no_bit(rng):
     assert mask[0] & 0b11111 == 0b01010
 
 
-def test_bits_are_in_the_order_of_memory():
+def test_pack_mask_orders_bits_as_memory_of_x():
     x = np.zeros((2, 3, 5))
     positive = np.zeros(x.shape, bool)
     positive[0, 1, 4] = positive[1, 2, 4] = True
@@ -96,7 +96,7 @@ def test_bits_are_in_the_order_of_memory():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_backward_is_that_of_the_masked_gradient(training, rng):
+def test_reference_backward_with_mask_equals_backward_of_masked_dy(training, rng):
     data = realistic_data((3, 2, 5), FLOAT64, rng=rng)
     positive = rng.random(data.x.shape) < 0.5
     data.dy[0, 1, 2], positive[0, 1, 2] = np.nan, False

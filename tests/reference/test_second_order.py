@@ -69,7 +69,7 @@ def assert_close(exact, index, expected):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_it_is_the_derivative_of_the_backward_pass(training, rng):
+def test_reference_double_backward_equals_derivative_of_backward(training, rng):
     channel = Channel(rng, training)
     exact = channel.exact()
     assert np.abs(exact.x.hi).min() > 1e-4
@@ -98,7 +98,7 @@ def dot(*pairs):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_it_is_the_adjoint_of_the_backward_pass_in_dy_and_gamma(training, rng):
+def test_reference_double_backward_is_adjoint_of_backward_in_dy_and_gamma(training, rng):
     """The backward pass is linear in dy and in gamma, so its derivatives are known from itself."""
     data, cotangents = layer(rng)
     first = reference.backward(*data.backward_inputs, training=training, **data.options)
@@ -117,7 +117,7 @@ def test_it_is_the_adjoint_of_the_backward_pass_in_dy_and_gamma(training, rng):
     assert abs((only_dx - by_gamma).hi) <= TINY * (size + other)
 
 
-def test_the_second_derivative_by_x_is_symmetric(rng):
+def test_reference_double_backward_by_x_is_symmetric(rng):
     """<a, d(dx)/dx b> = <b, d(dx)/dx a>: dx is the gradient of a loss that is linear in y.
 
     It needs the statistics to be those of x.
@@ -141,7 +141,9 @@ def test_the_second_derivative_by_x_is_symmetric(rng):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("training", [True, False])
-def test_layouts_and_sizes_of_blocks_agree(dtype, training, rng, monkeypatch):
+def test_reference_double_backward_does_not_depend_on_layout_or_block_size(
+    dtype, training, rng, monkeypatch
+):
     data, cotangents = layer(rng, dtype)
     first = reference.double_backward(
         *data.backward_inputs, **cotangents, training=training, epsilon=data.epsilon
@@ -162,7 +164,7 @@ def test_layouts_and_sizes_of_blocks_agree(dtype, training, rng, monkeypatch):
     np.testing.assert_array_less(np.abs(rest.hi), TINY * first.gamma_terms)
 
 
-def test_terms_are_the_magnitudes_of_the_formula(rng):
+def test_reference_double_backward_terms_equal_magnitudes_of_formula(rng):
     data, cotangents = layer(rng, shape=(3, 1, 4))
     exact = reference.double_backward(*data.backward_inputs, **cotangents, **data.options)
     count = data.x.size
@@ -183,7 +185,7 @@ def test_terms_are_the_magnitudes_of_the_formula(rng):
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0, 0)])
 @pytest.mark.parametrize("training", [True, False])
-def test_empty_tensors(shape, training):
+def test_reference_double_backward_of_empty_tensors_returns_zeros(shape, training):
     x, ones = np.zeros(shape, np.float32), np.ones(shape[1], np.float32)
     exact = reference.double_backward(
         x, x, ones, ones, ones, ddx=x, ddgamma=ones, ddbeta=ones, epsilon=0.0, training=training
@@ -193,7 +195,7 @@ def test_empty_tensors(shape, training):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_an_absent_cotangent_is_zero(dtype, rng):
+def test_reference_double_backward_without_cotangent_equals_zero_cotangent(dtype, rng):
     data, cotangents = layer(rng, dtype)
     for name in cotangents:
         rest = {**cotangents, name: None}

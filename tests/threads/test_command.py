@@ -63,19 +63,19 @@ def _check(tmp_path, count, heed_interrupts):
 
 
 @pytest.mark.long
-def test_signals_end_a_run_and_do_not_crash_it(tmp_path, heed_interrupts):
+def test_run_on_signal_exits_with_status_of_signal(tmp_path, heed_interrupts):
     _check(tmp_path, 6, heed_interrupts)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1200)
-def test_hundreds_of_signals_end_a_run(tmp_path, heed_interrupts):
+def test_run_on_each_of_300_signals_exits_with_status_of_signal(tmp_path, heed_interrupts):
     _check(tmp_path, 300, heed_interrupts)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
-def test_ranks_do_not_take_more_threads_than_they_are_given(ranks):
+def test_torchrun_ranks_use_as_many_threads_as_pytorch(ranks):
     pytest.importorskip("torch")
     environment = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(

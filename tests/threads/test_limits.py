@@ -22,7 +22,7 @@ def nothing_set(monkeypatch):
 
 @pytest.mark.parametrize("n", [0, -1])
 @pytest.mark.parametrize("setting", [backnorm.set_num_threads, backnorm.num_threads])
-def test_less_than_one_is_refused(setting, n):
+def test_limit_below_one_is_rejected(setting, n):
     with pytest.raises(backnorm.ArgumentValueError, match="n: must be 1 or more"), setting(n):
         pass
 
@@ -34,7 +34,7 @@ def test_limit_rejects_other_types_than_integers(setting, n):
         pass
 
 
-def test_more_threads_than_processors_are_capped():
+def test_set_num_threads_above_processors_is_capped():
     backnorm.set_num_threads(10**6)
     assert backnorm.get_num_threads() == machine.processors()
     backnorm.set_num_threads(np.int64(1))
@@ -42,7 +42,7 @@ def test_more_threads_than_processors_are_capped():
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "two", "1.5", ""])
-def test_a_bad_variable_of_ours_is_an_error(monkeypatch, text):
+def test_backnorm_num_threads_variable_with_invalid_text_raises_error(monkeypatch, text):
     monkeypatch.setenv("BACKNORM_NUM_THREADS", text)
     with pytest.raises(backnorm.ArgumentValueError, match="BACKNORM_NUM_THREADS"):
         backnorm.get_num_threads()
@@ -52,14 +52,14 @@ def test_a_bad_variable_of_ours_is_an_error(monkeypatch, text):
     ("ours", "openmp", "expected"),
     [("1", None, 1), (None, "1", 1), (None, "1,4", 1), (None, "many", None), ("1", "2", 1)],
 )
-def test_variables_are_the_start_value(monkeypatch, ours, openmp, expected):
+def test_thread_variables_set_initial_number_of_threads(monkeypatch, ours, openmp, expected):
     for name, text in (("BACKNORM_NUM_THREADS", ours), ("OMP_NUM_THREADS", openmp)):
         if text is not None:
             monkeypatch.setenv(name, text)
     assert backnorm.get_num_threads() == (expected or machine.processors())
 
 
-def test_processors_are_looked_up_again(monkeypatch):
+def test_get_num_threads_caches_processors_until_recount(monkeypatch):
     monkeypatch.setattr(machine, "processors", lambda: 7)
     assert backnorm.get_num_threads() == 7
     monkeypatch.setattr(machine, "processors", lambda: 5)
@@ -68,7 +68,7 @@ def test_processors_are_looked_up_again(monkeypatch):
     assert backnorm.get_num_threads() == 5
 
 
-def test_a_block_limits_what_is_in_it_and_nothing_else(monkeypatch):
+def test_num_threads_block_limits_only_its_scope_and_thread(monkeypatch):
     monkeypatch.setattr(machine, "processors", lambda: 8)
     elsewhere = []
 
@@ -91,7 +91,7 @@ def test_a_block_limits_what_is_in_it_and_nothing_else(monkeypatch):
     assert backnorm.get_num_threads() == 8
 
 
-def test_pytorch_has_the_last_word(monkeypatch):
+def test_get_num_threads_follows_imported_pytorch(monkeypatch):
     class Torch:
         @staticmethod
         def get_num_threads():
@@ -102,12 +102,12 @@ def test_pytorch_has_the_last_word(monkeypatch):
     assert backnorm.get_num_threads() == 3
     with backnorm.num_threads(2):
         assert backnorm.get_num_threads() == 2
-    # While it is being imported, it says nothing yet.
+    # A module that is still being imported has no get_num_threads.
     monkeypatch.setitem(threads.modules, "torch", object())
     assert backnorm.get_num_threads() == 8
 
 
-def test_threadpoolctl_limits_us_as_it_limits_numpy(monkeypatch):
+def test_threadpoolctl_limits_number_of_threads_and_restores_it(monkeypatch):
     threadpoolctl = pytest.importorskip("threadpoolctl")
     monkeypatch.setattr(machine, "processors", lambda: 8)
     info = [found for found in threadpoolctl.threadpool_info() if found["user_api"] == "backnorm"]
@@ -119,7 +119,7 @@ def test_threadpoolctl_limits_us_as_it_limits_numpy(monkeypatch):
         assert backnorm.get_num_threads() == 8
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
         assert backnorm.get_num_threads() == 8
-    # What was not set is not set afterwards: it follows the processors.
+    # A limit that was not set before is not set afterwards: it follows the processors.
     assert threads._most is None
     backnorm.set_num_threads(3)
     with threadpoolctl.threadpool_limits(1):

@@ -55,7 +55,9 @@ def _bits(x, dy, data_format):
 @pytest.mark.parametrize(
     ("shape", "data_format"), [((24, 40, 30, 30), "NCX"), ((24, 30, 30, 40), "NXC")]
 )
-def test_results_are_the_same(entries, planned_for, rng, shape, data_format, dtype, monkeypatch):
+def test_calls_left_early_and_reentered_have_same_bits(
+    entries, planned_for, rng, shape, data_format, dtype, monkeypatch
+):
     x = rng.standard_normal(shape).astype(dtype)
     dy = rng.standard_normal(shape).astype(dtype) * x
     unfinished = _bits(x, dy, data_format)
@@ -67,7 +69,7 @@ def test_results_are_the_same(entries, planned_for, rng, shape, data_format, dty
     assert _bits(x, dy, data_format) == unfinished
 
 
-def test_an_exception_in_between_leaves_nothing_behind(entries, monkeypatch, rng):
+def test_backward_after_exception_between_entries_has_same_bits(entries, monkeypatch, rng):
     internals.plan_for(monkeypatch, _MACHINES[1])
     forget()
     x = rng.standard_normal((24, 40, 30, 30), dtype=np.float32)
@@ -90,5 +92,5 @@ def test_an_exception_in_between_leaves_nothing_behind(entries, monkeypatch, rng
     assert got.dx.tobytes() == want.dx.tobytes()
 
 
-def test_a_signal_is_heard_in_the_middle(drive):
+def test_signal_during_long_call_raises_before_call_ends(drive):
     drive("long_call")

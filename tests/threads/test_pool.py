@@ -17,7 +17,7 @@ pytestmark = [two, pytest.mark.skipif("sys.platform != 'linux'", reason="the poo
         *(pytest.param((options,), marks=pytest.mark.long) for options in ("pinned", "allocating")),
     ],
 )
-def test_signals_come_before_or_after_a_call(drive, options):
+def test_calls_interrupted_by_signals_stop_writing_and_keep_results(drive, options):
     drive("signals", 300, *options)
 
 
@@ -25,32 +25,32 @@ def test_signals_come_before_or_after_a_call(drive, options):
 @pytest.mark.parametrize(
     "options", [(), ("pinned",), ("torch",), ("torch", "pinned"), ("allocating",)]
 )
-def test_thousands_of_signals(drive, options):
+def test_calls_interrupted_by_thousands_of_signals_stop_writing_and_keep_results(drive, options):
     drive("signals", 2500, *options)
 
 
-def test_forked_children_have_a_pool_of_their_own(drive):
+def test_forked_children_use_their_own_pool(drive):
     drive("forks", 20)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("options", [(), ("torch",)])
-def test_hundreds_of_forks(drive, options):
+def test_hundreds_of_forked_children_use_their_own_pool(drive, options):
     drive("forks", 500, *options)
 
 
-def test_sixteen_callers_at_once(drive):
+def test_pool_with_16_callers_computes_same_bits_within_thread_limit(drive):
     drive("crowd", 16, 20)
 
 
-def test_a_system_that_refuses_threads_is_asked_again_later(drive):
+def test_pool_retries_later_when_system_refuses_threads(drive):
     drive("refused")
 
 
-def test_threads_follow_the_processors_of_their_caller(drive):
+def test_pool_threads_follow_affinity_of_caller(drive):
     drive("affinity")
 
 
 @pytest.mark.parametrize("options", ["daemon", "daemon_raises", "atexit", "finaliser"])
-def test_a_process_ends_whatever_its_threads_do(drive, options):
+def test_process_with_computing_threads_or_exit_handlers_exits_with_0(drive, options):
     drive("endings", options)

@@ -23,18 +23,18 @@ def with_torch():
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["torch", "backnorm"])
-def test_it_serves_whatever_is_imported_first(drive, first):
+def test_team_uses_pytorch_libgomp_in_either_import_order(drive, first):
     assert "torch/lib/libgomp" in drive("team", first)
 
 
 @pytest.mark.long
-def test_the_libgomp_of_scikit_learn_is_another(drive):
+def test_team_uses_pytorch_libgomp_beside_scikit_learn(drive):
     pytest.importorskip("sklearn")
     assert "torch/lib/libgomp" in drive("team", "sklearn")
 
 
 @pytest.mark.long
-def test_an_openmp_runtime_that_was_loaded_before_serves_pytorch_and_us(drive):
+def test_team_uses_preloaded_libiomp5(drive):
     libraries = Path(sysconfig.get_path("purelib")).parents[1]
     found = sorted(libraries.glob("libiomp5.so"))
     if not found:
@@ -45,27 +45,27 @@ def test_an_openmp_runtime_that_was_loaded_before_serves_pytorch_and_us(drive):
 @pytest.mark.parametrize(
     "count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(4, marks=pytest.mark.long)]
 )
-def test_it_has_as_many_threads_as_pytorch(drive, count):
+def test_team_has_as_many_threads_as_pytorch(drive, count):
     drive("team_size", count, OMP_NUM_THREADS=str(count))
 
 
 @pytest.mark.long
-def test_signals_come_before_or_after_a_call(drive):
+def test_calls_interrupted_by_signals_stop_writing_and_keep_results(drive):
     drive("signals", 300, "torch")
 
 
-def test_forked_children_stay_out_of_it(drive):
+def test_forked_children_do_not_use_team(drive):
     drive("forks", 20, "torch")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_results_do_not_depend_on_the_mode_of_any_thread(drive, dtype):
+def test_team_results_do_not_depend_on_flush_mode_of_caller(drive, dtype):
     drive("flushing", 100, dtype)
 
 
 @pytest.mark.sweep
-def test_inductor_may_bring_an_openmp_runtime_of_its_own(drive):
+def test_team_serves_beside_inductor_code(drive):
     if "CI" in os.environ and not os.environ.get("PATH"):
         pytest.skip("no compiler")
     drive("inductor")

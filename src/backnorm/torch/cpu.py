@@ -36,6 +36,7 @@ from backnorm.torch.tensors import (
     dense,
     empty_like,
     in_memory,
+    inverse_deviation,
     metadata,
     order_of,
     plain,
@@ -283,7 +284,7 @@ def inference_coefficients(
     arithmetic: str,
 ) -> Tensor:
     """Return the coefficients of y for given statistics, in `arithmetic`."""
-    gain = 1.0 / torch.sqrt(variance.double() + eps)
+    gain = inverse_deviation(variance, eps)
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()
     dtype = getattr(torch, arithmetic)

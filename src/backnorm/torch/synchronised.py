@@ -33,6 +33,7 @@ from backnorm.torch.registry import register
 from backnorm.torch.tensors import (
     check_memory,
     contiguous,
+    inverse_deviation,
     is_batched,
     is_transformed,
     statistics_type,
@@ -229,9 +230,7 @@ class _BatchNorm(Function):
         sum_dy, sum_dy_xmu = local[:-1].chunk(2)
         _, variance = _statistics(x, moments)
         if needs_weight:
-            # `rsqrt` is not used, because its rounding differs between machines.
-            inverse = 1.0 / torch.sqrt(variance.double() + eps)
-            dweight = (sum_dy_xmu * inverse).to(weight.dtype)
+            dweight = (sum_dy_xmu * inverse_deviation(variance, eps)).to(weight.dtype)
         if needs_bias:
             dbias = sum_dy.to(variance.dtype if weight is None else weight.dtype)
         return dx, dweight, dbias, None, None, None, None, None

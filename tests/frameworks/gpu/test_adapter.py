@@ -61,7 +61,7 @@ def close(ours, theirs):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 9), (12, 6)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}], ids=str)
-def test_a_layer_trains_as_pytorchs(shape, options, launched):
+def test_converted_layer_matches_pytorch_in_training_and_eval(shape, options, launched):
     dimensions = len(shape) - 2 or 1
     theirs = getattr(nn, f"BatchNorm{dimensions}d")(shape[1], **options)
     ours = backnorm.torch.convert(copy.deepcopy(theirs))
@@ -80,7 +80,7 @@ def test_a_layer_trains_as_pytorchs(shape, options, launched):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(8, 5, 6, 7), (4, 3, 16)], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_with_relu(shape, has_residual):
+def test_batch_norm_with_relu_matches_pytorch(shape, has_residual):
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     x, residual, dy = torch.randn(shape), torch.randn(shape), torch.randn(shape)
     results = []
@@ -102,7 +102,7 @@ def test_with_relu(shape, has_residual):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_types(dtype, training):
+def test_batch_norm_of_other_dtype_matches_pytorch_in_float64(dtype, training):
     parameters = (torch.rand(3) + 0.5).to(dtype), torch.randn(3).to(dtype)
     running = torch.randn(3), torch.rand(3) + 0.5
     if dtype is torch.float64:
@@ -125,7 +125,7 @@ def test_types(dtype, training):
 
 @pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
-def test_second_order(training):
+def test_batch_norm_passes_gradcheck_and_gradgradcheck(training):
     x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.rand(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     running = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
@@ -151,7 +151,7 @@ LAYOUTS = {
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("of_dy", LAYOUTS)
 @pytest.mark.parametrize("of_x", LAYOUTS)
-def test_memory_of_every_kind(of_x, of_dy):
+def test_batch_norm_with_other_memory_layouts_matches_pytorch(of_x, of_dy):
     x, dy = (LAYOUTS[kind](torch.randn(4, 3, 5, 2)) for kind in (of_x, of_dy))
     leaf = x.detach().requires_grad_()
     y = backnorm.torch.batch_norm(leaf, None, None, training=True)
@@ -163,7 +163,7 @@ def test_memory_of_every_kind(of_x, of_dy):
     assert y.stride() == torch.empty_like(x).stride()
 
 
-def test_running_statistics_that_are_views():
+def test_running_statistics_in_strided_views_match_pytorch():
     x = torch.randn(6, 3, 4)
     apart = torch.zeros(3, 2), torch.ones(3, 2)
     backnorm.torch.batch_norm(x, apart[0][:, 0], apart[1][:, 0], training=True)
@@ -174,7 +174,7 @@ def test_running_statistics_that_are_views():
     assert (apart[0][:, 1] == 0).all()
 
 
-def test_no_elements():
+def test_batch_norm_of_empty_batch_returns_zero_dweight():
     x = torch.empty(0, 3, 4, requires_grad=True)
     weight = torch.ones(3, requires_grad=True)
     y = backnorm.torch.batch_norm(x, None, None, weight, training=True)
@@ -183,7 +183,7 @@ def test_no_elements():
     assert (dweight == 0).all()
 
 
-def test_operators_that_the_dispatcher_knows():
+def test_backward_operator_passes_opcheck():
     x, dy, weight = torch.randn(5, 3, 4), torch.randn(5, 3, 4), torch.rand(3) + 0.5
     _, mean, variance = torch.ops.backnorm.batch_norm(x, weight, None, 1e-5)
     arguments = (x, dy, mean, variance, weight, 1e-5, True)
@@ -194,7 +194,7 @@ def test_operators_that_the_dispatcher_knows():
     )
 
 
-def test_a_variance_that_is_not_positive_is_no_error():
+def test_batch_norm_with_negative_variance_returns_nan():
     # It would take waiting for the GPU to know.
     y = backnorm.torch.batch_norm(torch.randn(4, 2), torch.zeros(2), torch.tensor([-1.0, 1.0]))
     assert y[:, 0].isnan().all()
@@ -212,14 +212,14 @@ def test_a_variance_that_is_not_positive_is_no_error():
     ],
     ids=["shape", "narrower", "wider", "running", "device"],
 )
-def test_refused(arguments):
+def test_batch_norm_with_invalid_operand_raises_argument_error(arguments):
     operands = {"running_mean": None, "running_var": None, "training": True, **arguments}
     with pytest.raises(ArgumentError):
         backnorm.torch.batch_norm(torch.randn(5, 3, 4), **operands)
 
 
 @pytest.mark.long
-def test_tuning_keeps_the_fastest_plan(monkeypatch, launched):
+def test_tune_stores_fastest_plan_of_each_operation(monkeypatch, launched):
     from backnorm.torch import tuning
 
     tried = []
@@ -268,7 +268,7 @@ def test_layer_with_running_statistics_uses_the_tuned_plans(activation, monkeypa
     assert used["forward"] == used["backward"] == knobs
 
 
-def test_tuning_wants_a_gpu(monkeypatch):
+def test_tune_of_cpu_tensor_raises_argument_error(monkeypatch):
     from backnorm.torch import cpu, tuning
 
     monkeypatch.setattr(kernels, "engine_of", lambda x: cpu)
@@ -290,7 +290,7 @@ def plain_step(x, dy):
     return y, *gradients
 
 
-def test_calls_are_planned_once(launched):
+def test_repeated_calls_are_planned_once(launched):
     x, dy = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
     for _ in range(3):
         plain_step(x, dy)
@@ -346,13 +346,13 @@ class TestArithmetic:
         assert computed == [(operation, expected) for operation in [*TRAINED, "inference"]]
 
 
-def test_float64_elements_have_no_choice():
+def test_batch_norm_of_float64_in_float32_raises_argument_error():
     x = torch.randn(5, 3, 4, dtype=torch.float64)
     with pytest.raises(ArgumentError, match=r"^arithmetic: float64 elements are computed in"):
         backnorm.torch.batch_norm(x, None, None, training=True, arithmetic="float32")
 
 
-def test_the_same_bits_again():
+def test_training_step_is_deterministic():
     x, dy = torch.randn(40, 3, 50), torch.randn(40, 3, 50)
     for one, other in zip(plain_step(x, dy), plain_step(x, dy), strict=True):
         assert torch.equal(one, other)
@@ -361,7 +361,7 @@ def test_the_same_bits_again():
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.Hardswish])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_an_activation_is_pytorchs_own(activation, training, launched):
+def test_fused_activation_matches_pytorch(activation, training, launched):
     torch.manual_seed(1)
     theirs = nn.Sequential(nn.BatchNorm2d(5), activation()).train(training)
     nn.init.uniform_(theirs[0].weight)

@@ -55,7 +55,7 @@ def usual_first(names, types=USUAL):
 
 @pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", usual_first(BATTERY))
-def test_backward(name, gpu):
+def test_backward_passes_battery(name, gpu):
     case = BATTERY[name]
     operator = partial(arrays.backward, arithmetic=case.arithmetic)
     for quantity, verdict in examine(operator, case).items():
@@ -64,7 +64,7 @@ def test_backward(name, gpu):
 
 @pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", usual_first(FORWARD, USUAL[1:]))
-def test_forward_and_inference(name, gpu):
+def test_forward_and_inference_pass_judge(name, gpu):
     case, data = BATTERY[name], BATTERY[name].data
     options = {**data.options, "arithmetic": case.arithmetic}
     scale = (data.gamma, data.beta) if case.scaled else (None, None)
@@ -79,7 +79,7 @@ def test_forward_and_inference(name, gpu):
 
 @pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", usual_first(RELU_BATTERY, USUAL[1:]))
-def test_relu(name, gpu):
+def test_relu_passes_battery(name, gpu):
     case = RELU_BATTERY[name]
     if "vanishing" in name and not holds_what_vanishes(case, gpu):
         pytest.skip("the gain is less than float32's least normal number, and rounded to few bits")

@@ -226,7 +226,7 @@ def forward_verdicts(case):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), BACKWARD, ids=name_of)
-def test_backward(name, broken, arithmetic, monkeypatch):
+def test_broken_backward_kernel_is_rejected(name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(backward, name, broken)
     assert any(rejected(backward_verdicts(case)) for case in CASES[arithmetic])
 
@@ -234,12 +234,12 @@ def test_backward(name, broken, arithmetic, monkeypatch):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("name", "broken"), FORWARD, ids=name_of)
-def test_forward(name, broken, arithmetic, monkeypatch):
+def test_broken_forward_kernel_is_rejected(name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(forward, name, broken)
     assert any(rejected(forward_verdicts(case)) for case in CASES[arithmetic])
 
 
-def test_a_pivot_of_zero_loses_digits(monkeypatch):
+def test_variance_with_pivot_of_zero_is_rejected(monkeypatch):
     # With a mean far from zero, sums of squares would be differences of large numbers.
     monkeypatch.setattr(forward, "_pivot", pivot_of_zero)
     case = next(case for case in cases() if "mean-over-deviation-1e+06" in case.name)
@@ -257,7 +257,7 @@ def worst(data):
 
 
 # The judge allows for the magnitude of the mean itself.
-def test_part_of_the_mean_beyond_float32_is_used(monkeypatch):
+def test_forward_without_low_part_of_mean_loses_accuracy(monkeypatch):
     rng = np.random.default_rng(4)
     data = realistic_data((6, 5, 3, 4), FLOAT32, data_format="NCX", rng=rng, ratio=1e4)
     assert worst(data) <= 2.0**-20
@@ -285,7 +285,7 @@ def long_data(rows=8192):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["h200", pytest.param("l40s", marks=pytest.mark.long)])
-def test_squares_about_what_is_not_the_mean(name, monkeypatch):
+def test_variance_with_moments_in_float32_is_rejected(name, monkeypatch):
     data = long_data()
     # The first tile, whose mean is the pivot. What float32 does to one of the others, it does to
     # all.
@@ -308,13 +308,15 @@ def long_sums(monkeypatch):
     return Case("", data, arithmetic="float32")
 
 
-def test_long_sums_in_float32(long_sums):
+def test_backward_of_long_sums_in_float32_passes_battery(long_sums):
     assert not rejected(backward_verdicts(long_sums))
 
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize(("name", "broken"), OF_SUMS, ids=name_of)
-def test_rounding_errors_of_long_sums(name, broken, long_sums, monkeypatch):
+def test_dbeta_without_rounding_errors_of_long_sums_is_rejected(
+    name, broken, long_sums, monkeypatch
+):
     monkeypatch.setattr(backward, name, broken)
     assert not backward_verdicts(long_sums)["dbeta"].passed
 
@@ -322,7 +324,7 @@ def test_rounding_errors_of_long_sums(name, broken, long_sums, monkeypatch):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("module", "name", "broken"), OF_RELU, ids=name_of)
-def test_relu(module, name, broken, arithmetic, monkeypatch):
+def test_broken_relu_kernel_is_rejected(module, name, broken, arithmetic, monkeypatch):
     monkeypatch.setattr(module, name, broken)
     operators = arrays.WithRelu(arithmetic)
     # Those with a ceiling first: they reject the most kernels.

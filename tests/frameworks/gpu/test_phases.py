@@ -45,7 +45,7 @@ def moments_of_all(every):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize(("shape", "channels_last"), CASES, ids=str)
-def test_parts_are_normalised_as_the_whole(shape, channels_last, arithmetic):
+def test_synchronised_parts_match_whole_batch(shape, channels_last, arithmetic):
     x, dy = torch.randn(shape) + 3, torch.randn(shape)
     x[: shape[0] // 2] -= 2
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
@@ -76,7 +76,7 @@ def test_parts_are_normalised_as_the_whole(shape, channels_last, arithmetic):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("shape", "channels_last"), [*CASES, ((0, 5, 3), False)], ids=str)
-def test_reproducible_sums_are_those_of_the_cpu(shape, channels_last):
+def test_reproducible_sums_equal_those_of_the_cpu(shape, channels_last):
     x, dy, mean = torch.randn(shape) + 3, torch.randn(shape), torch.rand(shape[1])
     kind = torch.channels_last if channels_last else torch.contiguous_format
     operands = [each.contiguous(memory_format=kind) for each in (x, dy)]

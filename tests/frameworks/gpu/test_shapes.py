@@ -82,7 +82,7 @@ def unequal(ours, theirs):
 @pytest.mark.parametrize(
     "relu", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "relu"]
 )
-def test_results_are_those_of_the_cpu(shape, schedule, layout, relu, scheduled):
+def test_forced_schedule_matches_cpu_within_one_ulp(shape, schedule, layout, relu, scheduled):
     scheduled(schedule)
     x, dy, residual = (laid_out(torch.randn(shape), layout) for _ in range(3))
     if not relu:
@@ -174,7 +174,7 @@ def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):
         assert torch.equal(one, other)
 
 
-def test_the_shapes_make_every_kind_of_plan():
+def test_shapes_cover_all_properties_of_tilings():
     from backnorm.problem import problem_of
     from backnorm.torch.tensors import metadata, order_of
 

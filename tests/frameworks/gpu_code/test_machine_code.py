@@ -68,7 +68,9 @@ def large_problems():
 @pytest.mark.parametrize(
     ("operation", "layout", "dtype", "arithmetic", "relu"), list(large_problems())
 )
-def test_large_problems(operation, layout, dtype, arithmetic, relu, tmp_path):
+def test_large_problem_compiles_to_three_kernels_without_spills_or_atomics(
+    operation, layout, dtype, arithmetic, relu, tmp_path
+):
     problem = problem_of(operation, *LARGE[layout], dtype, relu=relu, arithmetic=arithmetic)
     codes = {code.name: code for code in compiled(problem, "h200", tmp_path)}
     assert len(codes) == 3
@@ -100,7 +102,7 @@ def test_large_problems(operation, layout, dtype, arithmetic, relu, tmp_path):
 )
 @pytest.mark.parametrize("layout", COMPLETE)
 @pytest.mark.parametrize("operation", ["forward", "backward"])
-def test_one_kernel_where_that_is_enough(operation, layout, dtype, arithmetic, tmp_path):
+def test_complete_schedule_compiles_to_one_kernel(operation, layout, dtype, arithmetic, tmp_path):
     problem = problem_of(operation, *COMPLETE[layout], dtype, arithmetic=arithmetic)
     (code,) = compiled(problem, "h200", tmp_path)
     assert code.name == f"{operation}_complete"
@@ -140,7 +142,7 @@ def test_sums_in_float32_are_not_contracted(layout, dtype, tmp_path):
 
 
 @pytest.mark.parametrize(("layout", "dtype"), pairs(["NCX", "NXC"], TYPES))
-def test_loops_in_float32_do_without_float64(layout, dtype, tmp_path):
+def test_loops_in_float32_contain_no_float64(layout, dtype, tmp_path):
     found = {}
     for arithmetic in ("float32", "float64"):
         problem = problem_of("backward", *LARGE[layout], dtype, arithmetic=arithmetic)
@@ -164,6 +166,6 @@ def loops(ptx):
 
 
 @pytest.mark.parametrize("device", ["a100", "t4"])
-def test_other_devices(device, tmp_path):
+def test_backward_for_other_devices_spills_no_registers(device, tmp_path):
     for code in compiled(problem_of("backward", *LARGE["NXC"], "float32"), device, tmp_path):
         assert code.spilled <= 8

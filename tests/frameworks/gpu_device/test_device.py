@@ -48,7 +48,7 @@ SHAPES = [(8, 16, 8, 8), (64, 64, 28, 28), (256, 256, 7, 7), (32, 128, 35, 35)]
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_same_bits_again_and_in_a_graph(shape, channels_last):
+def test_training_step_repeated_or_in_cuda_graph_has_the_same_bits(shape, channels_last):
     operands = tensors(shape, channels_last=channels_last)
     first = step(*operands)
     for one, other in zip(first, step(*operands), strict=True):
@@ -68,7 +68,7 @@ def test_the_same_bits_again_and_in_a_graph(shape, channels_last):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_nothing_waits(shape):
+def test_training_step_does_not_synchronise(shape):
     operands = tensors(shape)
     step(*operands)
     torch.cuda.set_sync_debug_mode("error")
@@ -79,7 +79,7 @@ def test_nothing_waits(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_streams(shape):
+def test_training_step_in_other_streams_has_the_same_bits(shape):
     operands = tensors(shape)
     expected = step(*operands)
     torch.cuda.synchronize()
@@ -96,7 +96,7 @@ def test_streams(shape):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", [(64, 64, 56, 56), (256, 512, 7, 7)], ids=str)
-def test_agrees_with_the_cpu(shape, channels_last):
+def test_training_step_matches_cpu_within_one_ulp(shape, channels_last):
     x, dy, weight, bias = tensors(shape, channels_last=channels_last)
     ours = step(x, dy, weight, bias)
     x, dy, weight, bias = (value.cpu() for value in (x, dy, weight, bias))
@@ -112,7 +112,7 @@ def test_agrees_with_the_cpu(shape, channels_last):
 
 
 @pytest.mark.parametrize("shape", [(65538, 64, 513), (3, 2, 400_000_000)], ids=str)
-def test_more_than_two_billion_elements(shape):
+def test_training_step_of_more_than_2_31_elements_matches_pytorch_per_channel(shape):
     x, dy, weight, bias = tensors(shape, torch.bfloat16)
     assert x.numel() > 2**31
     y, mean, variance, dx, dweight, dbias = step(x, dy, weight, bias)
@@ -142,7 +142,7 @@ def test_more_than_two_billion_elements(shape):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_a_model_trains_as_pytorchs(channels_last):
+def test_converted_model_trains_to_state_of_pytorch(channels_last):
     theirs = nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8)
     ).to(CUDA)
@@ -165,14 +165,14 @@ def test_a_model_trains_as_pytorchs(channels_last):
 
 # Importing Inductor uses a function of PyTorch that PyTorch deprecates.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_compiled_models():
+def test_compiled_layer_matches_eager_layer():
     layer = backnorm.torch.BatchNorm2d(8).to(CUDA)
     compiled = torch.compile(layer, fullgraph=True)
     x = torch.randn(8, 8, 12, 12, device=CUDA)
     torch.testing.assert_close(compiled(x), layer(x))
 
 
-def test_tuning():
+def test_tune_keeps_results_of_forward():
     x, _, weight, bias = tensors((64, 64, 28, 28))
     before = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", None, None, False)
     trials = tune(x, weight, bias)
@@ -182,7 +182,7 @@ def test_tuning():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU only")
-def test_another_gpu_than_the_current():
+def test_training_step_on_second_gpu_has_the_same_bits():
     x, dy, weight, bias = tensors((8, 16, 8, 8))
     expected = step(x, dy, weight, bias)
     elsewhere = step(*(value.to("cuda:1") for value in (x, dy, weight, bias)))

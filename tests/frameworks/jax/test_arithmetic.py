@@ -1,4 +1,4 @@
-"""What elements are computed in: by kernels, by formulas, in derivatives; when that is settled."""
+"""The arithmetic of kernels, formulas and derivatives, and which setting decides it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def canonical(data, arithmetic):
 
 @ARITHMETICS
 @TYPES
-def test_bits_are_those_of_numpys_functions(dtype, arithmetic, data):
+def test_jax_functions_have_the_bits_of_numpy_functions(dtype, arithmetic, data):
     operands = data(dtype)
     expected = canonical(operands, arithmetic)
     same(everything(operands, arithmetic=arithmetic), expected)
@@ -80,7 +80,7 @@ def test_bits_are_those_of_numpys_functions(dtype, arithmetic, data):
 
 
 @TYPES
-def test_a_block_says_it_for_calls_that_do_not(dtype, data):
+def test_arithmetic_block_applies_to_calls_without_argument(dtype, data):
     operands = data(dtype)
     for arithmetic in (*BOTH, *BOTH):
         with backnorm.arithmetic(arithmetic):
@@ -124,7 +124,7 @@ def test_derivatives_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
 
 
 @ARITHMETICS
-def test_the_second_order_has_its_own(arithmetic, data):
+def test_second_order_does_not_depend_on_arithmetic(arithmetic, data):
     operands = data(FLOAT32)
     inputs = tuple(map(jnp.asarray, operands.backward_inputs))
     found = []
@@ -160,7 +160,7 @@ def test_compiled_function_keeps_the_arithmetic_of_its_trace(dtype, arithmetic, 
 
 @ARITHMETICS
 @TYPES
-def test_instances_have_the_bits_that_they_have_alone(dtype, arithmetic, data):
+def test_vmap_has_the_bits_of_separate_calls(dtype, arithmetic, data):
     several = [data(dtype) for _ in range(3)]
     settings = {"epsilon": several[0].epsilon, "axis": 1, "arithmetic": arithmetic}
     mapped = jax.vmap(partial(backnorm.jax.batch_norm, **settings))
@@ -173,7 +173,7 @@ def test_instances_have_the_bits_that_they_have_alone(dtype, arithmetic, data):
 @pytest.mark.covering(0)
 @ARITHMETICS
 @TYPES
-def test_a_batch_on_several_devices(dtype, arithmetic, data):
+def test_batch_norm_over_named_axis_normalises_by_shared_statistics(dtype, arithmetic, data):
     operands = data(dtype)
     settings = {
         "epsilon": operands.epsilon,
@@ -201,7 +201,7 @@ def test_a_batch_on_several_devices(dtype, arithmetic, data):
 
 
 @TYPES
-def test_statistics_of_a_mask_in_float64_are_rounded_once(dtype, data, rng):
+def test_masked_statistics_in_float64_are_rounded_once(dtype, data, rng):
     operands, mask = data(dtype), rng.random(SHAPE) < 0.5
     settings = {"epsilon": operands.epsilon, "axis": 1, "arithmetic": "float64"}
     _, mean, variance = backnorm.jax.batch_norm(operands.x, mask=mask, **settings)
@@ -211,7 +211,7 @@ def test_statistics_of_a_mask_in_float64_are_rounded_once(dtype, data, rng):
 
 
 @ARITHMETICS
-def test_layer_as_a_function_uses_its_arithmetic(arithmetic, data):
+def test_batch_norm_with_state_uses_its_arithmetic(arithmetic, data):
     operands = data(FLOAT32)
     state = backnorm.jax.RunningStatistics(
         jnp.asarray(operands.mean), jnp.asarray(operands.variance)
@@ -255,7 +255,7 @@ def _step_of_nnx(operands, **settings):
 
 @pytest.mark.parametrize("step", [_step_of_linen, _step_of_nnx])
 @ARITHMETICS
-def test_layers_of_flax(step, arithmetic, data):
+def test_flax_layers_use_their_arithmetic(step, arithmetic, data):
     operands = data(FLOAT32)
     (y, mean, variance, frozen, *_) = canonical(operands, arithmetic)
     settings = {"epsilon": operands.epsilon, "arithmetic": arithmetic}
@@ -268,7 +268,7 @@ def test_layers_of_flax(step, arithmetic, data):
         same(step(operands), [y, frozen, dx])
 
 
-def test_layers_of_flax_say_it():
+def test_flax_layers_store_arithmetic_and_show_it_in_repr():
     layer = LinenBatchNorm(arithmetic="float32")
     assert "arithmetic = 'float32'" in repr(layer)
     assert layer.clone().arithmetic == "float32"
@@ -315,7 +315,7 @@ ASKING = {
 
 
 @pytest.mark.parametrize("call", ASKING.values(), ids=ASKING)
-def test_bad_arithmetic_is_refused_in_the_words_of_the_core(call, data):
+def test_arithmetic_that_is_invalid_raises_argument_error(call, data):
     x = jnp.asarray(data(np.dtype(np.float64)).x)
     known = r"^arithmetic: unknown; got 'float16'; expected 'float32' or 'float64'"
     with pytest.raises(ArgumentValueError, match=known):
@@ -329,7 +329,7 @@ def test_bad_arithmetic_is_refused_in_the_words_of_the_core(call, data):
         call(x)
 
 
-def test_float64_of_numpy_is_what_jax_makes_of_it(data):
+def test_batch_norm_of_float64_array_without_x64_computes_as_float32(data):
     operands = data(np.dtype(np.float64))
     with jax.enable_x64(False):
         y, *_ = backnorm.jax.batch_norm(operands.x, epsilon=1e-3, axis=1, arithmetic="float32")
@@ -342,7 +342,7 @@ class TestFormulas:
     """What runs where there are no kernels."""
 
     @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-    def test_float64_is_rounded_once(self, dtype, near_middles):
+    def test_rounded_rounds_float64_once(self, dtype, near_middles):
         near, nearest = near_middles(dtype)
         others = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, 1e-300]
         rounded = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, np.inf, 0.0], dtype)
@@ -358,7 +358,7 @@ class TestFormulas:
 
     @pytest.mark.covering(0)
     @TYPES
-    def test_in_float64_they_hold_its_budget(self, dtype, data):
+    def test_formulas_in_float64_pass_judge(self, dtype, data):
         operands = data(dtype)
         options = Options(operands.epsilon, 1, "float64")
         x, gamma, beta = operands.x, operands.gamma, operands.beta
@@ -380,7 +380,7 @@ class TestFormulas:
 
     @pytest.mark.long
     @TYPES
-    def test_without_a_word_they_are_those_of_float32(self, dtype, data):
+    def test_formulas_without_arithmetic_use_float32(self, dtype, data):
         operands = data(dtype)
         inputs = operands.x, operands.gamma, operands.beta
         options = [Options(operands.epsilon, 1, each) for each in (None, *BOTH)]
@@ -389,7 +389,7 @@ class TestFormulas:
         differ(found[0], found[2])
 
     @pytest.mark.long
-    def test_without_64_bits_float64_is_refused(self, data):
+    def test_formulas_in_float64_without_x64_raise_argument_value_error(self, data):
         operands = data(FLOAT32)
         settings = {"epsilon": operands.epsilon, "axis": 1}
         x = operands.x

@@ -96,18 +96,18 @@ def real(monkeypatch):
 class TestChoice:
     X = (4, 3)
 
-    def test_kernels(self, at_hand):
+    def test_by_kernels_with_device_and_jax_triton_returns_true(self, at_hand):
         assert cuda.by_kernels(self.X, None)
 
-    def test_without_jax_triton(self, at_hand, monkeypatch):
+    def test_by_kernels_without_jax_triton_returns_false(self, at_hand, monkeypatch):
         monkeypatch.setattr(launches, "is_installed", lambda: False)
         assert not cuda.by_kernels(self.X, None)
 
-    def test_without_a_device(self):
+    def test_lowering_without_device_uses_formulas(self):
         assert cuda.device() is None
         assert TARGET not in lowered(trained, *inputs(ONE))
 
-    def test_formulas_asked_for(self, at_hand, monkeypatch):
+    def test_lowering_with_formulas_requested_uses_formulas(self, at_hand, monkeypatch):
         monkeypatch.setenv(ASKED, "formulas")
         assert TARGET not in lowered(trained, *inputs(ONE))
 
@@ -119,7 +119,9 @@ class TestChoice:
             (True, "jax-triton 0.3.0 is older than 0.3.1", KNOWN["h200"], "0.3.0 is older"),
         ],
     )
-    def test_kernels_asked_for_in_vain(self, installed, reason, device, said, monkeypatch):
+    def test_lowering_with_unavailable_kernels_requested_raises_argument_value_error(
+        self, installed, reason, device, said, monkeypatch
+    ):
         monkeypatch.setenv(ASKED, "triton")
         monkeypatch.setattr(launches, "is_installed", lambda: installed)
         monkeypatch.setattr(launches, "reason_against", lambda: reason)
@@ -128,17 +130,17 @@ class TestChoice:
         with pytest.raises(ArgumentValueError, match=f"(?s)BACKNORM_JAX_CUDA.*{said}"):
             lowered(trained, *inputs(ONE))
 
-    def test_something_else_asked_for(self, monkeypatch):
+    def test_lowering_with_unknown_request_raises_argument_value_error(self, monkeypatch):
         monkeypatch.setenv(ASKED, "cudnn")
         with pytest.raises(ArgumentValueError, match=r"'cudnn'.*triton, formulas"):
             lowered(trained, *inputs(ONE))
 
-    def test_a_cpu_asks_for_nothing(self, monkeypatch):
+    def test_cpu_call_with_kernels_requested_succeeds(self, monkeypatch):
         monkeypatch.setenv(ASKED, "triton")
         x, channels = jnp.ones((2, 3)), jnp.ones(3)
         normalised(x, channels, channels)
 
-    def test_symbolic_sizes(self, at_hand, monkeypatch):
+    def test_export_with_symbolic_sizes_uses_formulas_or_raises(self, at_hand, monkeypatch):
         (batch,) = export.symbolic_shape("batch")
         operands = (jax.ShapeDtypeStruct((batch, 5, 3), "float32"), *inputs(ONE)[1:])
         exported = export.export(jax.jit(inferred), platforms=["cuda"])(*operands)
@@ -148,7 +150,7 @@ class TestChoice:
         with pytest.raises(ArgumentValueError, match="symbolic"):
             export.export(jax.jit(inferred), platforms=["cuda"])(*operands)
 
-    def test_a_package_that_cannot_be_used(self, monkeypatch):
+    def test_by_kernels_with_broken_jax_triton_warns_and_returns_false(self, monkeypatch):
         monkeypatch.setattr(launches, "is_installed", lambda: True)
 
         def broken():
@@ -161,7 +163,7 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("version", "old"), [("0.3.0", True), ("0.3.1", False), ("1.0", False)]
     )
-    def test_versions(self, version, old, monkeypatch):
+    def test_reason_against_rejects_only_old_jax_triton(self, version, old, monkeypatch):
         internals.jax_triton_is(monkeypatch, lambda: type("", (), {"__version__": version}))
         assert (launches.reason_against() is not None) == old
 
@@ -194,20 +196,20 @@ class TestSeveralDevices:
             for each, place in zip(arrays, places, strict=True)
         ]
 
-    def test_one(self):
+    def test_lowering_for_one_device_chooses_kernels(self):
         lowered(trained, *inputs(ONE))
         assert self.chosen == [True, True]
 
-    def test_arrays_that_the_compiler_splits(self):
+    def test_lowering_of_sharded_arrays_chooses_formulas(self):
         lowered(trained, *self.spread())
         assert self.chosen == [False, False]
 
-    def test_asked_for(self, monkeypatch):
+    def test_lowering_of_sharded_arrays_with_kernels_requested_chooses_kernels(self, monkeypatch):
         monkeypatch.setenv(ASKED, "triton")
         lowered(trained, *self.spread())
         assert self.chosen == [True, True]
 
-    def test_shard_map(self):
+    def test_lowering_in_shard_map_chooses_kernels(self):
         places = P("batch"), P(), P()
 
         def function(x, gamma, beta):
@@ -217,7 +219,7 @@ class TestSeveralDevices:
         lowered(each, *self.spread())
         assert self.chosen == [True]
 
-    def test_shard_map_over_some_axes(self):
+    def test_lowering_in_shard_map_over_some_axes_chooses_formulas(self):
         places = P("batch"), P(), P()
 
         def function(x, gamma, beta):
@@ -230,7 +232,7 @@ class TestSeveralDevices:
         lowered(each, *inputs((8, 5, 3)))
         assert self.chosen == [False]
 
-    def test_pmap(self):
+    def test_lowering_in_pmap_chooses_kernels(self):
         operands = [jax.ShapeDtypeStruct((4, *each.shape), each.dtype) for each in inputs(ONE)]
         lowered(jax.pmap(inferred), *operands)
         assert self.chosen == [True]
@@ -246,17 +248,19 @@ class TestCompiled:
 
     @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
     @pytest.mark.parametrize(("shape", "calls"), [(ONE, 2), (SEVERAL, 6)])
-    def test_training(self, shape, calls, dtype, device):
+    def test_lowered_training_calls_kernels_compiled_for_device(self, shape, calls, dtype, device):
         text = lowered(trained, *inputs(shape, dtype.name))
         assert text.count(f"@{TARGET}(") == calls
         major, minor = device.capability
-        for machine_code in re.findall(r'backend_config = "((?:[^"\\]|\\.)*)"', text):
+        found = re.findall(r'backend_config = "((?:[^"\\]|\\.)*)"', text)
+        assert len(found) == calls
+        for machine_code in found:
             ptx = decoded(machine_code)
             assert f".target sm_{major}{minor}".encode() in ptx
             # What the `ptxas` of CUDA 12.9 assembles, the last of those for `jax[cuda12]`.
             assert b".version 8.8" in ptx
 
-    def test_inference_and_frozen_statistics(self, real):
+    def test_lowered_inference_and_frozen_backward_make_four_kernel_calls(self, real):
         def both(x, gamma, beta):
             options = {"epsilon": EPSILON, "axis": 1}
             y = inferred(x, gamma, beta)
@@ -267,7 +271,7 @@ class TestCompiled:
         assert lowered(both, *inputs(SEVERAL)).count(f"@{TARGET}(") == 4
 
     @pytest.mark.parametrize("shape", [ONE, SEVERAL])
-    def test_sums_have_64_bits_where_jax_has_32(self, shape, real):
+    def test_lowered_sums_without_x64_keep_64_bits(self, shape, real):
         wide = lowered(trained, *inputs(shape))
         with jax.enable_x64(False):
             narrow = lowered(trained, *inputs(shape))
@@ -275,13 +279,13 @@ class TestCompiled:
         assert calls[0] == calls[1]
         assert ("f64" in str(calls[1])) == (shape == SEVERAL)
 
-    def test_instances(self, real):
+    def test_lowered_vmap_makes_as_many_kernel_calls_as_one_instance(self, real):
         operands = [jax.ShapeDtypeStruct((7, *each.shape), each.dtype) for each in inputs(SEVERAL)]
         text = lowered(jax.vmap(trained), *operands)
         assert text.count(f"@{TARGET}(") == 6
         assert "tensor<300x21x1xf32>" in text
 
-    def test_a_size_of_1_makes_no_other_kernel(self, real):
+    def test_lowering_with_a_size_of_1_reuses_compiled_kernel(self, real):
         from jax_triton import triton_lib
 
         triton_lib._COMPILED_KERNEL_CACHE.clear()
@@ -291,18 +295,18 @@ class TestCompiled:
         assert len(triton_lib._COMPILED_KERNEL_CACHE) == 1
 
     @pytest.mark.parametrize("shape", [(3, 1, 7), (2, 1), (1, 2, 8), (1, 1), (300, 1, 400)])
-    def test_sizes_of_1(self, shape, real):
+    def test_lowering_of_axes_of_size_1_calls_kernels(self, shape, real):
         assert f"@{TARGET}(" in lowered(trained, *inputs(shape))
 
     @pytest.mark.parametrize("platforms", [["cpu", "cuda"], ["cuda", "cpu", "tpu"]])
-    def test_exported_for_several_platforms(self, platforms, real):
+    def test_export_for_cpu_and_cuda_contains_calls_of_both(self, platforms, real):
         checks = [export.DisabledSafetyCheck.custom_call(each) for each in (TARGET, ffi.TARGET)]
         exported = export.export(jax.jit(trained), platforms=platforms, disabled_checks=checks)
         module = exported(*inputs(ONE)).mlir_module()
         assert f"@{TARGET}" in module
         assert f"@{ffi.TARGET}" in module
 
-    def test_triton_keeps_its_assembler(self, real):
+    def test_lowering_does_not_change_triton_assembler(self, real):
         from triton import knobs
 
         before = knobs.nvidia.ptxas_blackwell
@@ -310,7 +314,7 @@ class TestCompiled:
         assert knobs.nvidia.ptxas_blackwell == before
         assert "TRITON_PTXAS_BLACKWELL_PATH" not in os.environ
 
-    def test_triton_keeps_its_cache(self, real):
+    def test_reason_against_does_not_change_triton_cache_dir(self, real):
         code = (
             "import os, backnorm.jax.launches as launches;"
             "assert launches.reason_against() is None;"
@@ -334,7 +338,7 @@ def decoded(text):
     return zlib.decompress(quoted.sub(byte, text.encode()))
 
 
-def test_sizes_are_numbers_of_their_own():
+def test_size_equals_same_size_but_not_int():
     size = launches._Size
     assert size(1) != 1
     assert size(1) == size(1) != size(2)

@@ -45,19 +45,21 @@ def exact(digits, start, batch):
     return first_step(digits, start, batch, linen.BatchNorm, np.float64, np.float64)
 
 
-def test_an_epoch_of_digits(digits, rows, assert_one_epoch):
+def test_example_trains_one_epoch_like_flax(digits, rows, assert_one_epoch):
     digits.main(epochs=1)
     assert_one_epoch(rows())
 
 
-def test_in_float64_it_is_the_same_to_rounding(digits, start, batch, exact, assert_as_exact):
+def test_first_step_in_float64_matches_flax_within_rounding(
+    digits, start, batch, exact, assert_as_exact
+):
     loss, found = first_step(digits, start, batch, BatchNorm, np.float64, np.float64)
     assert loss == pytest.approx(exact[0], rel=1e-14)
     assert_as_exact(digits.farthest(found, exact[1]), 0, "float64")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.sweep)])
-def test_in_16_bits_gradients_are_as_near_the_exact_ones(
+def test_gradients_in_16_bits_have_errors_comparable_to_flax(
     dtype, digits, start, batch, exact, assert_as_exact
 ):
     own, ours = (

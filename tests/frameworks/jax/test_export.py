@@ -148,7 +148,7 @@ def folders(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("processors", ["all", "one"])
 @pytest.mark.parametrize("threads", ["1", "4"])
-def test_in_a_process_that_has_traced_nothing(folders, threads, processors):
+def test_exported_function_in_new_process_has_the_same_bits(folders, threads, processors):
     if processors == "one" and not hasattr(os, "sched_setaffinity"):
         pytest.skip("processes cannot be kept to one processor")
     run(RUNNING, folders[threads], processors)
@@ -156,12 +156,12 @@ def test_in_a_process_that_has_traced_nothing(folders, threads, processors):
 
 
 @pytest.mark.long
-def test_the_number_of_threads_changes_no_bit(folders):
+def test_jit_bits_do_not_depend_on_planned_thread_count(folders):
     assert results(folders["4"], "") == results(folders["1"], "")
 
 
 @pytest.mark.long
-def test_nothing_in_it_depends_on_the_process(folders):
+def test_export_does_not_depend_on_exporting_process(folders):
     # No address, for one.
     for ending in ("*.txt", "*.exported"):
         paths = sorted(folders["4"].glob(ending))
@@ -170,7 +170,7 @@ def test_nothing_in_it_depends_on_the_process(folders):
             assert path.read_bytes() == (folders["4 again"] / path.name).read_bytes(), path.name
 
 
-def test_export_of_another_version_is_refused():
+def test_exported_function_of_other_layout_raises_jax_runtime_error():
     allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
     function = jax.jit(lambda x: backnorm.jax.batch_norm(x, epsilon=EPSILON)[0])
     x = jnp.ones((4, 3), jnp.float32)
@@ -184,11 +184,11 @@ def test_export_of_another_version_is_refused():
 
 class TestImport:
     @pytest.mark.long
-    def test_makes_no_devices(self):
+    def test_import_creates_no_jax_backends(self):
         # What JAX is told before it makes them still counts.
         run("import jax, backnorm.jax, jax._src.xla_bridge as b; assert not b._backends")
 
-    def test_compiles_nothing(self, tmp_path):
+    def test_import_compiles_no_kernels(self, tmp_path):
         run(
             """
             import sys
@@ -206,7 +206,7 @@ class TestImport:
         )
 
     @pytest.mark.long
-    def test_leaves_errors_to_the_first_call(self, monkeypatch):
+    def test_import_with_unknown_cpu_level_defers_error_to_first_call(self, monkeypatch):
         monkeypatch.setenv("BACKNORM_CPU_LEVEL", "x86-64-v40")
         run(
             """

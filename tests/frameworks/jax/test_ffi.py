@@ -1,4 +1,4 @@
-"""The custom call: what it relies on, what it refuses, and whom it keeps waiting."""
+"""The custom call: the header that it relies on, the calls that it rejects, and threads."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class TestHeader:
 
         return read
 
-    def test_structures_of_this_jaxlib_are_those_of_the_handler(self):
+    def test_differences_of_installed_header_returns_none(self):
         assert differences(INCLUDED / HEADER) == []
         assert ffi.reason_against() is None
 
-    def test_offsets(self):
+    def test_offsets_match_compiler_layout(self):
         # As a compiler has them.
         assert offsets("CallFrame").attrs == 120
         assert offsets("CallFrame").size_ == 168
@@ -88,13 +88,15 @@ class TestHeader:
             ("struct XLA_FFI_Array {", "struct XLA_FFI_Arrays {", "Array"),
         ],
     )  # fmt: skip
-    def test_another_layout_differs(self, old, new, structure, changed):
+    def test_differences_of_header_with_other_layout_reports_structure(
+        self, old, new, structure, changed
+    ):
         assert f"XLA_FFI_{structure}" in changed(old, new)
 
-    def test_another_code_of_a_type_differs(self, changed):
+    def test_differences_of_header_with_other_type_code_reports_type(self, changed):
         assert changed("XLA_FFI_DataType_BF16 = 16", "XLA_FFI_DataType_BF16 = 34") == ["bfloat16"]
 
-    def test_more_fields_at_the_end_do_not_differ(self, changed):
+    def test_differences_ignores_fields_added_at_end(self, changed):
         end = ("  XLA_FFI_Future* future;  // out\n};\n\nXLA_FFI_DEFINE_STRUCT_"
                "TRAITS(XLA_FFI_CallFrame")  # fmt: skip
         assert changed(end, end.replace("// out\n", "// out\n  void* more;\n")) == []
@@ -141,7 +143,7 @@ class TestVersion:
         agree(found, expected, 1e-5)
         assert "backnorm_kernel" not in jax.jit(backward).lower(*arguments).as_text()
 
-    def test_unknown_version_refuses_reproducible_sums(self, make_operands, without_interface):
+    def test_unknown_version_rejects_reproducible_sums(self, make_operands, without_interface):
         without_interface(None)
         x, *_ = make_operands((4, 8, 5, 5))
         with (
@@ -152,7 +154,7 @@ class TestVersion:
 
 
 class TestRefusals:
-    """Calls that no function of ours makes; none may end the process."""
+    """Calls that backnorm never makes: each raises an error, and the process goes on."""
 
     @pytest.fixture
     def called(self):
@@ -211,7 +213,7 @@ class TestRefusals:
         made[SLOTS["bytes"]] = made[SLOTS["own"]] + participants * made[SLOTS["own_bytes"]]
         return made
 
-    def test_nothing_changed(self, called):
+    def test_custom_call_without_change_returns_result(self, called):
         np.testing.assert_allclose(called(), 1.0, rtol=1e-6)
 
     @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ class TestRefusals:
             {"call": lambda _: None, "zall": lambda _: np.zeros(3, np.int64)},
         ],
     )
-    def test_attributes_that_do_not_fit(self, changed, called):
+    def test_custom_call_with_malformed_attributes_raises_runtime_error(self, changed, called):
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
             called(**changed)
 
@@ -246,27 +248,27 @@ class TestRefusals:
             ("record", SLOTS["bytes"], 1 << 50),
         ],
     )
-    def test_numbers_out_of_bounds(self, changed, called):
+    def test_custom_call_with_numbers_out_of_bounds_raises_runtime_error(self, changed, called):
         name, place, value = changed
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
             called(**{name: self.at(place, value)})
 
     @pytest.mark.parametrize("name", ["bytes", "scratch", "own", "own_bytes", "participants"])
-    def test_sizes_that_do_not_fit_each_other(self, name, called):
+    def test_custom_call_with_inconsistent_record_sizes_raises_runtime_error(self, name, called):
         for change in (-(1 << 62), -64, -1, 1, 64, 1 << 41, 1 << 62):
             with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are"):
                 called(record=lambda array, by=change: self.by(array, SLOTS[name], by))
 
-    def test_participants_that_the_record_has_no_room_for(self, called):
+    def test_custom_call_with_record_too_small_for_participants_raises_runtime_error(self, called):
         # The record and the call agree, but there are no cells for the claims of the second.
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
             called(record=self.at(SLOTS["participants"], 2), call=self.at(2, 1))
 
-    def test_many_participants(self, called):
+    def test_custom_call_with_1000_participants_returns_result(self, called):
         found = called(record=lambda array: self.for_many(array, 1000), call=self.at(2, 999))
         np.testing.assert_allclose(found, 1.0, rtol=1e-6)
 
-    def test_memory_that_there_is_not(self, called):
+    def test_custom_call_beyond_available_memory_raises_runtime_error(self, called):
         # More than a processor can address.
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: no memory"):
             called(
@@ -275,29 +277,29 @@ class TestRefusals:
             )
 
     @pytest.mark.parametrize("layout", [LAYOUT - 1, LAYOUT + 1, LAYOUT ^ 1 << 40, 0, -1])
-    def test_a_record_of_another_layout(self, layout, called):
+    def test_custom_call_with_record_of_other_layout_raises_runtime_error(self, layout, called):
         with pytest.raises(jax.errors.JaxRuntimeError, match=FOREIGN):
             called(record=self.at(SLOTS["layout"], layout))
 
     @pytest.mark.parametrize("cells", [0, 5, CLAIMED - 1])
-    def test_a_record_without_a_whole_head(self, cells, called):
+    def test_custom_call_with_truncated_record_head_raises_runtime_error(self, cells, called):
         with pytest.raises(jax.errors.JaxRuntimeError, match=FOREIGN):
             called(record=lambda array: array[:cells])
 
     @pytest.mark.parametrize("number", [12345, 0, -1])
-    def test_a_kernel_that_is_not_loaded(self, number, called):
+    def test_custom_call_of_unloaded_kernel_raises_runtime_error(self, number, called):
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"NOT_FOUND.*backnorm: .*not loaded"):
             called(call=self.at(0, number))
 
     @pytest.mark.parametrize("column", [1, 2, 3])
-    def test_types_ranks_and_sizes(self, column, called):
+    def test_custom_call_with_wrong_buffer_description_raises_runtime_error(self, column, called):
         for k in range(5):
             with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: an argument is not"):
                 called(buffers=self.at(6 * k + column, 7))
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: a result is not"):
             called(buffers=self.at(6 * 5 + column, 7))
 
-    def test_other_arrays(self, called):
+    def test_custom_call_with_other_arrays_raises_runtime_error(self, called):
         x, channels = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(3, jnp.float32)
         for other in (x.astype(jnp.float16), x[:1], x.reshape(6, 4)):
             with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: an argument is not"):
@@ -307,7 +309,7 @@ class TestRefusals:
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: the attributes are not"):
             called(x, channels)
 
-    def test_a_variance_that_a_kernel_refuses(self, called):
+    def test_custom_call_with_negative_variance_raises_runtime_error(self, called):
         # Our functions see to it that none comes here.
         x, channels = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(3, jnp.float32)
         with pytest.raises(jax.errors.JaxRuntimeError, match="backnorm: variance"):
@@ -315,7 +317,7 @@ class TestRefusals:
 
 
 class TestThreads:
-    def test_a_kernel_needs_no_gil(self, make_operands):
+    def test_kernel_finishes_while_caller_holds_gil(self, make_operands):
         x, dy, mean, variance = make_operands()
 
         @jax.jit
@@ -335,7 +337,7 @@ class TestThreads:
                 break
         assert results[0].is_ready()
 
-    def test_many_calls_at_once(self, make_operands):
+    def test_jit_in_concurrent_threads_has_the_same_bits(self, make_operands):
         function = jax.jit(backward)
         failed = []
 
@@ -356,7 +358,7 @@ class TestThreads:
         assert not any(thread.is_alive() for thread in threads)
         assert failed == []
 
-    def test_many_calls_in_one_function(self, make_operands):
+    def test_independent_calls_in_one_function_match_separate_calls(self, make_operands):
         x, dy, mean, variance = make_operands()
 
         @jax.jit
@@ -368,7 +370,7 @@ class TestThreads:
         for scale, each in zip((1.0, 2.0, 3.0, 4.0), found, strict=True):
             agree(each, backward(x * scale, dy, mean, variance), 1e-6)
 
-    def test_on_all_devices_at_once(self, make_operands):
+    def test_pmap_on_all_devices_is_deterministic(self, make_operands):
         inputs = [jnp.stack([each] * 4) for each in make_operands((8, 8, 40, 40))]
         function = jax.pmap(backward)
         expected = function(*inputs)
@@ -376,14 +378,14 @@ class TestThreads:
             for found, each in zip(function(*inputs), expected, strict=True):
                 np.testing.assert_array_equal(found, each)
 
-    def test_many_instances(self, make_operands):
+    def test_vmap_of_many_instances_equals_single_call(self, make_operands):
         # One after the other within a call, each with helpers.
         inputs = [jnp.stack([each] * 20) for each in make_operands((8, 8, 40, 40))]
         found = jax.jit(jax.vmap(backward))(*inputs)
         for each, one in zip(found, backward(*make_operands((8, 8, 40, 40))), strict=True):
             np.testing.assert_array_equal(each, jnp.stack([one] * 20))
 
-    def test_the_end_of_the_process(self):
+    def test_process_exit_during_calls_succeeds(self):
         # While calls are under way.
         code = (
             "import jax, jax.numpy as jnp, backnorm.jax as bj\n"
@@ -398,7 +400,7 @@ class TestThreads:
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_donated_arrays(make_operands):
+def test_backward_with_donated_arrays_returns_the_same_results(make_operands):
     inputs = make_operands()
     expected = [np.asarray(each) for each in jax.jit(backward)(*inputs)]
     for donated in ((0,), (1,), (0, 1)):
@@ -408,7 +410,7 @@ def test_donated_arrays(make_operands):
             np.testing.assert_array_equal(each, other)
 
 
-def test_inputs_that_numpy_owns(make_operands):
+def test_jit_of_unaligned_numpy_input_equals_numpy_function(make_operands):
     # Of the caller's alignment.
     memory = np.random.default_rng(0).normal(size=4 * 3 * 50 + 1).astype(np.float32)
     x = memory[1:].reshape(4, 3, 50)
@@ -419,11 +421,11 @@ def test_inputs_that_numpy_owns(make_operands):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_every_kernel_has_one_number():
+def test_number_of_is_unique_for_each_kernel():
     assert len({xla.number_of(kind) for kind in EVERY}) == len(EVERY)
 
 
-def test_kernels_that_are_introduced_again_and_again():
+def test_introduce_of_known_kernels_keeps_table():
     def table():
         _, _, _, known, *entries = xla._environment()
         return list(zip(entries[::2], entries[1::2], strict=True))[:known]
@@ -444,7 +446,7 @@ def test_kernels_that_are_introduced_again_and_again():
     assert len(dict(after)) == len(after)
 
 
-def test_the_numbers_are_those_of_the_numpy_operator(make_operands):
+def test_jit_backward_equals_numpy_function(make_operands):
     inputs = make_operands()
     found = jax.jit(backward)(*inputs)
     expected = backnorm.batch_norm_backward(*map(np.asarray, inputs), epsilon=EPSILON)

@@ -83,7 +83,7 @@ OF_LOSSES = {
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("transform", OF_RESULTS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_forward_mode_of_results(name, transform, arguments):
+def test_forward_mode_of_results_matches_textbook(name, transform, arguments):
     ours, theirs, ranks = PAIRS[name]
     inputs, tangents = arguments(ranks), arguments(ranks)
     mine, other = (OF_RESULTS[transform](each, tangents) for each in (ours, theirs))
@@ -113,7 +113,7 @@ OFTEN = {
         ),
     ],
 )
-def test_forward_mode_of_losses(name, transform, arguments, scalar):
+def test_forward_mode_of_losses_matches_textbook(name, transform, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]
     inputs, tangents = arguments(ranks), arguments(ranks)
     mine, other = (OF_LOSSES[transform](scalar(each), tangents) for each in (ours, theirs))
@@ -122,7 +122,7 @@ def test_forward_mode_of_losses(name, transform, arguments, scalar):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["training", "inference"])
-def test_not_compiled(name, arguments, scalar):
+def test_forward_mode_without_jit_matches_textbook(name, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]
     inputs, tangents = arguments(ranks), arguments(ranks)
     agree(along(ours, tangents)(*inputs), along(theirs, tangents)(*inputs))
@@ -150,7 +150,7 @@ SEVERAL = [
 @pytest.mark.parametrize(
     ("name", "moved"), [*ONE, *(pytest.param(*each, marks=pytest.mark.sweep) for each in SEVERAL)]
 )
-def test_along_some_arguments(name, moved, arguments, scalar):
+def test_forward_mode_along_some_arguments_matches_textbook(name, moved, arguments, scalar):
     ours, theirs, ranks = PAIRS[name]
     inputs, tangents = arguments(ranks), arguments(ranks)
 
@@ -170,7 +170,7 @@ def test_along_some_arguments(name, moved, arguments, scalar):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_it_is_what_the_kernels_compute(dtype, arguments):
+def test_jvp_of_y_has_the_bits_of_backward_or_inference(dtype, arguments):
     """The Jacobian of y in x is symmetric, so its product is the backward pass's; to the bit."""
     x, dx = (each.astype(dtype) for each in arguments((3, 3)))
     narrow = backnorm.jax.formulas.working_type(dtype)
@@ -194,7 +194,7 @@ def test_it_is_what_the_kernels_compute(dtype, arguments):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=str)
-def test_tangents_of_backward_for_16_bits_are_those_of_float64(dtype, training, arguments):
+def test_jvp_of_backward_in_16_bits_equals_rounded_float64(dtype, training, arguments):
     x, dy, dx, ddy = (each.astype(dtype) for each in arguments((3, 3, 3, 3)))
     mean, variance, gamma, *moved = (each.astype(jnp.float32) for each in arguments((1,) * 6))
     primals, tangents = (x, dy, mean, variance, gamma), (dx, ddy, *moved)
@@ -210,7 +210,7 @@ def calls(function, *operands):
     return jax.jit(function).lower(*operands).as_text().count(f"custom_call @{TARGET}")
 
 
-def test_which_kernels_run(arguments, scalar):
+def test_derivatives_lower_to_two_or_three_kernel_calls(arguments, scalar):
     x, gamma, beta = inputs = arguments((3, 1, 1))
     layer = partial(backnorm.jax.batch_norm, **HOW)
     assert calls(lambda x, dx: jax.jvp(lambda x: layer(x, gamma, beta), (x,), (dx,)), x, x) == 2
@@ -219,8 +219,8 @@ def test_which_kernels_run(arguments, scalar):
     assert calls(jax.linearize(layer, *inputs)[1], *inputs) == 2
 
 
-def test_a_constant_channel_without_epsilon(normal):
-    """Tangents are what is no number in the textbook's formula, and no more than that."""
+def test_jvp_with_constant_channel_and_epsilon_zero_keeps_other_channels_finite(normal):
+    """Tangents of the constant channel may be NaN, as by the textbook's formula; no others are."""
     x = normal(4, 3).at[:, 1].set(2.0)
     layer = partial(backnorm.jax.batch_norm, epsilon=0.0)
     (_, _, _), (dy, dmean, _) = jax.jvp(layer, (x,), (normal(4, 3),))
@@ -263,7 +263,7 @@ class TestDevices:
         ]
 
     @pytest.mark.parametrize("mapped", [jax.pmap, jax.vmap])
-    def test_mapped(self, mapped, arrays):
+    def test_forward_mode_in_pmap_or_vmap_with_axis_name_matches_textbook(self, mapped, arrays):
         inputs, tangents, w = arrays
         operands = [(x.reshape(PARTS), gamma, beta) for x, gamma, beta in (inputs, tangents)]
 
@@ -277,7 +277,7 @@ class TestDevices:
         agree(*found)
 
     @pytest.mark.parametrize("checked", [True, False])
-    def test_shard_map(self, checked, arrays):
+    def test_forward_mode_within_shard_map_matches_textbook(self, checked, arrays):
         inputs, tangents, w = arrays
         mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
         specs = (P("d"), P(), P())
@@ -293,7 +293,7 @@ class TestDevices:
 
         agree(*(jax.jit(within(k))(inputs, tangents, w) for k in (0, 1)))
 
-    def test_forward_mode_of_a_shard_map(self, arrays):
+    def test_forward_mode_of_shard_map_matches_textbook(self, arrays):
         inputs, tangents, w = arrays
         mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
         specs = (P("d"), P(), P())

@@ -175,7 +175,7 @@ class Xla:
         assert self.errors == []
 
 
-def test_tasks_that_come_when_the_call_is_over():
+def test_handler_task_run_after_end_of_call_does_not_write_results():
     xla = Xla(threads=8, instances=3)
     assert xla.call()
     xla.check()
@@ -197,7 +197,7 @@ def on_threads(threads):
     return schedule
 
 
-def test_tasks_on_threads():
+def test_handler_with_tasks_on_threads_has_the_bits_of_inference():
     threads = []
     for _ in range(20):
         xla = Xla(threads=8, schedule=on_threads(threads))
@@ -208,7 +208,7 @@ def test_tasks_on_threads():
 
 
 @pytest.mark.long
-def test_many_calls_at_once():
+def test_handler_in_concurrent_calls_has_the_bits_of_inference():
     tasks, answers = [], []
     calls = [Xla(threads=8, schedule=on_threads(tasks), instances=2) for _ in range(6)]
     callers = [threading.Thread(target=lambda xla=xla: answers.append(xla.call())) for xla in calls]
@@ -226,7 +226,7 @@ def test_many_calls_at_once():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 # JAX warns, and Python from 3.12 on.
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_in_a_forked_child():
+def test_handler_in_forked_child_has_the_bits_of_inference():
     tasks = []
     xla = Xla(threads=8, schedule=on_threads(tasks))
     assert xla.call()
@@ -253,7 +253,7 @@ def test_in_a_forked_child():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_in_a_child_that_was_forked_while_another_thread_held_the_lock():
+def test_introduce_and_handler_in_child_forked_under_lock_do_not_deadlock():
     kind = Kind("segments", "float32", "float64", "forward")
     introduce(kind)
     entered, over = threading.Event(), threading.Event()
@@ -278,7 +278,7 @@ def test_in_a_child_that_was_forked_while_another_thread_held_the_lock():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_kernel_is_loaded_before_the_lock_is_taken(monkeypatch):
+def test_introduce_loads_kernel_before_taking_lock(monkeypatch):
     # It may have to be built, which takes seconds.
     free = []
     original = library.address
@@ -289,14 +289,14 @@ def test_a_kernel_is_loaded_before_the_lock_is_taken(monkeypatch):
     assert free == [True]
 
 
-def test_tasks_that_are_run_at_once():
+def test_handler_with_tasks_run_inline_has_the_bits_of_inference():
     # As XLA does where the queue of its threads is full: the caller must not wait for itself.
     xla = Xla(threads=8, schedule=lambda task: task())
     assert xla.call()
     xla.check()
 
 
-def test_tasks_that_are_refused():
+def test_handler_with_rejected_task_stops_scheduling_and_destroys_error():
     scheduled = []
 
     def schedule(task):
@@ -313,7 +313,7 @@ def test_tasks_that_are_refused():
 
 
 @pytest.mark.parametrize(("threads", "tasks"), [(1, 0), (0, 0), (2, 2), (3, 3), (100, 3)])
-def test_no_more_tasks_than_threads(threads, tasks):
+def test_handler_schedules_no_more_tasks_than_threads_and_helpers(threads, tasks):
     xla = Xla(threads=threads)
     assert xla.call()
     xla.check()
@@ -322,7 +322,7 @@ def test_no_more_tasks_than_threads(threads, tasks):
         task()
 
 
-def test_without_threads():
+def test_handler_when_thread_count_fails_destroys_error_and_schedules_no_task():
     xla = Xla(threads=None)
     assert xla.call()
     xla.check()
@@ -331,19 +331,19 @@ def test_without_threads():
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 4])
-def test_other_stages(stage):
+def test_handler_at_other_stage_than_execute_returns_error(stage):
     xla = Xla()
     assert not xla.call(stage=stage)
     assert "stage" in xla.errors[0]
 
 
-def test_a_smaller_frame():
+def test_handler_with_too_small_call_frame_returns_error():
     xla = Xla()
     assert not xla.call(struct_size=160)
     assert "header" in xla.errors[0]
 
 
-def test_the_question_for_the_version():
+def test_handler_with_metadata_extension_reports_version_and_does_not_compute():
     xla = Xla()
     metadata = xla.made("Metadata")
     base = xla.made("Extension_Base", type=1, struct_size=offsets("Metadata_Extension").size_)

@@ -46,7 +46,7 @@ def stepped(kind, x, options, frozen, mask, **call):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_as_flax_does(case, normal):
+def test_layer_with_options_axes_and_masks_matches_flax(case, normal):
     options, frozen, mask = split(case)
     x = normal(*SHAPE) + 2.0
     ours, theirs = (stepped(kind, x, {**options, **X64}, frozen, mask) for kind in KINDS)
@@ -56,7 +56,7 @@ def test_as_flax_does(case, normal):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("operands", "param_dtype", "dtype"), TYPES)
-def test_types(operands, param_dtype, dtype, normal):
+def test_layer_types_and_values_match_flax(operands, param_dtype, dtype, normal):
     x = (4.0 * normal(*SHAPE) + 2.0).astype(operands)
     for frozen in (False, True):
         options = {"dtype": dtype, "param_dtype": param_dtype}
@@ -66,13 +66,13 @@ def test_types(operands, param_dtype, dtype, normal):
 
 
 @pytest.mark.long
-def test_running_statistics_keep_their_type(normal):
+def test_running_statistics_of_float64_x_stay_float32(normal):
     _, (_, (y, changed)) = stepped(BatchNorm, normal(6, 3), {}, False, None)
     assert y.dtype == jnp.float64
     assert {each.dtype for each in jax.tree.leaves(changed)} == {jnp.dtype(jnp.float32)}
 
 
-def test_masked_elements_do_not_count(normal):
+def test_layer_with_mask_ignores_masked_elements(normal):
     x, mask = normal(*SHAPE), jnp.arange(4).reshape(4, 1, 1, 1) < 2
     layer = BatchNorm(use_running_average=False, **X64)
     variables = layer.init(jax.random.key(0), x)
@@ -87,7 +87,7 @@ def test_masked_elements_do_not_count(normal):
     assert all(np.isnan(each).all() for each in jax.tree.leaves(nothing))
 
 
-def test_moving_averages_move(normal):
+def test_running_statistics_converge_to_those_of_repeated_batch(normal):
     x = normal(50, 3) * 3.0 + 7.0
     layer = BatchNorm(use_running_average=False, momentum=0.5, **X64)
     variables = layer.init(jax.random.key(0), x)
@@ -105,7 +105,7 @@ def test_moving_averages_move(normal):
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0, 3], [1, 2]]])
-def test_statistics_of_all_devices(groups, masked, normal):
+def test_layer_in_pmap_with_axis_name_matches_flax(groups, masked, normal):
     x, mask = normal(4, 3, 5), jnp.asarray([True, False, True]).reshape(1, 3, 1)
     mask = jnp.broadcast_to(mask, (4, 3, 1)) if masked else None
     options = {"use_running_average": False, "axis_name": "d", "axis_index_groups": groups, **X64}
@@ -153,7 +153,7 @@ def several(kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["remat", "jit", "vmap", "scan"])
-def test_within_what_linen_transforms(name, normal):
+def test_layer_within_linen_transform_matches_flax(name, normal):
     x, found = normal(2, 6, 3), []
     for kind in KINDS:
         model = several(kind)[name]

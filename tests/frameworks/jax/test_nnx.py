@@ -43,7 +43,7 @@ def stepped(kind, features, x, options, frozen, mask, of_y=scalar):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_as_flax_does(case, normal):
+def test_layer_with_options_axes_and_masks_matches_flax(case, normal):
     options, frozen, mask = split(case)
     axis = options["axis"]
     x = normal(*SHAPE) + 2.0
@@ -74,7 +74,9 @@ def rest(axis):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("operands", "param_dtype", "dtype"), TYPES)
-def test_types(operands, param_dtype, dtype, normal):
+def test_layer_types_match_flax_and_values_match_flax_in_float32(
+    operands, param_dtype, dtype, normal
+):
     x = (4.0 * normal(*SHAPE) + 2.0).astype(operands)
     for frozen in (False, True):
         options = {"dtype": dtype, "param_dtype": param_dtype}
@@ -101,7 +103,7 @@ def as_it_is(arrays, *, dtype):
 
 
 @pytest.mark.long
-def test_promote_dtype_is_the_callers(normal):
+def test_layer_with_custom_promote_dtype_matches_flax(normal):
     def to_half(arrays, *, dtype):
         assert dtype is None
         return tuple(None if each is None else each.astype(jnp.bfloat16) for each in arrays)
@@ -116,7 +118,7 @@ def test_promote_dtype_is_the_callers(normal):
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("groups", [None, [[0, 3], [1, 2]]])
 @pytest.mark.parametrize("masked", [False, True])
-def test_statistics_of_all_devices(groups, masked, normal):
+def test_layer_in_pmap_with_axis_name_matches_flax(groups, masked, normal):
     x = normal(4, 3, 5)
     mask = jnp.asarray([True, False, True]).reshape(3, 1) if masked else None
     found = []
@@ -136,7 +138,7 @@ def test_statistics_of_all_devices(groups, masked, normal):
     agree(*found, 1e-7)
 
 
-def test_metadata():
+def test_layer_variables_have_given_metadata_and_flax_types():
     options = {"scale_metadata": {"note": 2}, "bias_metadata": {"note": 3}}
     for kind in KINDS:
         layer = kind(4, **options, rngs=nnx.Rngs(0))
@@ -184,7 +186,7 @@ class TestModels:
         return [step(model, images) for _ in range(3)]
 
     @pytest.mark.long
-    def test_training_and_evaluation(self, images):
+    def test_model_in_training_and_evaluation_matches_flax(self, images):
         ours, theirs = models()
         agree(self.trained(ours, images), self.trained(theirs, images), 1e-5)
         agree(nnx.state(ours), nnx.state(theirs), 1e-4)
@@ -200,7 +202,7 @@ class TestModels:
         assert not np.array_equal(ours.norm.mean[...], before["norm"]["mean"][...])
 
     @pytest.mark.long
-    def test_state_fits_either_model(self, images):
+    def test_model_accepts_state_of_flax_model_with_same_paths(self, images):
         ours, theirs = models()
         theirs(images)
         nnx.update(ours, nnx.state(theirs))
@@ -210,7 +212,7 @@ class TestModels:
         pure = [nnx.to_pure_dict(nnx.state(model)) for model in (ours, theirs)]
         same(*pure)
 
-    def test_views(self, images):
+    def test_view_with_use_running_average_matches_flax(self, images):
         found = []
         for kind in KINDS:
             layer = kind(3, rngs=nnx.Rngs(0))
@@ -219,7 +221,7 @@ class TestModels:
             found.append([frozen(images), moving(images), nnx.state(frozen)])
         agree(*found, 1e-5)
 
-    def test_split_and_merge(self, images):
+    def test_split_and_merged_model_matches_flax(self, images):
         found = []
         for model in models():
             graph, params, stats = nnx.split(model, nnx.Param, nnx.BatchStat)
@@ -236,7 +238,7 @@ class TestModels:
         agree(*found, 1e-4)
 
     @pytest.mark.long
-    def test_several_models_at_once(self, images):
+    def test_vmap_of_models_matches_flax(self, images):
         found = []
         for kind in KINDS:
 
@@ -250,7 +252,7 @@ class TestModels:
             found.append((every(model, images), nnx.state(model)))
         agree(*found, 1e-4)
 
-    def test_a_batch_of_parts(self, normal):
+    def test_layer_in_vmap_with_axis_name_matches_flax(self, normal):
         x, found = normal(4, 3, 5), []
         for kind in KINDS:
             layer = kind(5, axis_name="parts", **X64, rngs=nnx.Rngs(0))
@@ -261,7 +263,7 @@ class TestModels:
 
     @pytest.mark.long
     @pytest.mark.parametrize("transform", [nnx.remat, nnx.jit], ids=["remat", "jit"])
-    def test_within_what_nnx_transforms(self, transform, images):
+    def test_model_within_nnx_transform_matches_flax(self, transform, images):
         found = []
         for model in models():
             function = transform(lambda model, x: model(x))
@@ -270,7 +272,7 @@ class TestModels:
         agree(*found, 1e-4)
 
     @pytest.mark.long
-    def test_forward_mode(self, images):
+    def test_jvp_of_model_matches_flax(self, images):
         found = []
         for model in models():
             graph, state = nnx.split(model)

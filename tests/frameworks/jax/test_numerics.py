@@ -46,7 +46,7 @@ def backward(*inputs, epsilon, data_format, training):
 # XLA takes subnormal numbers for 0, on a CPU.
 @pytest.mark.parametrize("by_formulas", [False, True])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-45, 1e-300])
-def test_a_variance_near_the_smallest_number(epsilon, by_formulas, rng):
+def test_backward_with_subnormal_variance_does_not_flush_it_to_zero(epsilon, by_formulas, rng):
     data = realistic_data((6, 5, 8), FLOAT32, rng=rng)
     variance = np.array([1e-40, 1e-45, 3e-39, 0.5, 0.0 if epsilon else 1e-38], np.float32)
     x = (rng.standard_normal(data.x.shape) * np.sqrt(variance[:, None])).astype(np.float32)
@@ -64,7 +64,7 @@ def test_a_variance_near_the_smallest_number(epsilon, by_formulas, rng):
         assert_passed(check_backward(*inputs, backward(*inputs, **options), **options))
 
 
-def test_variance_plus_epsilon_is_judged_without_rounding():
+def test_is_refused_matches_exact_sum_of_variance_and_epsilon():
     numbers = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, -1e-3, np.nan, np.inf, -np.inf, -1e-40]
     variance = np.array(numbers, np.float32)
     with np.errstate(over="ignore"):
@@ -78,7 +78,7 @@ def test_variance_plus_epsilon_is_judged_without_rounding():
 
 @pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", BATTERY)
-def test_the_battery(name):
+def test_backward_passes_battery(name):
     assert_passed(examine(backward, BATTERY[name]))
 
 
@@ -86,7 +86,7 @@ def test_the_battery(name):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("shape", [(6, 5, 3, 4), (3, 17, 7, 7), (9, 5), (40, 12, 30)])
-def test_every_pass_against_the_oracle(shape, data_format, dtype, rng):
+def test_forward_inference_and_backward_are_within_budget(shape, data_format, dtype, rng):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
     settings = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
     found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **settings)
@@ -104,7 +104,7 @@ def test_every_pass_against_the_oracle(shape, data_format, dtype, rng):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("shape", "axis", "orders"), [(*SHAPES[0], 3), (*SHAPES[2], 2)])
-def test_derivatives_of_higher_order(shape, axis, orders, layer, normal):
+def test_higher_order_derivatives_match_textbook(shape, axis, orders, layer, normal):
     inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))
     ours = weighed(
         lambda *operands: backnorm.jax.batch_norm(*operands, epsilon=EPSILON, axis=axis), weights
@@ -120,7 +120,7 @@ def test_derivatives_of_higher_order(shape, axis, orders, layer, normal):
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_gradients_for_any_axis(shape, axis, layer, normal):
+def test_gradients_for_each_axis_match_textbook(shape, axis, layer, normal):
     inputs, weights = layer(shape, axis), (normal(*shape), normal(shape[axis]))
     ours = weighed(
         lambda *operands: backnorm.jax.batch_norm(*operands, epsilon=EPSILON, axis=axis), weights
@@ -131,7 +131,7 @@ def test_gradients_for_any_axis(shape, axis, layer, normal):
 
 @pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
-def test_derivatives_of_the_backward_pass(training, layer, normal):
+def test_gradients_of_backward_match_formula(training, layer, normal):
     # The arguments are five, and independent: mean and variance are what the caller says.
     x, gamma, _ = layer((6, 5, 4), 1)
     inputs = (x, normal(6, 5, 4), normal(5), normal(5) ** 2 + 0.5, gamma)
@@ -162,7 +162,7 @@ def test_derivatives_of_the_backward_pass(training, layer, normal):
 
 
 @pytest.mark.long
-def test_derivatives_with_given_statistics(layer, normal):
+def test_derivatives_of_inference_match_formula(layer, normal):
     x, gamma, beta = layer((6, 5, 4), 1)
     inputs = (x, normal(5), normal(5) ** 2 + 0.5, gamma, beta)
     weight = normal(6, 5, 4)
@@ -185,7 +185,7 @@ def test_derivatives_with_given_statistics(layer, normal):
 
 
 @pytest.mark.parametrize("absent", ["gamma", "beta", "both"])
-def test_without_scale_or_offset(absent, layer):
+def test_batch_norm_without_gamma_or_beta_matches_textbook(absent, layer):
     x, gamma, beta = layer((6, 5, 4), 1)
     operands = (
         None if absent in ("gamma", "both") else gamma,
@@ -201,7 +201,7 @@ def test_without_scale_or_offset(absent, layer):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_statistics_of_16_bit_parameters_are_rounded_once_and_only_at_the_end(dtype, layer, normal):
+def test_vjp_with_16_bit_parameters_equals_rounded_vjp_with_float32(dtype, layer, normal):
     x, gamma, beta = (each.astype(dtype) for each in layer((64, 5, 9), 1))
     weight = normal(64, 5, 9).astype(dtype)
     wide = (gamma.astype(jnp.float32), beta.astype(jnp.float32))
@@ -219,7 +219,7 @@ def test_statistics_of_16_bit_parameters_are_rounded_once_and_only_at_the_end(dt
         np.testing.assert_array_equal(np.asarray(mine), np.asarray(other.astype(dtype)))
 
 
-def test_vmap_of_backward_over_an_empty_batch_with_shared_operands(layer, normal):
+def test_vmap_of_backward_over_no_instances_returns_empty_gradients(layer, normal):
     x, gamma, _ = layer((6, 5, 4), 1)
     backward = partial(backnorm.jax.batch_norm_backward, epsilon=EPSILON, axis=1)
     mapped = jax.vmap(backward, in_axes=(None, 0, None, None, None))
@@ -229,7 +229,7 @@ def test_vmap_of_backward_over_an_empty_batch_with_shared_operands(layer, normal
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 4, 3), (2, 4, 0)])
-def test_arrays_without_elements(shape):
+def test_batch_norm_and_backward_of_empty_arrays_return_zeros(shape):
     x = jnp.zeros(shape)
     channels = shape[1]
     y, mean, variance = backnorm.jax.batch_norm(x, epsilon=EPSILON, axis=1)
@@ -238,13 +238,13 @@ def test_arrays_without_elements(shape):
     agree(gradients, (x, mean, mean))
 
 
-def test_one_axis_and_one_element(normal):
+def test_batch_norm_of_rank_1_returns_zeros_with_x_as_mean(normal):
     x = normal(7)
     y, mean, variance = backnorm.jax.batch_norm(x, epsilon=EPSILON)
     agree((y, mean, variance), (jnp.zeros(7), x, jnp.zeros(7)))
 
 
-def test_values_propagate_and_never_raise(normal):
+def test_invalid_values_and_variances_give_nan_in_their_channel(normal):
     x = np.array(normal(6, 4))
     x[2, 0], x[1, 1] = np.nan, np.inf
     y, mean, variance = backnorm.jax.batch_norm(x, epsilon=EPSILON)
@@ -274,7 +274,7 @@ class TestFormulas:
     @pytest.mark.covering(1)
     @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
     @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-    def test_agree_with_the_kernels(self, shape, axis, dtype, layer, normal):
+    def test_formulas_match_kernels(self, shape, axis, dtype, layer, normal):
         x, gamma, beta = layer(shape, axis)
         work = formulas.working_type(dtype)
         x, dy = x.astype(dtype), normal(*shape).astype(dtype)
@@ -303,7 +303,7 @@ class TestFormulas:
             )
 
     @pytest.mark.parametrize("ratio", [1e3, 1e5])
-    def test_the_mean_is_subtracted_first(self, ratio, rng):
+    def test_statistics_of_formulas_with_large_mean_match_float64(self, ratio, rng):
         # float32 data far from zero: the sum of their squares would have no digit of the variance.
         x = jnp.asarray(rng.normal(size=(4000, 3)) + ratio, jnp.float32)
         mean, variance = formulas.statistics(x, Options(EPSILON, 1))

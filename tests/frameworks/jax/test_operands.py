@@ -83,7 +83,7 @@ def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
 @pytest.mark.parametrize(
     ("name", "activation"), [*((name, None) for name in FUNCTIONS), ("batch_norm", "relu")]
 )
-def test_every_operand(name, activation, kind):
+def test_function_accepts_or_names_each_kind_of_operand(name, activation, kind):
     function = getattr(ours, name)
     more = {"more": of_jax, "theirs": THEIRS} if kind == "arrays" else {}
     more |= {"least_rank": 1, "activation": activation}
@@ -92,11 +92,11 @@ def test_every_operand(name, activation, kind):
     assert count > 1500
 
 
-def test_all_functions_are_checked():
+def test_jax_module_has_each_canonical_function():
     assert set(FUNCTIONS) == set(operands.CANONICAL)
 
 
-def test_arrays_of_jax_are_arrays_for_the_functions_on_arrays():
+def test_numpy_backward_accepts_jax_arrays_and_names_bad_operands():
     arguments, canonical = operands.good(ours.batch_norm_backward)
     wanted = canonical(**arguments, epsilon=1e-3, data_format="NXC")
     for name, array in arguments.items():

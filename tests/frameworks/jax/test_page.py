@@ -35,14 +35,14 @@ def blocks(word):
     return [block for block in BLOCKS if word in block]
 
 
-def test_every_block_is_run():
+def test_jax_pages_have_expected_number_of_blocks():
     assert pages_of("jax") == [SEVERAL, PAGE]
     flax, of_equinox, others = blocks("flax"), blocks("equinox"), plain()
     assert [len(each) for each in (flax, of_equinox, others)] == [2, 1, 10]
     assert len(BLOCKS) == 13
 
 
-def test_several_devices():
+def test_several_machines_page_runs_on_several_devices():
     assert jax.device_count() > 1
     run(SEVERAL)
 
@@ -51,7 +51,7 @@ def plain():
     return [block for block in BLOCKS if "flax" not in block and "equinox" not in block]
 
 
-def test_functions(tmp_path):
+def test_function_blocks_compute_documented_results(tmp_path):
     *here, elsewhere = plain()
     assert "deserialize" in elsewhere
     names = {}
@@ -95,14 +95,14 @@ numpy.savez({str(tmp_path / "found.npz")!r}, *parameters, *averages, value)
     assert "No FFI handler registered for backnorm_kernel" in done.stderr
 
 
-def test_flax():
+def test_flax_blocks_import_layer_of_backnorm():
     for block, module in zip(blocks("flax"), ("linen", "nnx"), strict=True):
         names = {}
         exec(block, names)
         assert names["BatchNorm"].__module__ == f"backnorm.jax.{module}"
 
 
-def test_equinox():
+def test_equinox_block_matches_textbook_and_equinox_layer():
     (block,) = blocks("equinox")
     names = {}
     exec(block, names)

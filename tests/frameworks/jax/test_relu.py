@@ -49,7 +49,9 @@ def operands(layer, normal):
 @pytest.mark.covering(0)
 @ADDED
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_values_and_derivatives(shape, axis, added, normal, operands):
+def test_batch_norm_with_relu_matches_composed_values_and_derivatives(
+    shape, axis, added, normal, operands
+):
     arguments = operands(shape, axis, added)
     weights = normal(*shape), normal(shape[axis])
     every = tuple(range(len(arguments)))
@@ -76,7 +78,7 @@ def test_values_and_derivatives(shape, axis, added, normal, operands):
 
 @pytest.mark.covering(0)
 @ADDED
-def test_the_second_order(added, normal, operands):
+def test_second_order_with_relu_matches_composed(added, normal, operands):
     arguments = operands((6, 3, 4, 5), -1, added)
     weights = normal(6, 3, 4, 5), normal(5)
     again = [normal(*each.shape) for each in arguments]
@@ -89,7 +91,7 @@ def test_the_second_order(added, normal, operands):
 
 
 @ADDED
-def test_every_instance_has_its_own(added, operands):
+def test_vmap_with_relu_matches_composed(added, operands):
     x, gamma, beta, *residual = operands((3, 6, 4, 5), -1, added)
 
     def mapped(function):
@@ -105,7 +107,7 @@ def test_every_instance_has_its_own(added, operands):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
-def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, normal):
+def test_relu_without_residual_has_the_bits_of_two_passes(dtype, arithmetic, normal):
     x, dy = (normal(4, 5, 6, 40).astype(dtype) for _ in range(2))
     gamma, beta = (normal(40).astype(jnp.float32) for _ in range(2))
     settings = {"epsilon": EPSILON, "arithmetic": arithmetic}
@@ -125,14 +127,14 @@ def test_without_a_residual_bits_are_those_of_two_passes(dtype, arithmetic, norm
         np.testing.assert_array_equal(mine, other)
 
 
-def test_it_is_one_call_of_a_kernel(operands):
+def test_relu_with_residual_compiles_to_one_kernel_call(operands):
     x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     compiled = jax.jit(ours).lower(x, gamma, beta, residual).compile().as_text()
     assert compiled.count(f'custom_call_target="{TARGET}"') == 1
     assert "maximum" not in compiled
 
 
-def test_an_infinity_and_nan_pass(normal):
+def test_relu_of_nan_and_infinity_returns_nan_where_composed_does(normal):
     x = normal(4, 3).at[0, 0].set(jnp.nan).at[1, 1].set(jnp.inf)
     gamma = jnp.ones(3)
     agree_as_bits = [np.asarray(f(x, gamma, gamma)[0]) for f in (ours, composed)]
@@ -140,7 +142,7 @@ def test_an_infinity_and_nan_pass(normal):
 
 
 @pytest.mark.parametrize("settings", [{"reproducible": True}, {"mask": True}], ids=str)
-def test_where_no_kernel_has_it(settings, operands):
+def test_relu_with_mask_or_reproducible_matches_separate_relu(settings, operands):
     x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     settings = {name: (x > 0 if name == "mask" else value) for name, value in settings.items()}
     y, *_ = bn.batch_norm(x, gamma, beta, epsilon=EPSILON, **settings)
@@ -148,7 +150,7 @@ def test_where_no_kernel_has_it(settings, operands):
 
 
 @pytest.mark.long
-def test_relu_of_mapped_and_of_sharded_batches(normal, operands):
+def test_relu_of_sharded_or_mapped_batch_matches_whole_batch(normal, operands):
     x, gamma, beta, residual = operands((8, 3, 4, 5), -1, True)
     mesh = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
     weights = normal(8, 3, 4, 5), normal(5)
@@ -174,7 +176,7 @@ OTHERS = {
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("activation", OTHERS, ids=str)
-def test_other_activations_are_applied_to_the_output(activation, normal, operands):
+def test_activation_matches_composed_values_and_gradients(activation, normal, operands):
     arguments = operands((6, 3, 4, 5), -1, False)
 
     @jax.jit
@@ -216,7 +218,7 @@ def test_ceiling_with_residual_bounds_the_sum(operands):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("axis", [-1, (1, -1)])
-def test_layers(frozen, axis, normal):
+def test_layers_with_relu_and_residual_match_separate_relu(frozen, axis, normal):
     x, residual = normal(4, 3, 5, 2), normal(4, 3, 5, 2)
     count = 6 if isinstance(axis, tuple) else 2
     layer = backnorm.jax.nnx.BatchNorm(count, axis=axis, rngs=nnx.Rngs(0))

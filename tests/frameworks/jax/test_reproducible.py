@@ -100,7 +100,7 @@ def width(dtype):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_one_device_has_the_bits_of_arrays(dtype, x64):
+def test_reproducible_on_one_device_has_the_bits_of_numpy_functions(dtype, x64):
     if dtype.itemsize == 8 and not x64:
         pytest.skip("there are none")
     x, dy, gamma, beta = data(dtype)
@@ -122,7 +122,7 @@ def test_one_device_has_the_bits_of_arrays(dtype, x64):
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("cut", CUTS)
-def test_any_cut_has_the_bits_of_one_device(cut):
+def test_reproducible_for_each_cut_has_the_bits_of_numpy_functions(cut):
     devices, spec = CUTS[cut]
     x, dy, gamma, beta = data(np.float32, (12, 4, 6 if "unequal" in cut else 5, 8))
     if "unequal" in cut:
@@ -141,8 +141,8 @@ def test_any_cut_has_the_bits_of_one_device(cut):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("devices", [2, 3, 4])
-def test_every_type_and_what_is_told(dtype, devices):
-    """Of x nothing is told, of every channel its top bins and its bins, in each pass."""
+def test_reproducible_in_each_type_has_the_bits_of_numpy_and_all_reduces_bins(dtype, devices):
+    """In each pass devices exchange top bins and bins of every channel, and nothing of x."""
     x, dy, gamma, beta = data(dtype)
     with width(dtype):
         spread = placed(devices, P("d"), x, dy, gamma, beta)
@@ -156,7 +156,7 @@ def test_every_type_and_what_is_told(dtype, devices):
 
 @pytest.mark.long
 def test_plain_sums_depend_on_the_cut():
-    """So the tests above can fail."""
+    """The tests above can fail: without `reproducible` the bits of all six results differ."""
     different = set()
     for seed in range(5):
         operands = data(np.float64, seed=seed)
@@ -167,7 +167,7 @@ def test_plain_sums_depend_on_the_cut():
     assert different == set(range(6))
 
 
-def test_samples_in_another_order():
+def test_reproducible_with_permuted_samples_has_the_same_bits():
     x, dy, gamma, beta = data(np.float32)
     order = np.random.default_rng(1).permutation(12)
     spread = placed(4, P("d"), x[order], dy[order], gamma, beta)
@@ -178,7 +178,7 @@ def test_samples_in_another_order():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("seed", range(3))
-def test_values_far_apart_and_not_finite(dtype, seed):
+def test_reproducible_with_extreme_or_non_finite_values_has_the_bits_of_numpy(dtype, seed):
     """Where the highest bins are in another part; subnormal numbers; NaN and infinities."""
     rng = np.random.default_rng(seed)
     x, dy, gamma, beta = data(dtype, (12, 40, 24), seed)
@@ -202,7 +202,7 @@ def test_values_far_apart_and_not_finite(dtype, seed):
             assert differences(found, other) == []
 
 
-def test_instances_of_vmap():
+def test_reproducible_in_vmap_has_the_bits_of_numpy_functions():
     pairs = zip(data(np.float32), data(np.float32, seed=1), strict=True)
     x, dy, *_ = (np.stack(each) for each in pairs)
     gamma, beta = data(np.float32)[2:]
@@ -217,7 +217,7 @@ def test_instances_of_vmap():
         assert differences(found, gradients) == []
 
 
-def test_gradients_by_grad():
+def test_reproducible_gradients_of_loss_have_the_bits_of_numpy_functions():
     """Of a loss in y alone; a residual block in float32 around the layer."""
     x, dy, gamma, beta = data(np.float32)
 
@@ -232,7 +232,7 @@ def test_gradients_by_grad():
     assert differences(jax.jit(jax.checkpoint(gradients))(x, gamma, beta, dy), expected) == []
 
 
-def test_other_derivatives_are_as_ever():
+def test_reproducible_jvp_and_second_order_match_plain_within_rounding():
     """Forward mode and the second order, of which the bits are not promised."""
     x, dy, gamma, beta = data(np.float64, (6, 3, 4))
 
@@ -254,7 +254,7 @@ def test_other_derivatives_are_as_ever():
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9 * np.abs(other).max())
 
 
-def test_a_function_with_state():
+def test_batch_norm_with_state_reproducible_has_the_same_bits_on_three_devices():
     x, _, gamma, beta = data(np.float32)
     state = RunningStatistics.start(CHANNELS)
     function = jax.jit(
@@ -267,7 +267,7 @@ def test_a_function_with_state():
         batch_norm_with_state(x, state, training=False, epsilon=1e-5, reproducible="yes")
 
 
-def test_flax():
+def test_reproducible_flax_layers_have_the_bits_of_numpy_functions():
     """Both layers: y and gradients do not depend on the cut."""
     x, dy, *_ = data(np.float32)
     spread = placed(4, P("d"), x, dy)
@@ -299,7 +299,7 @@ def test_flax():
 
 @pytest.mark.long
 @pytest.mark.usefixtures("gathered")
-def test_where_the_compiler_cannot_split_kernels():
+def test_reproducible_without_sharding_rule_has_the_bits_of_numpy_functions():
     """X is gathered, and so the bits are the same."""
     x, dy, gamma, beta = data(np.float32)
     spread = placed(4, P("d"), x, dy, gamma, beta)
@@ -307,13 +307,13 @@ def test_where_the_compiler_cannot_split_kernels():
 
 
 class TestRefusals:
-    def test_mapped_axes(self):
+    def test_reproducible_with_mapped_axis_name_is_rejected(self):
         x = np.ones((4, 3, 2), np.float32)
         for mapped in (partial(jax.vmap, axis_name="i"), partial(jax.pmap, axis_name="i")):
             with pytest.raises(ArgumentValueError, match=r"^reproducible: .*axis_name.*mesh"):
                 mapped(lambda x: batch_norm(x, axis_name="i", **HOW))(x)
 
-    def test_a_mask(self):
+    def test_reproducible_with_mask_is_rejected(self):
         x = np.ones((4, 3), np.float32)
         with pytest.raises(ArgumentValueError, match=r"^reproducible: .*mask"):
             batch_norm(x, mask=x > 0, **HOW)
@@ -327,7 +327,7 @@ class TestRefusals:
             batch_norm_backward(x, dy, gamma, gamma, epsilon=1e-5, reproducible=wrong)
 
     @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-    def test_other_devices(self, platform):
+    def test_reproducible_on_other_platform_than_cpu_is_rejected(self, platform):
         x, dy, gamma, _ = data(np.float32)
         traced = jax.jit(partial(batch_norm, **HOW)).trace(x)
         with pytest.raises(ArgumentValueError, match=r"^reproducible: .*CPUs"):
@@ -336,26 +336,26 @@ class TestRefusals:
         with pytest.raises(ArgumentValueError, match=r"^reproducible: .*CPUs"):
             traced.lower(lowering_platforms=(platform,))
 
-    def test_shapes_that_are_not_known(self):
+    def test_reproducible_with_symbolic_shape_is_rejected(self):
         (size,) = jax.export.symbolic_shape("n")
         kind = jax.ShapeDtypeStruct((size, 3), np.float32)
         with pytest.raises(ArgumentValueError, match=r"^reproducible: .*known"):
             jax.export.export(jax.jit(partial(batch_norm, **HOW)))(kind)
 
-    def test_too_many_elements(self):
+    def test_reproducible_with_too_many_elements_is_rejected(self):
         kind = jax.ShapeDtypeStruct((1 << 16, 1 << 16, 1), np.float32)
         with pytest.raises(ArgumentValueError, match=r"^x: has more elements"):
             jax.eval_shape(partial(batch_norm, **HOW), kind)
 
 
-def test_without_elements():
+def test_reproducible_of_empty_batch_returns_zero_statistics():
     x = np.ones((0, 3), np.float32)
     y, mean, variance = batch_norm(x, **HOW)
     assert y.shape == (0, 3)
     assert not np.any([mean, variance])
 
 
-def test_one_call_of_a_kernel_on_one_device():
+def test_reproducible_on_one_device_lowers_to_one_kernel_call():
     x, _, gamma, beta = data(np.float32)
     text = jax.jit(partial(batch_norm, **HOW)).lower(x, gamma, beta).as_text()
     assert len(re.findall(ffi.TARGET, text)) == 1

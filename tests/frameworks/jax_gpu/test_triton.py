@@ -84,7 +84,9 @@ RARE = pytest.mark.sweep
 @pytest.mark.parametrize(
     "shape", [ONE, SEVERAL, *(pytest.param(s, marks=RARE) for s in ((3, 1, 7), (70, 3, 5)))]
 )
-def test_every_pass_against_the_oracle(shape, data_format, dtype, gpu, library, rng):
+def test_forward_inference_and_backward_are_within_budget(
+    shape, data_format, dtype, gpu, library, rng
+):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=10.0)
     options = {"epsilon": data.epsilon, "axis": axis_of(data_format)}
     found = backnorm.jax.batch_norm(data.x, data.gamma, data.beta, **options)
@@ -110,7 +112,7 @@ class TestCalls:
             (SEVERAL, [f"{way}_{step}" for way in WAYS for step in STEPS]),
         ],
     )
-    def test_training(self, shape, ran, gpu, library, layer, normal):
+    def test_vjp_calls_expected_kernels(self, shape, ran, gpu, library, layer, normal):
         x, gamma, beta = layer(shape, 1)
 
         def normalised(*inputs):
@@ -121,19 +123,19 @@ class TestCalls:
         assert library.calls == ran
 
     @pytest.mark.parametrize("shape", [ONE, SEVERAL])
-    def test_inference(self, shape, gpu, library, layer):
+    def test_inference_calls_forward_apply_alone(self, shape, gpu, library, layer):
         x, gamma, beta = layer(shape, 1)
         backnorm.jax.batch_norm_inference(x, beta, gamma**2, gamma, beta, epsilon=EPSILON, axis=1)
         assert library.calls == ["forward_apply"]
 
     @pytest.mark.parametrize("shape", [(0, 5), (3, 0), (2, 5, 0)])
-    def test_none_for_empty_arrays(self, shape, gpu):
+    def test_by_kernels_for_empty_shape_returns_false(self, shape, gpu):
         assert not cuda.by_kernels(shape, None)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_gradients_are_those_of_the_textbook(shape, axis, gpu, library, layer, normal):
+def test_gradients_match_textbook(shape, axis, gpu, library, layer, normal):
     inputs = layer(shape, axis)
     weights = normal(*shape), normal(shape[axis])
 
@@ -148,7 +150,7 @@ def test_gradients_are_those_of_the_textbook(shape, axis, gpu, library, layer, n
 
 
 @pytest.mark.parametrize("shape", [ONE, SEVERAL])
-def test_the_same_as_on_a_cpu_but_for_an_ulp(shape, gpu, library, rng):
+def test_backward_matches_cpu_within_one_ulp(shape, gpu, library, rng):
     data = realistic_data(shape, np.dtype(np.float32), data_format="NCX", rng=rng, ratio=10.0)
     operands = (data.x, data.dy, data.mean, data.variance, data.gamma)
     found = backward(*operands, **data.options, training=True)
@@ -159,7 +161,7 @@ def test_the_same_as_on_a_cpu_but_for_an_ulp(shape, gpu, library, rng):
         assert (mine != other).mean() < 0.01
 
 
-def test_the_same_bits_again(gpu, library, layer):
+def test_repeated_batch_norm_has_the_same_bits(gpu, library, layer):
     inputs = layer(SEVERAL, 1)
     inputs = [each.astype(jnp.float32) for each in inputs]
     first, second = (
@@ -193,7 +195,7 @@ class TestInstances:
 
     @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (2, 0, None, None), (None, 1, None, 0)])
     @pytest.mark.parametrize("shape", [(4, 5, 3), (1, 5, 6), (9, 2)])
-    def test_as_one_after_another(self, axes, shape, gpu, library, normal):
+    def test_vmap_matches_loop_over_instances(self, axes, shape, gpu, library, normal):
         sizes = (shape, shape, shape[1:2], shape[1:2])
         inputs = [
             normal(*(size if axis is None else (*size[:axis], 3, *size[axis:])))
@@ -202,7 +204,7 @@ class TestInstances:
         agree(*self.both(axes, inputs))
         assert library.calls
 
-    def test_within_instances(self, gpu, library, normal):
+    def test_nested_vmap_of_backward_matches_loop(self, gpu, library, normal):
         x, dy, mean = normal(2, 3, 4, 5), normal(2, 3, 4, 5), normal(3, 5)
 
         def backward(x, dy, mean):
@@ -229,7 +231,9 @@ class TestArithmetic:
     """What a call, or its block, asks for is what its kernels compute in; see `gpu` for those."""
 
     @pytest.mark.parametrize(("dtype", "other"), [("float32", "float32"), ("bfloat16", "float64")])
-    def test_another_keeps_its_own_budget(self, dtype, other, gpu, computed, rng):
+    def test_requested_arithmetic_is_used_and_within_its_budget(
+        self, dtype, other, gpu, computed, rng
+    ):
         kind = np.dtype(jnp.dtype(dtype))
         data = realistic_data(SEVERAL, kind, data_format="NCX", rng=rng, ratio=10.0)
         options, judged = (
@@ -251,7 +255,7 @@ class TestArithmetic:
         operations = ("forward", "backward", "inference")
         assert computed == [(operation, expected) for operation in operations]
 
-    def test_a_backward_pass_has_that_of_its_call(self, gpu, computed, layer, normal):
+    def test_backward_has_arithmetic_of_its_forward(self, gpu, computed, layer, normal):
         inputs = [each.astype(jnp.float32) for each in layer(ONE, 1)]
 
         def normalised(*inputs):

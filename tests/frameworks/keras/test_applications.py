@@ -78,11 +78,11 @@ def check(name, rng):
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in FEW)]
 )
-def test_a_step_of_a_model(name, rng):
+def test_converted_and_reverted_application_matches_step_of_keras(name, rng):
     check(name, rng)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [name for name in names() if name not in (*QUICK, *FEW)])
-def test_a_step_of_every_other_model(name, rng):
+def test_converted_and_reverted_other_application_matches_step_of_keras(name, rng):
     check(name, rng)

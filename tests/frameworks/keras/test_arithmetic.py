@@ -33,7 +33,7 @@ def same(found, expected):
 
 
 @ARITHMETICS
-def test_a_step_has_the_bits_of_numpys_functions(step, filled, rng, arithmetic):
+def test_layer_step_with_arithmetic_has_the_bits_of_numpy_functions(step, filled, rng, arithmetic):
     x, dy = rng.normal(20, 2, (2, *SHAPE)).astype("f")
     layer = filled(Ours(arithmetic=arithmetic), SHAPE)
     expected = canonical(layer, x, dy, arithmetic)
@@ -52,7 +52,7 @@ def test_a_step_has_the_bits_of_numpys_functions(step, filled, rng, arithmetic):
 
 
 @ARITHMETICS
-def test_it_is_in_the_configuration_if_it_is_given(arithmetic):
+def test_config_contains_arithmetic_only_if_given(arithmetic):
     layer = Ours(arithmetic=arithmetic)
     config = layer.get_config()
     assert config.pop("arithmetic") == arithmetic == layer.arithmetic
@@ -75,7 +75,7 @@ def arithmetics(model):
     return [each.arithmetic for each in model._flatten_layers() if type(each) is Ours]
 
 
-def test_a_model_is_converted_with_it_and_reverted():
+def test_convert_sets_arithmetic_and_revert_removes_it():
     made = model()
     assert ours.convert(made, arithmetic="float32") is made
     assert arithmetics(made) == ["float32"] * 2
@@ -92,7 +92,7 @@ def test_a_model_is_converted_with_it_and_reverted():
     assert arithmetics(made) == [None] * 2
 
 
-def test_a_file_has_it(tmp_path):
+def test_saved_and_cloned_models_keep_arithmetic(tmp_path):
     made = ours.convert(model(), arithmetic="float32")
     path = tmp_path / "model.keras"
     made.save(path)
@@ -102,7 +102,7 @@ def test_a_file_has_it(tmp_path):
     assert arithmetics(keras.models.load_model(path)) == []
 
 
-def test_a_model_that_was_trained_is_traced_again(rng):
+def test_fit_after_convert_with_other_arithmetic_uses_it(rng):
     made = ours.convert(model(), arithmetic="float64")
     x, target = rng.normal(20, 2, (8, 8, 8, 3)).astype("f"), rng.normal(size=(8, 4)).astype("f")
     made.compile("sgd", "mse")
@@ -122,7 +122,7 @@ def test_a_model_that_was_trained_is_traced_again(rng):
 @pytest.mark.parametrize(
     "call", [Ours, lambda arithmetic: ours.convert(model(), arithmetic=arithmetic)]
 )
-def test_bad_arithmetic_is_refused_in_the_words_of_the_core(call):
+def test_layer_and_convert_reject_bad_arithmetic(call):
     known = r"^arithmetic: unknown; got 'float16'; expected 'float32' or 'float64'"
     with pytest.raises(ArgumentValueError, match=known):
         call(arithmetic="float16")
@@ -130,14 +130,14 @@ def test_bad_arithmetic_is_refused_in_the_words_of_the_core(call):
         call(arithmetic=np.float32)
 
 
-def test_a_model_stays_as_it_is_if_the_arithmetic_is_refused():
+def test_convert_with_bad_arithmetic_leaves_model_unchanged():
     made = model()
     with pytest.raises(ArgumentValueError, match=r"^arithmetic: unknown"):
         ours.convert(made, arithmetic="single")
     assert arithmetics(made) == []
 
 
-def test_float64_elements_are_refused_float32_where_it_is_asked_for(step, filled, rng, backend):
+def test_float64_layer_rejects_float32_arithmetic_except_from_block(step, filled, rng, backend):
     if backend == "jax":
         pytest.skip("JAX has float64 only by a setting of the whole process")
     x, dy = rng.normal(20, 2, (2, *SHAPE))

@@ -31,12 +31,14 @@ def exact(digits, batch):
     return first_step(digits, batch, "float64", lambda net: net)
 
 
-def test_an_epoch_of_digits(digits, rows, assert_one_epoch):
+def test_digits_example_of_one_epoch_matches_keras_layers(digits, rows, assert_one_epoch):
     digits.main(epochs=1)
     assert_one_epoch(rows())
 
 
-def test_in_float64_it_is_the_same_to_rounding(backend, digits, batch, exact, assert_as_exact):
+def test_first_step_in_float64_matches_keras_within_rounding(
+    backend, digits, batch, exact, assert_as_exact
+):
     if backend == "torch":
         pytest.skip("with PyTorch Keras's own layer is exact to float32 alone")
     loss, gradients = first_step(digits, batch, "float64", backnorm.keras.convert)
@@ -45,7 +47,7 @@ def test_in_float64_it_is_the_same_to_rounding(backend, digits, batch, exact, as
     assert_as_exact(digits.farthest(gradients, exact[1]), 0, "float64")
 
 
-def test_in_16_bits_gradients_are_as_near_the_exact_ones(digits, batch, exact, assert_as_exact):
+def test_first_step_in_bfloat16_is_as_near_exact_as_keras(digits, batch, exact, assert_as_exact):
     own, ours = (
         digits.farthest(first_step(digits, batch, "mixed_bfloat16", convert)[1], exact[1])
         for convert in (lambda net: net, backnorm.keras.convert)

@@ -64,7 +64,7 @@ def run(script, **environment):
 
 
 @pytest.mark.long
-def test_a_file_is_read_by_who_has_imported_the_layer(model, x, tmp_path):
+def test_saved_model_in_new_process_loads_and_continues_training(model, x, tmp_path):
     """In a new process, which goes on training with the optimizer's state."""
     path, case = tmp_path / "model.keras", tmp_path / "case.npz"
     targets = np.sin(x[:, 0, 0, :3])
@@ -91,7 +91,7 @@ assert sum(type(each) is BatchNormalization for each in model._flatten_layers())
 
 
 @pytest.mark.long
-def test_without_backnorm_a_file_of_ours_is_read_as_keras_layers(model, x, tmp_path):
+def test_saved_model_without_backnorm_loads_with_custom_objects_only(model, x, tmp_path):
     path, case = tmp_path / "model.keras", tmp_path / "case.npz"
     convert(model).save(path)
     np.savez(case, x=x, y=model.predict(x, verbose=0))
@@ -112,7 +112,7 @@ assert "backnorm" not in sys.modules
 """)
 
 
-def test_a_file_of_a_reverted_model_names_keras_alone(model, x, tmp_path):
+def test_saved_model_after_revert_loads_as_keras_layers(model, x, tmp_path):
     path = tmp_path / "model.keras"
     revert(convert(model)).save(path)
     assert "backnorm" not in str(keras.saving.serialize_keras_object(model))
@@ -121,7 +121,7 @@ def test_a_file_of_a_reverted_model_names_keras_alone(model, x, tmp_path):
     same(loaded, model, x)
 
 
-def test_weights_go_both_ways(model, x, tmp_path):
+def test_weights_of_converted_and_plain_models_are_interchangeable(model, x, tmp_path):
     converted, path = convert(copied(model)), tmp_path / "some.weights.h5"
     for variable in converted.weights:
         variable.assign(variable.value * 0.5)
@@ -137,7 +137,7 @@ def test_weights_go_both_ways(model, x, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", ["export", "tf.saved_model.save"])
-def test_a_saved_model_is_of_the_frameworks_operators_alone(model, x, tmp_path, backend, options):
+def test_exported_tensorflow_model_runs_without_backnorm(model, x, tmp_path, backend, options):
     if backend != "tensorflow":
         pytest.skip("JAX and PyTorch export through other packages")
     import tensorflow as tf
@@ -163,7 +163,9 @@ assert "backnorm" not in sys.modules
 
 
 @pytest.mark.long
-def test_a_saved_training_step_says_what_it_lacks(model, x, tmp_path, backend):
+def test_saved_training_step_without_backnorm_raises_error_naming_operator(
+    model, x, tmp_path, backend
+):
     if backend != "tensorflow":
         pytest.skip("of TensorFlow's files")
     import tensorflow as tf

@@ -77,7 +77,7 @@ def test_case_of_keras_passes(file, suite, test, monkeypatch):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(2, 5, 3), (2, 4, 4, 3)], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_keras_checks_of_any_layer(options, shape):
+def test_layer_passes_run_layer_test_of_keras(options, shape):
     values = 5 if options.get("renorm") else 2
     parameters = options.get("center", True) + options.get("scale", True)
     frozen = not options.get("trainable", True)
@@ -96,7 +96,7 @@ def test_keras_checks_of_any_layer(options, shape):
     )
 
 
-def test_keras_tests_find_what_is_wrong(monkeypatch):
+def test_keras_tests_fail_with_wrong_layer(monkeypatch):
     """They call our layer, and a layer that is off by a hundredth fails."""
     file, name, _ = SUITES[0]
     original = module.batch_norm

@@ -55,7 +55,7 @@ OPTIONS = [
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("shape", [(6, 4, 3, 5), (4, 2, 3, 2, 5)], ids=str)
-def test_a_step_is_keras(step, filled, close, counted, rng, options, shape):
+def test_layer_step_matches_keras(step, filled, close, counted, rng, options, shape):
     x, dy = rng.normal(0.5, 2, (2, *shape)).astype("f")
     own, theirs = pair(filled, shape, **options)
     close(step(own, x, dy), step(theirs, x, dy), 5e-6)
@@ -63,7 +63,9 @@ def test_a_step_is_keras(step, filled, close, counted, rng, options, shape):
     close(weights(own), weights(theirs), 1e-6)
 
 
-def test_rank_two_and_float64(step, filled, close, counted, rng, backend):
+def test_layer_of_rank_2_in_float64_matches_formula_and_keras(
+    step, filled, close, counted, rng, backend
+):
     if backend == "jax":
         pytest.skip("JAX has float64 only by a setting of the whole process")
     x, dy = rng.normal(0.5, 2, (2, 30, 5))
@@ -81,7 +83,9 @@ def test_rank_two_and_float64(step, filled, close, counted, rng, backend):
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
-def test_half_precision_takes_the_input_as_it_is(step, filled, close, counted, rng, policy):
+def test_layer_in_half_precision_does_not_cast_x_and_matches_keras(
+    step, filled, close, counted, rng, policy
+):
     shape = (6, 4, 3, 5)
     x, dy = rng.normal(0.5, 2, (2, *shape)).astype("f")
     # Keras's layer converts to float32 and the result to 16 bits.
@@ -92,7 +96,7 @@ def test_half_precision_takes_the_input_as_it_is(step, filled, close, counted, r
     close(weights(own), weights(theirs), 1e-6 if policy.startswith("mixed") else 2 * digits)
 
 
-def test_an_input_of_another_type_is_computed_in_the_wider_one(filled, counted, rng):
+def test_layer_without_autocast_computes_in_wider_type(filled, counted, rng):
     x = rng.normal(0.5, 2, (40, 5)).astype("float16")
     own, theirs = pair(filled, x.shape, autocast=False)
     results = [layer(keras.ops.convert_to_tensor(x), training=True) for layer in (own, theirs)]
@@ -104,7 +108,7 @@ def test_an_input_of_another_type_is_computed_in_the_wider_one(filled, counted, 
 
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize("training", [True, False, None])
-def test_only_a_trainable_layer_in_training_uses_the_batch(
+def test_layer_uses_batch_statistics_only_if_trainable_and_in_training(
     filled, counted, rng, trainable, training
 ):
     x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
@@ -119,7 +123,7 @@ def test_only_a_trainable_layer_in_training_uses_the_batch(
     assert changed == [False, False, moved, moved]
 
 
-def test_a_frozen_layer_has_keras_gradient(step, filled, close, counted, rng):
+def test_frozen_layer_step_equals_keras(step, filled, close, counted, rng):
     x, dy = rng.normal(0.5, 2, (2, 6, 4, 5)).astype("f")
     own, theirs = pair(filled, x.shape)
     own.trainable = theirs.trainable = False
@@ -127,7 +131,7 @@ def test_a_frozen_layer_has_keras_gradient(step, filled, close, counted, rng):
     assert not counted
 
 
-def test_a_mask_is_keras_business(filled, counted, rng):
+def test_layer_with_mask_is_computed_by_keras(filled, counted, rng):
     x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
     mask = rng.uniform(size=(6, 4)) < 0.5
     own, theirs = pair(filled, x.shape)
@@ -142,7 +146,7 @@ def test_a_mask_is_keras_business(filled, counted, rng):
     assert own.supports_masking
 
 
-def test_renorm_is_keras_business(filled, counted, rng):
+def test_layer_with_renorm_is_computed_by_keras(filled, counted, rng):
     x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
     own, theirs = pair(filled, x.shape, renorm=True, renorm_clipping={"rmax": 1.5})
     results = [keras.ops.convert_to_numpy(layer(x, training=True)) for layer in (own, theirs)]
@@ -150,14 +154,14 @@ def test_renorm_is_keras_business(filled, counted, rng):
     assert not counted
 
 
-def test_only_tensorflow_has_synchronized_layers(backend):
+def test_synchronized_layer_without_tensorflow_is_rejected(backend):
     if backend == "tensorflow":
         pytest.skip("test_synchronized has what they do")
     with pytest.raises(ValueError, match="synchronized=True"):
         Ours(synchronized=True)
 
 
-def test_digits_are_kept_where_the_mean_is_large(filled, rng):
+def test_layer_with_large_mean_matches_float64(filled, rng):
     x = rng.normal(1e4, 1, (200, 5))
     own = filled(Ours(scale=False, center=False), x.shape)
     y = keras.ops.convert_to_numpy(own(x.astype("f"), training=True))
@@ -166,7 +170,7 @@ def test_digits_are_kept_where_the_mean_is_large(filled, rng):
     np.testing.assert_allclose(y, exact, atol=1e-6)
 
 
-def test_configuration_and_names_are_keras():
+def test_layer_config_and_variable_names_match_keras():
     options = {
         "axis": 1,
         "momentum": 0.7,
@@ -193,7 +197,9 @@ def test_configuration_and_names_are_keras():
 
 
 @pytest.mark.parametrize("policy", ["float32", "float64", "mixed_bfloat16"])
-def test_an_empty_batch_of_a_traced_size_is_keras_business(filled, rng, backend, policy):
+def test_layer_of_empty_batch_with_unknown_size_returns_nan_where_keras_does(
+    filled, rng, backend, policy
+):
     if backend != "tensorflow":
         pytest.skip("only TensorFlow traces sizes that are not known")
     import tensorflow as tf
@@ -222,7 +228,7 @@ def test_an_empty_batch_of_a_traced_size_is_keras_business(filled, rng, backend,
     assert np.isnan(own[1]).all()
 
 
-def test_with_pytorch_a_tensor_elsewhere_is_refused(backend):
+def test_batch_norm_of_torch_rejects_tensor_on_other_device(backend):
     if backend != "torch":
         pytest.skip("only backnorm.torch computes on the CPU alone and cannot move a tensor there")
     import torch

@@ -34,7 +34,7 @@ def slopes(layer, x, results):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("training", [True, False])
-def test_vectorized_map_gradients_of_a_layer_are_those_of_a_loop(layer, rng, training, way):
+def test_vectorized_map_gradients_of_layer_match_loop(layer, rng, training, way):
     x = tf.constant(rng.normal(size=(3, 4, 2)))
 
     def mapped(x):
@@ -51,7 +51,7 @@ def test_vectorized_map_gradients_of_a_layer_are_those_of_a_loop(layer, rng, tra
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_penalty_on_a_jacobian_has_the_gradients_of_one_that_a_loop_computes(layer, rng, way):
+def test_gradients_of_jacobian_penalty_with_pfor_match_loop(layer, rng, way):
     x = tf.constant(rng.normal(size=(4, 2)))
 
     def penalty(pfor):

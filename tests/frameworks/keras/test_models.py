@@ -133,7 +133,7 @@ def agree(one, other, tolerance=1e-4):
     "kind",
     [functional, *(pytest.param(kind, marks=pytest.mark.long) for kind in (Subclassed, wrapped))],
 )
-def test_converted_and_reverted_a_model_trains_as_it_would(kind, data):
+def test_converted_and_reverted_model_trains_like_unconverted(kind, data):
     names = MODELS[kind]
     plain, model = compiled(made(kind)), compiled(made(kind))
     expected, own = fitted(plain, data), fitted(model, data)
@@ -154,7 +154,7 @@ def test_converted_and_reverted_a_model_trains_as_it_would(kind, data):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
-def test_before_it_is_built_and_before_it_is_compiled(kind, data):
+def test_model_converted_before_build_and_compile_trains_like_unconverted(kind, data):
     plain, model = made(kind), convert(made(kind))
     agree(fitted(compiled(model), data), fitted(compiled(plain), data))
     # What a model makes when it is built is converted when it is there.
@@ -166,7 +166,7 @@ def test_before_it_is_built_and_before_it_is_compiled(kind, data):
 
 
 @pytest.mark.long
-def test_a_step_is_traced_again(data, monkeypatch):
+def test_fit_after_convert_or_revert_is_traced_again(data, monkeypatch):
     """What Keras traced of a fit before calls Keras's layer."""
     from backnorm.keras import layer as module
 
@@ -183,7 +183,7 @@ def test_a_step_is_traced_again(data, monkeypatch):
     assert not calls
 
 
-def test_a_model_of_several_inputs_and_outputs(data):
+def test_converted_model_of_several_inputs_and_outputs_matches_keras(data):
     x, _ = data
     inputs = {"a": x, "b": np.sin(x)}
     plain, model = made(several_inputs), convert(made(several_inputs))
@@ -194,14 +194,14 @@ def test_a_model_of_several_inputs_and_outputs(data):
     agree(model.get_weights(), plain.get_weights(), 1e-5)
 
 
-def test_a_layer_alone_is_converted():
+def test_convert_of_single_layer_returns_layer_of_backnorm():
     layer = Theirs(momentum=0.5)
     assert type(convert(layer)) is BatchNormalization
     assert layer.momentum == 0.5
     assert type(revert(layer)) is Theirs
 
 
-def test_settings_and_variables_are_those_of_the_layer(data):
+def test_convert_keeps_config_nodes_and_frozen_weights(data):
     model = made(functional)
     model.get_layer("first").trainable = False
     configuration = model.get_layer("first").get_config()
@@ -213,7 +213,7 @@ def test_settings_and_variables_are_those_of_the_layer(data):
     agree(model.get_layer("first").get_weights(), frozen, 0)
 
 
-def test_a_copy_is_made_by_keras(data):
+def test_clone_of_converted_model_is_converted_and_independent(data):
     model = convert(made(functional))
     copy = keras.models.clone_model(model)
     assert kinds(copy) == dict.fromkeys(MODELS[functional], BatchNormalization)
@@ -225,7 +225,7 @@ class Derived(Theirs):
     """Might do anything."""
 
 
-def test_derived_layers_stay():
+def test_convert_and_revert_keep_derived_layers():
     model = keras.Sequential([keras.Input((4,)), Derived(name="derived"), Theirs(name="norm")])
     assert kinds(convert(model)) == {"derived": Derived, "norm": BatchNormalization}
     assert kinds(revert(model)) == {"derived": Derived, "norm": Theirs}
@@ -238,14 +238,14 @@ def test_derived_layers_stay():
         ([Derived()], r"only of classes derived from it: Derived$"),
     ],
 )
-def test_that_there_is_nothing_to_convert_is_a_warning(layers, message):
+def test_convert_without_convertible_layer_warns(layers, message):
     with pytest.warns(ConversionWarning, match=message):
         convert(keras.Sequential([keras.Input((4,)), *layers]))
     with pytest.warns(ConversionWarning, match="it is not built"):
         convert(keras.Sequential([type(each).from_config(each.get_config()) for each in layers]))
 
 
-def test_to_convert_and_to_revert_twice_is_as_once():
+def test_convert_and_revert_called_twice_restore_keras_layers():
     model = convert(convert(made(functional)))
     assert kinds(revert(revert(model))) == dict.fromkeys(MODELS[functional], Theirs)
 

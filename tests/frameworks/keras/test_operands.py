@@ -58,7 +58,7 @@ def difference(own, theirs, tolerance):
 
 
 @pytest.mark.parametrize("options", [{}, {"axis": 1, "scale": False}], ids=str)
-def test_inputs_of_every_kind(options):
+def test_layer_with_hostile_input_matches_keras_or_raises_argument_error(options):
     good, wrong, count = array(), [], 0
     layers = BatchNormalization(**options), Theirs(**options)
     for layer in layers:
@@ -81,7 +81,7 @@ def test_inputs_of_every_kind(options):
 @pytest.mark.parametrize(
     "option", ["axis", "momentum", "epsilon", "center", "scale", "beta_initializer", "trainable"]
 )
-def test_options_of_every_kind(option):
+def test_layer_with_hostile_option_matches_keras_or_raises_argument_error(option):
     good, wrong = array(), []
     for kind in values():
         if kind.label in LEFT_OUT:

@@ -54,7 +54,9 @@ POLICIES = ["float32", "mixed_float16", "mixed_bfloat16", "float64"]
 
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_step_has_the_bits_of_numpys_functions(everything, filled, rng, backend, policy, axis):
+def test_reproducible_layer_step_has_the_bits_of_numpy_functions(
+    everything, filled, rng, backend, policy, axis
+):
     if policy == "float64" and backend == "jax":
         pytest.skip("JAX has float64 only by a setting of the whole process")
     layer = filled(Ours(reproducible=True, momentum=0.0, axis=axis, dtype=policy), SHAPE)
@@ -66,7 +68,7 @@ def test_a_step_has_the_bits_of_numpys_functions(everything, filled, rng, backen
     same(everything(layer, *wide), [each.astype(wide[0].dtype) for each in expected])
 
 
-def test_the_order_of_samples_changes_no_bit(everything, filled, rng):
+def test_reproducible_layer_with_permuted_samples_has_the_same_bits(everything, filled, rng):
     x, dy = rng.normal(20, 2, (2, *SHAPE)).astype("f")
     order = rng.permutation(len(x))
 
@@ -84,7 +86,7 @@ def test_the_order_of_samples_changes_no_bit(everything, filled, rng):
     assert any((one != other).any() for one, other in zip(*found(reproducible=False), strict=True))
 
 
-def test_it_is_in_the_configuration_if_it_is_so():
+def test_config_contains_reproducible_only_if_true():
     layer = Ours(reproducible=True)
     config = layer.get_config()
     assert config.pop("reproducible") is True
@@ -104,7 +106,7 @@ def reproducible(model):
     return [each.reproducible for each in model._flatten_layers() if type(each) is Ours]
 
 
-def test_a_model_is_converted_with_it_and_reverted(tmp_path):
+def test_convert_sets_reproducible_and_revert_removes_it(tmp_path):
     made = ours.convert(model())
     assert reproducible(made) == [False] * 2
     ours.convert(made, reproducible=True)
@@ -129,7 +131,7 @@ def test_reproducible_rejects_other_types_than_bool(value):
 
 
 @pytest.mark.parametrize("special", ["mask", "renorm"])
-def test_reproducible_layer_that_keras_computes_is_refused_in_training(rng, special):
+def test_reproducible_layer_with_mask_or_renorm_is_rejected_in_training(rng, special):
     layer = Ours(reproducible=True, renorm=special == "renorm")
     x = rng.normal(size=(6, 7, 5)).astype("f")
     operands = {"mask": np.arange(42).reshape(6, 7) % 3 > 0} if special == "mask" else {}
@@ -140,7 +142,7 @@ def test_reproducible_layer_that_keras_computes_is_refused_in_training(rng, spec
     layer(x, training=True, **operands)
 
 
-def test_xla_is_refused(rng, backend):
+def test_reproducible_model_compiled_by_xla_is_rejected(rng, backend):
     if backend != "tensorflow":
         pytest.skip("of formulas for XLA, which TensorFlow alone has")
     x = rng.normal(size=(8, 4)).astype("f")
@@ -164,6 +166,6 @@ class Wrapped(keras.layers.Layer):
         return self.inner(inputs, training=True)
 
 
-def test_shapes_are_known_without_values():
+def test_reproducible_layer_in_wrapper_has_static_output_shape():
     found = Wrapped()(keras.Input((7, 4), batch_size=6))
     assert found.shape == (6, 7, 4)

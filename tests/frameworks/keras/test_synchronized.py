@@ -98,14 +98,14 @@ def wrong(case, found):
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("name", few(CASES))
-def test_parts_are_normalised_as_the_whole(name, traced, replicas):
+def test_synchronized_layer_matches_whole_batch(name, traced, replicas):
     case = CASES[name]
     assert wrong(case, replicas(len(case.parts))[name, traced]) == []
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("name", few(name for name in CASES if CASES[name].reproducible))
-def test_reproducible_parts_have_the_bits_of_the_whole(name, traced, replicas):
+def test_reproducible_synchronized_layer_has_the_bits_of_whole_batch(name, traced, replicas):
     case = CASES[name]
     y, dx, of_parameters, moved = replicas(len(case.parts))[name, traced]
     x, dy = map(tf.constant, case.data())
@@ -122,7 +122,7 @@ def test_reproducible_parts_have_the_bits_of_the_whole(name, traced, replicas):
             np.testing.assert_array_equal(part, whole, strict=True)
 
 
-def test_a_layer_that_is_not_synchronized_has_statistics_of_its_part(two):
+def test_unsynchronized_layer_has_statistics_of_its_part(two):
     y, _, _, ((one, other), _) = two["not synchronized"]
     part = CASES["uneven"].data()[0][:1].astype("d")
     np.testing.assert_allclose(one, part.mean((0, 1, 2)), rtol=1e-5)
@@ -131,7 +131,7 @@ def test_a_layer_that_is_not_synchronized_has_statistics_of_its_part(two):
 
 
 @pytest.mark.parametrize("mutant", cases.MUTANTS)
-def test_local_or_unweighted_statistics_are_found(mutant, two):
+def test_whole_batch_check_detects_local_or_unweighted_statistics(mutant, two):
     found = two[f"mutant {mutant}"]
     if mutant == "local moments":
         # Each replica has others.
@@ -141,18 +141,18 @@ def test_local_or_unweighted_statistics_are_found(mutant, two):
         assert wrong(CASES["uneven"], found)
 
 
-def test_one_message_each_way(two):
+def test_synchronized_step_sends_one_message_per_pass(two):
     # By each of two: two rows of the numbers of one, and the sums.
     assert sorted(two["messages"]) == sorted([2 * (2 * CHANNELS + 1), 2 * CHANNELS] * 2)
 
 
-def test_results_are_those_of_keras_layer(two):
+def test_synchronized_layer_matches_keras_layer(two):
     pairs = (tf.nest.flatten(each) for each in (two["uneven", True], two["theirs"]))
     for one, other in zip(*pairs, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
 
 
-def test_nothing_in_any_replica(two):
+def test_synchronized_layer_of_empty_replicas_equals_keras_layer(two):
     pairs = (tf.nest.flatten(two[f"nothing, {whose}"]) for whose in ("ours", "theirs"))
     for one, other in zip(*pairs, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -161,7 +161,7 @@ def test_nothing_in_any_replica(two):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", ["eager", "graph", "XLA"])
 @pytest.mark.parametrize("where", ["alone", "one replica"])
-def test_one_replica_is_a_layer_like_others(settings, where):
+def test_synchronized_layer_in_one_replica_equals_plain_layer(settings, where):
     case = Case((6,))
     x, dy = (tf.constant(each) for each in case.data())
     results = []
@@ -179,7 +179,7 @@ def test_one_replica_is_a_layer_like_others(settings, where):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
-def test_outside_of_run_a_tensor_is_the_whole_batch(two):
+def test_synchronized_layer_outside_of_run_normalises_whole_batch(two):
     y, means = two["whole at once"]
     layer = CASES["even"].layer(synchronized=False)
     np.testing.assert_array_equal(y, layer(CASES["even"].data()[0], training=True))
@@ -188,7 +188,7 @@ def test_outside_of_run_a_tensor_is_the_whole_batch(two):
 
 
 @pytest.mark.parametrize("size", cases.SIZES)
-def test_a_batch_whose_size_is_not_known_while_tracing(size, two):
+def test_synchronized_layer_with_unknown_batch_size_matches_plain_layer(size, two):
     y, means = two[f"batches {size}"]
     last = CASES["even"].data()[0][4:size]
     layer = CASES["even"].layer(synchronized=False)
@@ -198,20 +198,20 @@ def test_a_batch_whose_size_is_not_known_while_tracing(size, two):
 
 
 @pytest.mark.parametrize("settings", ["eager", "graph"])
-def test_a_second_derivative_is_refused(settings, two):
+def test_second_derivative_of_synchronized_layer_raises_backnorm_error(settings, two):
     kinds, text = two[f"twice, {settings}"]
     assert "BacknormError" in kinds
     assert "differentiable once, not twice" in text
 
 
-def test_forward_mode_is_refused(two):
+def test_forward_mode_of_synchronized_batch_norm_raises_backnorm_error(two):
     kinds, text = two["forward mode"]
     assert "BacknormError" in kinds
     assert "no forward mode" in text
 
 
 @pytest.mark.long
-def test_for_xla_there_are_formulas_of_any_order(trained):
+def test_synchronized_batch_norm_in_xla_matches_whole_batch_to_second_order(trained):
     found = trained["XLA"]
     expected = cases.two_orders(batch_norm, *map(tf.constant, CASES["uneven"].data()))
     joined = [*map(np.concatenate, found[:3]), sum(found[3]), *(each[1] for each in found[4:])]
@@ -220,7 +220,7 @@ def test_for_xla_there_are_formulas_of_any_order(trained):
 
 
 @pytest.mark.long
-def test_fit_takes_the_course_of_one_device(trained):
+def test_fit_in_two_replicas_matches_one_device(trained):
     losses, weights, calls = trained["fit"]
     # A model of Keras's layers, converted; traced in each replica.
     assert calls >= 2
@@ -234,7 +234,7 @@ def test_fit_takes_the_course_of_one_device(trained):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", cases.FITS)
-def test_fit_in_other_ways(name, trained):
+def test_fit_eagerly_or_in_bfloat16_matches_one_device(name, trained):
     losses, _ = trained[f"fit {name}"]
     options = cases.FITS[name]
     expected, _ = cases.fitted(tf.distribute.get_strategy(), synchronized=False, **options)
@@ -242,7 +242,7 @@ def test_fit_in_other_ways(name, trained):
 
 
 @pytest.mark.long
-def test_workers_on_several_machines(tmp_path):
+def test_synchronized_layer_in_two_worker_processes_matches_whole_batch(tmp_path):
     with socket.socket() as one, socket.socket() as other:
         for each in (one, other):
             each.bind(("127.0.0.1", 0))

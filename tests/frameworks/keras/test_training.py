@@ -55,7 +55,7 @@ def trained(normalization, images, **compile_options):
     [{}, pytest.param({"run_eagerly": True}, marks=pytest.mark.long)],
     ids=["compiled", "eager"],
 )
-def test_fit_takes_the_same_course_step_by_step(images, options, backend):
+def test_fit_matches_keras_at_each_step(images, options, backend):
     if options and backend != "tensorflow":
         pytest.skip("one way of running is enough where it is the same code")
     models, losses = zip(
@@ -87,7 +87,7 @@ def test_fit_compiles_as_keras_does(images, backend, jit):
 
 
 @pytest.mark.long
-def test_xla_compiles_a_layer_that_keras_did_not_see_when_it_compiled(images, backend):
+def test_fit_with_xla_trains_layer_built_after_compile(images, backend):
     if backend != "tensorflow":
         pytest.skip("with the others every layer is compiled")
 
@@ -108,7 +108,7 @@ def test_xla_compiles_a_layer_that_keras_did_not_see_when_it_compiled(images, ba
     assert not np.array_equal(model.inner.get_layer("first").get_weights()[2], np.zeros(6))
 
 
-def test_a_frozen_base_is_left_as_it_is(images):
+def test_fit_leaves_frozen_layer_unchanged(images):
     model = network(ours.BatchNormalization)
     model.get_layer("first").trainable = False
     before = [w.copy() for w in model.get_layer("first").get_weights()]
@@ -122,7 +122,7 @@ def test_a_frozen_base_is_left_as_it_is(images):
 
 @pytest.mark.long
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision_trains(images, policy, set_policy):
+def test_fit_in_mixed_precision_matches_keras(images, policy, set_policy):
     set_policy(policy)
     models, results = zip(*(trained(layer, images) for layer in LAYERS.values()), strict=True)
     np.testing.assert_allclose(*results, rtol=0.05)

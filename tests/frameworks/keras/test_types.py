@@ -84,7 +84,7 @@ STEPS = {"tensorflow": of_tensorflow, "torch": of_torch, "jax": of_jax}
 # JAX says so of every float64 that it makes a float32, without its setting for the whole process.
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
 @pytest.mark.parametrize("policy", POLICIES)
-def test_results_gradients_and_variables_are_of_keras_types(policy, backend, rng):
+def test_layer_types_and_values_match_keras(policy, backend, rng):
     wrong, count = [], 0
     for shape, kind, options, training in itertools.product(SHAPES, KINDS, OPTIONS, (True, False)):
         x = (rng.normal(0.5, 2, shape) * (3 if np.dtype(kind).kind in "iu" else 1)).astype(kind)

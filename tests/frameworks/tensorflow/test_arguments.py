@@ -111,16 +111,16 @@ CASES = [  # (error, message, call)
 
 
 @pytest.mark.parametrize(("kind", "words", "call"), CASES, ids=[words for _, words, _ in CASES])
-def test_bad_arguments_are_named(refused, kind, words, call):
+def test_functions_with_bad_argument_raise_error_naming_it(refused, kind, words, call):
     refused(kind, words, call)
 
 
-def test_ragged_tensors_are_refused():
+def test_batch_norm_rejects_ragged_tensor():
     with pytest.raises(ArgumentTypeError, match=r"^x: cannot be read as a tensor; got Ragged"):
         ours.batch_norm(tf.ragged.constant([[1.0, 2.0], [3.0]]), epsilon=0.1)
 
 
-def test_a_variance_that_is_not_positive_is_refused():
+def test_inference_rejects_nonpositive_variance_plus_epsilon():
     with pytest.raises(ArgumentValueError, match=r"^variance: variance . epsilon must be positive"):
         ours.batch_norm_inference(X, ONES, -ONES, epsilon=0.1)
     # What only the values show is an error of TensorFlow's runtime, with the same text.
@@ -129,7 +129,7 @@ def test_a_variance_that_is_not_positive_is_refused():
         traced(-ONES)
 
 
-def test_values_unknown_to_a_trace_are_checked_when_it_runs():
+def test_traced_batch_norm_checks_unknown_shapes_when_it_runs():
     signature = [tf.TensorSpec([None, None, None], tf.float64), tf.TensorSpec(None, tf.float64)]
     traced = tf.function(
         lambda x, gamma: ours.batch_norm(x, gamma, epsilon=0.1).y, input_signature=signature
@@ -139,7 +139,7 @@ def test_values_unknown_to_a_trace_are_checked_when_it_runs():
         traced(X, ONES[:3])
 
 
-def test_a_shape_that_contradicts_itself_is_refused_while_tracing():
+def test_backward_with_contradictory_shapes_is_rejected_while_tracing():
     signature = [tf.TensorSpec([None, 3, None], tf.float64), tf.TensorSpec([5, 2, 4], tf.float64)]
     traced = tf.function(
         lambda x, dy: ours.batch_norm_backward(x, dy, ONES, ONES, epsilon=0.1),
@@ -149,7 +149,7 @@ def test_a_shape_that_contradicts_itself_is_refused_while_tracing():
         traced.get_concrete_function()
 
 
-def test_signatures_begin_as_those_of_the_numpy_operators():
+def test_signatures_equal_numpy_operators_without_array_options():
     # What tensors have no counterpart for here.
     arrays_alone = {"out", "blend", "activation", "residual", "mask"}
     for own, plain in (
@@ -163,7 +163,7 @@ def test_signatures_begin_as_those_of_the_numpy_operators():
         assert own.__doc__
 
 
-def test_names():
+def test_tensorflow_module_lists_public_names_and_rejects_others():
     for name in ours.__all__:
         assert name in dir(ours)
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'"):
@@ -171,7 +171,7 @@ def test_names():
 
 
 @pytest.mark.long
-def test_import_is_without_warnings_and_without_the_layer():
+def test_import_raises_no_warning_and_defers_keras_layer():
     script = """
 import sys
 import backnorm.tensorflow as ours

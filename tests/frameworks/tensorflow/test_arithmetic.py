@@ -54,7 +54,7 @@ def canonical(data, arithmetic):
 
 @ARITHMETICS
 @TYPES
-def test_bits_are_those_of_numpys_functions(run, dtype, arithmetic, data):
+def test_functions_with_arithmetic_have_bits_of_numpy_functions(run, dtype, arithmetic, data):
     operands, other = data(dtype), OTHER[arithmetic]
     expected, others = canonical(operands, arithmetic), canonical(operands, other)
     if dtype != BFLOAT16:
@@ -68,7 +68,7 @@ def test_bits_are_those_of_numpys_functions(run, dtype, arithmetic, data):
 
 
 @ARITHMETICS
-def test_a_function_keeps_what_it_was_traced_with(arithmetic, data):
+def test_traced_function_keeps_arithmetic_of_its_trace(arithmetic, data):
     operands = data(FLOAT32)
     tensors, traced = list(map(tf.constant, arrays(operands))), tf.function(everything)
     for block in (arithmetic, OTHER[arithmetic]):
@@ -78,7 +78,7 @@ def test_a_function_keeps_what_it_was_traced_with(arithmetic, data):
 
 @ARITHMETICS
 @TYPES
-def test_gradients_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
+def test_gradients_have_arithmetic_of_forward_call(dtype, arithmetic, data):
     operands = data(dtype)
     x, gamma, beta = map(tf.constant, (operands.x, operands.gamma, operands.beta))
     with tf.GradientTape(persistent=True) as tape:
@@ -100,7 +100,7 @@ def test_gradients_have_the_arithmetic_of_the_call(dtype, arithmetic, data):
 
 
 @ARITHMETICS
-def test_the_second_order_has_its_own(arithmetic, data):
+def test_second_order_gradients_do_not_depend_on_arithmetic(arithmetic, data):
     operands = data(FLOAT32)
     inputs = list(map(tf.constant, (operands.x, operands.dy, operands.gamma)))
     channels = tf.constant(operands.mean), tf.constant(operands.variance)
@@ -120,7 +120,7 @@ def test_the_second_order_has_its_own(arithmetic, data):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", ["XLA", "forward"])
 @TYPES
-def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):
+def test_formulas_compute_in_requested_arithmetic(mode, dtype, data):
     operands = data(dtype)
     x, dy, *channels, beta = arrays(operands)
     tensors = list(map(tf.constant, arrays(operands)))
@@ -151,7 +151,7 @@ def test_formulas_compute_in_what_is_asked_for(mode, dtype, data):
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_inference", "batch_norm_backward"])
-def test_bad_arithmetic_is_refused_in_the_words_of_the_core(run, name):
+def test_functions_reject_bad_arithmetic_with_message_of_core(run, name):
     counts = {"batch_norm": (1, 0), "batch_norm_inference": (1, 2), "batch_norm_backward": (2, 2)}
     large, small = counts[name]
     operands = [np.arange(12.0).reshape(4, 3)] * large + [np.arange(1.0, 4.0)] * small

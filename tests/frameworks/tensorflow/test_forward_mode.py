@@ -121,7 +121,7 @@ WAYS = {
 @pytest.mark.long
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_that_of_the_composed_layer(operands, close, way, traced):
+def test_forward_mode_and_second_order_match_composed_layer(operands, close, way, traced):
     arguments = operands[:3], operands[3:6], operands[6]
 
     def run(function):
@@ -134,7 +134,7 @@ def test_it_is_that_of_the_composed_layer(operands, close, way, traced):
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
-def test_a_tangent_goes_through_a_function(operands, close, traced):
+def test_forward_mode_through_traced_function_matches_composed_layer(operands, close, traced):
     arguments = operands[:3], operands[3:6], operands[6]
 
     def call():
@@ -146,7 +146,7 @@ def test_a_tangent_goes_through_a_function(operands, close, traced):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("way", [*SECOND[:2], of_the_incoming_gradient])
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
-def test_around_a_function_the_second_order_is_refused(operands, way, traced):
+def test_second_order_forward_mode_around_traced_function_raises(operands, way, traced):
     def call():
         return way(tf.function(layer), operands[:3], operands[3:6], operands[6])
 
@@ -198,7 +198,7 @@ def test_forward_and_backward_mode_are_transposes(rng, name, traced):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_tensorflows_gradient_checker(rng, name, traced):
+def test_gradients_match_finite_differences(rng, name, traced):
     shapes = [(4, 2, 3)] * 2 + [(3,)] * 4
     sources = [rng.uniform(0.5, 2.0, shape) for shape in shapes]
     weights: list[tf.Tensor] = []

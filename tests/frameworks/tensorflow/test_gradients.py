@@ -85,7 +85,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("operands", [(True, True), (False, False)], ids=["affine", "plain"])
-def test_gradients_are_those_of_the_composed_layer(tensors, close, order, way, axis, operands):
+def test_gradients_of_batch_norm_match_composed_layer(tensors, close, order, way, axis, operands):
     shape = (4, 3, 5, 6)
     channels = (shape[axis],)
     x, gamma, beta, *weights = tensors(shape, channels, channels, shape, shape, channels, channels)
@@ -96,7 +96,7 @@ def test_gradients_are_those_of_the_composed_layer(tensors, close, order, way, a
 
 @pytest.mark.parametrize("order", [first_order, second_order])
 @pytest.mark.parametrize("way", ["eager", "all in a function"])
-def test_with_given_statistics_all_five_have_gradients(tensors, close, order, way):
+def test_gradients_of_inference_match_composed_layer_for_all_operands(tensors, close, order, way):
     shape = (4, 3, 6)
     x, mean, variance, gamma, beta, *weights = tensors(shape, *[6] * 4, shape, shape, *[6] * 4)
     variance = tf.abs(variance) + 0.1
@@ -111,7 +111,7 @@ def test_with_given_statistics_all_five_have_gradients(tensors, close, order, wa
     close(WAYS[way](order, own)(x, rest, weights), order(theirs, x, rest, weights), 1e-11)
 
 
-def test_the_backward_pass_with_given_statistics_has_gradients_of_all_five(tensors, close):
+def test_gradients_of_frozen_backward_match_composed_formulas(tensors, close):
     shape = (4, 3, 6)
     x, dy, mean, variance, gamma, *weights = tensors(shape, shape, 6, 6, 6, shape, 6, 6)
     variance = tf.abs(variance) + 0.1
@@ -131,7 +131,7 @@ def test_the_backward_pass_with_given_statistics_has_gradients_of_all_five(tenso
     close(tape.gradient(loss, sources), other.gradient(expected, sources))
 
 
-def test_the_third_order_is_refused(tensors):
+def test_gradients_of_third_order_are_rejected(tensors):
     x, weight = tensors((4, 6), (4, 6))
 
     def third(function):
@@ -151,7 +151,7 @@ def test_the_third_order_is_refused(tensors):
             call()
 
 
-def test_the_returned_statistics_are_constants_to_the_gradient(tensors):
+def test_returned_statistics_have_no_gradient(tensors):
     x, gamma = tensors((4, 6), 6)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([x, gamma])
@@ -164,7 +164,7 @@ def test_the_returned_statistics_are_constants_to_the_gradient(tensors):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
-def test_a_persistent_tape_may_be_asked_twice(tensors, close, wrap):
+def test_persistent_tape_returns_same_gradients_twice(tensors, close, wrap):
     x, gamma, beta, weight = tensors((4, 3, 6), 6, 6, (4, 3, 6))
     own, theirs = layer()
     results = []
@@ -179,7 +179,7 @@ def test_a_persistent_tape_may_be_asked_twice(tensors, close, wrap):
 
 
 @pytest.mark.parametrize("pfor", [True, False])
-def test_jacobians(tensors, close, pfor):
+def test_jacobian_of_batch_norm_matches_composed_layer(tensors, close, pfor):
     x, gamma, beta = tensors((3, 2, 2), 2, 2)
     results = []
     for function in layer():
@@ -190,7 +190,7 @@ def test_jacobians(tensors, close, pfor):
     close(*results)
 
 
-def test_recomputed_gradients(tensors, close):
+def test_recompute_grad_gradients_match_composed_layer(tensors, close):
     x, gamma, beta, *weights = tensors((4, 3, 6), 6, 6, (4, 3, 6))
     own, theirs = layer()
     close(
@@ -199,7 +199,7 @@ def test_recomputed_gradients(tensors, close):
     )
 
 
-def test_vectorized_map_and_map_fn_normalise_each_by_itself(tensors, close):
+def test_vectorized_map_and_map_fn_equal_loop(tensors, close):
     (x,) = tensors((3, 4, 2, 5))
     expected = tf.stack([ours.batch_norm(part, epsilon=EPSILON).y for part in x])
 
@@ -211,7 +211,7 @@ def test_vectorized_map_and_map_fn_normalise_each_by_itself(tensors, close):
 
 @pytest.mark.parametrize("order", [first_order, second_order])
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
-def test_gradients_may_come_as_slices(tensors, close, order, wrap):
+def test_gradients_from_indexed_slices_match_composed_layer(tensors, close, order, wrap):
     x, gamma, beta, *weights = tensors((4, 6), 6, 6, (2, 6), (4, 6), 6, 6)
 
     def gathered(function):

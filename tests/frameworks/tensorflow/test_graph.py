@@ -21,7 +21,7 @@ def spec(*shape, dtype=tf.float32):
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_static_shapes_are_known_where_they_can_be(axis):
+def test_traced_results_have_static_shapes(axis):
     shape = (None, 8, 6, 5) if axis == -1 else (None, 5, 8, 6)
     found = {}
 
@@ -41,7 +41,7 @@ def test_static_shapes_are_known_where_they_can_be(axis):
     assert found == {"large": [list(shape)] * 3, "small": [[5]] * 3}
 
 
-def test_one_trace_serves_all_batch_sizes(rng):
+def test_function_with_unknown_batch_size_is_traced_once(rng):
     traces = []
 
     @tf.function(input_signature=[spec(None, 3, 4)])
@@ -56,7 +56,7 @@ def test_one_trace_serves_all_batch_sizes(rng):
     assert len(traces) == 1
 
 
-def test_unused_results_are_not_computed(monkeypatch):
+def test_traced_function_does_not_compute_unused_gradients(monkeypatch):
     called = []
     original = calls.backward
     monkeypatch.setattr(
@@ -76,7 +76,7 @@ def test_unused_results_are_not_computed(monkeypatch):
     assert not called
 
 
-def test_control_flow(rng):
+def test_batch_norm_in_traced_control_flow_matches_eager_loop(rng):
     x = tf.constant(rng.normal(size=(4, 3)))
 
     @tf.function
@@ -92,7 +92,7 @@ def test_control_flow(rng):
     np.testing.assert_allclose(repeated(x, tf.constant(3)), expected, rtol=1e-12)
 
 
-def test_parallel_calls_of_a_dataset(rng):
+def test_batch_norm_in_parallel_dataset_map_equals_eager_call(rng):
     x = rng.normal(size=(12, 4, 3)).astype("f")
 
     def normalise(part):
@@ -103,7 +103,7 @@ def test_parallel_calls_of_a_dataset(rng):
         np.testing.assert_array_equal(result, normalise(part))
 
 
-def test_functions_that_run_eagerly():
+def test_function_that_runs_eagerly_equals_traced_function():
     x = tf.random.normal((4, 3))
     expected = tf.function(lambda x: ours.batch_norm(x, epsilon=EPSILON).y)(x)
     tf.config.run_functions_eagerly(True)
@@ -164,7 +164,7 @@ def step(x, dy, gamma, beta, *, axis=-1, epsilon=EPSILON):
         (conditional, FLOAT32, -1, "NXC"),
     ],
 )
-def test_xla_compiles_formulas_that_are_as_exact(rng, way, dtype, axis, data_format):
+def test_xla_results_pass_checks_of_judge(rng, way, dtype, axis, data_format):
     shape = (5, 4, 3, 7) if axis == -1 else (5, 7, 4, 3)
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
 
@@ -191,7 +191,7 @@ def test_xla_compiles_formulas_that_are_as_exact(rng, way, dtype, axis, data_for
     assert [v.detail for each in verdicts for v in each.values() if not v.passed] == []
 
 
-def test_xla_takes_parameters_that_are_absent_and_an_empty_batch():
+def test_xla_without_parameters_matches_eager_also_for_empty_batch():
     for x in (SMALL[0], tf.zeros((0, 3))):
         compiled = jitted(lambda x: ours.batch_norm(x, epsilon=EPSILON))(x)
         for one, other in zip(compiled, ours.batch_norm(x, epsilon=EPSILON), strict=True):
@@ -199,7 +199,7 @@ def test_xla_takes_parameters_that_are_absent_and_an_empty_batch():
             assert one.dtype == other.dtype
 
 
-def test_where_tensorflow_cannot_be_asked_its_own_error_names_the_operator(monkeypatch):
+def test_xla_without_mode_detection_raises_error_naming_operator(monkeypatch):
     monkeypatch.setattr(modes, "control_flow_util", None)
     monkeypatch.setattr(modes, "forwardprop_util", None)
     assert not modes.wants_formulas(*SMALL)
@@ -208,7 +208,7 @@ def test_where_tensorflow_cannot_be_asked_its_own_error_names_the_operator(monke
 
 
 @pytest.mark.parametrize("axis", [-1, 1, -3])
-def test_an_unknown_rank(rng, axis):
+def test_function_of_unknown_rank_equals_eager_in_one_trace(rng, axis):
     unknown = tf.TensorSpec(None, tf.float64)
     traced = tf.function(lambda *a: step(*a, axis=axis), input_signature=[unknown] * 4)
     # One trace serves all ranks that have the axis.
@@ -229,7 +229,7 @@ def test_an_unknown_rank(rng, axis):
         ((4, 5), -1, r"gamma: must hold one value per channel of x"),
     ],
 )
-def test_errors_of_an_unknown_rank_come_when_the_function_runs(shape, axis, message):
+def test_function_of_unknown_rank_raises_errors_when_it_runs(shape, axis, message):
     unknown = tf.TensorSpec(None, tf.float32)
 
     @tf.function(input_signature=[unknown, tf.TensorSpec([3])])
@@ -240,8 +240,8 @@ def test_errors_of_an_unknown_rank_come_when_the_function_runs(shape, axis, mess
         normalise(tf.ones(shape), tf.ones(3))
 
 
-def test_an_unknown_rank_takes_what_others_know(rng):
-    """The rank of dy is x's, so that what is wrong is found when the function is traced."""
+def test_backward_with_unknown_rank_of_x_takes_rank_of_dy(rng):
+    """The rank of dy is that of x, so a wrong shape raises while the function is traced."""
 
     @tf.function(input_signature=[tf.TensorSpec(None), spec(None, 3, None), *[spec(4)] * 3])
     def backward(x, dy, mean, variance, gamma):
@@ -252,7 +252,7 @@ def test_an_unknown_rank_takes_what_others_know(rng):
 
 
 @pytest.mark.parametrize("way", ["XLA", "forward mode"])
-def test_formulas_want_a_known_rank(way):
+def test_formulas_with_unknown_rank_raise(way):
     @tf.function(input_signature=[tf.TensorSpec(None)], jit_compile=way == "XLA")
     def normalise(x):
         if way == "XLA":

@@ -120,7 +120,7 @@ def batch_jacobian(pfor):
 @pytest.mark.covering(1)
 @ways
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_vectorized_map_first_gradients_are_those_of_a_loop(operands, close, name, way):
+def test_vectorized_map_first_gradients_match_loop(operands, close, name, way):
     own, composed, *counts = FUNCTIONS[name]
     tensors = operands(*counts)
     found = WAYS[way](lambda *a: slopes(own, *a, vectorised))(*tensors)
@@ -130,7 +130,7 @@ def test_vectorized_map_first_gradients_are_those_of_a_loop(operands, close, nam
 @pytest.mark.covering(1)
 @ways
 @pytest.mark.parametrize("name", ["batch_norm", "inference"])
-def test_vectorized_map_of_gradients_has_the_gradients_of_a_loop(operands, close, name, way):
+def test_vectorized_map_of_gradients_has_gradients_of_loop(operands, close, name, way):
     own, composed, *counts = FUNCTIONS[name]
     tensors = operands(*counts)
     found = WAYS[way](lambda *a: slopes(slope_of_each(own), *a, vectorised))(*tensors)
@@ -142,9 +142,7 @@ def test_vectorized_map_of_gradients_has_the_gradients_of_a_loop(operands, close
 @pytest.mark.parametrize("pfor", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize("over", [jacobian, batch_jacobian])
 @pytest.mark.parametrize("name", ["batch_norm", "inference"])
-def test_jacobian_differentiated_again_is_that_of_the_composed(
-    operands, close, name, over, pfor, way
-):
+def test_gradient_of_jacobian_matches_composed_function(operands, close, name, over, pfor, way):
     own, composed, *counts = FUNCTIONS[name]
     tensors = operands(*counts)
     found = WAYS[way](lambda *a: slopes(own, *a, over(pfor)))(*tensors)
@@ -155,7 +153,7 @@ def test_jacobian_differentiated_again_is_that_of_the_composed(
 
 
 @pytest.mark.long
-def test_vectorized_map_second_gradients_are_those_of_a_loop(operands, close):
+def test_vectorized_map_second_gradients_match_loop(operands, close):
     def first(over):
         def gradients(function, mapped, rest):
             found = slopes(function, mapped, rest, over)
@@ -169,7 +167,7 @@ def test_vectorized_map_second_gradients_are_those_of_a_loop(operands, close):
 
 
 @ways
-def test_a_function_traced_before_it_is_mapped_has_gradients(operands, close, way):
+def test_vectorized_map_of_traced_function_has_gradients_of_loop(operands, close, way):
     traced = tf.function(batch_norm)
     mapped, rest = operands(1, 2)
     traced(mapped[0][0], *rest)
@@ -178,7 +176,7 @@ def test_a_function_traced_before_it_is_mapped_has_gradients(operands, close, wa
 
 
 @pytest.mark.long
-def test_nested_vectorized_maps(operands, close):
+def test_nested_vectorized_map_has_gradients_of_loop(operands, close):
     mapped, rest = operands(1, 2)
     inner = [tf.stack([*mapped, tf.sin(mapped[0])])]
 
@@ -189,7 +187,7 @@ def test_nested_vectorized_maps(operands, close):
     close(found, slopes(mapped_by(unrolled), inner, rest, unrolled))
 
 
-def test_in_a_graph_of_version_1(operands, close):
+def test_vectorized_map_in_version_1_graph_has_gradients_of_loop(operands, close):
     mapped, rest = operands(1, 2)
     arrays = [each.numpy() for each in (*mapped, *rest)]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -199,7 +197,7 @@ def test_in_a_graph_of_version_1(operands, close):
     close(list(map(tf.constant, found)), slopes(composed_batch_norm, mapped, rest, unrolled))
 
 
-def test_reproducible_gradients_through_vectorized_map_have_the_same_bits(operands):
+def test_reproducible_vectorized_map_matches_loop_and_rejects_second_order(operands):
     def function(*tensors):
         return batch_norm(*tensors, reproducible=True)
 
@@ -213,12 +211,12 @@ def test_reproducible_gradients_through_vectorized_map_have_the_same_bits(operan
 
 
 @pytest.mark.long
-def test_the_third_order_of_what_is_mapped_is_refused(operands):
+def test_vectorized_map_third_order_gradients_raise(operands):
     with pytest.raises(BacknormError, match="no gradients of the third order"):
         slopes(slope_of_each(slope_of_each(batch_norm)), *operands(1, 2), vectorised)
 
 
-def test_a_copy_that_a_tape_records_has_a_gradient_or_an_error(operands):
+def test_gradient_of_operation_copied_by_vectorized_map_raises(operands):
     # TensorFlow copies the operation as it is: no loop is around it, and its inputs are not mapped.
     (x,), rest = operands(1, 2)
 
@@ -241,9 +239,7 @@ def test_a_copy_that_a_tape_records_has_a_gradient_or_an_error(operands):
         gradients()
 
 
-def test_gradients_with_frozen_statistics_depend_on_the_results_of_the_backward_pass(
-    operands, close
-):
+def test_frozen_backward_mixed_second_gradient_matches_composed_formula(operands, close):
     # The gradient to mean has dbeta in it, and so dy.
     (x, dy), (mean, *rest) = operands(2, 3)
 
@@ -275,7 +271,7 @@ def test_gradients_with_frozen_statistics_depend_on_the_results_of_the_backward_
     close(tf.function(total)(own), total(composed))
 
 
-def test_a_saved_function_keeps_its_gradients(operands, close, tmp_path):
+def test_saved_function_keeps_gradients_and_rejects_vectorized_map(operands, close, tmp_path):
     (x,), rest = operands(1, 2)
     module = tf.Module()
     module.step = tf.function(batch_norm)

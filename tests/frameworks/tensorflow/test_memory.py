@@ -46,7 +46,7 @@ def seen(monkeypatch):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("axis", [-1, 1])
-def test_an_eager_step_copies_no_tensor(seen, rng, dtype, shape, axis):
+def test_eager_step_does_not_copy_tensors(seen, rng, dtype, shape, axis):
     x, dy = (tf.cast(rng.normal(size=shape).astype("f"), dtype) for _ in range(2))
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -61,7 +61,7 @@ def test_an_eager_step_copies_no_tensor(seen, rng, dtype, shape, axis):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_function_copies_no_tensor(seen, rng, dtype, shape):
+def test_traced_function_does_not_copy_tensors(seen, rng, dtype, shape):
     x = tf.cast(rng.normal(size=shape).astype("f"), dtype)
     y = tf.function(lambda x: ours.batch_norm(x, epsilon=1e-3).y)(x)
     assert seen["in"] == [address(x)]
@@ -70,7 +70,7 @@ def test_a_function_copies_no_tensor(seen, rng, dtype, shape):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("size", [0, 1, 7, 1000, 3 << 20])
-def test_new_arrays_begin_where_tensorflow_wants_them(dtype, size):
+def test_aligned_returns_arrays_that_become_tensors_without_copy(dtype, size):
     for _ in range(5):
         array = aligned((size,), dtype)
         assert array.shape == (size,)
@@ -85,7 +85,7 @@ def test_new_arrays_begin_where_tensorflow_wants_them(dtype, size):
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_arrays_that_begin_elsewhere_are_copied(dtype):
+def test_as_tensor_copies_unaligned_and_strided_arrays(dtype):
     # TensorFlow's operators would end the process: "Check failed: IsAligned()".
     array = aligned((1001,), dtype)[1:]
     array[...] = np.arange(1000) % 100
@@ -97,7 +97,7 @@ def test_arrays_that_begin_elsewhere_are_copied(dtype):
     np.testing.assert_array_equal(np.asarray(as_tensor(strided)), strided)
 
 
-def test_a_tensor_keeps_the_memory_of_its_array_and_no_longer():
+def test_as_tensor_keeps_memory_of_array_until_tensor_is_deleted():
     array = aligned((1 << 20,), FLOAT32)
     array[...] = np.arange(1 << 20)
     owner = array
@@ -116,7 +116,7 @@ def test_a_tensor_keeps_the_memory_of_its_array_and_no_longer():
     assert alive() is None
 
 
-def test_inputs_are_not_written_to(rng):
+def test_functions_do_not_write_to_inputs(rng):
     x, dy = rng.normal(size=(2, 5, 6, 4)).astype("f")
     tensors = [tf.constant(a) for a in (x, dy, *np.ones((3, 4), "f"))]
     before = [t.numpy() for t in tensors]
@@ -126,7 +126,7 @@ def test_inputs_are_not_written_to(rng):
         np.testing.assert_array_equal(tensor, values)
 
 
-def test_a_variable_may_change_after_the_forward(rng):
+def test_gradient_of_variable_changed_after_forward_uses_old_value(rng):
     x = tf.Variable(rng.normal(size=(5, 4)))
     old, dy = tf.constant(x), tf.constant(rng.normal(size=(5, 4)))
     with tf.GradientTape() as tape:

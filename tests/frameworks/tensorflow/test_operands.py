@@ -68,7 +68,7 @@ def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_operand(name, kind):
+def test_function_accepts_or_names_each_kind_of_operand(name, kind):
     more = of_tensorflow if kind == "tensors" else None
     function = getattr(ours, name)
     wrong, count = operands.failures(function, KINDS[kind], more=more, of_lists=np.float32)
@@ -76,13 +76,13 @@ def test_every_operand(name, kind):
     assert count > 1200
 
 
-def test_all_functions_are_checked():
+def test_tensorflow_module_has_each_canonical_function():
     assert set(FUNCTIONS) == set(operands.CANONICAL)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_operand_while_a_function_is_traced(name):
+def test_traced_function_accepts_or_names_each_kind_of_operand(name):
     plain = getattr(ours, name)
 
     @functools.wraps(plain)
@@ -98,7 +98,7 @@ def test_every_operand_while_a_function_is_traced(name):
     assert count > 1200
 
 
-def test_tensors_are_arrays_for_the_functions_on_arrays():
+def test_numpy_backward_accepts_tensorflow_tensors_and_names_bad_operands():
     arguments, canonical = operands.good(ours.batch_norm_backward)
     wanted = canonical(**arguments, epsilon=1e-3, data_format="NXC")
     for name, array in arguments.items():

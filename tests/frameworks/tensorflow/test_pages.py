@@ -13,7 +13,7 @@ from ...pages import pages_of, run
 # Of Keras's, where it saves a model.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 @pytest.mark.parametrize("page", pages_of("tensorflow"))
-def test_the_code_of_a_page_runs(page, rng, tmp_path, monkeypatch):
+def test_code_of_page_runs(page, rng, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # models are saved
     # What readers have: a model with data to fit it to, and tensors.
     layers = [keras.layers.BatchNormalization(), keras.layers.Flatten(), keras.layers.Dense(1)]

@@ -55,7 +55,7 @@ reproducibly = functools.partial(step, reproducible=True)
 
 
 @TYPES
-def test_bits_are_those_of_numpys_functions(run, dtype):
+def test_reproducible_functions_have_bits_of_numpy_functions(run, dtype):
     operands = data(dtype)
     expected = canonical(*operands)
     same(run(reproducibly, *operands), expected)
@@ -66,14 +66,14 @@ def test_bits_are_those_of_numpys_functions(run, dtype):
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
-def test_there_are_bits_of_each_arithmetic(run, arithmetic):
+def test_reproducible_step_with_arithmetic_has_bits_of_numpy_functions(run, arithmetic):
     operands = data(FLOAT32)
     found = run(functools.partial(reproducibly, arithmetic=arithmetic), *operands)
     same(found, canonical(*operands, arithmetic=arithmetic))
 
 
 @TYPES
-def test_the_order_of_samples_and_the_layout_change_no_bit(run, dtype):
+def test_reproducible_bits_do_not_depend_on_sample_order_or_layout(run, dtype):
     x, dy, *parameters = data(dtype)
     order = np.random.default_rng(1).permutation(len(x))
     y, dx, *channels = run(reproducibly, x, dy, *parameters)
@@ -88,7 +88,7 @@ def test_the_order_of_samples_and_the_layout_change_no_bit(run, dtype):
         differ(run(step, x[order], dy[order], *parameters)[2:], plain)
 
 
-def test_nonfinite_sums_are_so_in_any_order(run):
+def test_reproducible_nonfinite_sums_equal_numpy_functions(run):
     x, dy, *parameters = data(FLOAT32)
     x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[1, 0, 0, 3] = np.nan, np.inf, -np.inf, np.nan
     same(run(reproducibly, x, dy, *parameters), canonical(x, dy, *parameters))
@@ -138,7 +138,7 @@ def joined(found):
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_replicas_have_the_bits_of_one(parts):
+def test_replicas_have_bits_of_undivided_batch(parts):
     operands = data(FLOAT64)
     alone = step(*map(tf.constant, operands), reproducible=True)
     found = in_replicas(parts, operands, reproducible=True)
@@ -151,13 +151,13 @@ def test_replicas_have_the_bits_of_one(parts):
 
 
 @TYPES
-def test_replicas_have_the_bits_of_numpys_functions(dtype):
+def test_replicas_have_bits_of_numpy_functions(dtype):
     operands = data(dtype)
     same(joined(in_replicas((4, 0, 8), operands, reproducible=True)), canonical(*operands))
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(FLOAT32, 1e-41), (FLOAT64, 1e-309)], ids=str)
-def test_replicas_keep_numbers_below_the_normal_range(dtype, factor):
+def test_replicas_keep_subnormal_numbers(dtype, factor):
     x, dy, *parameters = data(dtype)
     # Functions that are compiled run where such numbers are taken for zero.
     for operands in ((x, factor * dy, *parameters), (factor * x, dy, *parameters)):
@@ -167,27 +167,27 @@ def test_replicas_keep_numbers_below_the_normal_range(dtype, factor):
         assert any(0 < np.abs(each).max() < np.finfo(dtype).tiny for each in found)
 
 
-def test_replicas_need_no_graph():
+def test_replicas_in_eager_mode_have_bits_of_numpy_functions():
     operands = data(FLOAT32)
     found = in_replicas((0, 2, 9, 1), operands, traced=False, reproducible=True)
     same(joined(found), canonical(*operands))
 
 
-def test_nonfinite_sums_of_one_replica_are_so_in_all():
+def test_replicas_with_nonfinite_sums_equal_numpy_functions():
     operands = data(FLOAT32)
     x, dy, *_ = operands
     x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[11, 0, 0, 2] = np.nan, np.inf, np.inf, -np.inf
     same(joined(in_replicas((5, 7), operands, reproducible=True)), canonical(*operands))
 
 
-def test_no_replica_has_elements():
+def test_replicas_of_empty_batch_equal_numpy_functions():
     x, dy, *parameters = data(FLOAT32)
     operands = x[:0], dy[:0], *parameters
     same(joined(in_replicas((0, 0), operands, reproducible=True)), canonical(*operands))
 
 
 @pytest.mark.parametrize(("dtype", "rows"), [(FLOAT64, 10), (BFLOAT16, 8)], ids=str)
-def test_replicas_exchange_bins_both_ways(dtype, rows, monkeypatch):
+def test_replicas_exchange_bins_once_per_pass(dtype, rows, monkeypatch):
     messages = internals.messages_of_replicas(monkeypatch)
     in_replicas((4, 0, 8), data(dtype), traced=False, reproducible=True)
     # By each of three, forth and back.
@@ -203,7 +203,7 @@ def squared(*operands, **options):
     return [tape.gradient(dx, x, output_gradients=dx)]
 
 
-def test_a_second_derivative_is_refused(run):
+def test_reproducible_second_derivative_raises(run):
     with pytest.raises(BacknormError, match=r"reproducible sums is differentiable once, not twice"):
         run(squared, *data(FLOAT32))
     with pytest.raises(BacknormError, match=r"over several replicas is differentiable once"):
@@ -213,7 +213,7 @@ def test_a_second_derivative_is_refused(run):
 NO_SUMS = r"^reproducible: must be False in forward mode.*XLA.*got True"
 
 
-def test_forward_mode_is_refused(run):
+def test_reproducible_forward_mode_raises(run):
     def forward_mode(function, x, *others):
         with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
             return function(x, *others)
@@ -226,7 +226,7 @@ def test_forward_mode_is_refused(run):
             run(functools.partial(forward_mode, function), *tensors)
 
 
-def test_xla_is_refused():
+def test_reproducible_sums_in_xla_raise():
     operands = list(map(tf.constant, data(FLOAT32)))
     inner = tf.function(lambda *tensors: reproducibly(*tensors))
     for function in (reproducibly, inner):

@@ -31,7 +31,9 @@ def arrays(*tensors):
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("axis", "data_format", "shape"), FORMATS)
-def test_results_are_exact_to_one_rounding(run, rng, dtype, axis, data_format, shape):
+def test_forward_inference_and_backward_pass_checks_of_judge(
+    run, rng, dtype, axis, data_format, shape
+):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
     options = {"epsilon": data.epsilon, "axis": axis}
     result = run(lambda *a: ours.batch_norm(*a, **options), data.x, data.gamma, data.beta)
@@ -61,7 +63,7 @@ def test_results_are_exact_to_one_rounding(run, rng, dtype, axis, data_format, s
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("operands", [(True, True), (True, False), (False, True), (False, False)])
-def test_the_tape_gets_the_backward_pass(run, rng, dtype, operands):
+def test_tape_gradients_have_bits_of_numpy_backward(run, rng, dtype, operands):
     data = realistic_data((5, 4, 3, 7), dtype, data_format="NXC", rng=rng)
     parameters = [
         array if there else None
@@ -88,7 +90,7 @@ def test_the_tape_gets_the_backward_pass(run, rng, dtype, operands):
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, 3, -2])
-def test_any_axis_may_hold_the_channels(run, rng, axis):
+def test_axis_at_each_position_matches_channels_first_results(run, rng, axis):
     x, dy = rng.normal(2, 3, (2, 4, 6, 5, 3)).astype("f")
     channels = x.shape[axis]
     gamma, beta = rng.normal(size=(2, channels)).astype("f")
@@ -108,7 +110,7 @@ def test_any_axis_may_hold_the_channels(run, rng, axis):
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-def test_half_types_take_parameters_of_their_own_type_too(run, rng, dtype):
+def test_batch_norm_of_16_bit_x_accepts_parameters_of_its_type(run, rng, dtype):
     data = realistic_data((6, 5, 4), dtype, data_format="NXC", rng=rng)
     parameters = data.gamma.astype(dtype), data.beta.astype(dtype)
     result = run(lambda *a: ours.batch_norm(*a, epsilon=EPSILON), data.x, *parameters)
@@ -117,7 +119,7 @@ def test_half_types_take_parameters_of_their_own_type_too(run, rng, dtype):
 
 
 @pytest.mark.parametrize(("axis", "data_format"), [(-1, "NHWC"), (1, "NCHW")])
-def test_the_step_is_that_of_the_fused_operator(run, rng, axis, data_format):
+def test_step_matches_fused_batch_norm_of_tensorflow(run, rng, axis, data_format):
     shape = (6, 5, 4, 8) if axis == -1 else (6, 8, 5, 4)
     x, dy = rng.normal(0.5, 2, (2, *shape)).astype("f")
     gamma, beta = rng.normal(size=(2, 8)).astype("f")
@@ -149,7 +151,7 @@ def test_the_step_is_that_of_the_fused_operator(run, rng, axis, data_format):
         )
 
 
-def test_an_empty_batch_has_zero_statistics_and_gradients(run):
+def test_step_of_empty_batch_returns_zero_statistics_and_gradients(run):
     x, gamma = np.zeros((0, 3, 4), "f"), np.ones(4, "f")
 
     def step(x, gamma):
@@ -164,7 +166,7 @@ def test_an_empty_batch_has_zero_statistics_and_gradients(run):
         np.testing.assert_array_equal(zeros, np.zeros(4, "f"))
 
 
-def test_variables_and_python_numbers_are_taken():
+def test_batch_norm_accepts_variables_and_python_lists():
     x, gamma = tf.Variable([[1.0, 2.0], [3.0, 5.0]]), tf.Variable([1.0, 2.0])
     with tf.GradientTape() as tape:
         y = ours.batch_norm(x, gamma, [0.0, 1.0], epsilon=0.0).y

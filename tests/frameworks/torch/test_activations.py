@@ -66,7 +66,7 @@ def array(tensor):
     return tensor.numpy()
 
 
-def test_kernels_and_pytorchs_operators_are_of_the_same_activations():
+def test_activations_of_adapter_equal_those_of_kernels():
     assert {"relu", *activations._SMOOTH} == {each.name for each in ACTIVATIONS.values()}
 
 
@@ -108,7 +108,7 @@ def test_relu_has_bits_of_the_operator(dtype, has_residual, ceiling, layout, par
     [*((each, True) for each in RELUS), *((each, False) for each in FUNCTIONS)],
     ids=str,
 )
-def test_two_steps_have_the_same_bits(activation, dtype, training, layouts, step):
+def test_activation_has_bits_of_two_steps(activation, dtype, training, layouts, step):
     """Rounding y and a ReLU commute; with given statistics a call is two steps."""
     x, _, weight, bias, dy = operands(activation, dtype, (6, 3, 20, 20))
     running = (None, None) if training else (0.1 * weight, weight)
@@ -161,7 +161,7 @@ def kept_by(function, *tensors):
 
 
 @pytest.mark.parametrize("has_residual", [True, False])
-def test_relu_saves_a_bit_an_element_besides_the_input(has_residual):
+def test_relu_saves_one_bit_per_element_besides_input(has_residual):
     x, residual, weight, bias, _ = operands("relu", torch.float32, (16, 3, 20, 20))
     x.requires_grad_(), residual.requires_grad_()
     y, kept = kept_by(ours("relu"), x, residual if has_residual else None, weight, bias)
@@ -188,7 +188,7 @@ def test_smooth_activation_saves_no_elements_besides_the_input(activation):
 
 @every_activation
 @in_both_modes
-def test_without_gradients_results_are_pytorchs(activation, training, close):
+def test_activation_without_gradients_matches_pytorch(activation, training, close):
     x, residual, weight, bias, _ = operands(activation)
     found = []
     for function in (ours(activation), in_steps(activation)):
@@ -201,7 +201,7 @@ def test_without_gradients_results_are_pytorchs(activation, training, close):
 @every_activation
 @in_both_modes
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")
-def test_transforms_are_those_of_pytorch(activation, training, close):
+def test_activation_under_transforms_matches_pytorch(activation, training, close):
     x, residual, weight, bias, dy = operands(activation, shape=(4, 3, 5))
     running = (None, None) if training else (bias.clone(), weight.clone())
     xs, dys = torch.stack([x, 2 * x]), torch.stack([dy, -dy])
@@ -220,7 +220,7 @@ def test_transforms_are_those_of_pytorch(activation, training, close):
 
 @every_activation
 @in_both_modes
-def test_reproducible_has_the_bits_of_two_steps(activation, training):
+def test_reproducible_activation_has_bits_of_two_steps(activation, training):
     x, _, weight, bias, dy = operands(activation)
     found = []
     for function in (ours(activation), in_steps(activation, backnorm.torch.batch_norm)):
@@ -232,7 +232,7 @@ def test_reproducible_has_the_bits_of_two_steps(activation, training):
     assert all(map(torch.equal, *found))
 
 
-def test_reproducible_residual_is_added(close):
+def test_reproducible_relu_with_residual_matches_pytorch(close):
     x, residual, weight, bias, dy = operands(RELUS[1])
     found = []
     for function, options in ((ours(RELUS[1]), {"reproducible": True}), (in_steps(RELUS[1]), {})):
@@ -242,7 +242,7 @@ def test_reproducible_residual_is_added(close):
     close(*found, factor=16)
 
 
-def test_one_tensor_as_input_and_residual(close):
+def test_relu_with_input_as_residual_matches_pytorch(close):
     x, dy = torch.randn(4, 3, 5).double().requires_grad_(), torch.randn(4, 3, 5).double()
     results = []
     for function in (ours("relu"), in_steps("relu")):
@@ -265,13 +265,13 @@ def test_gradients_with_a_rounded_ceiling_are_zero_where_y_is_cut_off():
 
 @pytest.mark.parametrize("value", ["SiLU", "", nn.SiLU(), 6.0, ["relu"], Activation("silu", 6.0)])
 @in_both_modes
-def test_other_activations_are_refused(value, training):
+def test_batch_norm_rejects_unknown_activation(value, training):
     with pytest.raises(backnorm.ArgumentValueError, match=r"^activation: "):
         ours(value)(torch.randn(4, 3, 5), None, None, None, training=training)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), 1e-60, True, "6", torch.ones(2)])
-def test_ceiling_that_is_not_positive_raises(value):
+def test_ceiling_that_is_not_positive_number_raises(value):
     is_number = type(value) in (int, float)
     error = backnorm.ArgumentValueError if is_number else backnorm.ArgumentTypeError
     with pytest.raises(error, match=r"^ceiling: "):
@@ -293,7 +293,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("module", MODULES, ids=repr)
-def test_which_modules_are_an_activation(module):
+def test_activation_of_returns_activation_or_none(module):
     assert activations.activation_of(module) == MODULES[module]
 
 

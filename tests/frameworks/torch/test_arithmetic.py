@@ -94,7 +94,7 @@ CALLS_OF = {
 class TestCalls:
     @TYPES
     @pytest.mark.parametrize("name", CALLS_OF)
-    def test_both_passes_compute_in_what_is_asked_for(self, name, dtype, computed):
+    def test_batch_norm_computes_both_passes_in_requested_arithmetic(self, name, dtype, computed):
         for arithmetic in ("float32", "float64", None):
             step(dtype, CALLS_OF[name], arithmetic)
             seen = computed()
@@ -102,7 +102,7 @@ class TestCalls:
             assert len(seen) >= 2
             assert {each for _, each in seen} == {arithmetic or own(dtype)}
 
-    def test_float64_elements_are_refused_float32(self):
+    def test_batch_norm_of_float64_rejects_float32_arithmetic(self):
         for name, call in CALLS_OF.items():
             with pytest.raises(ArgumentValueError, match=r"^arithmetic: float64 elements"):
                 step(torch.float64, call, "float32")
@@ -156,7 +156,7 @@ class TestBlocks:
             batch_norm(x, *channels, True, arithmetic="float32").backward(dy)
         assert computed() == {("forward", "float32"), ("backward", "float32")}
 
-    def test_elements_count_under_autocast(self, computed):
+    def test_arithmetic_under_autocast_follows_element_type(self, computed):
         model = nn.Sequential(nn.Conv2d(3, 4, 1), backnorm.torch.BatchNorm2d(4))
         x = torch.randn(2, 3, 5, 5)
         with torch.autocast("cpu", torch.bfloat16):
@@ -194,7 +194,7 @@ LAYERS = {
 
 class TestLayers:
     @pytest.mark.parametrize("name", [*LAYERS, *(f"Lazy{each}" for each in [*LAYERS][:3])])
-    def test_layers_say_it(self, name, computed):
+    def test_layer_arithmetic_is_in_repr_and_kept_by_copies(self, name, computed):
         cls, lazy = getattr(backnorm.torch, name), name.startswith("Lazy")
         arguments = () if lazy else (3,)
         plain = cls(*arguments, dtype=torch.bfloat16)
@@ -245,12 +245,12 @@ class TestLayers:
         backnorm.torch.convert(model, fuse, reports.append)
         assert all(each.arithmetic is None for each in reports)
 
-    def test_layers_with_a_relu_keep_theirs(self):
+    def test_revert_keeps_arithmetic_of_layer_with_relu(self):
         layer = backnorm.torch.BatchNormReLU1d(3, arithmetic="float64")
         assert backnorm.torch.revert(nn.Sequential(layer))[0].arithmetic == "float64"
 
     @pytest.mark.parametrize("name", ["torchvision", "BatchNormAct2d", "FrozenBatchNormAct2d"])
-    def test_layers_of_libraries(self, name, computed):
+    def test_convert_sets_arithmetic_of_library_layers(self, name, computed):
         if name == "torchvision":
             layer = libraries.torchvision().ops.FrozenBatchNorm2d(3).bfloat16()
         else:
@@ -346,7 +346,7 @@ def graph_arithmetics(graph):
 class TestCompilers:
     @TYPES
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-    def test_compiled_graph_holds_for_its_block_alone(self, dtype, backend, computed):
+    def test_compiled_model_computes_in_arithmetic_of_block(self, dtype, backend, computed):
         graphs = []
 
         def counted(graph, inputs):
@@ -368,7 +368,7 @@ class TestCompilers:
                 assert {each for _, each in computed()} == {name or own(dtype)}
         assert len(graphs) == 3
 
-    def test_block_inside_compiled_function_holds_there(self, computed):
+    def test_arithmetic_block_inside_compiled_function_sets_arithmetic(self, computed):
         module = Model(torch.bfloat16)
 
         @torch.compile(backend="eager")

@@ -77,7 +77,7 @@ def cases(shape, types):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_dialect_against_pytorch_in_float64(shape, types):
+def test_aten_backward_matches_float64_of_pytorch(shape, types):
     for operands in cases(shape, types):
         ours = aten.native_batch_norm_backward(*map_arrays(operands), output_mask=ALL)
         exact = NATIVE(*wide(operands), output_mask=ALL)
@@ -102,7 +102,7 @@ def tensor(values):
     "name",
     ["native_batch_norm_backward", "batch_norm_backward_reduce", "batch_norm_backward_elemt"],
 )
-def test_argument_lists_are_pytorchs(name):
+def test_aten_signatures_match_pytorch_schemas(name):
     schema = getattr(torch.ops.aten, name).default._schema
     ours = inspect.signature(getattr(aten, name)).parameters.values()
     theirs = [argument.name for argument in schema.arguments]
@@ -116,7 +116,7 @@ def test_argument_lists_are_pytorchs(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_two_phases_give_gradient_of_pytorch(dtype):
+def test_aten_reduce_and_elemt_match_gradient_of_pytorch(dtype):
     operands = arguments((6, 3, 8), dtype)
     dy, x, weight, _, _, mean, invstd = map_arrays(operands[:7])
     reduced = aten.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, True, True)

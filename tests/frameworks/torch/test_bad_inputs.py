@@ -111,7 +111,7 @@ def kinder(operands):
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("group", GROUPS)
-def test_taken_and_refused_as_by_pytorch(group, training, grad, close):
+def test_batch_norm_accepts_and_rejects_inputs_as_pytorch(group, training, grad, close):
     for name, case in group():
         operands = (
             case if group is of_settings and "training" in name else case | {"training": training}

@@ -44,7 +44,7 @@ def outcome(call, model, x, dy):
 @pytest.mark.parametrize("fuse", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["contiguous", "channels_last"])
-def test_one_graph_for_changing_shapes(fuse, training, name, layouts, close):
+def test_compiled_model_reuses_graph_for_changing_shapes(fuse, training, name, layouts, close):
     ours, theirs = models(fuse, training)
     frames, first = [], 0
 
@@ -66,7 +66,7 @@ def test_one_graph_for_changing_shapes(fuse, training, name, layouts, close):
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor wants a C++ compiler")
-def test_inductor(close):
+def test_inductor_matches_eager_call(close):
     weight = torch.rand(3).double().requires_grad_()
 
     def call(x, mean, variance):
@@ -86,7 +86,7 @@ def test_inductor(close):
         close(*results)
 
 
-def test_without_gradients_and_in_narrow_types(close):
+def test_compiled_bfloat16_model_without_gradients_equals_eager(close):
     ours, theirs = models(True, False)
     with torch.no_grad():
         compiled = torch.compile(ours.bfloat16(), backend="aot_eager", fullgraph=True)
@@ -96,7 +96,7 @@ def test_without_gradients_and_in_narrow_types(close):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_compiled_layer_matches_for_every_momentum(momentum, close):
+def test_compiled_layer_with_and_without_momentum_matches_pytorch(momentum, close):
     ours, theirs = (
         cls(3, momentum=momentum) for cls in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d)
     )
@@ -135,7 +135,7 @@ def functions():
     ],
     ids=["grad", "jvp", "hessian", "forward twice", "vmap", "vmap of grad"],
 )
-def test_transforms_inside(transform, close):
+def test_compiled_transforms_match_eager(transform, close):
     f, x = functions()
     compiled = torch.compile(lambda x: transform(f, x), backend="aot_eager", fullgraph=True)
     close(compiled(x), transform(f, x))
@@ -144,7 +144,7 @@ def test_transforms_inside(transform, close):
 @pytest.mark.parametrize(
     "mapped", [(0, 0, 0, None), (None, None, None, 0), (None, 0, 0, 0)], ids=str
 )
-def test_running_statistics_of_vmap_inside(mapped, close):
+def test_compiled_vmap_updates_running_statistics_as_eager(mapped, close):
     sizes = (4, 3, 2), (3,), (3,), (3,)
 
     def moved(call):
@@ -167,7 +167,7 @@ def test_running_statistics_of_vmap_inside(mapped, close):
     close(moved(compiled), moved(mapped_over))
 
 
-def test_forward_mode_inside(close):
+def test_compiled_forward_mode_matches_eager(close):
     from torch.autograd import forward_ad
 
     f, x = functions()

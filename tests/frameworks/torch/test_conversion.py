@@ -71,7 +71,7 @@ def test_conversion_changes_classes_alone_and_is_reverted(fuse):
     assert contents(net) == before
 
 
-def test_attribute_of_user_is_kept():
+def test_convert_and_revert_keep_user_attribute():
     layer = nn.BatchNorm1d(3)
     layer.name = "first"
     assert revert(convert(layer)).name == "first"
@@ -111,7 +111,7 @@ def trained(change, channels_last=False):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_training_of_converted_model_equals_pytorchs(close):
+def test_training_of_converted_model_matches_pytorch(close):
     expected = trained(lambda net: net)
     for fuse in (False, True):
         close(trained(lambda net, fuse=fuse: convert(net, fuse=fuse)), expected, factor=1e4)

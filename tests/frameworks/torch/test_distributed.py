@@ -18,7 +18,7 @@ def results(processes):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "mixed"])
-def test_dtensor_results_are_those_of_pytorchs_layers(name, results, close):
+def test_distributed_results_match_pytorch_layers(name, results, close):
     for result in results:
         (expected, place), *ours = result[name].values()
         assert ours
@@ -27,7 +27,7 @@ def test_dtensor_results_are_those_of_pytorchs_layers(name, results, close):
             assert where == place
 
 
-def test_mixture_with_dtensor_is_refused(results):
+def test_mixture_of_tensor_and_dtensor_is_rejected_as_in_pytorch(results):
     for result in results:
         for said in result["mixed"].values():
             assert "got mixed torch.Tensor and DTensor" in said

@@ -51,7 +51,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(case, grad):
+def test_batch_norm_with_bad_argument_raises_error_naming_it(case, grad):
     changed, name, text = REFUSED[case]
     operands = arguments(**changed)
     if grad and isinstance(operands["bias"], torch.Tensor) and operands["bias"].is_floating_point():
@@ -63,7 +63,7 @@ def test_refused(case, grad):
     assert before is None or torch.equal(operands["running_mean"], before)
 
 
-def test_other_devices_are_refused_clearly():
+def test_batch_norm_rejects_weight_on_another_device():
     x, weight = torch.randn(4, 3), torch.ones(3, device="meta")
     with pytest.raises(
         backnorm.torch.TensorValueError, match=r"weight: must be on the device of input"
@@ -97,7 +97,7 @@ def test_tensor_on_device_without_kernels_raises():
     ],
     ids=["shape", "type", "list", "no activation", "silu"],
 )
-def test_residual_must_be_like_the_input_and_before_a_relu(residual, activation, training):
+def test_residual_unlike_input_or_without_relu_is_rejected(residual, activation, training):
     for grad in (False, True):
         for reproducible in (False, True):
             operands = arguments(training=training)

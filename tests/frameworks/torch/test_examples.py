@@ -44,7 +44,7 @@ def test_epoch_of_digits_improves(digits, rows, assert_one_epoch):
     assert_one_epoch(rows())
 
 
-def test_in_float64_it_is_the_same_to_rounding(digits, batch, exact, assert_as_exact):
+def test_digits_step_in_float64_matches_within_rounding(digits, batch, exact, assert_as_exact):
     _, net = networks(digits, torch.float64)
     loss, gradients = digits.first_step(net, batch[0].double(), batch[1])
     assert loss == pytest.approx(exact[0], rel=1e-14)
@@ -52,7 +52,7 @@ def test_in_float64_it_is_the_same_to_rounding(digits, batch, exact, assert_as_e
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_in_16_bits_gradients_are_as_near_the_exact_ones(
+def test_digits_gradients_in_16_bits_are_as_near_exact_as_pytorch(
     dtype, digits, batch, exact, assert_as_exact
 ):
     errors = []
@@ -75,7 +75,7 @@ def test_step_of_resnet_agrees_with_pytorch(memory_format, example):
     assert all(0 < each < 60 for each in seconds)
 
 
-def test_two_processes_learn_as_one(tmp_path):
+def test_distributed_example_has_gradients_of_one_process(tmp_path):
     pytest.importorskip("sklearn")
     program = Path(__file__).parents[3] / "examples" / "train_digits_distributed.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

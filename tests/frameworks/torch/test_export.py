@@ -100,7 +100,7 @@ def compare(program, theirs, close):
 @pytest.mark.parametrize(("strict", "gradient"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fuse", [True, False])
-def test_exported_model_matches_before_its_first_call(strict, gradient, training, fuse, close):
+def test_exported_model_matches_pytorch_before_first_call(strict, gradient, training, fuse, close):
     ours, theirs = models(fuse, training)
     # What is exported without gradients has them all the same, as with PyTorch's layers.
     with torch.set_grad_enabled(gradient):
@@ -126,7 +126,7 @@ def test_export_of_evaluation_with_arithmetic_has_operator(strict, close):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_export_of_types_that_pytorch_refuses_has_operator(close):
+def test_export_and_trace_of_mixed_types_match_layer(close):
     ours = backnorm.torch.BatchNorm1d(3, dtype=torch.bfloat16).eval()
     ours.running_mean, ours.running_var = ours.running_mean.float(), ours.running_var.float()
     x = torch.randn(4, 3).bfloat16()
@@ -136,7 +136,7 @@ def test_export_of_types_that_pytorch_refuses_has_operator(close):
 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "as it is"])
-def test_exported_copy_matches_before_its_first_call(way, close):
+def test_exported_model_after_copy_or_change_matches_pytorch(way, close):
     for strict, training in ((True, True), (False, False)):
         ours, theirs = models(True, training, way)
         compare(exported(ours, strict), theirs, close)
@@ -209,7 +209,7 @@ class WithStatistics(torch.nn.Module):
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor wants a C++ compiler")
 @pytest.mark.parametrize("training", [True, False])
-def test_aotinductor_package_matches(training, tmp_path, close):
+def test_aotinductor_package_matches_pytorch(training, tmp_path, close):
     ours, theirs = models(True, training)
     path = str(tmp_path / "package.pt2")
     ours = WithStatistics(ours) if training else ours
@@ -230,7 +230,7 @@ def test_aotinductor_package_matches(training, tmp_path, close):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("gradient", [True, False])
-def test_torch_jit_trace(training, fuse, gradient, close):
+def test_torch_jit_trace_matches_pytorch(training, fuse, gradient, close):
     ours, theirs = models(fuse, training)
     with torch.set_grad_enabled(gradient):
         # PyTorch traces again to check, without gradients.

@@ -33,7 +33,7 @@ def array(tensor):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", [(4, 3), (6, 5, 7), (4, 3, 5, 5), (2, 3, 4, 3, 2), (1, 2, 3)])
 @pytest.mark.parametrize("affine", ["both", "weight", "bias", "neither"])
-def test_equals_pytorch(training, shape, affine, parameters, close, step):
+def test_batch_norm_matches_pytorch(training, shape, affine, parameters, close, step):
     weight, bias, mean, variance = parameters(shape[1])
     weight = weight if affine in ("both", "weight") else None
     bias = bias if affine in ("both", "bias") else None
@@ -57,7 +57,7 @@ def test_equals_pytorch(training, shape, affine, parameters, close, step):
      (torch.bfloat16, torch.float32, "float64")],
 )  # fmt: skip
 @pytest.mark.parametrize("training", [True, False])
-def test_has_the_bits_of_the_operator(
+def test_batch_norm_has_bits_of_array_operator(
     dtype, parameter, arithmetic, training, layout, parameters, step
 ):
     options = {"epsilon": 1e-5, "arithmetic": arithmetic}
@@ -89,7 +89,7 @@ def test_has_the_bits_of_the_operator(
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rank", [4, 5])
-def test_results_lie_in_memory_as_the_input_does(dtype, rank, layout, parameters, step):
+def test_batch_norm_results_have_memory_layout_of_input(dtype, rank, layout, parameters, step):
     x = layout(torch.randn((4, 3, 5, 2, 3)[:rank]).to(dtype))
     weight, bias, *_ = parameters(3, dtype)
     y, dx, *_ = step(
@@ -136,7 +136,7 @@ def copied(monkeypatch):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", ["contiguous", "channels_last", "permuted", "sliced"])
-def test_dense_tensors_are_read_where_they_are(dtype, name, layouts, parameters, copied):
+def test_batch_norm_does_not_copy_dense_tensors(dtype, name, layouts, parameters, copied):
     x, dy = (layouts[name](torch.randn(16, 8, 16, 64).to(dtype)) for _ in range(2))
     weight, *_ = parameters(8, dtype)
     x.requires_grad_()
@@ -152,7 +152,7 @@ def test_dense_tensors_are_read_where_they_are(dtype, name, layouts, parameters,
         assert whole == (name == "sliced"), (elements, array_bytes)
 
 
-def test_inputs_are_not_modified(layout, parameters, step):
+def test_batch_norm_does_not_modify_inputs(layout, parameters, step):
     x, dy = layout(torch.randn(4, 3, 5, 5)), layout(torch.randn(4, 3, 5, 5))
     weight, bias, *_ = parameters(3, torch.float32)
     before = [tensor.clone() for tensor in (x, dy, weight, bias)]
@@ -165,7 +165,7 @@ def test_inputs_are_not_modified(layout, parameters, step):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.1, 1.0, -1.2])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_running_statistics(momentum, dtype, parameters, close):
+def test_running_statistics_match_pytorch(momentum, dtype, parameters, close):
     x = torch.randn(5, 3, 4).to(dtype) * 2 + 3
     *_, mean, variance = parameters(3, dtype)
     ours, theirs = [(mean.clone(), variance.clone()) for _ in range(2)]
@@ -210,7 +210,7 @@ def test_backward_computes_required_gradients_alone(training, parameters):
             assert one.grad is None or torch.equal(one.grad, whole.grad)
 
 
-def test_nothing_is_kept_where_no_gradient_is_wanted(parameters):
+def test_batch_norm_without_grad_mode_records_no_graph(parameters):
     weight, bias, *_ = parameters(3)
     x = torch.randn(4, 3, 5).double().requires_grad_()
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(parameters):
     assert y.is_inference()
 
 
-def test_subclass_of_tensors_gets_the_options_that_were_passed():
+def test_torch_function_of_tensor_subclass_receives_passed_options():
     calls = []
 
     class Loud(torch.Tensor):
@@ -257,7 +257,7 @@ def test_signature_is_that_of_pytorch_and_four_keywords():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_empty_input_of_integers_gives_what_pytorch_gives(training):
+def test_batch_norm_of_empty_integers_has_shape_and_type_of_pytorch(training):
     x, ones = torch.ones(0, 3, dtype=torch.int32), torch.ones(3)
     operands = x, torch.zeros(3), ones, ones, ones, training
     expected = functional.batch_norm(*operands)

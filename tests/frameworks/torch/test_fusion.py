@@ -300,7 +300,7 @@ def test_named_pair_that_cannot_be_fused_raises_and_changes_nothing(case):
     assert repr(model) == before
 
 
-def test_activation_that_is_fused_is_refused_to_another_layer():
+def test_convert_rejects_pair_whose_activation_is_already_fused():
     model = convert(Block(), fuse=[("norm", "act")])
     with pytest.raises(backnorm.ArgumentError, match="fused with another layer"):
         convert(model, fuse=[("norm2", "act")])
@@ -369,7 +369,7 @@ def test_graph_of_fused_model_has_node_of_each_module(close):
     close(passes(copy.deepcopy(graphs[0])), passes(copy.deepcopy(graphs[1])), factor=16)
 
 
-def test_compiled_model_follows_separation(close):
+def test_compiled_model_calls_hook_of_separated_layer(close):
     theirs = sequence()
     mine = fused(theirs)
     torch._dynamo.reset()
@@ -382,7 +382,7 @@ def test_compiled_model_follows_separation(close):
     assert (SEEN[0][-1] < -0.3).any()
 
 
-def test_layers_with_different_ceilings_compile_one_after_another(close):
+def test_compiled_layers_with_different_ceilings_match_eager(close):
     torch._dynamo.reset()
     x = torch.randn(6, 3, 5)
     for ceiling in (6.0, 0.5, 0.25):
@@ -419,7 +419,7 @@ class SharedReLU(nn.Module):
 @pytest.mark.parametrize("adds_in_place", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("layer", ["norm1", "norm2"])
-def test_named_activation_that_gets_another_tensor_is_error(layer, training, adds_in_place):
+def test_named_activation_called_with_another_tensor_raises(layer, training, adds_in_place):
     model = convert(SharedReLU(adds_in_place), fuse=[(layer, "relu")]).train(training)
     x = torch.randn(6, 3, 5)
     for context in (torch.enable_grad, torch.no_grad, torch.inference_mode):
@@ -441,7 +441,7 @@ class NamedPair(nn.Module):
         return self.relu(self.norm(x))
 
 
-def test_named_pair_is_checked_in_copies_and_with_hooks_of_neighbours(close):
+def test_named_pair_in_copied_and_hooked_block_is_checked(close):
     model = NamedPair().double()
     block = copy.deepcopy(convert(copy.deepcopy(model), fuse=[("norm", "relu")]))
     block = pickle.loads(pickle.dumps(block))

@@ -44,7 +44,7 @@ def prepared(training, affine, lay_out, activation=None, residual=False):
 
 
 @pytest.mark.parametrize(("training", "affine", "name"), CASES)
-def test_first_order(training, affine, name, layouts):
+def test_batch_norm_passes_gradcheck(training, affine, name, layouts):
     call, tensors = prepared(training, affine, layouts[name])
     assert gradcheck(
         call, tensors, check_forward_ad=True, check_batched_grad=True,
@@ -54,7 +54,7 @@ def test_first_order(training, affine, name, layouts):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("training", "affine", "name"), CASES)
-def test_second_order(training, affine, name, layouts):
+def test_batch_norm_passes_gradgradcheck(training, affine, name, layouts):
     call, tensors = prepared(training, affine, layouts[name])
     assert gradgradcheck(
         call, tensors, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True
@@ -71,7 +71,9 @@ def test_second_order(training, affine, name, layouts):
      ("hardswish", False)],
     ids=str,
 )  # fmt: skip
-def test_both_orders_with_an_activation(training, affine, name, activation, residual, layouts):
+def test_batch_norm_with_activation_passes_gradcheck_and_gradgradcheck(
+    training, affine, name, activation, residual, layouts
+):
     call, tensors = prepared(training, affine, layouts[name], activation, residual)
     assert gradcheck(call, tensors, check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(call, tensors, check_fwd_over_rev=True)
@@ -79,7 +81,7 @@ def test_both_orders_with_an_activation(training, affine, name, activation, resi
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", ["both", "neither"])
-def test_second_derivatives_have_right_derivatives(training, affine, layouts):
+def test_third_derivatives_pass_gradgradcheck(training, affine, layouts):
     call, tensors = prepared(training, affine, layouts["channels_last"])
 
     def slopes(*tensors):

@@ -31,7 +31,7 @@ def pytorch_gradients(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_contiguous_float32_kernel_of_pytorch_is_on_the_ladder(case):
+def test_pytorch_contiguous_float32_kernel_reaches_blocked_grade(case):
     options = {"training": case.training, **case.data.options}
     grades = grade_backward(*case.data.backward_inputs, pytorch_gradients(case), **options)
     # Its sums are of float64 on a CPU, or of short runs.

@@ -57,7 +57,7 @@ OF_OPERATOR = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 @pytest.mark.parametrize("case", [*CALLS, *WITHOUT_GRADIENT])
-def test_pytorchs_check_of_operators(case, layouts):
+def test_operators_pass_opcheck(case, layouts):
     operator, names = {**CALLS, **WITHOUT_GRADIENT}[case]
     for dtype, name in (
         (torch.float64, "contiguous"), (torch.float32, "channels_last"), (torch.bfloat16, "sliced"),
@@ -122,7 +122,7 @@ def test_trace_has_operators_with_arithmetic(mode, parameters, close):
         close(mine, theirs)
 
 
-def test_modes_see_the_operators(parameters):
+def test_dispatch_mode_receives_operators_and_keeps_result(parameters):
     x, (weight, bias, *_) = torch.randn(5, 3, 4).double(), parameters(3)
     seen = []
 
@@ -139,7 +139,7 @@ def test_modes_see_the_operators(parameters):
         assert torch.equal(y, backnorm.torch.batch_norm(x, None, None, weight, bias, True))
 
 
-def test_fake_tensors_without_their_mode(parameters):
+def test_batch_norm_of_fake_tensor_outside_its_mode_returns_fake_tensor(parameters):
     with torch._subclasses.FakeTensorMode():
         x = torch.empty(5, 3, 4, requires_grad=True)
     y = backnorm.torch.batch_norm(x, None, None, training=True)
@@ -147,7 +147,7 @@ def test_fake_tensors_without_their_mode(parameters):
     assert y.shape == x.shape
 
 
-def test_double_backward_operator_refuses_derivative():
+def test_double_backward_operator_raises_on_derivative():
     x = torch.randn(4, 3).requires_grad_()
     gx, *_ = torch.ops.backnorm.batch_norm_double_backward(
         x, x.detach(), torch.zeros(3), torch.ones(3), None, x.detach(), None, None, 1e-5, True

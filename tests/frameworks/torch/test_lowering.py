@@ -143,7 +143,7 @@ def test_compiled_program_keeps_digits_with_large_mean(arithmetic, ratio):
     judged(compiled(None, []), torch.float32, torch.clone, **options)
 
 
-def test_float64_elements_stay_the_operators():
+def test_compiled_float64_call_keeps_operators():
     graphs = []
     x = torch.randn(SHAPE).double().requires_grad_()
     y = compiled(None, graphs)(x, (None, None), None, None, True, True, None)
@@ -162,7 +162,7 @@ def test_float64_elements_stay_the_operators():
 @pytest.mark.parametrize("arithmetic", ["float32", "float64"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "frozen"])
-def test_code_of_inductor(training, dtype, arithmetic):
+def test_inductor_code_passes_checks_of_judge(training, dtype, arithmetic):
     for kind, memory_format in (
         ("", torch.contiguous_format),
         ("relu", torch.channels_last),
@@ -179,7 +179,7 @@ def test_code_of_inductor(training, dtype, arithmetic):
 
 @pytest.mark.long
 @inductor
-def test_nothing_is_copied_in_channels_last():
+def test_inductor_code_in_channels_last_has_no_clone():
     """A convolution, a layer with a ReLU and another: Inductor runs them in one order."""
     from torch._inductor.utils import run_and_get_code
 
@@ -199,7 +199,7 @@ def test_nothing_is_copied_in_channels_last():
 
 @pytest.mark.long
 @inductor
-def test_gradients_lie_as_x_does_where_inductor_moves_convolutions(monkeypatch):
+def test_compiled_dy_has_strides_of_x_where_inductor_changes_layout(monkeypatch):
     """In a model of contiguous tensors x becomes channels_last, and dy is to follow it."""
     strides = internals.strides_of_compiled_gradients(monkeypatch)
     model = torch.nn.Sequential(
@@ -219,7 +219,7 @@ def test_gradients_lie_as_x_does_where_inductor_moves_convolutions(monkeypatch):
 
 @pytest.mark.long
 @inductor
-def test_results_are_nearer_than_those_of_inductors_own_formulas():
+def test_inductor_errors_are_smaller_than_those_of_pytorch_formulas():
     found = errors.compiled(planes=(7, 28), ratios=(1.0, 1e4))
     for layout in ("contiguous", "channels_last"):
         ours, theirs = found[f"{layout}, backnorm"], found[f"{layout}, PyTorch"]
@@ -233,7 +233,7 @@ def test_results_are_nearer_than_those_of_inductors_own_formulas():
 @pytest.mark.long
 @inductor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_freezing_folds_into_the_convolution(dtype, close):
+def test_inductor_freezing_folds_layer_into_convolution(dtype, close):
     """Mean, gain and offset become part of the convolution's weight and bias."""
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
     net(torch.randn(8, 3, 6, 6) * 2 + 1)

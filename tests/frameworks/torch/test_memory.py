@@ -41,7 +41,7 @@ def inputs(request):
     return make
 
 
-def test_one_shape_is_small_and_one_large():
+def test_shapes_of_memory_tests_are_below_and_above_large():
     small, large = (torch.empty(shape) for shape in SHAPES)
     assert small.double().nbytes < LARGE < large.half().nbytes
 
@@ -70,7 +70,7 @@ def test_outputs_and_gradients_can_be_resized(inputs, parameters, dtype, memory_
      ("channels_last", torch.bfloat16)],
 )  # fmt: skip
 def test_operands_can_still_be_resized(parameters, layouts, layout, dtype, training):
-    """After calls of both orders, the first and repeated ones, also under autocast."""
+    """Operands of first and repeated calls of both orders, also under autocast."""
     x, dy, residual, ddx = (layouts[layout](torch.randn(3, 4, 5, 6).to(dtype)) for _ in range(4))
     weight, bias, mean, variance = parameters(4, dtype)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias, dy)]
@@ -91,7 +91,7 @@ def test_operands_can_still_be_resized(parameters, layouts, layout, dtype, train
         storage.resize_(0)
 
 
-def test_calls_with_what_was_resized_between_them(close):
+def test_layer_with_tensors_resized_between_calls_matches_pytorch(close):
     layer, expected = backnorm.torch.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
     x = torch.empty(0)
     for count in (4, 8, 2, 8):
@@ -107,7 +107,7 @@ def test_calls_with_what_was_resized_between_them(close):
         layer.weight.data.copy_(weight)
 
 
-def test_refused_call_leaves_memory_unchanged():
+def test_rejected_call_leaves_storages_resizable():
     x, mean, variance = torch.randn(4, 3), torch.zeros(3), -torch.ones(3)
     with pytest.raises(backnorm.ArgumentError, match="channel 0"):
         backnorm.torch.batch_norm(x, mean, variance)
@@ -118,7 +118,7 @@ def test_refused_call_leaves_memory_unchanged():
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("memory_format", FORMATS)
-def test_those_of_the_second_order_too(inputs, parameters, dtype, memory_format):
+def test_second_order_gradients_can_be_resized(inputs, parameters, dtype, memory_format):
     x, dy, _ = (tensor.requires_grad_() for tensor in inputs(dtype, memory_format))
     weight = parameters(x.shape[1], dtype)[0].requires_grad_()
     y = backnorm.torch.batch_norm(x, None, None, weight, None, True)

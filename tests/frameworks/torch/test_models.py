@@ -134,7 +134,7 @@ def compare(library, name, size, capsys, layout="contiguous", backend=None):
     ("library", "name", "size"),
     [QUICK[0], *(pytest.param(*model, marks=pytest.mark.long) for model in QUICK[1:])],
 )
-def test_few_models_train_as_with_pytorchs_layers(library, name, size, layout, capsys):
+def test_quick_model_after_conversion_matches_pytorch(library, name, size, layout, capsys):
     compare(library, name, size, capsys, layout)
 
 
@@ -142,7 +142,7 @@ def test_few_models_train_as_with_pytorchs_layers(library, name, size, layout, c
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize(("library", "name", "size"), [*TORCHVISION, *TIMM])
-def test_model_of_each_family_trains_as_with_pytorchs_layers(library, name, size, layout, capsys):
+def test_model_of_each_family_after_conversion_matches_pytorch(library, name, size, layout, capsys):
     if layout == "channels_last" and len(size) == 5:
         pytest.skip("of videos there is channels_last_3d, which modules have no function for")
     compare(library, name, size, capsys, layout)
@@ -160,5 +160,5 @@ def test_model_of_each_family_trains_as_with_pytorchs_layers(library, name, size
     [(*model, "aot_eager") for model in [*TORCHVISION, *TIMM]]
     + [(*model, "inductor") for model in FEW],
 )
-def test_compiled(library, name, size, backend, capsys):
+def test_compiled_model_after_conversion_matches_pytorch(library, name, size, backend, capsys):
     compare(library, name, size, capsys, backend=backend)

@@ -44,7 +44,7 @@ def passes(module, shape, *, seed=0, dtype=torch.float64):
 
 @pytest.mark.parametrize(("ours", "theirs", "shape"), PAIRS)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_layer_gives_results_of_pytorchs_layer(ours, theirs, shape, settings, close):
+def test_layer_matches_pytorch_layer(ours, theirs, shape, settings, close):
     modules = [cls(3, **settings).double() for cls in (ours, theirs)]
     assert isinstance(modules[0], theirs)
     assert repr(modules[0]) == f"backnorm.torch.{modules[1]!r}"
@@ -52,7 +52,7 @@ def test_layer_gives_results_of_pytorchs_layer(ours, theirs, shape, settings, cl
 
 
 @pytest.mark.parametrize(("ours", "theirs", "shape"), PAIRS)
-def test_state_dicts_both_ways(ours, theirs, shape, close):
+def test_state_dict_loads_in_both_directions(ours, theirs, shape, close):
     for first, second in ((ours, theirs), (theirs, ours)):
         one, other = first(3).double(), second(3).double()
         passes(one, shape)
@@ -75,7 +75,7 @@ def copies_of(module):
 
 
 @pytest.mark.parametrize(("ours", "theirs", "shape"), PAIRS[1:])
-def test_copies(ours, theirs, shape, close):
+def test_copies_of_layer_keep_class_and_results(ours, theirs, shape, close):
     module = ours(3).double()
     passes(module, shape)
     for name, other in copies_of(module).items():
@@ -97,7 +97,7 @@ RANKS = {
 
 
 @pytest.mark.parametrize("name", RANKS)
-def test_layer_refuses_input_of_other_rank(name):
+def test_layer_with_input_of_other_rank_raises(name):
     shapes, accepted = RANKS[name]
     for shape in shapes:
         with pytest.raises(backnorm.ArgumentError) as raised:
@@ -110,13 +110,13 @@ def test_layer_refuses_input_of_other_rank(name):
 
 
 @quietly
-def test_layer_refuses_nested_input():
+def test_layer_with_nested_input_raises():
     nested = torch.nested.nested_tensor([torch.randn(3, 2), torch.randn(3, 4)])
     with pytest.raises(backnorm.ArgumentError, match=r"^input: unsupported layout; got a nested"):
         backnorm.torch.BatchNorm2d(3)(nested)
 
 
-def test_hooks():
+def test_module_and_tensor_hooks_run_in_order():
     module, seen = backnorm.torch.BatchNorm1d(3), []
     module.register_forward_pre_hook(lambda module, inputs: seen.append("before"))
     module.register_forward_hook(lambda module, inputs, output: seen.append("after"))
@@ -135,7 +135,7 @@ def test_hooks():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoint(reentrant, close):
+def test_checkpoint_matches_pytorch_layer(reentrant, close):
     results = []
     for norm in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d):
         torch.manual_seed(0)
@@ -167,7 +167,7 @@ def test_output_changed_in_place_gives_right_gradient(close):
         )
 
 
-def test_data_parallel_on_the_cpu():
+def test_data_parallel_on_cpu_equals_module():
     module = backnorm.torch.BatchNorm1d(3)
     replica = module._replicate_for_data_parallel()
     assert type(replica) is backnorm.torch.BatchNorm1d
@@ -175,7 +175,7 @@ def test_data_parallel_on_the_cpu():
     assert torch.equal(torch.nn.DataParallel(module)(x), module(x))
 
 
-def test_update_bn_of_averaged_weights(close):
+def test_update_bn_matches_pytorch_layer(close):
     results = []
     data = [torch.randn(8, 3) for _ in range(3)]
     for norm in (backnorm.torch.BatchNorm1d, torch.nn.BatchNorm1d):
@@ -197,7 +197,7 @@ class Normalised(torch.utils.data.Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_workers_of_a_data_loader():
+def test_batch_norm_in_forked_data_loader_workers_equals_parent():
     data = Normalised()
     expected = [data[place] for place in range(4)]
     loader = torch.utils.data.DataLoader(
@@ -220,7 +220,7 @@ OWN_ACTIVATIONS = {
 
 @pytest.mark.parametrize("name", OWN_ACTIVATIONS)
 @pytest.mark.parametrize("residual", [True, False])
-def test_layer_with_own_activation_computes_what_its_steps_do(residual, name, close):
+def test_layer_with_own_activation_matches_its_steps(residual, name, close):
     cls, options, activation = OWN_ACTIVATIONS[name]
     module = cls(3, **options).double()
     plain = torch.nn.BatchNorm2d(3).double()

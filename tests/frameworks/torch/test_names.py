@@ -46,7 +46,7 @@ def events(call):
 
 
 @pytest.mark.parametrize(("name", "node"), NODES.items())
-def test_training(name, node):
+def test_training_call_has_names_in_graph_and_profile(name, node):
     y = called(name)
     assert y.grad_fn.name() == node
     assert node in repr(y.grad_fn)
@@ -58,15 +58,15 @@ def test_training(name, node):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("gradient", [True, False])
-def test_without_a_gradient(name, training, gradient):
-    """Where nothing wants one, and under no_grad."""
+def test_call_without_gradient_has_name_in_profile(name, training, gradient):
+    """Tensors do not require a gradient, or the call is under no_grad."""
     expected = f"backnorm::{name}" if training else f"backnorm::{name}_inference"
     with torch.set_grad_enabled(not gradient):
         assert events(lambda: called(name, gradient=gradient, training=training)) == [expected]
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_given_statistics(name):
+def test_inference_call_has_names_in_graph_and_profile(name):
     """The addition and the activation are PyTorch's operators."""
     y = called(name, training=False)
     behind = {"batch_norm": FROZEN, "batch_norm_activation": "SiluBackward0"}
@@ -76,7 +76,7 @@ def test_given_statistics(name):
     ]  # fmt: skip
 
 
-def test_second_order_has_a_name_in_profiles():
+def test_second_order_has_names_in_graph_and_profile():
     x = torch.randn(4, 3, 5, requires_grad=True)
     y = backnorm.torch.batch_norm(x, None, None, training=True)
     (dx,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
@@ -88,7 +88,7 @@ def test_second_order_has_a_name_in_profiles():
 @pytest.mark.parametrize(
     ("training", "node"), [(True, "BatchNormBackward"), (False, "BatchNormInferenceBackward")]
 )
-def test_transforms_and_forward_mode(training, node):
+def test_graph_nodes_under_transform_and_forward_mode_have_names(training, node):
     names = []
 
     def loss(x):

@@ -121,7 +121,7 @@ def test_frozen_layer_is_converted_and_reverted(layer, close):
     ],
     ids=["float16", "float64", "int32", "no batch", "one channel"],
 )  # fmt: skip
-def test_frozen_layer_promotes_and_broadcasts_as_before(layer, batch, close):
+def test_frozen_layer_promotes_and_broadcasts_as_original_layer(layer, batch, close):
     torch.manual_seed(0)
     theirs = filled(layer(3)).float()
     mine = convert(copy.deepcopy(theirs))
@@ -129,7 +129,7 @@ def test_frozen_layer_promotes_and_broadcasts_as_before(layer, batch, close):
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-def test_other_layers_of_timm_stay_as_they_are(fuse):
+def test_convert_keeps_other_layers_of_timm(fuse):
     split = layers.SplitBatchNorm2d(3, num_splits=2)
     net, reports = nn.Sequential(nn.BatchNorm2d(3), layers.SyncBatchNormAct(3), split), []
     convert(net, fuse=fuse, report=reports.append)
@@ -176,7 +176,7 @@ def test_altered_activation_is_called(obstacle, close):
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("layer", OURS)
 @pytest.mark.parametrize("fuse", [False, True])
-def test_compiled_layer_equals_pytorchs(layer, fuse, close):
+def test_compiled_layer_matches_library_layer(layer, fuse, close):
     theirs = filled(layer(3))
     mine = convert(copy.deepcopy(theirs), fuse=fuse)
     expected = passes(theirs)
@@ -204,7 +204,7 @@ print(sorted({name.split('.')[0] for name in sys.modules} & {'timm', 'torchvisio
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")
 @pytest.mark.parametrize("change", [convert, revert])
-def test_scripted_model_is_an_error(change):
+def test_convert_and_revert_reject_scripted_model(change):
     scripted = torch.jit.script(torch.nn.BatchNorm2d(3))
     with pytest.raises(TypeError, match=r"^model: must not be compiled by torch\.jit.*; pass the"):
         change(scripted)

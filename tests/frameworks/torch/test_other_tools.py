@@ -1,4 +1,4 @@
-"""What PyTorch does with whole models takes converted ones: ONNX, fusing for inference."""
+"""PyTorch's tools for whole models accept converted ones: ONNX, fusing for inference."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def exported(net, x, dynamo, **options):
     "name",
     ["residual", *(pytest.param(name, marks=pytest.mark.sweep) for name in [*MODELS][1:])],
 )
-def test_onnx_program_equals_that_of_unconverted_model(name, training, dynamo, close):
+def test_onnx_program_of_converted_model_matches_unconverted_model(name, training, dynamo, close):
     make, shape = MODELS[name]
     theirs = filled(make()).train(training)
     x = torch.randn(shape)
@@ -96,7 +96,7 @@ def test_onnx_program_equals_that_of_unconverted_model(name, training, dynamo, c
 
 
 @pytest.mark.long
-def test_onnx_program_of_dynamic_sizes_equals_that_of_unconverted_model(close):
+def test_onnx_program_of_dynamic_batch_matches_unconverted_model(close):
     theirs = filled(Residual()).eval()
     mine = convert(copy.deepcopy(theirs), fuse=True)
     shapes = ({0: torch.export.Dim("batch", min=2)},)
@@ -125,7 +125,7 @@ def test_fuse_modules_before_revert_raises_and_after_it_fuses(qat, fuse, close):
 
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_quantised_input_of_layer_before_revert_raises(training, fuse):
+def test_layer_with_quantised_input_raises_unsupported_tensor_error(training, fuse):
     """`prepare` and `convert` leave the layer as it is, after a convolution that is quantised."""
     net = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
     mine = convert(net.train(training), fuse=fuse)
@@ -146,7 +146,7 @@ def test_quantised_input_of_layer_before_revert_raises(training, fuse):
         quantised(x)
 
 
-def test_fusing_for_evaluation(close):
+def test_fuse_bn_eval_of_converted_layer_matches_pytorch(close):
     conv, linear = nn.Conv2d(3, 4, 1).eval(), nn.Linear(3, 4).eval()
     for layer, norm, function, x in (
         (conv, nn.BatchNorm2d(4), nn.utils.fusion.fuse_conv_bn_eval, torch.randn(4, 3, 5, 6)),

@@ -49,7 +49,9 @@ def ours(x, residual, *arguments):
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("residual", [False, True], ids=["", "add_relu"])
 @HOW
-def test_types_and_values_under_autocast(compiled, cast, residual, close):
+def test_batch_norm_under_autocast_matches_types_and_values_of_pytorch(
+    compiled, cast, residual, close
+):
     combinations = list(itertools.product(TYPES, repeat=3))
     if compiled:
         combinations = [(dtype, torch.float32, torch.float32) for dtype in TYPES[1:3]]
@@ -93,7 +95,7 @@ def deterministic():
 @pytest.mark.parametrize("shape", [(4, 5, 3), (9, 32, 71, 73)], ids=str)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("training", [True, False])
-def test_deterministic_algorithms(shape, dtype, training, request):
+def test_batch_norm_with_deterministic_algorithms_keeps_bits(shape, dtype, training, request):
     """The same bits as otherwise, each time, of both orders."""
     x, dy, ddx, residual = (torch.randn(shape).to(dtype) for _ in range(4))
     weight, bias, mean, variance = (torch.rand(shape[1]).to(dtype) + 0.5 for _ in range(4))
@@ -116,7 +118,7 @@ def test_deterministic_algorithms(shape, dtype, training, request):
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_deterministic_algorithms_compiled():
+def test_compiled_layer_with_deterministic_algorithms_has_bits_of_eager_layer():
     torch._dynamo.reset()
     layer = backnorm.torch.BatchNormReLU2d(3)
     x = torch.randn(4, 3, 5, 6, requires_grad=True)

@@ -37,7 +37,7 @@ def samples_of(cls, training, dtype=torch.float64, function="module_inputs_func"
     return getattr(MODULES[cls], function)(MODULES[cls], **options)
 
 
-def test_samples_of_pytorch_are_those_of_module_info():
+def test_module_info_has_samples_of_each_layer_and_older_lists_have_none():
     assert set(MODULES) == set(OURS)
     assert all(len(samples_of(cls, True)) >= 7 for cls in MODULES)
     older = [*bodies.module_tests, *bodies.get_new_module_tests()]
@@ -49,7 +49,7 @@ def test_samples_of_pytorch_are_those_of_module_info():
 @each_mode
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
-def test_layer_on_samples_of_module_info_equals_pytorchs(cls, training, dtype, relu, close):
+def test_layer_on_module_info_samples_matches_pytorch(cls, training, dtype, relu, close):
     for sample in samples_of(cls, training, dtype):
         arguments = sample.constructor_input
         theirs, ours = (
@@ -77,7 +77,7 @@ def test_layer_on_samples_of_module_info_equals_pytorchs(cls, training, dtype, r
 
 @each_layer
 @each_mode
-def test_layer_raises_errors_of_module_info(cls, training):
+def test_layer_on_module_info_error_inputs_raises_where_pytorch_does(cls, training):
     samples = samples_of(cls, training, function="module_error_inputs_func")
     assert len(samples) == 2
     for sample in samples:

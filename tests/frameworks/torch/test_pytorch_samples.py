@@ -39,8 +39,8 @@ CASES = [
 TYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
 
-def test_these_are_all():
-    """What PyTorch has of batch normalisation; `check_pytorch_modules` has its layers."""
+def test_operator_database_has_expected_batch_norm_operators():
+    """PyTorch's batch normalisation operators are these; `test_pytorch_modules` has its layers."""
     names = ["native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", FUNCTION]
     assert set(OPERATORS) == set(names)
     assert all(info.supported_dtypes("cpu") == set(TYPES) for info in OPERATORS.values())
@@ -93,7 +93,7 @@ def samples_of(name, dtype=DOUBLE):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_samples_of_the_operator(name, dtype, contiguous, close):
+def test_batch_norm_on_opinfo_samples_matches_pytorch(name, dtype, contiguous, close):
     for sample in samples_of(name, dtype):
         operands = sample if contiguous else sample.noncontiguous()
         close(run(ours_of(name), operands), run(theirs_of(name), operands), factor=16)
@@ -105,7 +105,7 @@ def equal(actual, expected, **options):
 
 @pytest.mark.long
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_samples_in_tensors_that_only_operators_know(activation):
+def test_batch_norm_of_tensor_subclasses_passes_composite_compliance(activation):
     """Under a mode, as subclasses in every choice of arguments, backward and in forward mode."""
     function = functools.partial(backnorm.torch.batch_norm, activation=activation)
     for sample in samples_of(FUNCTION):

@@ -40,7 +40,7 @@ def assert_alike(seeds):
         for first in range(0, FEW, A_FEW)
     ],
 )
-def test_graphs_are_those_of_layers_of_pytorch(first):
+def test_random_graphs_match_layers_of_pytorch(first):
     assert_alike(range(first, first + A_FEW))
 
 
@@ -48,7 +48,7 @@ def test_graphs_are_those_of_layers_of_pytorch(first):
 @pytest.mark.parametrize(
     "first", range(graphs.FIRST_OF_INDUCTOR, graphs.FIRST_OF_INDUCTOR + MANY, A_LOT)
 )
-def test_many_graphs_are_those_of_layers_of_pytorch(first):
+def test_many_random_graphs_match_layers_of_pytorch(first):
     assert_alike(range(first, first + A_LOT))
 
 
@@ -91,7 +91,7 @@ SITUATIONS = {
 }
 
 
-def test_two_thousand_programs_have_everything():
+def test_draw_of_2000_seeds_contains_each_operation_and_situation():
     found = collections.Counter()
     for seed in range(2000):
         program = graphs.draw(seed)

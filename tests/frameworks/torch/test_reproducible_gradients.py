@@ -96,7 +96,7 @@ class TestSums:
         exact = [float(each) / 2 for each in exact_column_sums(terms)]
         assert added(terms.split(3), 2.0).tolist() == torch.tensor(exact).tolist()
 
-    def test_sum_of_most_terms_is_exact(self):
+    def test_sum_of_max_terms_is_exact(self):
         terms = torch.randint(2**23, 2**24, (exact_sums.MAX_TERMS, 5)).float()
         terms[::3] *= 2.0**-16
         parts, own = [Part(0, each) for each in terms], terms[0]
@@ -104,7 +104,7 @@ class TestSums:
         assert sums[0].tolist() == exact_column_sums(terms)
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_sum_of_infinities_and_nan_is_that_of_ieee(self, dtype):
+    def test_sum_of_infinities_nan_and_largest_numbers_equals_expected_value(self, dtype):
         inf, nan, most = torch.inf, torch.nan, torch.finfo(dtype).max
         rows = [
             ([1, inf, 2], inf), ([-inf, 1, 1], -inf), ([inf, -inf, 1], nan), ([nan, 1, inf], nan),
@@ -120,7 +120,7 @@ class TestSums:
             assert have_same_bits(added([terms[order]]), expected)
         assert added(terms[:2, 4:6].split(1), 2).tolist() == [most, most], "the mean is finite"
 
-    def test_sum_of_several_blocks_is_that_of_each(self):
+    def test_sum_of_several_blocks_equals_sums_of_smaller_pieces(self):
         terms = random_terms(torch.float32, 3, 2 * exact_sums._BLOCK + 100)
         expected = torch.cat([added([each]) for each in terms.split(1000, 1)])
         assert have_same_bits(added([terms]), expected)
@@ -146,7 +146,7 @@ class TestTraining:
 
     @pytest.mark.long
     @pytest.mark.parametrize("name", ["without micro-batches", "without hook"])
-    def test_training_without_one_of_both_has_other_bits(self, name, results):
+    def test_training_without_micro_batches_or_hook_has_different_bits(self, name, results):
         first, *others = states(results, "networks", name)
         assert any(not have_same_bits(first, other) for other in others)
 
@@ -161,7 +161,7 @@ class TestTraining:
 
     @pytest.mark.long
     @pytest.mark.parametrize("name", ["uneven parts", "averaged", "modules by themselves"])
-    def test_training_is_that_without_hook_within_rounding(self, name, results):
+    def test_training_matches_training_without_hook_within_rounding(self, name, results):
         expected = results[0]["networks"]["without hook"][1]
         found = results[0]["networks"][name][1]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -169,7 +169,7 @@ class TestTraining:
 
 class TestHook:
     @pytest.mark.long
-    def test_average_in_any_order_of_processes_has_same_exact_bits(self, results):
+    def test_hook_average_in_different_process_orders_has_same_bits(self, results):
         expected = results[0]["orders"]["hook"][0].expand(3, -1)
         assert all(have_same_bits(each["orders"]["hook"], expected) for each in results)
         first, *others = results[0]["orders"]["none"]
@@ -195,7 +195,7 @@ class TestHook:
         assert all(re.search(words, each["errors"][name]) for each in results)
 
     @pytest.mark.long
-    def test_most_terms_are_added_and_one_more_raises(self, results):
+    def test_sum_of_all_adds_8192_terms_and_raises_for_more(self, results):
         for each in results:
             assert len(each["counts"]) == 8
             for (_, most), (found, expected) in each["counts"].items():
@@ -232,7 +232,7 @@ def gradients_kept(gradients):
 
 
 class TestMicroBatches:
-    def test_outputs_and_input_gradients_are_those_of_module(self):
+    def test_micro_batches_match_outputs_and_input_gradients_of_module(self):
         model, x = small_model(), torch.randn(8, 1, 8, 8, requires_grad=True)
         expected = model(x)
         (dx,) = torch.autograd.grad(expected.sin().sum(), x)
@@ -242,7 +242,7 @@ class TestMicroBatches:
             torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), x), (dx,))
         assert not gradients_kept(gradients)
 
-    def test_parameters_state_and_hooks_stay_and_forwards_return(self):
+    def test_reproducible_gradients_keeps_parameters_and_remove_restores_forwards(self):
         model, calls = small_model(), []
         own = model[4].forward
         model[4].forward = replaced = lambda x: own(x) + 1
@@ -261,7 +261,7 @@ class TestMicroBatches:
         assert [vars(each).get("forward") for each in model] == [None] * 4 + [replaced]
         gradients.remove()
 
-    def test_copies_of_a_module_keep_gradients_of_their_own(self):
+    def test_copied_modules_do_not_add_to_gradients_of_original(self):
         model = small_model()
         gradients = ReproducibleGradients(model, 2)
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -270,7 +270,7 @@ class TestMicroBatches:
             assert other[0].forward.module is other[0]
 
     @pytest.mark.parametrize("is_nested", [False, True])
-    def test_gradients_of_shared_module_are_kept_and_its_forward_returns(self, is_nested):
+    def test_shared_module_keeps_gradients_and_remove_restores_forward(self, is_nested):
         shared, x, dy = nn.Linear(3, 3), torch.randn(4, 3), torch.randn(4, 3)
         second = nn.Tanh() if is_nested else nn.BatchNorm1d(3)
         blocks = nn.Sequential(shared, nn.BatchNorm1d(3)), nn.Sequential(shared, second)
@@ -282,7 +282,7 @@ class TestMicroBatches:
         gradients.remove()
         assert not any("forward" in vars(each) for each in model.modules())
 
-    def test_discard_forgets_gradients_of_step_that_is_given_up(self):
+    def test_discard_removes_kept_gradients(self):
         linear = nn.Linear(2, 2)
         gradients = ReproducibleGradients(linear, 1)
         linear(torch.randn(3, 2)).sin().sum().backward()
@@ -291,7 +291,7 @@ class TestMicroBatches:
         gradients.discard()
         assert not gradients_kept(gradients)
 
-    def test_step_without_the_hook_is_an_error_in_the_next_call(self):
+    def test_forward_after_step_without_hook_raises_value_error(self):
         model, x = small_model(), torch.randn(4, 1, 8, 8)
         gradients = ReproducibleGradients(model, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)
@@ -304,7 +304,7 @@ class TestMicroBatches:
         gradients.discard()
         model(x)
 
-    def test_module_in_place_gets_copies_of_its_micro_batches(self):
+    def test_micro_batches_of_in_place_module_match_whole_batch(self):
         model, x = small_model(), torch.randn(4, 1, 8, 8)
         model[3] = nn.Sequential(nn.SiLU(inplace=True), nn.Flatten())
         y = model(x)
@@ -316,7 +316,7 @@ class TestMicroBatches:
         torch.testing.assert_close(found, expected)
 
     @pytest.mark.parametrize(("size", "training"), [(3, False), (0, True)])
-    def test_evaluation_and_empty_batch_are_not_split(self, size, training):
+    def test_forward_in_eval_mode_or_of_empty_batch_returns_whole_shape(self, size, training):
         linear = nn.Linear(2, 2).train(training)
         gradients = ReproducibleGradients(linear, 2)
         with torch.set_grad_enabled(training):
@@ -396,7 +396,9 @@ def calls_that_raise():
 
 class TestErrors:
     @pytest.mark.parametrize(("module", "arguments", "words"), [*calls_that_raise()])
-    def test_call_that_may_mix_samples_raises(self, module, arguments, words):
+    def test_forward_with_unsplittable_arguments_or_result_raises_value_error(
+        self, module, arguments, words
+    ):
         with (
             ReproducibleGradients(module, 2),
             pytest.raises(backnorm.ArgumentValueError, match=words),
@@ -407,7 +409,7 @@ class TestErrors:
         "option",
         [None, True, 0.5, 3, "mean", torch.float32, {"size": [1, 2, 3]}, torch.device("cpu"), [1]],
     )
-    def test_option_of_all_samples_is_passed_on(self, option):
+    def test_forward_passes_options_of_all_samples_to_module(self, option):
         module, x = WithOption(), torch.randn(4, 2)
         expected = module(x, option)
         with ReproducibleGradients(module, 2):
@@ -428,6 +430,8 @@ class TestErrors:
             ((nn.Linear(2, 2), 1), {"exclude": ["0"]}, "exclude: must be an iterable"),
         ],
     )
-    def test_constructor_rejects_argument(self, arguments, options, words):
+    def test_constructor_with_invalid_argument_raises_error_of_argument(
+        self, arguments, options, words
+    ):
         with pytest.raises(backnorm.ArgumentError, match=words):
             ReproducibleGradients(*arguments, **options)

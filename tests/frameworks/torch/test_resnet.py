@@ -74,7 +74,7 @@ def passes(block, memory_format=torch.contiguous_format):
 
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_fused_block_computes_same_values_and_is_reverted(kind, memory_format, close):
+def test_fused_block_matches_torchvision_and_revert_restores_it(kind, memory_format, close):
     theirs = made(kind)
     mine = fused(theirs)
     expected = passes(copy.deepcopy(theirs), memory_format)
@@ -159,7 +159,7 @@ OBSTACLES = {
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("case", OBSTACLES)
-def test_block_with_obstacle_computes_what_library_does(case, before, close):
+def test_block_that_cannot_be_fused_matches_torchvision_and_reports_reason(case, before, close):
     change, reason = OBSTACLES[case]
     theirs, x, reports = made("bottleneck"), batch(), []
     mine = copy.deepcopy(theirs)
@@ -177,7 +177,7 @@ def test_block_with_obstacle_computes_what_library_does(case, before, close):
 
 
 @pytest.mark.parametrize("cls", [resnet.Bottleneck, nn.ReLU])
-def test_block_follows_replaced_forward_of_class(cls, monkeypatch, close):
+def test_fused_block_with_patched_forward_of_class_matches_torchvision(cls, monkeypatch, close):
     theirs, x = made("bottleneck"), batch()
     mine, forward = fused(theirs), cls.forward
     monkeypatch.setattr(cls, "forward", lambda self, x: 0.5 * forward(self, x))
@@ -190,12 +190,12 @@ class Single(nn.Module):
 
 
 @pytest.mark.parametrize("downsample", [nn.AdaptiveAvgPool2d(1), Single()], ids=["shape", "type"])
-def test_identity_of_another_shape_or_type_is_added_as_in_library(downsample, close):
+def test_fused_block_with_identity_of_other_shape_or_type_matches_torchvision(downsample, close):
     theirs = resnet.BasicBlock(8, 8, downsample=downsample).double()
     close(passes(fused(theirs)), passes(theirs), factor=16)
 
 
-def test_subclass_of_block_and_block_without_fuse_keep_their_class():
+def test_convert_keeps_class_of_subclassed_block_and_without_fuse():
     class Other(resnet.BasicBlock):
         pass
 
@@ -204,7 +204,7 @@ def test_subclass_of_block_and_block_without_fuse_keep_their_class():
     assert type(fused(resnet.BasicBlock(8, 8))) is ours.BasicBlock
 
 
-def test_synchronised_block_is_fused(close):
+def test_convert_with_sync_fuses_block_and_matches_torchvision(close):
     theirs, reports = made("bottleneck"), []
     mine = fused(theirs, sync=True, report=reports.append)
     assert all(report.fused for report in reports)
@@ -213,7 +213,7 @@ def test_synchronised_block_is_fused(close):
 
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
-def test_graph_of_fused_block_has_nodes_of_library(kind, close):
+def test_fx_graph_of_fused_block_has_nodes_of_torchvision(kind, close):
     theirs, x = made(kind), batch()
     mine = fused(theirs)
     found, expected = torch.fx.symbolic_trace(mine), torch.fx.symbolic_trace(theirs)
@@ -225,7 +225,7 @@ def test_graph_of_fused_block_has_nodes_of_library(kind, close):
     close(found(x), expected(x), factor=16)
 
 
-def test_compiled_block_computes_same_values(close):
+def test_compiled_fused_block_matches_torchvision(close):
     theirs, x = made("basic"), batch()
     mine, dy = fused(theirs), torch.randn(x.shape).double()
     torch._dynamo.reset()

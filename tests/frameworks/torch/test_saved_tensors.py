@@ -55,7 +55,9 @@ def gradients(function, leaves, order=1):
 @pytest.mark.parametrize(
     ("function", "order"), [*((call_of(name), 1) for name in NAMES), (call_of("relu"), 2)]
 )
-def test_gradients_with_saved_input_laid_out_anew_match(function, forth, back, order, close):
+def test_gradients_with_saved_input_in_another_layout_match_plain_call(
+    function, forth, back, order, close
+):
     x, residual = torch.randn(3, 4, 5, 6, dtype=torch.float64), torch.randn(3, 4, 5, 6).double()
     leaves = [FORMATS[forth](x), FORMATS[forth](residual), torch.rand(4).double() + 0.5]
     leaves = [leaf.detach().requires_grad_() for leaf in (*leaves, torch.randn(4).double())]
@@ -69,7 +71,7 @@ def test_gradients_with_saved_input_laid_out_anew_match(function, forth, back, o
     close(found, expected, factor=16)
 
 
-def test_gradients_with_saved_input_from_numpy_match(close):
+def test_gradients_with_saved_input_from_numpy_match_plain_call(close):
     layer = backnorm.torch.BatchNormReLU2d(4).double()
     x = FORMATS["channels_last"](torch.randn(3, 4, 5, 6).double()).requires_grad_()
     expected = gradients(layer, [x])
@@ -80,7 +82,7 @@ def test_gradients_with_saved_input_from_numpy_match(close):
 
 
 @pytest.mark.parametrize("function", CALLS)
-def test_gradients_of_recomputed_forward_are_of_one_pass(function, close):
+def test_checkpoint_with_changed_values_has_gradients_of_second_pass(function, close):
     """A checkpoint whose second forward pass sees other values has the gradients of that pass."""
     x, residual = torch.randn(3, 4, 5).double().requires_grad_(), torch.randn(3, 4, 5).double()
     weight, bias = torch.rand(4).double() + 0.5, torch.randn(4).double()
@@ -109,7 +111,7 @@ class Stops(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("function", CALLS)
-def test_backward_without_gradient_gives_none(function):
+def test_backward_without_gradient_of_y_returns_none(function):
     leaves = [torch.randn(3, 4, 5), torch.randn(3, 4, 5), torch.rand(4), torch.randn(4)]
     leaves = [leaf.requires_grad_() for leaf in leaves]
     other = torch.randn(3, 4, 5, requires_grad=True)
@@ -119,7 +121,7 @@ def test_backward_without_gradient_gives_none(function):
 
 
 @pytest.mark.parametrize("act", [nn.Identity(), nn.ReLU(), nn.SiLU()])
-def test_frozen_layer_without_gradient_gives_none(act):
+def test_backward_of_frozen_layer_without_gradient_of_y_returns_none(act):
     model = backnorm.torch.convert(nn.Sequential(nn.BatchNorm1d(4), act), fuse=True).eval()
     x = torch.randn(3, 4, 5, requires_grad=True)
     Stops.apply(model(x), torch.randn(3, 4, 5, requires_grad=True)).square().sum().backward()
@@ -128,7 +130,7 @@ def test_frozen_layer_without_gradient_gives_none(act):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_statistics_may_share_memory_with_weights(dtype, activation):
+def test_running_statistics_sharing_memory_with_weights_are_updated(dtype, activation):
     flat = torch.rand(30).to(dtype) + 0.5
     means, variances, weights = flat.view(3, 2, 5).unbind(0)
     weights = [nn.Parameter(each) for each in weights]

@@ -64,14 +64,16 @@ def test_double_backward_is_within_budget(dtype, training, absent, rng):
 
 
 @pytest.mark.parametrize("block", [1, 7, 30, 1 << 20])
-def test_in_blocks_of_any_size_and_any_layout(block, layout, rng, monkeypatch):
+def test_double_backward_in_blocks_of_any_size_and_layout_is_within_budget(
+    block, layout, rng, monkeypatch
+):
     internals.blocks_of_second_order_on_gpu(monkeypatch, block)
     arrays, epsilon = layer(rng, np.dtype(np.float64), (4, 5, 3, 2))
     check(arrays, epsilon, True, layout)
 
 
 @pytest.mark.parametrize("shape", [(64, 2, 64, 32), (2, 1, 1 << 17)], ids=str)
-def test_long_channels_of_float64(shape, rng):
+def test_double_backward_of_long_float64_channels_is_within_budget(shape, rng):
     check(*layer(rng, np.dtype(np.float64), shape), True)
 
 
@@ -84,7 +86,7 @@ def test_double_backward_of_constant_channel_is_finite(training, rng):
     assert all(each.isfinite().all() for each in double_backward(tensors, 1e-300, training))
 
 
-def test_16_bit_parameters(rng):
+def test_double_backward_of_bfloat16_gamma_returns_bfloat16_gradient(rng):
     arrays, epsilon = layer(rng, np.dtype(ml_dtypes.bfloat16), statistics_dtype=np.dtype("f4"))
     weight = tensor_of(arrays["gamma"]).bfloat16()
     tensors = {name: tensor_of(array) for name, array in arrays.items()} | {"gamma": weight}
@@ -112,7 +114,7 @@ class Live(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_memory_beyond_the_results_is_eight_blocks(dtype, monkeypatch):
+def test_double_backward_by_operators_allocates_at_most_8_blocks(dtype, monkeypatch):
     internals.blocks_of_second_order_on_gpu(monkeypatch, 1 << 12)
     elements = [torch.randn(9, 8, 100, 41).to(dtype) for _ in range(3)]
     channels = [torch.ones(8, dtype=torch.promote_types(dtype, torch.float32)) for _ in range(3)]
@@ -122,7 +124,7 @@ def test_memory_beyond_the_results_is_eight_blocks(dtype, monkeypatch):
     assert 2 * x.nbytes < live.peak < 2 * x.nbytes + 8.1 * 8 * (1 << 12)
 
 
-def test_memory_on_a_cpu_does_not_grow_either():
+def test_double_backward_on_cpu_allocates_little_beyond_results():
     x, dy, ddx = (torch.randn(16, 8, 128, 128) for _ in range(3))
     one = torch.ones(8)
     tracemalloc.start()

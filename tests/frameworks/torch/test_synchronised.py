@@ -52,7 +52,7 @@ def _steps_apart(one, other):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_parts_are_normalised_as_the_whole(name, parts):
+def test_sync_batch_norm_of_parts_matches_one_process(name, parts):
     case = cases.CASES[name]
     if not sum(case.parts):
         for one in parts[: len(case.parts)]:
@@ -76,7 +76,7 @@ def test_parts_are_normalised_as_the_whole(name, parts):
                 found[key], value.double(), rtol=0, atol=float(allowed), msg=key
             )
         elif case.arithmetic == "float64" and case.dtype is not torch.float64:
-            # Each is the exact value rounded once, but for ties that nobody can see.
+            # Each is the exact value rounded once, except near ties.
             assert _steps_apart(found[key], value) <= 1, key
             same = (found[key] == value).double().mean()
             assert same > 0.99, (key, same)
@@ -85,14 +85,14 @@ def test_parts_are_normalised_as_the_whole(name, parts):
             torch.testing.assert_close(found[key], value, rtol=16 * eps, atol=16 * eps, msg=key)
 
 
-def test_batched_gradients_are_those_of_each(parts):
+def test_batched_gradients_equal_single_gradients(parts):
     for one in parts[:2]:
         for at_once, each in one["batched"]:
             for found, expected in zip(at_once, each, strict=True):
                 assert torch.equal(found, expected)
 
 
-def test_process_without_gradient_takes_part(parts):
+def test_backward_with_process_without_gradient_matches_pytorch(parts):
     for one in parts[:2]:
         expected, found = one["no gradient"]
         assert expected.abs().max() > 0.01
@@ -141,7 +141,7 @@ def models(processes):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", cases.KINDS)
-def test_two_processes_train_as_one(kind, models):
+def test_training_in_two_processes_matches_one_process(kind, models):
     expected = cases.trained_alone(kind, 2)
     one, other = (found[kind] for found in models)
     assert one.keys() == other.keys() == expected.keys()
@@ -157,7 +157,7 @@ def test_two_processes_train_as_one(kind, models):
 # Two processes each.
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["backward", "before", "between", "left out"])
-def test_others_raise_when_a_process_does_not_come(when, processes):
+def test_sync_batch_norm_with_missing_process_raises_error_of_layer(when, processes):
     (found,) = processes(cases, 2, f"ends {when}")
     layer = "layer '3'" if when in ("backward", "between") else "layer"
     assert layer in found["said"]
@@ -169,7 +169,7 @@ class TestConversion:
     def model(self):
         return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(4, 2))
 
-    def test_layers_become_synchronised_and_are_reverted(self):
+    def test_convert_with_sync_synchronises_layer_and_revert_restores_it(self):
         model = self.model()
         layer, state = model[1], copy.deepcopy(model.state_dict())
         convert(model, sync=True)
@@ -181,7 +181,7 @@ class TestConversion:
         assert type(layer) is nn.BatchNorm2d
         assert not {"process_group", "name", "_class_before_sync"} & vars(layer).keys()
 
-    def test_pytorchs_own_become_ours(self):
+    def test_convert_replaces_pytorch_sync_batch_norm_and_revert_restores_it(self):
         theirs = nn.SyncBatchNorm.convert_sync_batchnorm(self.model())
         state = copy.deepcopy(theirs.state_dict())
         theirs[1].process_group = "mine"
@@ -193,7 +193,7 @@ class TestConversion:
         assert type(theirs[1]) is nn.SyncBatchNorm
         assert theirs[1].process_group == "mine"
 
-    def test_in_one_process_it_is_a_layer_like_others(self):
+    def test_sync_batch_norm_in_one_process_equals_batch_norm_2d(self):
         x = torch.randn(4, 4, 5, 5)
         layer, plain = SyncBatchNorm(4), backnorm.torch.BatchNorm2d(4)
         for _ in range(2):
@@ -204,25 +204,25 @@ class TestConversion:
         with pytest.raises(ValueError, match=r"got shape \(4,\); expected 2 axes or more"):
             layer(torch.zeros(4))
 
-    def test_synchronised_layer_can_be_copied_and_pickled(self):
+    def test_synchronised_layer_keeps_class_after_copy_or_pickle(self):
         layer = convert(self.model(), sync=True)
         for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             assert type(other[1]) is SyncBatchNorm
             assert type(revert(other)[1]) is nn.BatchNorm2d
 
-    def test_convert_names_layers_that_stay_unsynchronised(self):
+    def test_convert_with_sync_warns_of_layers_that_stay_unsynchronised(self):
         model = nn.Sequential(nn.BatchNorm1d(3), nn.LazyBatchNorm2d())
         with pytest.warns(ConversionWarning, match=r"not synchronised.*\n  1: .*LazyBatchNorm2d"):
             convert(model, sync=True)
         assert type(model[0]) is SyncBatchNorm
 
-    def test_process_group_without_sync_raises(self):
+    def test_convert_rejects_process_group_without_sync_and_non_bool_sync(self):
         with pytest.raises(backnorm.ArgumentValueError, match="process_group"):
             convert(self.model(), process_group=object())
         with pytest.raises(backnorm.ArgumentTypeError, match="sync"):
             convert(self.model(), sync="yes")
 
-    def test_second_conversion_changes_nothing(self):
+    def test_convert_of_synchronised_model_keeps_class_and_sets_arithmetic(self):
         model = convert(self.model(), sync=True)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -49,7 +49,7 @@ def test_operator_raises_for_tensor_without_memory(name, training):
 @in_both_modes
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 @pytest.mark.parametrize("name", ["input", "weight", "y", "dy"])
-def test_backward_raises_for_saved_tensor_without_memory(name, activation, training):
+def test_backward_raises_for_operand_without_memory_but_not_for_y(name, activation, training):
     for is_taken in (False, False, True):
         operands = good()
         leaves = [operands[each].requires_grad_() for each in ("input", "weight", "bias")]
@@ -85,7 +85,7 @@ def test_second_order_raises_for_tensor_without_memory(name):
             torch.autograd.grad(gradients, [*leaves[:2], dy], cotangents)
 
 
-def test_saved_tensors_that_are_unpacked_as_others():
+def test_backward_with_replaced_saved_tensors_returns_same_dx_or_raises():
     """As by hooks that keep them elsewhere: in other classes, on other devices, without memory."""
     from torch.testing._internal.two_tensor import TwoTensor
 

@@ -49,7 +49,7 @@ def _step(layer, forward, backward):
 
 
 @pytest.mark.parametrize("numbers", [[(2, 1), (2, 2), (1, 2), (1, 1), (2, 1)], [(1, 2), (2, 2)]])
-def test_each_pass_has_as_many_as_are_allowed_then(layer, participants, numbers):
+def test_forward_and_backward_use_num_threads_of_their_call(layer, participants, numbers):
     torch.set_num_threads(2)
     gradients = [_step(layer, *pair) for pair in numbers for _ in range(3)]
     assert participants == [number for pair in numbers for _ in range(3) for number in pair]
@@ -57,7 +57,7 @@ def test_each_pass_has_as_many_as_are_allowed_then(layer, participants, numbers)
         assert torch.equal(gradient, gradients[0])
 
 
-def test_pytorchs_number_counts(layer, participants):
+def test_set_num_threads_of_pytorch_limits_participants(layer, participants):
     before = torch.get_num_threads()
     try:
         for number in (1, 2, 1):
@@ -68,7 +68,7 @@ def test_pytorchs_number_counts(layer, participants):
     assert participants == [1, 1, 2, 2, 1, 1]
 
 
-def test_layers_in_many_threads_at_once(layer):
+def test_layer_in_concurrent_threads_returns_same_gradients(layer):
     torch.set_num_threads(2)
     expected, wrong = _step(layer, 2, 2), []
 

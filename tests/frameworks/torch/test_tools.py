@@ -21,7 +21,7 @@ def network():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_folding_by_class_warns_and_folds_reverted_model(close):
+def test_fx_fuse_warns_for_converted_model_and_folds_reverted_model(close):
     from torch.fx.experimental import optimization
 
     theirs = network().eval()
@@ -47,7 +47,7 @@ def test_tracer_of_other_library_does_not_warn():
     Other().trace(convert(network()).eval())
 
 
-def test_default_filter_of_python_shows_warning_once():
+def test_unrecognised_layer_warning_is_shown_once_by_default():
     model = convert(network()).eval()
     with warnings.catch_warnings(record=True) as shown:
         warnings.resetwarnings()

@@ -91,7 +91,7 @@ def test_transforms_give_derivatives_of_formula(training, name, relu, parameters
     close(transform(ours, x, weight, bias), transform(theirs, x, weight, bias), factor=16)
 
 
-def test_running_statistics_move_under_grad(close):
+def test_grad_of_layer_matches_gradients_and_running_statistics_of_pytorch(close):
     modules = [backnorm.torch.BatchNorm1d(3), torch.nn.BatchNorm1d(3)]
     x, factor = torch.randn(4, 3), torch.randn(4, 3)
     gradients = []
@@ -129,7 +129,9 @@ CHOICES = [choice for size in range(1, 6) for choice in itertools.combinations(r
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("relu", [False, True])
-def test_dual_tensors_of_any_arguments(training, relu, parameters, close):
+def test_forward_mode_of_each_choice_of_dual_arguments_matches_pytorch(
+    training, relu, parameters, close
+):
     weight, bias, mean, variance = parameters(3)
     x, residual = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
 
@@ -180,7 +182,7 @@ def recorded():
     return y, leaves
 
 
-def test_vmap_over_the_gradients_of_an_eager_call(close):
+def test_vmap_of_gradients_of_eager_call_matches_separate_calls(close):
     y, leaves = recorded()
 
     def gradients(dy):
@@ -191,7 +193,7 @@ def test_vmap_over_the_gradients_of_an_eager_call(close):
     close(vmap(gradients)(dys), tuple(map(torch.stack, zip(*apart, strict=True))))
 
 
-def test_forward_mode_over_the_gradients_of_an_eager_call(close):
+def test_forward_mode_of_gradients_of_eager_call_matches_gradients_of_tangent(close):
     y, leaves = recorded()
     dy, tangent = torch.randn(4, 3, 2).double(), torch.randn(4, 3, 2).double()
     with forward_ad.dual_level():

@@ -59,7 +59,7 @@ def new_input():
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_backward_leaves_gradient_of_foreign_memory_as_it_was(function):
+def test_backward_keeps_values_of_dy_in_numpy_memory(function):
     array = aligned_array(SHAPE)
     array[...] = np.random.default_rng(0).standard_normal(SHAPE)
     expected = array.copy()
@@ -69,7 +69,7 @@ def test_backward_leaves_gradient_of_foreign_memory_as_it_was(function):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_backward_leaves_input_that_another_node_saved_as_it_was(function):
+def test_backward_keeps_values_of_input_saved_by_another_node(function):
     leaf = torch.randn(SHAPE, requires_grad=True)
     results = []
     for run in (FUNCTIONS[function], lambda x: FUNCTIONS[function](x.clone())):

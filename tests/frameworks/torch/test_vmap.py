@@ -117,7 +117,7 @@ def compare(kind, axes, training, close, differentiate=None, out_dim=0):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["alone", "relu", "add relu"])
 @pytest.mark.parametrize(("training", "present"), [*cases()], ids=str)
-def test_vmap_of_every_choice_of_arguments_gives_results_of_pytorch(kind, training, present, close):
+def test_vmap_of_each_choice_of_arguments_matches_pytorch(kind, training, present, close):
     residual = ("residual",) if kind == "add relu" else ()
     inputs = ("x", *residual, *present)
     taken = 0
@@ -155,7 +155,7 @@ def test_vmap_over_no_instances_gives_empty_results(training):
 @pytest.mark.parametrize("mapped", [True, False], ids=["own batch", "one batch"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
-def test_ensemble_by_stack_module_state_matches_its_models(mapped, training, relu, close):
+def test_ensemble_by_stack_module_state_matches_pytorch(mapped, training, relu, close):
     """`stack_module_state` of models, as they are: counters of batches too."""
     ours = backnorm.torch.BatchNormReLU1d if relu else backnorm.torch.BatchNorm1d
     makers = ours, torch.nn.BatchNorm1d

@@ -52,7 +52,7 @@ thread.join()
 verdict(
     after=after,
     during=during,
-    of_a_child=grandchild_fails(),
+    of_a_child=int(grandchild_fails()),
     right=layer.is_right(),
     at_rest=True if "torch" in sys.argv else at_rest(),
 )
