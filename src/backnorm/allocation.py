@@ -47,14 +47,15 @@ _PAGE = LARGE = 2 << 20
 # but kept blocks of that size would use too much memory.
 _LARGEST = 192 << 20
 
-# More blocks are kept for small outputs than for large ones, because writing a new block takes
-# longer than writing memory of the C library's heap. Outputs of 8 sizes from 2 to 28 MB, written in
-# turn, took 17 ms with three blocks kept, 10 ms with twelve, and 8 ms when NumPy allocated them.
+# More blocks are kept for small outputs than for large ones. NumPy would take small outputs from
+# the C library's heap, and writing a new block takes longer than writing memory of the heap.
+# Outputs of 8 sizes from 2 to 28 MB, written in turn, took 17 ms with three blocks kept, 10 ms with
+# twelve, and 8 ms when NumPy allocated them.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
-# Seconds after which a freed block may be unmapped. The time counts from the allocation of the
-# block's last array, because freeing an array reads no clock.
+# Seconds after which a freed block may be unmapped. The time counts from the last allocation of an
+# array in the block, because freeing an array reads no clock.
 _MOMENT = 1.0
 
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
@@ -180,7 +181,7 @@ def _take(size: int) -> _Block | None:
                 end = shelf.popleft()
             except IndexError:  # another thread has taken the others
                 break
-            # The newest of the blocks that fit is most likely still in a cache.
+            # Of the blocks that fit, the newest is taken: it is most likely still in a cache.
             rest: _End | None = end
             if end.block.size == size:
                 found, rest = end, found

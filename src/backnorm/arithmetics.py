@@ -85,7 +85,7 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
 
 
 def requested(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
-    """Return the arithmetic that the argument, a block or the environment sets, else None.
+    """Return the arithmetic that the argument, a `with` block or the environment sets, else None.
 
     Raises
     ------

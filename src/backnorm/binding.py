@@ -20,8 +20,8 @@ from backnorm.cpu.record import ADDRESSES
 from backnorm.interfaces import AnyArrays, Call, Code
 from backnorm.signature import Number, Operand, Signature
 
-#: The exceptions of reading the facts of an object that is not an array, and of hashing a key with
-#: an option that is not hashable.
+#: Exceptions that two steps can raise: reading the facts of an object that is not an array, and
+#: hashing a key that contains an unhashable option.
 NO_FACTS = (AttributeError, TypeError, RuntimeError)
 # The names of these exceptions in the generated code.
 _NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
@@ -183,7 +183,7 @@ def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[st
     """
     source = "\n".join(lines) + "\n"
     file = f"<backnorm: {title}, {hash(source) & 0xFFFFFFFF:08x}>"
-    # `linecache` never discards an entry without a modification time.
+    # `linecache.checkcache` keeps every entry whose modification time is None.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     defined: dict[str, Any] = {}
     # The source has only names and constants of the package, and no input of the caller.

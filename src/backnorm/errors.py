@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-# The most characters of a value that a message shows.
+# A message shows at most this many characters of a value.
 _LONGEST = 200
 
 

@@ -2,8 +2,8 @@
 
 An `Executable` is a planned problem, for arrays that are dense in one order of axes, with the code
 that runs it. `operation` returns a function that takes the arrays of a framework. The first call of
-this function with certain metadata makes an executable. Later calls with equal metadata find the
-executable in the call cache, and skip validation and planning.
+this function with metadata that no earlier call had makes an executable. Later calls with equal
+metadata find the executable in the call cache, and skip validation and planning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-# The most entries of the call cache: more than models have layers.
+# The call cache has at most this many entries. Models have fewer layers.
 _MOST = 4096
 
 
@@ -66,7 +66,7 @@ class Executable:
 
     @property
     def stage(self) -> Any:
-        """The stage of the kernel that computes all results."""
+        """The stage that computes all results of the problem's operation."""
         return self.launch.stage(self.problem.operation)
 
     def run(self, *operands: object, out: object = None, **numbers: object) -> Results:
@@ -85,7 +85,7 @@ class Executable:
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
     def into(self, operands: tuple[object, ...], out: object, **numbers: object) -> Results:
-        """Return the results for operands that kernels read in place; `out` gets the first."""
+        """Return results for operands that kernels read in place; `out` gets the first result."""
         arrays = self._arrays
         target = arrays.target(out, operands, self.problem, self.order, in_place=True)
         results = self.plain(*operands, out=target, **numbers)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-# An array of elements or of channels, of any framework.
+# An array of any framework. Arguments `elements` have x's shape; `channels` have one value per
+# channel.
 Array = Any
 
 

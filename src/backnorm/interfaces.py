@@ -19,7 +19,7 @@ P = TypeVar("P", bound=Hashable)
 #: elements as an int. A result that the options exclude is None.
 Results = tuple[Any, ...]
 
-#: The function of an operation: takes operands, options, `out` and numbers.
+#: A function that runs an operation. It takes the operands, the options, `out` and the numbers.
 Call = Callable[..., Results]
 
 #: The operands of a signature, None for one that is absent.
@@ -120,7 +120,7 @@ class Launch:
 
 
 class Arrays(Protocol[A, P]):
-    """The arrays of a framework, of type A, computed at a place of type P: a machine or a device.
+    """A framework's arrays, of type A. Calls are planned for a place (type P), a machine or device.
 
     An implementation has one instance, because cache keys depend on the instance. The default
     methods are for arrays that kernels read and write in place.

@@ -46,7 +46,7 @@ def by_strides(strides: Sequence[int]) -> Order:
 
 
 def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Order:
-    """Return `order` if its channel axes are adjacent and ascending; else move them to the end.
+    """Return `order`, but with the channel axes at the end unless they are adjacent and ascending.
 
     The positions of axes of length 1 do not matter.
     """

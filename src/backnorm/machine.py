@@ -1,4 +1,4 @@
-"""The properties of the machine that plans depend on, detected once or set by a test."""
+"""What plans depend on: properties of the machine, detected once or set by a test."""
 
 from __future__ import annotations
 

@@ -103,8 +103,7 @@ def batch_norm_backward(
         dx     = gamma*s * dy                                            frozen statistics
 
     If a ReLU follows, y = min(ceiling, max(0, batch_norm(x) + residual)), and dy is first set to 0
-    where y is not positive or has reached the ceiling. This masked dy is the gradient of the
-    residual.
+    except where 0 < y < ceiling. This masked dy is the gradient of the residual.
 
     Parameters
     ----------
@@ -242,8 +241,8 @@ def batch_norm_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`; also for other activations, and for a residual without a ReLU.
     """
-    # The name of a ReLU is not checked here, but where the first call constructs its problem. This
-    # saves 0.3 us in later calls.
+    # The name of a ReLU is not checked here. The first call checks it when it constructs its
+    # problem, which saves 0.3 us in later calls.
     if activation is not None and not (type(activation) is str and activation in _RELUS):
         activation = check_activation(activation, accepted=_RELUS, hint=_NO_MASK)
     y, mean, variance, mask = _forward(
@@ -382,7 +381,7 @@ def apply_forward(
     arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> Normalized | NormalizedWithMask:
-    """Normalise a part of a batch, the second phase of the forward pass.
+    """Normalise a part of a batch: the second phase of the forward pass.
 
     Parameters
     ----------
@@ -440,7 +439,7 @@ def reduce(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> ChannelSums | ReproducibleSums:
-    """Return sum dy and sum dy*(x - mean) per channel, the first phase of the backward pass.
+    """Return sum dy and sum dy*(x - mean) per channel: the first phase of the backward pass.
 
     `apply` takes the sums of all parts of a batch, added up.
 
@@ -506,7 +505,7 @@ def apply(
     arithmetic: Arithmetic | None = None,
     out: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """Return dx of a part of a batch, the second phase of the backward pass.
+    """Return dx of a part of a batch: compute the second phase of the backward pass.
 
     Parameters
     ----------

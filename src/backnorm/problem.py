@@ -298,7 +298,7 @@ def check_epsilon(epsilon: object) -> float:
 
 
 def _check_axes(axes: tuple[object, ...], rank: int) -> None:
-    """Raise unless these are different axes, not negative, in ascending order."""
+    """Raise unless `axes` are different integers from 0 to `rank` - 1 in ascending order."""
     expected = sorted({axis for axis in axes if type(axis) is int and 0 <= axis < rank})
     if list(axes) != expected:
         raise ArgumentValueError(

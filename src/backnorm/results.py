@@ -177,8 +177,8 @@ class ChannelMoments(_OfChannels):
         )
 
 
-# The name of the argument that takes an instance of a class, and the function that returns
-# instances.
+# For each class: the name of the argument that takes its instances (`_NAMES`), and the function
+# that returns them (`_SOURCES`).
 _NAMES = {ChannelSums: "sums", ChannelMoments: "moments"}
 _SOURCES = {ChannelSums: "backnorm.reduce", ChannelMoments: "backnorm.reduce_forward"}
 

@@ -21,8 +21,8 @@ _FLAGS = (bool, np.bool_)
 def as_array(name: str, value: object, field: str = "") -> np.ndarray:
     """Return `value` as a plain array without copying, or raise if it cannot be one.
 
-    A masked array is an error, because its mask would be lost. `field` names the part of the
-    argument that is read; the error message begins with `field`.
+    A masked array is an error, because its mask would be lost. The error message begins with
+    `field`, which names a part of the argument, as in "its mean: ".
     """
     if type(value) is np.ndarray:
         return value

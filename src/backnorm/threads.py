@@ -88,7 +88,8 @@ def get_num_threads() -> int:
     """
     torch = modules.get("torch")
     most = _most
-    # This repeats `limit`, because another function call would slow every call of an operator.
+    # The next lines repeat the code of `limit`, because calling it would slow every call of an
+    # operator.
     if most is None:
         if monotonic() >= _until:
             _look_again()

@@ -25,7 +25,7 @@ _TYPES = {str(dtype): dtype for dtype in ELEMENT_TYPES}
 
 
 def parse_call(document: Mapping[str, object]) -> Program:
-    """Return the one-step program of a call document.
+    """Return the program whose only step is the operator that a JSON call describes.
 
     Parameters
     ----------

@@ -23,8 +23,8 @@ from backnorm.errors import counted
 TYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
 LAYERS = ("conv8", "conv4", "dense")
 
-# The number of timed calls, of which the median is shown. A call takes less than a millisecond, and
-# the median of five calls varies little.
+# Each call is timed this many times, and the median time is shown. A call takes less than a
+# millisecond, and the median of five calls varies little.
 _REPEAT = 5
 # Most dialects have a float32 epsilon, so dialects with a float64 epsilon get the rounded value,
 # too.
@@ -215,7 +215,7 @@ _Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 
 def cases() -> Iterator[Case]:
-    """Yield every case, by type, dialect and layout."""
+    """Yield the cases: for each type, the dialects that take it, each in both layouts."""
     schemas = [
         next(op.schema for op in ops.values() if op.schema.operation == "backward")
         for ops in map(registry.operators, registry.DIALECTS)

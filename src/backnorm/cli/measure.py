@@ -48,8 +48,8 @@ def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
 def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
     """Return the bytes that a call moves between memory and processor, by the convention below.
 
-    The convention counts the passes over arrays of x's size that two plain loops make, even if
-    another order of work saves some of them:
+    The convention counts passes over arrays of x's size in plain loops: one loop for the sums, if
+    there are any, and one for the output. Passes that another order of work saves are counted, too:
 
     - backward: x and dy are read for the sums, and again for dx, which is written: 5 passes
       (4 with frozen statistics, where dx does not depend on x);
@@ -149,7 +149,7 @@ def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
 
 
 def _worse(first: Verdict | None, second: Verdict) -> Verdict:
-    """Return the worse verdict of two parts of an output, with the larger error of both."""
+    """Return the worse of the verdicts on two parts of an output, with the larger error in ulps."""
     if first is None:
         return second
     worse = second if second.worst_excess > first.worst_excess else first

@@ -20,7 +20,8 @@ from backnorm.graph.program import Tensor
 def random_data(tensor: Tensor, seed: int) -> np.ndarray:
     """Return random numbers of the shape and type of `tensor`.
 
-    `tensor` is an input of an elementwise operator, or of a ReLU that is fused.
+    `tensor` is an input of an elementwise operator, or the input `RELU_PORT` of a backward pass
+    that is fused with a ReLU.
 
     Integers are uniform over the range of their type, other numbers normally distributed.
     """
@@ -147,7 +148,7 @@ def _channel_axes(
     No error is raised here: when the operator is called, it rejects a tensor of a wrong shape, and
     an axis that the data do not have.
     """
-    # Arrays broadcast from one element have a shape and take no memory.
+    # Each array is one element that is broadcast to a shape, so it takes no memory.
     known = {**shapes, schema.words["x"]: shape}
     arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
     checked = check_attributes(schema, attributes)
@@ -163,7 +164,7 @@ def _channel(
     x: np.ndarray | None,
     axes: tuple[int, ...],
 ) -> np.ndarray:
-    """Return a per-channel tensor; a statistic is computed from `x` if `x` has elements."""
+    """Return a random per-channel tensor; a mean or variance is that of `x` if `x` is not empty."""
     role, keepdims = spec.role, spec.kind == "kept"
     if role == "gamma":
         return rng.uniform(0.5, 1.5, shape)

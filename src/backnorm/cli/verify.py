@@ -87,7 +87,7 @@ class _Reports:
         return self.requested or "serial"
 
     def check(self) -> None:
-        """Raise an error for a file that :meth:`write` could not read or write after the run."""
+        """Raise, before the run, if :meth:`write` would not be able to read or write a file."""
         from backnorm.conformance.verify import _expected as expected
 
         if self.xfail is not None:

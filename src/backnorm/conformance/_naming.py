@@ -18,16 +18,16 @@ from backnorm.conformance.formula import Mistake
 from backnorm.dtypes import BFLOAT16, FLOAT16
 
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
-# A dataclass with a field for each number: an array of shape (C,), or None if it is not known.
+# A dataclass whose fields are numbers of a formula, such as the gain. Each field is an array of
+# shape (C,), or None if the number is not known.
 Numbers = Any
 
 # A formula matches if the relative differences between its coefficients and those fitted to the
-# results are at most this number, which depends on the element type of dx or y. (Rounding dx to 8
-# bits changes a coefficient by 1e-3.)
+# results are at most this number, which depends on the element type of dx or y. (Rounding dx to the
+# 8 bits of bfloat16 changes a coefficient by up to a few thousandths.)
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
-# A formula counts as near as the nearest one if its distance is at most this multiple of the least
-# distance.
+# Formulas whose distance is at most this multiple of the least distance count as equally near.
 _MARGIN = 2.0
 # The residual of a fit, relative to dx or y, that rounding can cause.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
@@ -39,8 +39,9 @@ _RESIDUAL_OF_WIDE = 1e-4
 FEW_BITS = 2.0**-6
 # The relative error (of norms, as above) of dgamma or dbeta that sums in float32 can cause.
 _FEW_BITS_OF_WIDE = 2.0**-16
-# The difference of a number is this quantile of its differences in the channels. The median could
-# miss the mistake of |gamma| for gamma, because |gamma| is right in about half of the channels.
+# A number, such as the gain, has a value in each channel. The difference between a found and an
+# expected number is this quantile of the differences between their values. The median could miss
+# the mistake of |gamma| for gamma, because |gamma| is right in about half of the channels.
 _QUANTILE = 0.75
 # The difference of two numbers if it is not finite.
 _FAR = 1e30
@@ -106,14 +107,14 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
 
 
 def nearness(dtype: np.dtype) -> float:
-    """Return the largest relative difference between the numbers of a call and of a matching
-    formula.
+    """Return the largest relative difference at which a formula matches: the difference between a
+    number of the formula and of the results.
     """
     return _NEAR.get(dtype, _NEAR_OF_WIDE)
 
 
 def residual_of_rounding(dtype: np.dtype) -> float:
-    """Return the residual of a fit, relative to the output, that rounding to a type can cause."""
+    """Return the largest relative residual of a fit whose only error is rounding to a type."""
     return _RESIDUAL.get(dtype, _RESIDUAL_OF_WIDE)
 
 
@@ -125,8 +126,8 @@ def _pairs(found: Numbers, formula: Numbers) -> Iterator[tuple[str, np.ndarray, 
 
 
 def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
-    """Return, for each number, the median over channels of its ratio to the right number. Numbers
-    that should be 0 in a channel are omitted.
+    """Return the ratio of each number of `found` to the same number of `right`, as the median over
+    channels. Numbers that should be 0 in a channel are omitted.
     """
     with np.errstate(all="ignore"):
         return {

@@ -29,8 +29,7 @@ _MOST = 0.8
 def misplaced(
     name: str, functions: str, tensor: np.ndarray, right: np.ndarray, axis: int
 ) -> Diagnosis:
-    """Return a diagnosis of an output that no formula explains, by comparison with the right
-    output.
+    """Compare an output that no formula explains with the right output; return a diagnosis.
 
     Parameters
     ----------
@@ -107,7 +106,7 @@ def partly_wrong(
 
 
 def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:
-    """Return the largest error of an element that rounding can cause."""
+    """Return the largest error that rounding can cause in an element."""
     dtype = element_type(tensor.dtype) or FLOAT64
     return _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * float(np.abs(right).max())
 

@@ -120,7 +120,7 @@ class Case:
 
 
 def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]:
-    """Yield the battery: small cases for every type and layout, the same for the same seed.
+    """Yield the battery: small cases for every type and layout; `seed` determines their values.
 
     Parameters
     ----------

@@ -260,8 +260,8 @@ def _exact_channel(
     # If q changes by 1/2 where b = 2, sum(b q) changes by one.
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
-    # mean(dy b) = 2 sum(b q) / M is made an integer: sum(b q) becomes a multiple of M / 2, or of M
-    # if M is odd.
+    # The mean of dy * b, which is 2 * sum(b q) / M, must be an integer. So sum(b q) is made a
+    # multiple of M / 2, or of M if M is odd.
     step = pairs if count % 2 == 0 else count
     remainder = (b * q).sum()
     remainder -= step * np.rint(remainder / step) if step else 0.0

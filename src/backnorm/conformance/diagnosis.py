@@ -63,7 +63,7 @@ def diagnostic_data(
     statistics_dtype: np.dtype | None = None,
     seed: int = 0,
 ) -> LayerData:
-    """Return inputs for which every mistake gives different numbers.
+    """Return inputs for which different mistakes in a formula give different numbers.
 
     There are 13 channels of 7 x 39 elements: no vector length divides the number of channels, of
     elements in a channel, or of all elements. Axes 1 and -1 have equal sizes, so a channel axis

@@ -240,7 +240,8 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
-#: Mistakes in s, for the diagnoses of both forward and backward passes: arguments of `Mistake`.
+#: Mistakes in s = 1/sqrt(variance + epsilon), as arguments of `Mistake`. The diagnoses of forward
+#: and backward passes share them.
 INVERSE_DEVIATION_MISTAKES = (
     ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
      lambda w, e, _: 1.0 / (np.sqrt(w) + e)),

@@ -177,7 +177,7 @@ def forward_diagnostic_data(
     statistics_dtype: np.dtype | None = None,
     seed: int = 0,
 ) -> LayerData:
-    """Return inputs for which every mistake gives different numbers.
+    """Return inputs for which different mistakes in a formula give different numbers.
 
     There are 11 channels of only 3 x 11 elements, so that a division by M - 1 is noticeable. No
     vector length divides the number of channels, of elements in a channel, or of all elements, and
@@ -267,8 +267,8 @@ def diagnose_forward(
 def _fitted(
     batch: _Batch, outputs: Mapping[str, np.ndarray | None], axis: int
 ) -> tuple[Normalization, float]:
-    """Fit gain and offset to y in each channel. Return them with the returned mean and variance,
-    and the residual of the fit relative to y.
+    """Fit gain and offset to y in each channel. Return them together with the mean and variance in
+    `outputs`, and then the residual of the fit relative to y.
     """
     y, mean, variance = (outputs[name] for name in FORWARD_RESULTS)
     of_channels = [None if each is None else each.astype(float) for each in (mean, variance)]

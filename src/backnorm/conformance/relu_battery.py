@@ -121,7 +121,7 @@ def relu_case(
 def relu_cases(
     seed: int = 0, arithmetic: Arithmetic | None = None, activation: Activation = RELU
 ) -> Iterator[ReluCase]:
-    """Yield the battery: small cases for every type and layout, the same for the same seed.
+    """Yield the battery: small cases for every type and layout; `seed` determines their values.
 
     `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. `activation` is a ReLU whose
     ceiling is exact in every element type.
@@ -175,8 +175,8 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
-        # The bit of a positive value that is rounded to 0 must not be set. In float64, the oracle
-        # would round such values to 0, too.
+        # If a positive value is rounded to 0, the mask's bit for it must be 0. In float64, the
+        # oracle would round such values to 0, too.
         least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)

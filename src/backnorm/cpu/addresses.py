@@ -43,15 +43,15 @@ def _samples() -> list[np.ndarray]:
 
 
 def _header() -> int:
-    """Return the size of an array object's header, or 0 if no address of data follows it."""
+    """Return the size of an array object's header, or 0 if the address of the data is elsewhere."""
     if sys.implementation.name != "cpython" or struct.calcsize("P") != 8:
         return 0
     right = all(_behind_header(array) == _by_numpy(array) for array in _samples())
     return object.__basicsize__ if right else 0
 
 
-#: Size of an array object's header, which the address of the first element follows. It is 0 if the
-#: layout of array objects is not known.
+#: Size of an array object's header. The address of the first element is stored right behind the
+#: header. The size is 0 if the layout of array objects is not known.
 HEADER = _header()
 
 #: address_of(array): the address of the first element of a NumPy array.

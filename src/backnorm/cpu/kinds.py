@@ -2,8 +2,8 @@
 
 A *kind* is the compile-time part of a kernel: geometry, element type, arithmetic, operation and
 epilogue. A record has all other parameters. The function of a kind, named `Kind.symbol`, takes the
-address of a record and an index, and returns an int64. The kinds of one geometry, element type,
-arithmetic and direction are in one library, because they share most of their code.
+address of a record and the index of a participant, and returns an int64. The kinds of one geometry,
+element type, arithmetic and direction are in one library, because they share most of their code.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def path_of(name: str) -> Path | None:
-    """Return the path of a library, built for the best level that has it, or None if there is none.
+    """Return the path of a library's best existing build, or None if this processor can use none.
 
     A checkout does not fall back to a lower level, because a missing library can be built.
     """
@@ -129,7 +129,7 @@ def levels_of(name: str) -> tuple[str, ...]:
 
 
 def has(level: str, name: str) -> bool:
-    """Whether a library, not one of `OF_ALL`, is built for a level."""
+    """Whether a library that depends on the level (is not in `OF_ALL`) is built for `level`."""
     elements = LEVELS[level].elements if level in LEVELS else None
     kinds = LIBRARIES[name].kinds
     return elements is None or any(kind.element in elements for kind in kinds)

@@ -31,8 +31,9 @@ _CHUNK = 2048
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
-# With long segments all channels together have about `_ENOUGH_BLOCKS` blocks, and a block has
-# between `_LEAST_CHUNKS` and `_MOST_CHUNKS` chunks.
+# If segments have more than `_GROUP` elements, all channels together have about `_ENOUGH_BLOCKS`
+# blocks. A block then has at least `_LEAST_CHUNKS` chunks, and at most `_MOST_CHUNKS` unless the
+# limits above require more.
 _ENOUGH_BLOCKS = 1024
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 
@@ -46,7 +47,7 @@ _SHORT = 16
 _GROUP = 4096
 _LARGE_GROUP = 4 * _GROUP
 
-# The fewest bytes of a core's own cache that can hold a group.
+# A core's own cache can hold a group if the cache has at least this many bytes.
 _OWN_CACHE = 2 << 20
 
 # If a core's own cache has fewer bytes, reading rows side by side is slower than reading them in
@@ -66,7 +67,8 @@ _LEAST_TILE = 128
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
-# The most bytes of a row's coefficients that fit in the first-level cache together with the row.
+# Coefficients of a row fit in the first-level cache, together with the row, if they have at most
+# this many bytes.
 _COEFFICIENTS = 16 << 10
 
 # With fewer elements, a second thread costs more time than it saves.
@@ -161,7 +163,9 @@ class _Task(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Elements of an item: an eighth of a thread's, within limits; whole bytes of a mask."""
+        """Elements of an item: 1/8 of those of a thread, within limits; always whole bytes of a
+        mask.
+        """
         even = round_up(self.problem.size // (8 * self.threads), 64)
         return max(_LEAST_SHARE, min(_SHARE, even))
 
@@ -241,7 +245,7 @@ def is_legal(decided: Plan) -> bool:
 def _segments(task: _Task) -> Segments:
     outer, channels, inner = task.extents
     pieces = max(1, -(-inner // _CHUNK))
-    # Pieces are whole cache lines, and about equally long.
+    # The pieces of a row are about equally long. All but the last have a multiple of 16 elements.
     length = max(16, round_up(-(-inner // pieces), 16))
     pieces = -(-inner // length)
     # A chunk is either whole rows or a piece of one row.
@@ -263,9 +267,9 @@ def _segments(task: _Task) -> Segments:
 def _together(task: _Task) -> int:
     """Return how many channels are summed together, so that memory is read in long runs.
 
-    A segment of several pieces is read one piece at a time, so summing other channels with it would
-    interrupt the run. If a core has a large cache of its own, it reads short runs as fast as long
-    ones, so groups are smaller.
+    The pieces of a segment that is longer than a chunk are read one after the other. Summing pieces
+    of other channels in between would interrupt this run, so its channel is summed alone. If a core
+    has a large cache of its own, it reads short runs as fast as long ones, so groups are smaller.
     """
     inner = max(1, task.extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
@@ -293,7 +297,7 @@ def _reproducible_block(pieces: int, groups: int, threads: int) -> int:
     """Return how many pieces make a block of reproducible sums.
 
     There are no more blocks than the threads need, because every block initialises its bins. The
-    bits of reproducible sums do not depend on blocks.
+    bits of reproducible sums do not depend on how pieces are divided into blocks.
     """
     blocks = min(_MOST_BLOCKS, -(-2 * threads // max(1, groups)))
     return max(1, -(-pieces // blocks))
@@ -312,15 +316,16 @@ def _columns(task: _Task) -> Columns:
     rows, left = divmod(outer, repeats)
     width, rest = row * repeats, left * row
     if task.problem.reproducible:
-        # The number of blocks lets tiles be as wide as possible, because short runs of a row take
-        # longer to read.
+        # If possible, there are enough blocks for all threads to have work with tiles of the
+        # greatest width: narrow tiles are short runs of a row, which take longer to read.
         block = round_up(_reproducible_block(rows, -(-width // _TILE), threads), 64)
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
         block = max(1, round_up(-(-rows // blocks), 64))
     # An empty array has one empty block.
     blocks = max(1, -(-rows // block) + (rest > 0))
-    # A tile has all rows of a block. With enough columns, a thread has about two tiles or more.
+    # A tile has all rows of a block. If there are enough columns, the blocks have at least about
+    # two tiles for each thread.
     tiles = max(-(-width // _TILE), min(width // _LEAST_TILE, -(-2 * threads // blocks)), 1)
     tile = max(16, round_up(-(-width // tiles), 16))
     by_tile = blocks == 1 and _writes_by_tile(width, tile, task)

@@ -187,9 +187,9 @@ SLOTS = {
 }
 
 #: The cell where the claims begin: each participant of the first phase has `LINE` cells; those of
-#: the second phase follow. A participant's first cell counts the items claimed from its range. In
-#: the first phase, its second and third cells identify the pool thread that it is: the thread's
-#: slot (see `slots`), and the slot's state.
+#: the second phase follow. A participant's first cell counts the items that were claimed from its
+#: range of items. If a participant of the first phase is a thread of the pool, its second and third
+#: cells identify this thread, by the thread's slot (see `slots`) and the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # Increase this when the meaning of a field or the use of scratch memory changes, because a
@@ -212,13 +212,13 @@ _described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _si
 #: A digest of the description.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
 
-#: The index that the caller passes in place of its own when it calls the kernel again, after all
-#: items are done and all other participants have left.
+#: After all items are done and all other participants have left, the caller calls the kernel once
+#: more. It then passes this number in place of its index as a participant.
 JOINED = -1
 
 
 def template(geometry: str, participants: int, own_bytes: int, scratch: int) -> np.ndarray:
-    """Return the cells of a record without its scratch memory, with the sizes filled in.
+    """Return the head and the claims of a record; the head has `LAYOUT`, participants and sizes.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
 
 
 def bin_rows(itemsize: int) -> int:
-    """Return the number of float64 in the bins of both sums of a channel: see `kernels.bins`.
+    """Return how many 64-bit numbers the bins of a channel's two sums have: see `kernels.bins`.
 
     Each sum has a limit and three digits; for elements of eight bytes, four digits.
     """

@@ -2,10 +2,10 @@
 
 A kernel takes the address of a record, whose fields `record` describes, and the index of a
 participant. The native function that `threads.runner` returns calls the kernel in up to as many
-threads as the record says. When this function returns, no other thread uses the record. Therefore
-no signal handler, exception or fork of the calling thread occurs while another thread uses it. It
-returns after a tenth of a second even if the kernel is unfinished, and is called again, so that
-Python can run signal handlers.
+threads as the record says. When this function returns, no other thread uses the record. Therefore,
+while another thread uses the record, the calling thread runs no signal handler, raises no exception
+and does not fork. The native function returns after a tenth of a second even if the kernel is
+unfinished, and is called again, so that Python can run signal handlers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _CELL = np.dtype(np.int64)
 # handlers.
 _LIMIT = 100_000_000
 
-# The most bytes of a record that a stage keeps for its next call. A stage makes one record for each
-# of its simultaneous calls.
+# A stage keeps a record for its next call if the record has at most this many bytes. A stage makes
+# one record for each of its simultaneous calls.
 _KEPT = 1 << 16
 
-# Larger records of up to `_LARGEST` bytes are kept for all stages together, at most `_MOST`. A
-# backward pass of (8, 256, 40, 40) in NXC, whose record has 490 KB, took up to 1.4 times as long
-# when each call allocated a new record (Intel Xeon, 2 threads).
+# Larger records, of up to `_LARGEST` bytes, are kept in one store for all stages, which holds at
+# most `_MOST` records. A backward pass of (8, 256, 40, 40) in NXC, whose record has 490 KB, took up
+# to 1.4 times as long when each call allocated a new record (Intel Xeon, 2 threads).
 _LARGEST, _MOST = 2 << 20, 8
 
 

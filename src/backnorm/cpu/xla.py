@@ -61,7 +61,7 @@ def _introduce(kinds: Iterable[Kind]) -> None:
 
 
 def handler(major: int, minor: int) -> Any:
-    """Return the handler, a C function, for the version of the interface in XLA's header."""
+    """Return the handler, a C function, for version `major`.`minor` of XLA's interface."""
     environment, loaded = _environment(), library.load(XLA)
     with _lock:
         task = ctypes.cast(loaded.bn_xla_task, ctypes.c_void_p).value

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-#: The cells of the handler's data: major and minor version of the interface; the address of the
-#: function of a task; the count of registered kernels; and, from the fifth cell on, the identifying
-#: number and the address of each kernel.
+#: The 64-bit cells of the data of backnorm's handler, the function that XLA calls: major and minor
+#: version of the interface; the address of the function that runs a task of XLA's thread pool; the
+#: count of registered kernels; and, from the fifth cell on, the identifying number and the address
+#: of each kernel.
 ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 
@@ -42,8 +43,9 @@ STRUCTURES = {
     " _ExecutionContext_Get _State_Set _State_Get _DeviceMemory_Allocate _DeviceMemory_Free"
     " ThreadPool_Schedule ThreadPool_NumThreads",
 }
-#: The structures that backnorm makes, or that are part of other structures, must be exactly those
-#: of the header. Other structures may have more fields at their end in the header than here.
+#: Structures that backnorm makes, or that are part of other structures. Their fields must be
+#: exactly those in XLA's header. Other structures may have more fields at their end in the header
+#: than here.
 MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
     name for name in STRUCTURES if name.endswith("_Args")
 }
@@ -61,8 +63,8 @@ def parsed(fields: str) -> list[tuple[str, int | str]]:
 
 
 def offsets(name: str) -> Any:
-    """Return the offset of every field of a structure and, as `size_`, the structure's size in the
-    header.
+    """Return the offset of every field of a structure and, as `size_`, the structure's size as
+    defined by the header.
 
     The size is the end of the last field, before any padding.
     """

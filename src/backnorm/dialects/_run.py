@@ -44,8 +44,7 @@ _EMPTY = np.empty(0, FLOAT32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundCall:
-    """A checked call with its executable; every call with equal shapes, types and options reuses
-    it.
+    """A checked call with its executable, for all calls with the same shapes, types and options.
 
     Attributes
     ----------
@@ -164,8 +163,8 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # `operands` picks the operands from the inputs and the None that `__call__` adds after them;
-    # the place of an absent operand is that of this None.
+    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. The place of an
+    # absent operand is the place of the None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names

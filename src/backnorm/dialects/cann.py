@@ -2,10 +2,11 @@
 gradient.
 
 Source: hicann/ops-nn of 2026, norm/bn_training_update_grad (commit 3838a30) and
-norm/bn_training_reduce_grad (commit 06b6ec6): README.md and op_graph/*_proto.h, and
-tests/assets/golden.py for the formulas; for NC1HWC0 and NDC1HWC0 the older TBE implementations,
-impl/bn_training_reduce_grad.py and impl/dynamic/bn_training_update_grad.py. A NumPy array has no
-format, so the format is an argument here.
+norm/bn_training_reduce_grad (commit 06b6ec6). README.md and op_graph/*_proto.h describe the
+operators; tests/assets/golden.py has the formulas. The formats NC1HWC0 and NDC1HWC0 are those of
+the older implementations for TBE (Tensor Boost Engine), impl/bn_training_reduce_grad.py and
+impl/dynamic/bn_training_update_grad.py. A NumPy array has no format, so the format is an argument
+here.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _reduce(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
     )
 
 
-# The rules, by whether the format has two channel axes.
+# The rules of each operator. The key says whether the format has two channel axes.
 _UPDATE = {False: _update(channel), True: _update(kept)}
 _REDUCE = {False: _reduce(channel), True: _reduce(kept)}
 

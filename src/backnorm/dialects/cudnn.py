@@ -186,7 +186,7 @@ class _BatchNormalizationBackward(Operator):
         """Return the canonical call. If an alpha is not 1 or a beta is not 0, `finish` writes all
         outputs, so the canonical call has none.
 
-        Raise if an output has a beta that is not 0 but no memory, or if its memory is not writable.
+        Raise if an output without memory has a beta other than 0, or if memory is not writable.
         """
         shares = {"dx": "betaDataDiff", "dBnScale": "betaParamDiff", "dBnBias": "betaParamDiff"}
         for name, beta in shares.items():

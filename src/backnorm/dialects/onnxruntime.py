@@ -1,7 +1,7 @@
 """ONNX Runtime's training operators: com.microsoft BatchNormalizationGrad and BatchNormInternal.
 
-Source: the schemas and the CPU kernels of ONNX Runtime's training. The forward operator saves the
-inverse standard deviation, which the gradient operator takes.
+Source: the schemas and the CPU kernels of these operators in ONNX Runtime. The forward operator
+saves the inverse standard deviation, which the gradient operator takes.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class Operator:
         """Return all results by role, given the results of backnorm's own (canonical) operation.
 
         This method is called if the operator has outputs that backnorm's operation does not have,
-        if the canonical call is `blended`, or if memory for the gradients of parameters is given.
-        `call` has the shapes and types of the inputs, `arrays` their values.
+        if the canonical call is `blended` (see `CanonicalCall`), or if memory for the gradients of
+        parameters is given. `call` has the shapes and types of the inputs, `arrays` their values.
         """
         return results
 
@@ -212,8 +212,8 @@ class Operator:
         except NO_FACTS:
             key = repeated = None
         except Exception:
-            # The exception came from a method of an invalid attribute, for which `_first` raises a
-            # clearer error, or from a signal handler.
+            # Either a method of an invalid attribute raised the exception, and `_first` raises a
+            # clearer one, or a signal handler raised it.
             self._first(None, inputs, attributes, outputs, memory, arithmetic)
             raise
         if repeated is None:

@@ -95,9 +95,9 @@ class Kernel:
 
 
 class _Functions(NamedTuple):
-    """The kernels of a pass: see `backward` and `forward`.
+    """The kernels of a pass: see the modules `kernels.backward` and `kernels.forward`.
 
-    `planes` is the number of kinds of partial results (see `_places`).
+    `planes` is the number of kinds of partial results. The sums of dy are one kind.
     """
 
     sums: Any

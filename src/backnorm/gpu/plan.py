@@ -48,19 +48,21 @@ _TALL = 32
 _NARROW = 32
 _MOST_REPEATS = 16
 
-# Elements of a program: enough to hide the time of its start and its final sum, and few enough that
-# little of the device is idle when the last programs end.
+# The number of elements that a program reads. It is large enough to hide the time of the program's
+# start and final sum, and small enough that little of the device is idle while the last programs
+# run.
 _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
-# Bytes of a tile's row, if rows contain all channels. Wider tiles are not read faster, but have
-# more columns, each with a partial result.
+# Bytes of a tile's row, if rows contain all channels. Wider tiles are not read faster. But their
+# programs have more columns, and each program stores a partial result for each of its columns.
 _COLUMNS = 256
 
-# In the geometry *columns*, the fewest rows of a program. With fewer rows, the two or four float64
-# that it stores for each column would be a large part of its memory traffic. As long as `_ENOUGH`
-# programs remain, programs have more rows than this, so that the second kernel has fewer results to
-# add up. If there would be fewer than `_FEW` programs, tiles are made narrower.
+# In the geometry *columns*, the fewest rows of a program. A program stores two or four float64
+# numbers for each column. With fewer rows, these would be a large part of the program's memory
+# traffic. As long as `_ENOUGH` programs remain, programs have more rows than this, so that the
+# second kernel has fewer results to add up. If there would be fewer than `_FEW` programs, tiles are
+# made narrower.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
@@ -240,8 +242,7 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
 
     A program of the schedule "two passes" is small, so that many programs run on a multiprocessor.
     Each of them loads up to four tiles at a time. A program that computes whole channels may run
-    alone on its multiprocessor, so it has more warps. If it reads odd runs (see `_ODD`), it has
-    half as many.
+    alone on its multiprocessor, so it has 4 to 16 warps: 4 if it reads odd runs (see `_ODD`).
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)
@@ -249,8 +250,8 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     columns = _as_columns(problem, extents, _VECTOR // problem.dtype.itemsize, complete=complete)
     if not complete:
         if columns:
-            # For 16-bit elements computed in pairs of float32, four vectors need more registers
-            # than there are.
+            # If 16-bit elements are computed in pairs of float32, a thread has too few registers
+            # for four vectors.
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
@@ -320,8 +321,8 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
     if channels == 1:
         return False
     if inner % 8 and _has_mask(problem):
-        # A program must read and write whole bytes of the mask, but runs of one channel begin
-        # within bytes.
+        # A program must read and write whole bytes of the mask, but a run of one channel may begin
+        # in the middle of a byte.
         return True
     # In the schedule "complete", unaligned runs are read element by element, which is still faster
     # than two passes.
@@ -335,7 +336,7 @@ def _has_mask(problem: Problem) -> bool:
 
 
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
-    """Return how many times a row contains all channels, so that rows are wide and aligned."""
+    """Return how often a row repeats all channels, to make rows wide and aligned if possible."""
     row = extents.channels * extents.inner
     multiple = max(vector, 8 if problem.relu else 1)
     repeats = multiple // math.gcd(row, multiple)
@@ -364,7 +365,7 @@ def _holds_channels(problem: Problem, extents: Extents) -> bool:
 
 
 def _is_odd(problem: Problem, extents: Extents) -> bool:
-    """Whether a thread reads fewer than `_ODD` bytes of a channel's run at once."""
+    """Whether the size of a channel's runs is not a multiple of `_ODD` bytes."""
     return extents.inner > 1 and extents.inner * problem.dtype.itemsize % _ODD != 0
 
 

@@ -65,8 +65,9 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
 def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
-    Dimensions of 0 are left out of the product: even for an empty array, NumPy limits the product
-    of the other dimensions, and one of them can be the number of channels.
+    Dimensions of 0 are left out of the product, for two reasons. NumPy limits the product of the
+    other dimensions even if the array is empty. And one of the other dimensions can be the number
+    of channels, which is the size of results that are not empty.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(

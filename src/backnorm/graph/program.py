@@ -70,7 +70,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The name of the operator, with that of a fused ReLU."""
+        """The name of the operator, and of the ReLU that is fused with it, if any."""
         if not self.relu:
             return self.op
         return f"ReLUBackward + {self.op}" if RELU_PORT in self.inputs else f"{self.op} + ReLU"

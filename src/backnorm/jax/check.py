@@ -89,7 +89,7 @@ def check_epsilon(epsilon: Any) -> float:
 
 
 def check_axis(axis: Any, x: Any) -> int:
-    """Return the channel axis, not negative, or raise."""
+    """Return the channel axis as a number from 0 to rank - 1, or raise."""
     accepted = f"an integer from {-x.ndim} to {x.ndim - 1}" if x.ndim else "x of rank 1 or more"
     what = "must be an integer, the position of the channels"
     place = check_integer("axis", axis, problem=what, accepted=accepted)

@@ -3,8 +3,8 @@
 The derivative of the forward pass is the backward pass, in both modes, because the Jacobian of y in
 x is symmetric. The derivative of the backward pass is a formula in which mean and variance are
 arguments like x. If mean and variance are functions of x, the chain rule through the forward pass
-adds their terms, and the sum is the closed form of the second order. From the third order on, JAX
-differentiates the formula.
+adds the terms of mean and variance. All terms together are the second-order gradient in closed
+form. From the third order on, JAX differentiates the formula.
 
 No derivative that is defined here contains a collective. JAX itself differentiates the collectives
 that compute the statistics of several devices.

@@ -70,7 +70,7 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
 
     The operands of the derivative are the residuals, which determine the batch size, and the
     tangents that are not zero. The parameter `present` says which operands of the primitive `name`
-    have such a tangent.
+    have a tangent that is not zero.
     """
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:

@@ -33,7 +33,7 @@ from backnorm.layout import mask_size
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
-#: The name of the handler, which is part of compiled functions.
+#: The name under which XLA knows the handler of kernels. Compiled functions contain this name.
 TARGET = "backnorm_kernel"
 
 # Devices exchange sums after an operation whose name begins with "reduce", and before one whose
@@ -179,8 +179,8 @@ def _register_built_kernels() -> None:
     """
     if reason_against() is not None:
         return
-    # Importing does not compile kernels. Without machine code for this machine, the first call
-    # raises.
+    # Importing compiles no kernels. If there is no machine code for this machine, importing ignores
+    # that, and the first call raises the error.
     with contextlib.suppress(MachineCodeError, ArgumentValueError):
         if library.path_of(XLA) is not None:
             register()

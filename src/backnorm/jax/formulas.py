@@ -176,7 +176,7 @@ def second_order(
 def wide_second_order(
     operands: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...], options: Options
 ) -> tuple[jax.Array, ...]:
-    """Return the results of `second_order` before they are rounded; linear in the cotangents.
+    """Return the unrounded results of `second_order`, which are linear in the cotangents.
 
     `backnorm.second_order.formulas` has the formulas. The compute dtype is float64 if
     `jax_enable_x64` is set, else float32. `conformance.judge.check_double_backward` has the error

@@ -44,8 +44,8 @@ def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.A
     unit = math.ldexp(epsilon, -exponent)
     of_small = 2.0 ** (-exponent / 2) * jax.lax.rsqrt(magnitude.astype(wide.dtype) + unit)
     if epsilon > 0:
-        # This limit matters only if epsilon is less than the smallest subnormal number of
-        # variance's type.
+        # The upper limit in the next line matters only if epsilon is less than the smallest
+        # subnormal number of variance's type.
         of_small = jnp.minimum(of_small, min(epsilon**-0.5, float(jnp.finfo(wide.dtype).max)))
     return jnp.where(is_small, of_small, jax.lax.rsqrt(jnp.where(is_small, 1, wide) + epsilon))
 

@@ -1,8 +1,8 @@
 """Launches of Triton kernels as calls of XLA, by jax-triton.
 
 A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
-arrays. `Memory` connects the two: the launch receives an instance, and a `Call` that writes to the
-instance stores in it the array that XLA returned.
+arrays. `Memory` connects the two: the launch receives instances of `Memory` in place of memory. A
+`Call` of a kernel stores each array that XLA returned in the instance to which the kernel writes.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Call:
         numbers: tuple[float, ...] = (),
     ) -> None:
         """Store the results of the kernel in the outputs."""
-        # Memory without a value, and memory that occurs twice, are placeholders for unused
-        # arguments.
+        # An input without a value, and an output that occurs a second time, are placeholders for
+        # unused arguments.
         unused = inputs[0].value
         arrays = [unused if memory.value is None else memory.value for memory in inputs]
         again = [memory in outputs[:k] for k, memory in enumerate(outputs)]

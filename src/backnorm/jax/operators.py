@@ -245,8 +245,8 @@ def _batch_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, mean and variance from x, gamma, beta, mask and residual.
 
-    `groups` has the mapped axes that the batch is split over, and JAX's `axis_index_groups` (or
-    None).
+    `mask` selects the elements that mean and variance are computed from. `groups` has the mapped
+    axes that the batch is split over, and JAX's `axis_index_groups` (or None).
     """
     x, gamma, beta, mask, residual = operands
     arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
@@ -325,7 +325,7 @@ def _normalized(
 def _scale_and_offset(
     x: jax.Array, gamma: Any, beta: Any, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """Return gamma and beta, or 1 and 0, in the type of per-channel arrays.
+    """Return gamma (ones if it is None) and beta (zeros if None) in the type of per-channel arrays.
 
     16-bit parameters are converted to float32. Statistics and parameter gradients are then rounded
     to 16 bits only once, at the end.

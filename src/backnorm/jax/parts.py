@@ -121,5 +121,5 @@ def _with_64_bits(function: Callable[..., Arrays]) -> Callable[..., Arrays]:
     return computed
 
 
-#: The functions, by operation, that compute a part of a batch on its device.
+#: Maps an operation to the function that computes it for the part of a batch on one device.
 PARTS = {"forward": _with_64_bits(_forward), "backward": _with_64_bits(_backward)}

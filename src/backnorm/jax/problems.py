@@ -66,7 +66,8 @@ def problem_of(
     """Return the problem of one element of a batch of problems, in the shape (outer, channels,
     inner).
 
-    `operands` are those of OPERANDS, with a batch axis (`batching`), and optionally a residual.
+    `operands` are the arrays that `OPERANDS` names for the operation, each with a leading batch
+    axis (`batching`). A residual may follow.
     """
     names, x = OPERANDS[operation], operands[0]
     shape, axis, dtype = x.shape[1:], options.axis, np.dtype(x.dtype)
@@ -90,7 +91,7 @@ def problem_of(
 
 @functools.cache
 def warn_of_formulas(problem: str, reason: str) -> None:
-    """Warn, once for each pair of arguments, that jax.numpy code runs in place of the kernels."""
+    """Warn, once per problem and reason, that jax.numpy code runs in place of the kernels."""
     warnings.warn(
         f"backnorm cannot {problem} and runs jax.numpy code: {reason}", RuntimeWarning, stacklevel=3
     )

@@ -1,4 +1,4 @@
-"""Split calls of kernels over devices when a function is compiled, without moving x.
+"""Split calls of kernels over devices when a function is compiled; x stays where it is.
 
 A data array may be split along any of its axes; per-channel arrays are split like the channels. If
 a batch is split, every device sums up its part, and the devices exchange the sums (`parts`). If
@@ -139,7 +139,8 @@ class _Split:
         return (_BATCH, *axes) if self._batched else tuple(axes)
 
     def _partition(self, _: Any, operands: Any, results: Any) -> tuple[Any, ...]:
-        """Return the function of one device, and the shardings of results and operands."""
+        """Return the mesh, the function of one device, and the shardings of results and operands.
+        """
         axes = *self._operand_axes, *self._result_axes
         holders, like = self._holders((*operands, *results), axes)
         inner = [k for k, axis in enumerate(self._all) if axis not in (_BATCH, _CHANNEL)]
@@ -158,8 +159,8 @@ class _Split:
         )
 
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
-        """Return the holders of an array that has all axes, and one of the arrays' shardings, whose
-        class the shardings to return must have.
+        """Return the holders of an array that has all axes, and the sharding of one of the arrays.
+        Shardings made from these holders must have the class of this sharding.
 
         Data arrays may be split in different ways; the array with the most parts is not moved.
         """
@@ -221,7 +222,7 @@ def _parts_of(holders: np.ndarray) -> int:
 
 
 def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return the holders without splits along axes whose parts would be unequal.
+    """Undo splits of axes into unequal parts: return the holders of an array with these axes whole.
 
     XLA pads the last part of such an axis with arbitrary elements.
     """
@@ -231,7 +232,9 @@ def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Return the holders of an array whose axes are `axes` of another array, in this order."""
+    """Given the holders of an array A, return those of an array with only A's `axes`, in this
+    order.
+    """
     rest = [axis for axis in range(holders.ndim) if axis not in axes]
     moved = holders.transpose(*axes, *rest)
     return moved.reshape((*moved.shape[: len(axes)], -1))

@@ -25,7 +25,8 @@ def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _varying(array: jax.Array) -> frozenset[Any]:
     kind: Any = jax.typeof(array)
-    # The axes are the attribute `vma` before JAX 0.9, and `mat.varying` since then.
+    # The axes over which an array varies are in `vma` before JAX 0.9, and in `mat.varying` since
+    # then.
     return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
 
 

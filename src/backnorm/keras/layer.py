@@ -35,7 +35,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     for the batch of all replicas of a `tf.distribute.Strategy`, however the batch is divided. A
     synchronized layer is differentiable once.
 
-    The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow the
+    The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow, the
     training step runs eagerly and in a `tf.function`. If XLA compiles the step
     (``jit_compile=True``), formulas replace the kernels, with the same accuracy
     (`backnorm.tensorflow.batch_norm`).

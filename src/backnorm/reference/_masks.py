@@ -2,8 +2,8 @@
 
 relu(v) is v where v > 0, NaN where v is NaN, and 0 otherwise. A ceiling is an upper bound of
 relu(v), a number of x's type. The derivative is 1 where 0 < y < ceiling, and 0 otherwise, also
-where y is NaN. The backward pass needs y only for this derivative. Bit i % 8 of byte i // 8 belongs
-to element i in the memory order of x.
+where y is NaN. The backward pass needs y only for this derivative, so a mask replaces y. Bit i % 8
+of byte i // 8 belongs to element i in the memory order of x.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from backnorm.layout import in_order, mask_size, memory_order, order_mark, resto
 
 def counting(y: np.ndarray, ceiling: float | None = None) -> np.ndarray:
     """Return where the derivative of a ReLU is 1, given its result y."""
-    # Compared in float64, because ml_dtypes warns when it compares NaN.
+    # y is compared in float64, because ml_dtypes warns when it compares NaN.
     values = y.astype(np.float64)
     return values > 0 if ceiling is None else (values > 0) & (values < ceiling)
 

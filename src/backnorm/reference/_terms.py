@@ -6,7 +6,8 @@ import numpy as np
 
 from backnorm._doubledouble import Exact, FloatArray
 
-# A smaller sum is scaled before its square root is computed (see `inverse_deviation`).
+# If variance + epsilon is smaller than this, it is scaled before its square root is computed (see
+# `inverse_deviation`).
 _SMALL = 2.0**-800
 
 

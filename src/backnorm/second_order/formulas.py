@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 # An array of elements or of channels, of any framework, or ABSENT.
 Array = Any
 
-#: Takes left, right and a pivot per channel; returns sum(right) and sum(right * (left - pivot)).
+#: A function that takes arrays left and right, and a pivot per channel. It returns sum(right) and
+#: sum(right * (left - pivot)) of each channel.
 Reduce = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 
@@ -83,7 +84,8 @@ class Factors(NamedTuple):
     # comes through the variance.
     of_h: Array
     ddbeta: Array
-    # Gradients of per-channel arrays. `mean` and `variance` are used if statistics are arguments.
+    # Gradients of per-channel arrays. `mean` and `variance` are used only if the statistics are
+    # arguments, not functions of x.
     gamma: Array
     mean: Array
     variance: Array

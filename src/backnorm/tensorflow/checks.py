@@ -58,7 +58,7 @@ def as_tensors(**arguments: Any) -> dict[str, Any]:
 
 
 def check_axis(axis: Any, x: Any) -> int:
-    """Return the channel axis, not negative, or raise.
+    """Return the channel axis as a number from 0 to rank - 1, or raise.
 
     For a traced x of unknown rank, return the argument unchanged; `resolve_axis` checks it when the
     function runs.
@@ -72,7 +72,7 @@ def check_axis(axis: Any, x: Any) -> int:
 
 
 def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
-    """Return the channel axis of an x of known rank, not negative, or raise."""
+    """Return the channel axis of an x of known rank as a number from 0 to rank - 1, or raise."""
     if rank < 2:
         raise ArgumentValueError(
             "x",
@@ -162,7 +162,8 @@ def _read(name: str, value: Any) -> np.ndarray:
     array = as_array(name, value)
     kind = element_type(array.dtype)
     if kind is not None:
-        # TensorFlow ignores the byte order of a constant in a graph.
+        # TensorFlow ignores the byte order of a constant in a graph, so the array gets the native
+        # one.
         return array if array.dtype.isnative else array.astype(kind)
     if issubclass(type(value), np.ndarray):
         raise _unsupported(name, array.dtype)

@@ -1,11 +1,11 @@
 """Convert tensors to NumPy arrays and back, sharing memory if TensorFlow allows it.
 
-With TensorFlow 2.21 on a CPU: ``numpy.asarray(tensor)`` is a view for every type
-(``tensor.numpy()`` is a copy), ``tf.constant(array)`` and ``tf.convert_to_tensor(array)`` copy, and
-``tf.experimental.dlpack.from_dlpack`` does not copy. But operators of TensorFlow end the process
-("Check failed: IsAligned()") if the address of a tensor is not a multiple of 64 bytes, which
-``from_dlpack`` does not check. So results are allocated at multiples of 64 bytes, and an array at
-another address is copied.
+With TensorFlow 2.21 on a CPU, ``numpy.asarray(tensor)`` returns a view for every element type
+(``tensor.numpy()`` returns a copy). ``tf.constant(array)`` and ``tf.convert_to_tensor(array)``
+copy; ``tf.experimental.dlpack.from_dlpack`` does not. But TensorFlow's operators end the process
+("Check failed: IsAligned()") if the address of a tensor is not a multiple of 64 bytes, and
+``from_dlpack`` does not check the address. So results are allocated at multiples of 64 bytes, and
+an array at another address is copied.
 """
 
 from __future__ import annotations

@@ -170,8 +170,8 @@ _PASSED_ON = _register("identity", lambda _, *cotangents: cotangents)
 def _unavailable(cotangents: Sequence[Any]) -> list[Any]:
     """Return gradients that raise an error when they are computed.
 
-    Raising here would be too early: `tf.saved_model.save` requests the gradient of each type of
-    node.
+    This function itself must not raise an error: `tf.saved_model.save` requests a gradient for each
+    type of node, but does not compute it.
     """
     message = "backnorm: an operation of a SavedModel has no gradient where it was mapped"
     with tf.control_dependencies([tf.debugging.Assert(False, [message])]):

@@ -304,9 +304,9 @@ def _checked(
     training: bool,
     reproducible: Any = False,
 ) -> tuple[Options, Problem | None]:
-    """Return the checked options, and the problem of the call, or None if the call is eager.
+    """Return the checked options and the problem of the call. The problem is None in an eager call.
 
-    In an eager call, the function on NumPy arrays constructs the problem.
+    The function on NumPy arrays then constructs the problem.
     """
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)

@@ -72,7 +72,8 @@ def _is_exact_ceiling(lower: object, upper: object) -> bool:
     if not all(type(bound) in (int, float) for bound in (lower, upper)) or lower != 0:
         return False
     assert isinstance(upper, int | float)
-    # The ceiling has at most the eight bits of bfloat16 and is a normal number of float16.
+    # The ceiling must have at most eight significant bits, as bfloat16 has, and be in the range of
+    # float16's normal numbers.
     return 2.0**-14 <= upper <= 2.0**15 and math.ldexp(math.frexp(upper)[0], 8).is_integer()
 
 

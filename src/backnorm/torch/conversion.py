@@ -49,7 +49,7 @@ _OWN_ATTRIBUTES = ("arithmetic", "reproducible", "fuse_activation")
 
 
 class ConversionWarning(UserWarning):
-    """A model has no layer that `convert` can convert, or has one that it cannot synchronise."""
+    """`convert` found no layer to convert, or found layers that it cannot synchronise."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def revert(model: Model) -> Model:
 
 
 def original_of(layer: Module) -> type[Module] | None:
-    """Return the library's class that corresponds to the class of a layer of backnorm, or None.
+    """Return the class of PyTorch, timm or torchvision that a layer of backnorm replaces, or None.
 
     The result is None for a layer with an activation of its own, because PyTorch has no such class.
     """

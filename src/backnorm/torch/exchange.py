@@ -51,7 +51,7 @@ _GATHERED = 12
 
 # The lengths of the two parts of a first message, in units of 8 bytes. The first part, the
 # description, consists of a digest of the text and the first 120 bytes of the text. The second part
-# has the statistics. Those after the 1025th number are in a second message.
+# has the first 1025 numbers of the statistics. Further numbers are in a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
 # Maps a group to the numbers of its layers without a name, and to the counter that gives the next
@@ -173,9 +173,9 @@ class Exchange:
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
         """Return the sum or maximum of the numbers of all processes, and compare digests."""
         begin, rest = _split(own)
-        # The digest has 32 bits, so that float64 sums of digests are exact. The maximum of (d, -d)
-        # over the processes shows the maximum and the minimum of d, which are equal only if all
-        # digests are equal.
+        # The digest has 32 bits, so that float64 sums of digests are exact. The maxima of d and of
+        # -d over the processes, where d is the digest, show the largest and the smallest digest.
+        # These two are equal only if all digests are equal.
         digest = int(_described(self._text)[0]) & 0xFFFFFFFF
         head = own.new_tensor([digest, -digest])
         message = torch.cat((head, begin))

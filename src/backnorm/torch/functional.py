@@ -221,7 +221,8 @@ def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Ten
     if not is_traced:
         plain: Any = tuple(map(as_plain, operands))
         if any(one is not other for one, other in zip(plain, operands, strict=True)):
-            # Tensors of subclasses with memory were replaced by plain tensors.
+            # `as_plain` replaced a tensor of a subclass. `batch_norm` starts again with plain
+            # tensors.
             x, residual, weight, bias, mean, variance = plain
             return batch_norm(
                 x, mean, variance, weight, bias, options.training, momentum, options.eps,

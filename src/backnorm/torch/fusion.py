@@ -1,7 +1,7 @@
 """Fuse the layers of a model with the activations that follow them.
 
 In a `torch.nn.Sequential` the order of modules shows which activation follows a layer. In other
-modules the caller names the pairs.
+modules, the caller names each pair of a layer and an activation.
 """
 
 from __future__ import annotations

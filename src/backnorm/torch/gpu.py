@@ -3,8 +3,9 @@
 This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `kernels` and
 `synchronised` call. Kernels run on the current stream of the tensors' device. No function waits for
 a kernel or reads a value from the device, so a call can be captured in a CUDA graph after the same
-call has run once and compiled its kernels. Because values are not read, variance + epsilon <= 0 is
-not an error: that channel's results are infinite or NaN, as in PyTorch.
+call has run once and compiled its kernels. Because no function reads values, none raises if
+variance + epsilon is not positive in a channel. The results of such a channel are infinite or NaN,
+as in PyTorch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from backnorm.torch.activations import activate, derivative
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
-# The alignment of arrays, in bytes, that the compiler assumes. PyTorch's allocators align to more.
+# The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
+# allocators align to more.
 _ALIGNMENT = 16
 
 _NOTHING = nullcontext()

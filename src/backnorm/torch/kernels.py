@@ -131,8 +131,8 @@ def double_backward(
     eps: float,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given ddx, ddweight and ddbias, the gradients of
-    the results of `backward`.
+    """Return the gradients of x, dy and weight. ddx, ddweight and ddbias are the gradients of the
+    results of `backward`.
     """
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
     engine = engine_of(x)

@@ -142,7 +142,7 @@ def _with_dy_as_x(_node: Any, x: Any, dy: Any, *others: Any) -> tuple[Any, Any]:
 
     In a model of contiguous tensors, Inductor changes convolutions and their results (x) to
     channels_last, but not the tensors that it computes itself (dy). Copying dy took up to four
-    times as long as the sums.
+    times as long as computing the sums of the backward pass.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V

@@ -11,10 +11,11 @@ attribute (`separate`) when a change could make the fusion visible: a hook, anot
 settings of the activation, a graph of `torch.fx`. The layer then only normalises, and the
 activation's module applies the activation.
 
-The caller of `convert` guarantees for a named pair that the activation gets the layer's output. If
-an eager call passes another tensor to the activation, the activation's module raises an error. In a
-`torch.nn.Sequential` the order of the modules is the guarantee. If another module replaces the
-layer or the activation in the model, the fusion does not detect it.
+If a caller of `convert` names a layer and an activation as a pair, the caller guarantees that the
+activation gets the layer's output. If an eager call passes another tensor to the activation, the
+activation's module raises an error. In a `torch.nn.Sequential`, the order of the modules is the
+guarantee. If another module replaces the layer or the activation in the model, the fusion does not
+detect it.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 
 
 class FusedActivation(Separable, torch.nn.Identity):
-    """The module of an activation that the layer before it computes.
+    """The module of a fused activation. The layer before this module computes the activation.
 
     `fused_layer` is that layer. It is stored in `__dict__`, so that it does not become a child
     module. `names` has the names of the layer and of this module in the model.
@@ -161,7 +162,7 @@ class FusedActivation(Separable, torch.nn.Identity):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Setting an attribute that only the activation has, such as `max_val`, separates the pair.
-        # Setting `training` or a private attribute, as in any module, keeps the pair.
+        # Every module has `training` and private attributes; setting these keeps the pair.
         if name != "training" and not name.startswith("_"):
             self.separate()
         super().__setattr__(name, value)
@@ -323,9 +324,9 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
     def _tensors(self) -> tuple[Any, ...]:
         # Reading an attribute of a module takes 0.9 us (AMD EPYC, Zen 3), so parameters and buffers
-        # are read from the module's dictionaries. The attributes are read while a compiler traces
-        # the call, and if a key is missing, as in a parametrised module, whose parameters are not
-        # in these dictionaries.
+        # are read from the module's dictionaries. The attributes are read in two cases only: if a
+        # compiler traces the call, or if a key is missing. (The parameters of a parametrised module
+        # are not in these dictionaries.)
         if not is_compiling():
             parameters, buffers = self._parameters, self._buffers
             try:

@@ -1,10 +1,10 @@
 """Batch normalisation, its gradient and its second-order gradient, as differentiable operators.
 
-The operators serve `torch.compile`, `torch.export`, fake tensors and modes that see every operator.
-The classes (`Function`) define derivatives for autograd, forward mode and `torch.func`. An operator
-only normalises: PyTorch's operators add a residual and apply an activation, and `move` updates the
-running statistics. Eager calls on tensors in memory do not use this module (see
-`eager`).
+The operators serve `torch.compile`, `torch.export`, fake tensors, and dispatch modes, which see
+every operator (such as FLOP counters). The subclasses of PyTorch's `Function` define derivatives
+for autograd, forward mode and `torch.func`. An operator only normalises: PyTorch's operators add a
+residual and apply an activation, and `move` updates the running statistics. Eager calls on tensors
+in memory do not use this module (see `eager`).
 
 If the argument `arithmetic` is None, an operator computes in the default arithmetic of the element
 type, so that a graph does not depend on the `backnorm.arithmetic` block in which it runs.
@@ -14,8 +14,8 @@ The batch's mean and variance are returned for the backward pass, and have no gr
 gradients (``is_grads_batched``) and second-order gradients are composed of PyTorch's operators
 (`composed`) if they may be differentiated.
 
-The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Forward mode therefore needs
-no other operators than reverse mode.
+The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Therefore forward mode uses
+the operators of reverse mode.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
 
 
 def _primals(ctx: Any) -> list[Tensor | None]:
-    """Return the saved tensors without their tangents at the current level."""
+    """Return the saved tensors without the tangents of the current level of forward mode."""
     # While a compiler traces, `forward_ad.unpack_dual` has no default level.
     return [
         None if tensor is None else torch._VF._unpack_dual(tensor, level=0).primal

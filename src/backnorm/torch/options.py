@@ -134,7 +134,7 @@ _traced_arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
     """Return the arithmetic of an operator: its argument, or the default of the element type.
 
-    The result does not depend on the `backnorm.arithmetic` block in which a graph runs.
+    A ``with backnorm.arithmetic(...)`` statement around the run of a graph has no effect.
     """
     return (
         own_arithmetic(element_type(dtype)) if arithmetic is None else check_arithmetic(arithmetic)

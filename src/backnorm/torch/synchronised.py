@@ -116,9 +116,10 @@ def _sums(
     """Return two tensors. Each has the sums of dy and of dy * (x - mean), and the number of
     elements.
 
-    The first tensor is for the gradients of weight and bias in this process. It has the sums of
-    this process alone. If `reproducible`, it has the sums of all processes in the first process,
-    and zeros in all other processes. The second tensor has the sums of all processes.
+    The first tensor is for the gradients of weight and bias in this process. Without `reproducible`
+    it has the sums of this process alone. With `reproducible` it has the sums of all processes in
+    the first process, and zeros in every other process. The second tensor has the sums of all
+    processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))
@@ -159,7 +160,7 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
     check_tensor("x", x)
     check_device(name, message, "x", x)
     check_memory(message, name)
-    # The kernel checks all other properties of x, and rejects an x without a channel axis.
+    # The kernel checks the shape and type of x later; it rejects an x without a channel axis.
     shape = (2 * x.shape[1] + 1,) if x.dim() > 1 else message.shape
     if message.dtype is not torch.float64 or message.shape != shape:
         raise TensorTypeError(
@@ -219,8 +220,8 @@ class _BatchNorm(Function):
             # this process depends on it.
             dy = torch.zeros_like(x)
         if torch.is_grad_enabled() and is_batched(dy):
-            # With a batched dy (``is_grads_batched``), the gradients would lose their derivatives
-            # without an error.
+            # PyTorch cannot differentiate the gradients for a batched dy (``is_grads_batched``)
+            # again, and would raise no error.
             _refuse_second_order()
         group = group if needs_x or reproducible else None
         local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)

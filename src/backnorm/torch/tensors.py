@@ -108,7 +108,7 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def needs_dispatcher(tensor: Tensor) -> bool:
-    """Whether a call on `tensor` must be composed of operators of the dispatcher.
+    """Whether a call on `tensor` must run as operators of PyTorch's dispatcher, not directly.
 
     True under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func` and
     forward-mode differentiation, under modes that see every operator (fake tensors, `make_fx`, FLOP
@@ -236,7 +236,7 @@ def wide(tensor: Tensor, x: Tensor) -> Tensor:
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """Return a tensor that is contiguous and `plain`: itself, or a copy."""
+    """Return `tensor` if it is contiguous and `plain`, else a contiguous copy."""
     if tensor.is_contiguous() and plain(tensor):
         return tensor
     return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -1,9 +1,10 @@
 """Support for tools that recognise layers by class, and so not backnorm's layers.
 
-Passes over a graph of `torch.fx` do not change backnorm's layers, so tracing gives a warning.
-Opacus rejects batch normalisation by class, so backnorm's classes are registered with its
-validator. `torch.jit.script` cannot compile backnorm's Python code, so this module makes it raise
-an error. This module does not import Opacus.
+Passes over a graph of `torch.fx` look for PyTorch's layers and do not change backnorm's, so
+`warn_of_tracing` warns when `torch.fx` traces a layer of backnorm. Opacus rejects batch
+normalisation by class, so backnorm's classes are registered with its validator. `torch.jit.script`
+cannot compile backnorm's Python code, so this module makes it raise an error. This module does not
+import Opacus.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class UnrecognisedLayerWarning(UserWarning):
 
 
 def warn_of_tracing(tracer: object, training: bool) -> None:
-    """Warn if a PyTorch tracer records a layer of backnorm, because passes cannot fold such a
-    layer.
+    """Warn if a PyTorch tracer records a layer of backnorm, because no pass over the graph can fold
+    it.
 
     Passes fold a normalisation into the preceding convolution only in evaluation mode, but
     quantisation folds every layer that it traces. After the tracers of other libraries, such as

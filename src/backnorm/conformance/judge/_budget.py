@@ -63,11 +63,13 @@ def budget(
       elements lose a few dozen roundoffs of sum|terms|, so the error of a parameter gradient is at
       most 2**-45 T. dx divides two such sums by M and takes about eight more operations. The budget
       of dx, 2**-40 T, is larger than this error, because it also allows other orders of summation.
-      In float32 it is at most 2**-16 ulp of T. A 16-bit element is then rounded correctly unless
-      its exact value is within 2**-40 T of the midpoint between two neighbours.
-    - float64 data: there is no wider type, so sums are compensated. Including the roundings of s
-      and of its product with a sum, the error of a parameter gradient is at most 2**-48 T. An
-      element of dx takes a dozen float64 operations, with an error of at most 2**-49 T.
+      For a float32 result, this budget is at most 2**-16 of an ulp of T. A 16-bit element is then
+      rounded correctly unless its exact value is within 2**-40 T of the midpoint between two
+      neighbours.
+    - float64 data: there is no wider type, so sums are compensated. Including the roundings of s =
+      1/sqrt(variance + epsilon) and of its product with a sum, the error of a parameter gradient is
+      at most 2**-48 T. An element of dx takes a dozen float64 operations, with an error of at most
+      2**-49 T.
     - float32 arithmetic (unit roundoff u = 2**-24) on float32 or 16-bit data: a term of a parameter
       gradient is rounded four times before it is added up in float64. The roundings are those of
       x - mean, of the product, and of two additions in a run of at most four terms; together they

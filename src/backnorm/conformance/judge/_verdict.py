@@ -90,8 +90,8 @@ def judge(
     allowance = budget(quantity, output, data, arithmetic)
     error, ulp = absolute_error(actual, exact, output), ulp_at(exact, output)
     with np.errstate(all="ignore"):
-        # A T (`terms`) that is not finite adds nothing to the allowed error, because the exact
-        # result may be finite.
+        # T (`terms`, the sum of magnitudes) may be infinite or NaN where the exact result is
+        # finite. There T adds nothing to the allowed error.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
         # A pair of float64 cannot represent parts below 2**-1074, so the oracle has that error.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)

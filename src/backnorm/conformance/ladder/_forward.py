@@ -36,16 +36,16 @@ from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.results import Normalized
 
-# The number of roundings that a term and the result have, for the mean, the variance and an element
-# of y.
+# How many roundings a term and the result have together, besides those of additions: for the mean,
+# for the variance, and for an element of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
 # Roundings with the compensated sums of float64 data, see `judge.budget`.
 _COMPENSATED = 32
-# Roundings after the sum: of the mean (division), and of the variance (division, square and
-# subtraction of the shifted mean).
+# Roundings after the sum. The mean has one: the division. The variance has three: the division, the
+# square of the shifted mean, and the subtraction of this square.
 _AFTER_MEAN, _AFTER_VARIANCE = 1, 3
-# The factor 0.05 in docs/tolerance.md: a serial sum loses squares that are smaller than half of its
-# last place.
+# The factor of the term 0.05 (2 u M)^1.5 v in docs/tolerance.md. The term is for squares that a
+# serial sum loses because they are below half a unit in the sum's last place.
 _SMALL_SQUARES = 0.05
 # In expected bounds, x is shifted by a number within this many standard deviations of the mean.
 _SHIFT = 2.0
@@ -373,7 +373,7 @@ class ForwardLadder:
         return ROUNDOFF[FLOAT64 if self.data == FLOAT64 else FLOAT32]
 
     def _over_elements(self, values: FloatArray) -> FloatArray:
-        """Return a value of each channel in a shape that broadcasts over elements."""
+        """Return values, one for each channel, in a shape that broadcasts over elements."""
         shape = [1] * self.direct.ndim
         shape[self.axis] = -1
         return values.reshape(shape)

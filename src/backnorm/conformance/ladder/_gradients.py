@@ -366,7 +366,9 @@ def _expected(
     additions: Additions,
     unit: float,
 ) -> Bound:
-    """Return the expected bound, given the roundings of an element and the additions of a sum."""
+    """Return the bound of the kind "expected", from the roundings of an element and a sum's
+    additions.
+    """
     if additions.height * unit >= 1.0:
         return Bound(ulps, math.inf)
     loss = DEVIATIONS * roundoff

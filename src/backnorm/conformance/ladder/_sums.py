@@ -17,7 +17,7 @@ ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2
 DEVIATIONS = 2.0
 # Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
 RUN = 16
-# Smallest and largest block of the rung "blocked".
+# Lengths of the shortest and the longest block of the rung "blocked", in elements.
 BLOCKS = 128, 512
 # Roundings of an inverse standard deviation: variance + epsilon, the root, the reciprocal.
 INVERSE_DEVIATION = 3
@@ -26,10 +26,10 @@ INVERSE_DEVIATION = 3
 class Additions(NamedTuple):
     """The rounding errors of a summation method.
 
-    If the terms are in random order, the sum of the squared rounding errors is `sums` times the
-    square of the sum plus `root` times the sum of the squared terms. In any order, the sum of the
-    squared rounding errors is at most `terms` times T**2, where T is the sum of the terms'
-    magnitudes. `height` is the number of additions that a term goes through.
+    S is the sum of the terms, Q the sum of their squares, T the sum of their magnitudes, and E the
+    sum of the squared rounding errors, in units of the squared roundoff. If the terms are in random
+    order, E is ``sums * S**2 + root * Q``. In any order, E is at most ``terms * T**2``. `height` is
+    the number of additions that a term goes through.
     """
 
     height: float
@@ -72,9 +72,10 @@ def _in_blocks(count: int, size: int) -> Additions:
 def _row(count: int, single: bool = False) -> Additions:
     """Return the rounding errors of a serial sum: of a single one, or the average over many.
 
-    For k from 2 to n, the k-th partial sum is k/n of the sum, plus a random part whose square is
-    k/n of the sum of the squares. The squares of the random parts of one sum often exceed the
-    average over many sums, so `single` doubles them.
+    A sum of n = `count` terms has partial sums of k terms, for k from 2 to n. Each is k/n of the
+    whole sum, plus a random part. The square of the random part is k/n of the sum of the squared
+    terms. The squares of the random parts of one sum often exceed the average over many sums, so
+    `single` doubles them.
     """
     sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
     root = (count + 1) / 2 - 1 / count
@@ -82,5 +83,5 @@ def _row(count: int, single: bool = False) -> Additions:
 
 
 def in_a_row(number: float, unit: float) -> float:
-    """Return the largest relative error of a number of successive roundings."""
+    """Return the largest relative error of `number` successive roundings of roundoff `unit`."""
     return number * unit / (1.0 - number * unit) if number * unit < 1.0 else math.inf

@@ -50,7 +50,8 @@ _Outputs = dict[str, np.ndarray | None]
 class _Calls:
     """The outputs of a call, and what this and further calls show.
 
-    `again` has the outputs of another call with equal inputs, if they differ.
+    `again` has the outputs of another call with equal inputs, if these outputs differ from the
+    first call's.
 
     `unchanged` names the outputs that have the same bits for another dy (in a forward pass: another
     x).
@@ -179,13 +180,14 @@ class Runner:
     def _of_huge(self, case: Case) -> _Outputs:
         """Call the subject once, on a case with repeated channels.
 
-        Return, of each output, the copy with the largest error.
+        Every copy of a channel should have the same results. Of each output, return the copy of the
+        channels that differs most from the first copy.
         """
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
-            # Each event restarts the time limit. The two events here give the call the whole limit,
-            # without the time of filling and comparing the arrays.
+            # Each event restarts the time limit. With the two events here, the limit applies to the
+            # call alone: the time to fill and compare the arrays does not count.
             self.say(event="filled")
             if getattr(self.subject, "writes", False):
                 memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}

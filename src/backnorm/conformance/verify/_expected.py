@@ -89,8 +89,8 @@ def with_expected(
     """Return the results with expected failures marked, and two lists of unmet expectations.
 
     `expectations` must not be expired. An expected failure gets the status "expected_to_fail", and
-    its reason as text. The first list has the outputs that passed unexpectedly, the second the
-    patterns that match no output.
+    its text is the reason that the expectation gives. The first list has the outputs that passed
+    unexpectedly, the second the patterns that match no output.
     """
     verdicts, passed, unmatched = [], [], [each.pattern for each in expectations]
     for verdict in results.verdicts:

@@ -25,7 +25,7 @@ def textbook(
     epsilon: float,
     data_format: str,
 ) -> Results:
-    """Return the results by NumPy, in float32 for elements of at most 32 bits."""
+    """Return y, mean and variance, computed by NumPy in float32 (in float64 if x is float64)."""
     wide: Any = np.float64 if element_type(x.dtype) == np.float64 else np.float32
     axis = 1 if data_format == "NCX" else x.ndim - 1
     others = tuple(k for k in range(x.ndim) if k != axis)

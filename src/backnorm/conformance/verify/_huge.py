@@ -23,7 +23,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes() -> int:
-    """Return the memory that is available without swapping; the whole memory if not on Linux."""
+    """Return the bytes available without swapping; on systems other than Linux, all memory."""
     if not _MEMINFO.is_file():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = _MEMINFO.read_text().splitlines()

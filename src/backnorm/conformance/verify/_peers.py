@@ -288,7 +288,8 @@ def missing_package(name: str) -> str | None:
     """Return the missing package that a peer needs, or None."""
     if name == "onednn":
         return None if library.find() else library.DISTRIBUTION
-    # The package onnxruntime provides the module onnxruntime, too, but without gradients.
+    # The packages onnxruntime and onnxruntime-training provide the module onnxruntime; only the
+    # second has gradients.
     module, package = {
         "onnxruntime": ("onnxruntime.training", "onnxruntime-training"),
         "torch-compiled": ("torch", "torch"),

@@ -146,7 +146,7 @@ def _summary(results: Results, found: Sequence[Finding], at_least: Rung) -> str:
 
 
 def show_case(results: Results, console: Console) -> None:
-    """Print, for each output, the element whose error is too large for the next better rung."""
+    """Print each output's status, and the element whose error rules out the next better rung."""
     for verdict in results.verdicts:
         grade = verdict.grade
         if grade is None or not grade.where:

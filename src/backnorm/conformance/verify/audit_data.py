@@ -1,4 +1,4 @@
-"""The inputs to which a test of a kernel is applied when its tolerance is audited (see `audit`)."""
+"""The inputs on which `audit` runs a test of a kernel, to examine the test's tolerance."""
 
 from __future__ import annotations
 
@@ -66,10 +66,12 @@ def _sparse(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
     return x, dy.astype(np.float64), power / 8, np.zeros(shape[1])
 
 
-#: Data by name. randn: normal x and dy, gamma 1. rand: all uniform in (0, 1). layer: normal x and
-#: dy, random beta, random gamma of both signs. uniform: all in (-1, 1). small: x in (-1, 1), dy and
-#: gamma in (-0.1, 0.1). sparse: x of few binary digits, gamma powers of 2, dy integers, mostly 0 if
-#: x has many elements.
+#: Functions that draw x, dy, gamma and beta, by the name of the kind of data. beta is 0 except in
+#: layer. randn: x and dy are normal, gamma is 1. rand: x, dy and gamma are uniform in (0, 1).
+#: layer: x and dy are normal, beta is random, and gamma is random with both signs. uniform: x, dy
+#: and gamma are uniform in (-1, 1). small: as uniform, but dy and gamma are divided by 10. sparse:
+#: x has few binary digits, gamma has powers of 2, and dy has integers, mostly 0 if x has many
+#: elements.
 DATA: Mapping[str, _Draw] = {
     "randn": _randn, "rand": _rand, "layer": _layer, "uniform": _uniform, "small": _small,
     "sparse": _sparse,

@@ -79,7 +79,7 @@ class Finding:
 
 
 def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
-    """Return how many (case, output) pairs have each status, are judged, and pass."""
+    """Return the number of (case, output) pairs of each status, of "judged" and "passed" pairs."""
     found = {"judged": 0, "passed": 0}
     for verdict in results.verdicts:
         found[verdict.status] = found.get(verdict.status, 0) + 1

@@ -99,7 +99,7 @@ def _judged_forward(case: Case) -> tuple[Ladder, Callable[[], bool]]:
 
 
 def _proves_forward(case: Case, ladder: ForwardLadder) -> bool:
-    """Whether a forward pass with a mistake in its formula fails a case."""
+    """Whether at least one mistake in the formula of y makes a forward pass fail the case."""
     return bool(case.data.x.size) and any(
         not ladder.grade(name, actual).at_least("serial") for name, actual in _mistaken(case)
     )

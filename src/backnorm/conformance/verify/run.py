@@ -68,8 +68,8 @@ STATUSES: tuple[Status, ...] = (
     "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: The statuses of outputs that are not judged: the output does not exist, every wrong formula
-#: passes the case, or the failure is expected.
+#: The statuses of outputs that are not judged: the subject refused the case; the case was not run
+#: or has no such output; every wrong formula passes the case; the failure is expected.
 UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
 # Seconds in which a child must end after the last case.
@@ -218,7 +218,8 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                     done.append(case.name)
                     results.verdicts += _verdicts(case, event, results)
                     ends = ends + 1 if event["event"] in ("crash", "hang") else 0
-                    # A command runs in a process of its own, and so can end several in one child.
+                    # A subject that is a command runs in its own process, so it can crash or hang
+                    # several times in one child.
                     if ends == _MOST_ENDS:
                         break
                     if progress is not None:

@@ -61,7 +61,7 @@ def from_text(text: str) -> Test:
 
 
 def from_function(function: Callable[[np.ndarray, np.ndarray], object]) -> Test:
-    """Return the test that calls a function with an array and the expected array.
+    """Return a `Test` that calls `function` with the actual and the expected array.
 
     The function accepts by returning a true value or None. It rejects by returning a false value,
     or by an AssertionError, like the functions of ``numpy.testing``.

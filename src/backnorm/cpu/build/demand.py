@@ -54,7 +54,7 @@ def build(name: str, level: str, folder: Path) -> None:
             f"the machine code {name}, {level}, is not built in this checkout, and Numba, which "
             "compiles it, is not installed: pip install --group kernels, and then make kernels"
         )
-    # The probe of the processor is built too quickly for a message.
+    # The probe, the library that detects the processor's level, is built too quickly for a message.
     if name != PROBE:
         _say(f"backnorm: compiling {name} for {level} (make kernels compiles all)")
     done = subprocess.run(  # noqa: S603 (this interpreter, our own module)

@@ -46,7 +46,7 @@ def _of_family(family: str) -> str:
     kernels = {f"kernels/{path.name}" for path in (_CPU / "kernels").glob("*.py")}
     kernels -= {"kernels/__init__.py", *special}
     used = {*_COMMON, *_OF_FAMILY.get(family, ()), *kernels}
-    # The probe of the processor contains no kernels.
+    # The probe, the library that detects the processor's level, contains no kernels.
     paths = (
         sorted(used)
         if family != "probe"

@@ -171,7 +171,9 @@ def load_singles_first(typingctx, array, index, count):
 
 @intrinsic
 def load_even_odd(typingctx, array, index):
-    """Return elements index .. index+15 as EvenOdd. The array must be bfloat16."""
+    """Return elements index .. index+15 as EvenOdd (the even ones, the odd ones). The array must be
+    bfloat16.
+    """
     return _loading(array, None, EvenOdd)
 
 

@@ -340,7 +340,8 @@ def _widened(total, product, totals):
 
 @inlined
 def recentre(mean, pairs, k):
-    """Convert sums of eight channels about the float32 nearest to the mean to sums about the mean.
+    """Change the pivot of the sums of eight channels: from the mean rounded to float32, to the
+    mean.
 
     Return a Vec that is NaN in the lanes whose sums must be computed in float64, and 0 in others.
     NaN marks sums with terms that overflowed, and sums that are so small that products may have

@@ -55,8 +55,8 @@ def reproducible_hook(
     """
     buffer, views = bucket.buffer(), bucket.gradients()
     if buffer.layout is not torch.strided:
-        # A bucket of sparse gradients has one parameter. DistributedDataParallel does not pass its
-        # name, so the message has its shape.
+        # A bucket of sparse gradients has one parameter. DistributedDataParallel does not pass the
+        # parameter's name, so the error message has the parameter's shape.
         (parameter,) = bucket.parameters()
         raise ArgumentTypeError(
             "bucket",

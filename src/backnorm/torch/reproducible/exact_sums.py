@@ -25,8 +25,8 @@ a unit in the last place. A plain float32 sum is off by up to N * 2**-24 of the 
 magnitudes. 16-bit sums are rounded to float32 first, as PyTorch does. float64 terms are scaled by
 2**-32, so that anchors are finite; terms below 2**-1043 count as zero.
 
-If a term is NaN or infinite, the result is that of an IEEE sum; the order of such a sum has no
-effect. Sums of zeros are +0.
+If a term is NaN or infinite, the result is NaN or infinite as in an IEEE sum, which does not depend
+on the order of these terms. Sums of zeros are +0.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _FORMATS[torch.float64] = _DOUBLE
 def sum_of_all(
     own: Tensor, parts: Iterable[Part], group: dist.ProcessGroup | None, divisor: float = 1.0
 ) -> torch.futures.Future[Tensor]:
-    """Store the sum of all terms of all processes in `own`, divided by `divisor`.
+    """Store in `own`, for each element, the sum of all terms of all processes divided by `divisor`.
 
     All processes of the group must make this call for the same elements, in the same order.
 
@@ -180,7 +180,7 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
 
 
 def store_sums(own: Tensor, sums: Tensor, divisor: float) -> Tensor:
-    """Store the sums in `own`, divided, and rounded to the type of `own`; return `own`."""
+    """Divide the sums by `divisor`, store them in `own`, rounded to its type, and return `own`."""
     scale = divisor * _FORMATS[own.dtype].scale
     for place, values in _blocks([Part(0, own)]):
         total = sums[0, place] if len(sums) == 1 else sums[:, place].sum(0)

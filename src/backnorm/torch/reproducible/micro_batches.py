@@ -59,8 +59,8 @@ class ReproducibleGradients:
     The gradients of each micro-batch are kept until `reproducible_hook` adds up the gradients of
     all processes; the order of the terms does not change these sums. So 1 process with 32 samples
     and 4 processes with 8 each take the same step, bit for bit. This also holds after several
-    backward passes in `no_sync`, if every run makes them in one order: autograd adds up the
-    gradients of batch normalisation in this order.
+    backward passes in `no_sync`, if every run makes these passes in the same order, in which
+    autograd adds up the gradients of batch normalisation.
 
     Parameters
     ----------
@@ -207,7 +207,8 @@ class _MicroBatchForward:
                 )  # fmt: skip
         self.module, self.name, self.size, self.gradients = module, name, size, gradients
         self.original = _OriginalForward(module, vars(module).get("forward"))
-        # PyTorch raises if a view that `Tensor.split` returns is changed in place.
+        # Whether micro-batches are copied. If a module works in place, they must be: PyTorch raises
+        # when a view that `Tensor.split` returned is changed in place.
         self.copies = any(getattr(each, "inplace", False) for each in module.modules())
         # The versions of the parameters in the last call: an optimizer's step increases them.
         self.versions: dict[Tensor, int] = {}
