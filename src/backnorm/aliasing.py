@@ -55,7 +55,7 @@ def check_out(
 def _are_apart(
     out: np.ndarray, operands: Sequence[np.ndarray | None], address: Any = address_of
 ) -> bool:
-    """Whether each operand ends before `out` begins, or begins after `out` ends.
+    """Whether the memory of each operand is wholly before or wholly after the memory of `out`.
 
     All arrays must be contiguous.
     """
@@ -72,7 +72,7 @@ def _are_apart(
 def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
     """Raise if `out` overlaps an operand.
 
-    The operand named `overwrites` is allowed if `out` is exactly the memory of this operand.
+    `out` may be exactly the memory of the operand named `overwrites`.
     """
     in_place = name == overwrites
     if (in_place and array is out) or not _overlap(out, array):
@@ -144,8 +144,8 @@ def _overlaps_itself(array: np.ndarray) -> bool:
     else:
         return False
     # Whether two elements overlap depends only on the differences of their indices. So if any
-    # elements overlap, there are two that have index 0 on all axes before the first axis on which
-    # they differ. On that axis, one has index 0, and the other a larger index.
+    # elements overlap, two overlapping elements have index 0 on all axes before the first axis on
+    # which they differ. On that axis, one has index 0, and the other a larger index.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 

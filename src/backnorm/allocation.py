@@ -43,8 +43,8 @@ ALIGNMENT = 64
 _PAGE = LARGE = 2 << 20
 
 # NumPy maps every large array anew, also in huge pages: an output of 64 MB took 15 ms (in a reused
-# block 8.6), one of 160 MB 37 ms (in a block 20). One of 512 MB would gain as much (113 and 61 ms),
-# but kept blocks of that size would use too much memory.
+# block 8.6), one of 160 MB 37 ms (in a block 20). An output of 512 MB would gain as much from a
+# block (61 instead of 113 ms), but kept blocks of that size would use too much memory.
 _LARGEST = 192 << 20
 
 # More blocks are kept for small outputs than for large ones. NumPy would take small outputs from
@@ -99,7 +99,7 @@ class _Block:
 
 
 class _Lease:
-    """The base object of an array in a block. It is freed together with the array."""
+    """The base object of an array that lies in a `_Block`; it is freed together with the array."""
 
     def __init__(self, block: _Block, size: int) -> None:
         self.__array_interface__ = {
@@ -114,8 +114,8 @@ class _Lease:
 
 
 class _End(weakref.ref[_Lease]):
-    """A weak reference to a lease, appended to a shelf (a deque of freed leases) when the lease is
-    freed.
+    """A weak reference to a lease. When the lease is freed, the reference is appended to a shelf (a
+    deque of such references).
 
     Its callback is the method `append` of the shelf, which runs no Python code. A `__del__` method
     is Python code, so a signal handler can run within it, and the exception of the handler is lost:
@@ -126,9 +126,9 @@ class _End(weakref.ref[_Lease]):
     block: _Block
 
 
-# References to freed leases, the newest last. Each reference keeps a block mapped. An array may be
-# freed between any two bytecode instructions, by this thread or another, which appends to a shelf.
-# So no code iterates over a shelf or relies on its length.
+# References to freed leases, the newest last. Each reference keeps a block mapped. This thread or
+# another may free an array between any two bytecode instructions, and the freed lease is then
+# appended to a shelf. So no code iterates over a shelf or relies on its length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
 
 
@@ -149,7 +149,7 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return a new array like `allocate`, beginning at a multiple of `ALIGNMENT` bytes."""
+    """Return an array as `allocate` does, but at an address that is a multiple of `ALIGNMENT`."""
     size = math.prod(shape) * dtype.itemsize
     if size >= LARGE and is_aligned(array := allocate(shape, dtype)):
         return array

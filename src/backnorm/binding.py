@@ -5,8 +5,8 @@ over tuples, and 7.7 with generated functions (x of 8 x 16 x 8 x 8, one thread o
 4, interleaved runs). Therefore two functions are generated as source and compiled, as `dataclasses`
 does with ``__init__``. `caller` makes the function that looks up the executable of a call in the
 call cache. `runner` makes the function that allocates the results and passes the address of every
-array to the kernel. Both are generated from the signature, so no operand can be in one and missing
-in the other.
+array to the kernel. The code of both generated functions has the operands of the signature, so
+neither function can lack one.
 """
 
 from __future__ import annotations
@@ -159,12 +159,12 @@ def runner(
 
 
 def _parameters(signature: Signature) -> str:
-    """Return the source of the parameters for the numbers of a function."""
+    """Return the source code of a function's parameters for the numbers of a signature."""
     return "".join(f", {number.name}={number.default!r}" for number in signature.numbers)
 
 
 def _arguments(numbers: Iterable[Number]) -> str:
-    """Return the source of the arguments that pass the numbers on."""
+    """Return the source of a call's arguments: each number is passed by its name."""
     return "".join(f", {number.name}={number.name}" for number in numbers)
 
 

@@ -7,9 +7,9 @@ multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first t
 the terms that are NaN, +infinity and -infinity.
 
 Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
-kernel one by one, so it gives the same bits. `xp` is the namespace of the arrays, `numpy` or
-`torch`. Functions that add also take `jax.numpy`; functions that round do not, because JAX's
-compiler may fuse rounding operations.
+kernel one by one, so it gives the bits that the kernel would give. `xp` is the namespace of the
+arrays, `numpy` or `torch`. Functions that add also take `jax.numpy`; functions that round do not,
+because JAX's compiler may fuse rounding operations.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return values
     if values.dtype == FLOAT64 and dtype == BFLOAT16:
         # Round to odd: truncate, and set the last bit if any truncated bit was set. The result is
-        # halfway between two 16-bit values only if the original value is. It has 15 significant
-        # bits, so that float32 also holds it exactly where bfloat16 is subnormal.
+        # halfway between two 16-bit values only if the original value is. The result has 15
+        # significant bits, so float32 holds it exactly, even where it is subnormal in bfloat16.
         bits = np.ascontiguousarray(values, FLOAT64).view(np.int64)
         last = 1 << 38
         kept = bits & -last

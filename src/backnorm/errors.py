@@ -53,7 +53,7 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
-        # The texts as given, with names in braces, for `in_words`.
+        # The texts as given: `in_words` replaces the names that they have in braces.
         self._given = argument, problem, came, accepted, hint
         self.argument = argument
         self.problem = _named(problem, {})

@@ -114,7 +114,7 @@ class Executable:
         return make(self.stage, self._refuse, *constants, again=self._again)
 
     def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Run again, or raise, for operands of which one has lost its memory (see `Code.lost`)."""
+        """Read the operands anew and run, or raise: one has lost its memory (see `Code.lost`)."""
         read = self._arrays.read(operands, self.problem.signature)
         return self.run(*read, out=out, **numbers)
 

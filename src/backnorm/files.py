@@ -35,7 +35,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
         If the file cannot be written; the error has the name of the file.
     """
     target = Path(os.path.realpath(path))
-    # The name does not contain the target's name, which could make it too long.
+    # The temporary name does not contain the target's name, because it could then be too long.
     temporary = target.with_name(f".backnorm.{secrets.token_hex(8)}.part")
     try:
         with temporary.open("xb") as stream:

@@ -146,7 +146,7 @@ class Arrays(Protocol[A, P]):
     ) -> tuple[Any, Launch]:
         """Return the engine's plan of a problem, and its kernels.
 
-        `exchanged` says that sums will be exchanged between the phases.
+        `exchanged` says whether sums will be exchanged between the phases.
         """
 
     def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
@@ -184,7 +184,7 @@ class Arrays(Protocol[A, P]):
     ) -> A | None:
         """Return `out` in a form that a kernel can write to; None if the result must be copied.
 
-        `in_place` says that kernels read all operands in place.
+        `in_place` says whether kernels read all operands in place.
 
         Raises
         ------
@@ -213,5 +213,6 @@ class Arrays(Protocol[A, P]):
         return np.asarray(channels).reshape(-1)
 
 
-#: `Arrays` of any framework. Executables use it, because their code does not depend on A and P.
+#: `Arrays` of any framework. Executables use this type, because their code does not depend on the
+#: type parameters A and P.
 AnyArrays = Arrays[Any, Any]

@@ -134,7 +134,8 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
 def reordered_mask(mask: np.ndarray, shape: tuple[int, ...], order: Order) -> np.ndarray:
     """Return a mask with its bits in `order`: the mask itself, or a reordered copy.
 
-    `mask` is the mask of an x of `shape`, and ends with an `order_mark`.
+    `mask` has a bit for each element of an x of `shape`, and ends with the `order_mark` of its
+    present order.
 
     Raises
     ------
@@ -154,7 +155,7 @@ def reordered_mask(mask: np.ndarray, shape: tuple[int, ...], order: Order) -> np
 
 
 def _marked_order(mark: bytes, shape: tuple[int, ...]) -> Order:
-    """Return the order of axes that an `order_mark` stores; axes of one element come first."""
+    """Return the order of axes that an `order_mark` stores; axes of size 1 come first."""
     rest = _wide(shape)
     number, places = int.from_bytes(mark, "big"), []
     for radix in range(1, len(rest) + 1):

@@ -265,7 +265,8 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
         # With `inverse`, a forward pass returns the inverse standard deviation instead of the
-        # variance. But in a forward pass, variance + epsilon is not positive only if both are 0.
+        # variance. But the variance is then known to be 0: a forward pass computes a variance that
+        # is not negative, so variance + epsilon can fail to be positive only if both are 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",

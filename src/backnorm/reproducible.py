@@ -36,7 +36,7 @@ class _Reproducible:
 
 
 class ReproducibleSums(_Reproducible):
-    """The two sums of the backward pass, like `ChannelSums`, but exact in any order of addition.
+    """The two sums of the backward pass, as in `ChannelSums`, but with the same bits in any order.
 
     ``backnorm.reduce(..., reproducible=True)`` returns these sums. ``backnorm.apply`` takes them.
     Two instances add up exactly (``a + b``), so the total does not depend on how a batch is

@@ -17,7 +17,7 @@ _MOST = sys.maxsize
 
 
 class Gradients(NamedTuple):
-    """Gradients of batch normalisation: dx, of x's shape and type; dgamma and dbeta, (C,)."""
+    """Gradients of batch normalisation: dx, of x's shape and type; dgamma, dbeta, of shape (C,)."""
 
     dx: np.ndarray
     dgamma: np.ndarray
@@ -140,9 +140,9 @@ class ChannelMoments(_OfChannels):
     """Mean and biased variance of every channel, which `backnorm.reduce_forward` returns and
     `backnorm.apply_forward` takes.
 
-    ``a + b`` combines the moments of two sets of elements by the formula for parallel variances,
-    which is accurate for any means. With w and v the fractions of the elements in a and b, and
-    d = mean_b - mean_a::
+    ``a + b`` combines the moments of two sets of elements by the formula of Chan, Golub and
+    LeVeque, which is accurate for any means. With w and v the fractions of the elements in a and b,
+    and d = mean_b - mean_a::
 
         mean     = mean_a + v * d
         variance = w * variance_a + v * variance_b + w * v * d**2

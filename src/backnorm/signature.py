@@ -241,8 +241,8 @@ _ALL = (
         public=False,
     ),
     # The next two are for the compilers of frameworks, which compute y or dx from the coefficients,
-    # fused with other operations. Dialects also use the second, for the gradients of the parameters
-    # alone.
+    # fused with other operations. Dialects also run `backward_coefficients`, if only the gradients
+    # of the parameters are needed.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),

@@ -135,7 +135,7 @@ def check_pointwise(
 
 
 def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
-    """Return the channels `part` of data, or of values per channel."""
+    """Return the part of an array (data or per-channel values) that has the channels `part`."""
     return array[part] if array.ndim == 1 else array[(slice(None),) * axis + (part,)]
 
 

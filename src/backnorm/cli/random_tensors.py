@@ -123,7 +123,7 @@ def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
 
 
 def parameter_type(schema: OperatorSchema, dtype: np.dtype) -> np.dtype | None:
-    """Return the type of per-channel tensors with data of `dtype`: float32 if that is allowed.
+    """Return the type of per-channel tensors if the data has `dtype`: float32 where it is allowed.
 
     Return None if the operator does not take data of `dtype`.
     """

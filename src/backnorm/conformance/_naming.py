@@ -29,7 +29,7 @@ _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
 # Formulas whose distance is at most this multiple of the least distance count as equally near.
 _MARGIN = 2.0
-# The residual of a fit, relative to dx or y, that rounding can cause.
+# The residual that rounding can cause in a fit, relative to dx or y.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
@@ -127,7 +127,7 @@ def _pairs(found: Numbers, formula: Numbers) -> Iterator[tuple[str, np.ndarray, 
 
 def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
     """Return the ratio of each number of `found` to the same number of `right`, as the median over
-    channels. Numbers that should be 0 in a channel are omitted.
+    channels. A number whose right value is 0 in any channel is omitted.
     """
     with np.errstate(all="ignore"):
         return {

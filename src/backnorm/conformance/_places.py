@@ -18,11 +18,11 @@ from backnorm.conformance._naming import (
 from backnorm.conformance.formula import rows_of
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT64, element_type
 
-# The largest error of an element that rounding can cause, relative to the largest element.
+# The largest error that rounding can cause in an element, relative to the largest element.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
-# A range counts as wrong if at least this share of its elements is wrong: an element of a wrong
-# range may be right by accident.
+# A run of elements in memory, or a set of channels, counts as wrong if at least this share of its
+# elements is wrong. The other elements may be right by accident.
 _MOST = 0.8
 
 

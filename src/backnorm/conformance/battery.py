@@ -136,7 +136,7 @@ def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]
 
 
 def subjects(formats: Iterable[str]) -> Iterator[Subject]:
-    """Yield every combination of element types, statistics types and these data formats."""
+    """Yield a subject for each element type, each of its statistics types, each of `formats`."""
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
             for data_format in formats:

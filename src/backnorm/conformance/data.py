@@ -233,7 +233,7 @@ def _layout(
 
 
 def in_layout(shape: tuple[int, ...], data_format: str) -> tuple[int, ...]:
-    """Return a shape (N, C, space) in a layout."""
+    """Return `shape`, given as (N, C, space), with its axes in the order of `data_format`."""
     return shape if data_format == "NCX" else (shape[0], *shape[2:], shape[1])
 
 
@@ -247,7 +247,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 def _exact_channel(
     count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return the exact deviations b, gradients, mean(dy) and mean(dy * b) of a channel."""
+    """Return b = (x - mean) / u, dy, mean(dy) and mean(dy * b) of a channel."""
     pairs = count // 2
     triples = int(rng.integers(0, pairs // 16, endpoint=True))
     b = np.full(pairs, 2.0)
@@ -257,7 +257,7 @@ def _exact_channel(
     mean_dy = float(rng.choice([-2, -1, 1, 2]))
     p = rng.integers(-1, 1, pairs, endpoint=True).astype(float)
     p = mean_dy + p - _spread(p.sum(), pairs)
-    # If q changes by 1/2 where b = 2, sum(b q) changes by one.
+    # If one element of q changes by 1/2, and the same element of b is 2, sum(b q) changes by one.
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
     # The mean of dy * b, which is 2 * sum(b q) / M, must be an integer. So sum(b q) is made a

@@ -192,8 +192,8 @@ def _in_layout(data: LayerData, layout: str) -> LayerData:
 
 
 def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
-    """Return the five numbers that describe each channel, and the residual of the fit relative to
-    dx.
+    """Fit dx by a multiple of dy, a constant and a multiple of x - mean in each channel. Return the
+    five numbers that describe each channel, and the median of the relative residuals.
     """
     dx, dgamma, dbeta = outputs
     of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]

@@ -155,7 +155,7 @@ RIGHT = Steps(
 
 
 def coefficients(channels: Channels, steps: Steps = RIGHT) -> Coefficients:
-    """Return the numbers of each channel that these steps give."""
+    """Return the coefficients of each channel, computed by these steps."""
     with np.errstate(all="ignore"):
         mean, variance = steps.statistics(channels)
         s = steps.inverse_deviation(variance, channels.epsilon, channels)
@@ -223,7 +223,7 @@ def _without(
 
 
 def tails_left_out(channels: Channels) -> list[Mistake]:
-    """Return mistakes of loops over 4 to 64 elements at a time that do not add the remainder."""
+    """Return mistakes of loops that add 4 to 64 elements at a time, but not the remainder."""
     found = []
     image = channels.count // max(channels.images, 1)
     for size, whole in {image: "each image", channels.count: "a channel"}.items():

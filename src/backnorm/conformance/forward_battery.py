@@ -27,7 +27,8 @@ class ForwardCase(Case):
     """One call of a forward pass in training, whose inputs are x, gamma and beta.
 
     `scaled` says whether gamma and beta are passed. `data.mean` and `data.variance` are the running
-    statistics of operators that take them. They differ from the statistics of the batch.
+    statistics of operators that take them. These running statistics differ from the statistics of
+    the batch.
     """
 
     @property
@@ -45,7 +46,7 @@ class ForwardCase(Case):
 
 
 def of_backward(case: Case) -> ForwardCase:
-    """Return the forward pass on the data of a case, with other running statistics."""
+    """Return the forward pass on the data of a case; only the running statistics differ."""
     mean, variance = _other(case.data.mean), _other(case.data.variance)
     data = replace(case.data, mean=mean, variance=variance)
     return ForwardCase(case.name, data, scaled=case.scaled, repeats=case.repeats)

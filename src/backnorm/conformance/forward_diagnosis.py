@@ -285,8 +285,8 @@ def _fitted(
 
 
 def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return, for the numbers that may be near 0, the least scale by which their differences are
-    divided.
+    """Return the least scales of the numbers that may be near 0. The difference of two such numbers
+    is divided by their magnitude, or by the least scale if that is larger.
     """
     deviation = np.sqrt(batch.variance)
     gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)

@@ -54,7 +54,7 @@ class ReluOperators(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReluCase:
-    """The arguments of one call of each of the three operators.
+    """The arguments of one call of each operator of `ReluOperators`.
 
     Attributes
     ----------
@@ -175,8 +175,8 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
-        # If a positive value is rounded to 0, the mask's bit for it must be 0. In float64, the
-        # oracle would round such values to 0, too.
+        # If a positive value is rounded to 0, the mask's bit for it must be 0. There is no such
+        # case in float64, because the oracle would round the value to 0, too.
         least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)
@@ -195,7 +195,7 @@ def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCa
 
 
 def _turned(data: LayerData) -> LayerData:
-    """Return the same data with x and dy in another order in memory."""
+    """Return the same data with the axes of x and dy in another order in memory."""
 
     def turn(array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.transpose(2, 0, 3, 1)).transpose(1, 3, 0, 2)
@@ -204,7 +204,7 @@ def _turned(data: LayerData) -> LayerData:
 
 
 def _with_nan(name: str, data: LayerData, rng: np.random.Generator) -> ReluCase:
-    """Return a case with NaN in x, in the residual, and in dy where no bit of the mask is set."""
+    """Return a case with NaN in x, in the residual, and in an element of dy whose mask bit is 0."""
     axis = 1 if data.data_format == "NCX" else -1
     x, dy = (np.moveaxis(array.copy(), axis, 0) for array in (data.x, data.dy))
     case = relu_case(name, data, rng)

@@ -65,5 +65,5 @@ class Columns:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """Return the least multiple that is not below `value`."""
+    """Return the least multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple

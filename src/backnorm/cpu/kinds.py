@@ -86,7 +86,7 @@ class Library:
 #: with the threads, and with the probe of the processor's features.
 FLOOR, XLA, THREADS, PROBE = "floor", "xla", "threads", "probe"
 
-#: The libraries that do not depend on the level.
+#: The libraries that do not depend on the processor's level.
 OF_ALL = (THREADS, PROBE)
 
 

@@ -42,7 +42,7 @@ class Launch(interfaces.Launch):
         count, channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
         # A 16-bit type has only kernels compiled for float32. If the problem's arithmetic is
-        # float64, the field `in_float64` of the record makes them compute in float64.
+        # float64, the record's field `in_float64` makes these kernels compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
         narrow, binned = compiled == "float32", problem.reproducible
         rows = bin_rows(dtype.itemsize)

@@ -26,7 +26,8 @@ FOLDER = Path(__file__).parent / "lib"
 _FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
 _REMEDY = "rebuild it with `make kernels`" if _FROM_SOURCES else "reinstall backnorm"
 
-# The lock is reentrant because a finaliser in the thread that holds it may need another library.
+# A finaliser can run in the thread that holds the lock, and can need another library. Therefore the
+# lock is reentrant.
 _building = threading.RLock()
 _loaded: dict[str, ctypes.CDLL] = {}
 

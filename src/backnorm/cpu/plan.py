@@ -22,8 +22,8 @@ from backnorm.problem import Problem
 #: The operations that read every element once and sum nothing.
 AT_ONCE = ("inference", "activation_backward")
 
-# Elements of a chunk. Each of its 16 running sums has at most 130 terms, which bounds the error of
-# a float64 sum to 2^-45 of the sum of magnitudes.
+# The number of elements of a chunk. A chunk is added up in 16 running sums of at most 130 terms
+# each, so the error of a float64 sum is at most 2^-45 of the sum of the magnitudes.
 _CHUNK = 2048
 
 # A channel has at most `_MOST_BLOCKS` blocks. All channels together have at most `_MOST_PARTIALS`
@@ -43,7 +43,8 @@ _LEAST_ROWS = 128
 # The fewest elements of a segment: shorter ones are summed as columns.
 _SHORT = 16
 
-# Elements that a group has in one sample, where they are adjacent in memory.
+# About how many elements of a sample a group of channels has. These elements are adjacent in
+# memory.
 _GROUP = 4096
 _LARGE_GROUP = 4 * _GROUP
 
@@ -163,9 +164,7 @@ class _Task(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Elements of an item: 1/8 of those of a thread, within limits; always whole bytes of a
-        mask.
-        """
+        """Elements of an item: 1/8 of a thread's elements, within limits; whole bytes of a mask."""
         even = round_up(self.problem.size // (8 * self.threads), 64)
         return max(_LEAST_SHARE, min(_SHARE, even))
 
@@ -372,7 +371,7 @@ def _depth(width: int, task: _Task) -> int:
 
 
 def _abreast(width: int, task: _Task) -> int:
-    """Return how many rows are written side by side, where rows are not written by tile.
+    """Return how many rows are written side by side, unless output is written by tile (`by_tile`).
 
     Rows side by side share the loads of their coefficients. But each row is a separate stream of
     loads and stores. Reasons to write rows in order are that few coefficients are loaded, that a
@@ -392,7 +391,7 @@ def _abreast(width: int, task: _Task) -> int:
 
 
 def _group(task: _Task, geometry: Segments | Columns, exchanged: bool) -> tuple[bool, str]:
-    """Return whether channels are written group by group while in the cache, and the reason."""
+    """Return whether each group of channels is written while its inputs are cached, and why."""
     problem, (outer, channels, inner) = task.problem, task.extents
     machine, threads = task.machine, task.threads
     if exchanged:

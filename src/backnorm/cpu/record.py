@@ -186,10 +186,11 @@ SLOTS = {
     if field in (*_CALL, *_PROBLEM, *_SHARED)
 }
 
-#: The cell where the claims begin: each participant of the first phase has `LINE` cells; those of
-#: the second phase follow. A participant's first cell counts the items that were claimed from its
-#: range of items. If a participant of the first phase is a thread of the pool, its second and third
-#: cells identify this thread, by the thread's slot (see `slots`) and the slot's state.
+#: The cell where the claims begin. Each participant has `LINE` cells for the first phase. After
+#: them, each participant has `LINE` cells for the second phase. A participant's first cell counts
+#: the items that were claimed from its range of items. If a participant of the first phase is a
+#: thread of the pool, its second and third cells identify this thread, by the thread's slot (see
+#: `slots`) and the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # Increase this when the meaning of a field or the use of scratch memory changes, because a

@@ -37,12 +37,12 @@ ROWS = 7
 
 
 def table_pitch(count: int) -> int:
-    """Return the length of a row for `count` float64: whole vectors, and one extra vector."""
+    """Return the length of a row: `count` float64, rounded up to whole vectors, plus one vector."""
     return (count + 2 * LANES - 1) // LANES * LANES
 
 
 def narrow_pitch(count: int) -> int:
-    """Return the length of a row for `count` float32: whole vectors, and one extra vector."""
+    """Return the length of a row: `count` float32, rounded up to whole vectors, plus one vector."""
     return (count + 2 * SINGLES - 1) // SINGLES * SINGLES
 
 
@@ -82,7 +82,8 @@ def bin_rows(itemsize: int) -> int:
 def bins_own(pitch: int, rows: int) -> int:
     """Return the size of the additional memory of a participant for reproducible sums.
 
-    It has three buffers of terms. In `segments`, where `pitch` is the `table_pitch` of a group, it
-    also has the bins of every channel of the group, and of every lane of each channel.
+    The memory has three buffers of terms. In the geometry *segments*, `pitch` is the `table_pitch`
+    of a group, and the memory also has the bins of every channel of the group and of every lane of
+    each channel. In *columns*, `pitch` is 0.
     """
     return 3 * TERMS * LANES + rows * (LANES + 1) * pitch

@@ -2,7 +2,8 @@
 
 Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). The state
 of a slot is eight times the number of requests that it has received, plus one of the states below.
-So a compare-exchange fails if the slot has received another request in the meantime.
+So a compare-exchange that expects an old state fails if the slot has since received another
+request.
 """
 
 from __future__ import annotations

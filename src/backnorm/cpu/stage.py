@@ -59,7 +59,8 @@ class _Record:
         self.address, self.view = address_of(self.cells), self.cells.data
 
 
-# A deque, because any thread or finaliser may take or add a record at any time.
+# The store is a deque, whose operations are atomic, because any thread or finaliser may take or add
+# a record at any time.
 _large: deque[_Record] = deque(maxlen=_MOST)
 
 
@@ -78,7 +79,7 @@ def _record(cells: np.ndarray, size: int) -> _Record:
 
 
 class Stage:
-    """A kernel and its record, whose addresses each call fills in.
+    """A kernel and its record. Each call writes the addresses of its arrays to the record.
 
     Parameters
     ----------

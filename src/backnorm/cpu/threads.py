@@ -62,8 +62,8 @@ def runner() -> Callable[[int, int], int]:
         If there is no library for this processor.
     """
     loaded = library.load(THREADS)
-    # The library is not linked to these functions, because C libraries differ in their symbol
-    # versions and files.
+    # The addresses of the `pthread` functions are looked up at run time. The library is not linked
+    # to them, because C libraries differ in their symbol versions and files.
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     # The compiled `_run` of kernels/team.py.
     run = loaded.bn_run
@@ -75,8 +75,9 @@ def runner() -> Callable[[int, int], int]:
 def region() -> int:
     """Return how many threads a parallel region of PyTorch's team has; 0 if the team is not used.
 
-    The number is always that of PyTorch's own regions. A smaller region would make libgomp end
-    threads, and PyTorch's next operator would wait 4 ms until they are started again.
+    The number is always that of PyTorch's own regions. A region with fewer threads would make
+    libgomp end the others, and PyTorch's next operator would wait 4 ms until these are started
+    again.
     """
     torch = modules.get("torch")
     if torch is None or not (_found or not _why_not(torch)):
@@ -118,8 +119,9 @@ def _team() -> tuple[bool, str]:
     own = _addresses(_loaded(path[-1]), _TEAM)
     if own is None:
         return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
-    # The order is that of the dynamic linker for PyTorch's own calls: first the symbols that are
-    # global in the process, which an earlier library may define; then PyTorch's own libraries.
+    # The functions are searched for in the order in which the dynamic linker resolves PyTorch's own
+    # calls: first among the symbols that are global in the process, which an earlier library may
+    # define; then in PyTorch's own libraries.
     addresses = _addresses(_loaded(None), _TEAM) or own
     runner()
     data = _data()

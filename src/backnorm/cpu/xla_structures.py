@@ -44,8 +44,8 @@ STRUCTURES = {
     " ThreadPool_Schedule ThreadPool_NumThreads",
 }
 #: Structures that backnorm makes, or that are part of other structures. Their fields must be
-#: exactly those in XLA's header. Other structures may have more fields at their end in the header
-#: than here.
+#: exactly those in XLA's header. In the header, other structures may have further fields after
+#: those that are listed here.
 MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
     name for name in STRUCTURES if name.endswith("_Args")
 }

@@ -36,7 +36,7 @@ class Call:
     arithmetic: Arithmetic
 
     def by_role(self, role: str) -> Any:
-        """Return the input with a canonical role, or None if it is absent."""
+        """Return the input that backnorm calls `role`, or None if the input is absent."""
         return self.inputs.get(self.schema.words.get(role, ""))
 
     def number(self, name: str) -> float:
@@ -115,7 +115,7 @@ class CanonicalCall:
         return self.operation == "backward" and "mean" not in self.inputs
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """Return arrays by canonical names, from arrays by the dialect's names.
+        """Return the inputs, which have the dialect's names as keys, with canonical names as keys.
 
         An inverse standard deviation is converted to a float64 variance that includes epsilon.
         Absent statistics are computed in float64.

@@ -1,7 +1,8 @@
 """Complete a schema with the parameters, defaults and documentation of the operator's class.
 
-They are read from the signature and the docstring of ``__call__``. If the operator is configured
-before it is called, attributes are read from the signature of ``__init__`` and the class docstring.
+Parameters, defaults and documentation are read from the signature and the docstring of
+``__call__``. If the operator is configured before it is called, attributes are read from the
+signature of ``__init__`` and the class docstring.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _sections(documented: Any) -> dict[str, str]:
 
 
 def _entries(section: str) -> dict[str, str]:
-    """Return the texts of a section of parameters or results by name, each as one line."""
+    """Return {name: text in one line} for the parameters or results that a section describes."""
     entries: dict[str, list[str]] = {}
     text: list[str] = []
     for line in section.splitlines():

@@ -63,7 +63,8 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
 def input_gradient(call: Call) -> np.ndarray:
     """Return dx in training, from the gradients of the parameters.
 
-    With M elements per channel, s = 1 / sqrt(variance + epsilon), and gamma = 1 if it is absent::
+    M is the number of elements per channel, s is 1 / sqrt(variance + epsilon), and an absent gamma
+    counts as 1::
 
         dx = gamma*s * (dy - dbeta/M - (x - mean)*s * dgamma/M)
 

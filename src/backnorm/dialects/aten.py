@@ -46,7 +46,7 @@ __all__ = [
 
 
 def _unread(name: str, role: TensorRole) -> TensorSpec:
-    """Return the rule of an unused statistic; PyTorch's forward may return it empty."""
+    """Return the rule of a statistic that is not read. PyTorch's forward may return it empty."""
     return TensorSpec(name, role, "U", "opaque", required=False)
 
 

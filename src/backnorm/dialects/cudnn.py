@@ -242,7 +242,7 @@ def _weights(call: Call, role: str) -> tuple[float, float]:
 
 
 def _check_apart(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise if the memory of an output overlaps other arrays; the memory of dx may be dy."""
+    """Raise if an output overlaps another array in memory; dx may use exactly the memory of dy."""
     overwrites = "dy" if name == "dx" else None
     for other, array in arrays.items():
         if other != name and np.may_share_memory(arrays[name], array):

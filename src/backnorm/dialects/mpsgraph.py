@@ -3,9 +3,9 @@
 Source: MPSGraphNormalizationOps.h of the macOS 11 SDK and Apple's documentation of the three
 methods. Neither source gives formulas or element types. The element types are those with which
 PyTorch calls the methods (aten/src/ATen/native/mps/operations/Normalization.mm, commit 013c316).
-The formulas are those that make PyTorch's calls return the gradient in training. Arguments are
-named after the labels of the Objective-C selectors. Statistics and parameters have the rank of the
-source, and size 1 in the reduced axes.
+The formulas are chosen so that PyTorch's calls return the gradients of training-mode batch
+normalisation. Arguments are named after the labels of the Objective-C selectors. Statistics and
+parameters have the rank of the source, and size 1 in the reduced axes.
 """
 
 from __future__ import annotations

@@ -177,9 +177,9 @@ class BatchNormTrainingBackward(Operator):
           In this case the oneDNN library computes diff_dst / sqrt(variance + epsilon), the
           formula for constant statistics; single_output="onednn" does the same.
         - The library accepts epsilon <= 0, a gamma that is too short, and rank 6, where it
-          leaves half of the output unwritten. Here the first two are errors, and every rank
-          from 2 up works.
-        - An empty N, spatial axis or C is accepted; diff_gamma and diff_beta are then zeros.
+          leaves half of the output unwritten. Here such an epsilon or gamma is an error, and every
+          rank from 2 up works.
+        - N, C and spatial sizes may be 0; diff_gamma and diff_beta are then zeros.
         """
         return self._run(
             (src, diff_dst, mean, variance, gamma),
@@ -305,7 +305,7 @@ class BatchNormForwardTraining(Forward):
         - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as
           in oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0)
           does not change the running statistics.
-        - An empty N, spatial axis or C is accepted; batch statistics are then zeros.
+        - N, C and spatial sizes may be 0; batch statistics are then zeros.
         """
         return self._run((src, mean, variance, gamma, beta), memory=dst, arithmetic=arithmetic)
 
@@ -393,7 +393,7 @@ class BatchNormInference(Operator):
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
         f16 with f32.
 
-        - An empty N, spatial axis or C is accepted; dst is then empty.
+        - N, C and spatial sizes may be 0; dst is then empty.
         """
         return self._run((src, gamma, beta, mean, variance), memory=dst, arithmetic=arithmetic)
 

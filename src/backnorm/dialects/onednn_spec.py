@@ -306,7 +306,7 @@ class BatchNormForwardTraining(_OfRevision, Forward):
     ) -> tuple[np.ndarray, ...]:
         """Batch normalisation in training, with running statistics.
 
-        With mean and variance the old running statistics::
+        The inputs mean and variance are the old running statistics::
 
             output           = gamma * (input - batch_mean) / sqrt(batch_variance + epsilon) + beta
             running_mean     = momentum * mean + (1 - momentum) * batch_mean

@@ -82,9 +82,9 @@ class Operator:
 
     @classmethod
     def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
-        """Return the schema, in the revision of `schema`, of a call with constant statistics.
+        """Return the schema of a call with constant statistics; its revision is that of `schema`.
 
-        If the operator has no attribute for constant statistics, that is `schema` itself.
+        If the operator has no attribute for constant statistics, the result is `schema` itself.
         """
         flags = {
             spec.name: spec.role == "frozen"

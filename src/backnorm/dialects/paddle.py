@@ -196,7 +196,7 @@ class _BatchNormGrad(Operator):
 
     @classmethod
     def schema_for(cls, attributes: Mapping[str, object]) -> OperatorSchema:
-        """Return the schema; is_test and use_global_stats determine which statistics it reads."""
+        """Return the schema; is_test and use_global_stats determine which statistics are inputs."""
         flags = [attributes.get(name, False) for name in ("is_test", "use_global_stats")]
         if not any(type(flag) in (bool, np.bool_) and flag for flag in flags):
             return cls.schema

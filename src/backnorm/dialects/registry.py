@@ -53,7 +53,7 @@ PARTS: Mapping[str, str] = {
 def parts(dialect: str) -> Mapping[str, OperatorSchema]:
     """Return the rules, by name, of a dialect's functions that compute a part of a gradient.
 
-    A dialect that is not in `PARTS` has none.
+    A dialect that is not in `PARTS` has no such functions.
     """
     dialect = check_word("dialect", dialect, accepted=", ".join(PARTS))
     if dialect not in PARTS:

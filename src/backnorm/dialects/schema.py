@@ -501,7 +501,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 def _in_braces(text: str) -> list[str]:
-    """Return the names in braces in a format string."""
+    """Return the names that a format string has in braces."""
     return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
 
 

@@ -258,7 +258,7 @@ class ForwardLaunch(_Launch):
 
 
 class Launches(Launch):
-    """The stages of a problem for any framework; they take pointers in the place of addresses.
+    """The stages of a problem on a GPU, for any framework; they take pointers, not addresses.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ class Launches(Launch):
 
 
 def _sizes(problem: Problem, extents: Extents, tiling: Tiling) -> tuple[int, ...]:
-    """Return the values of the arguments in `frame.SIZES`."""
+    """Return the values of a kernel's size arguments, in the order of `frame.SIZES`."""
     return (
         tiling.rows,
         tiling.width // tiling.align,
@@ -391,7 +391,7 @@ def _filled(operands: Pointers) -> Pointers:
 
 
 def _some(pointer: Any, otherwise: Any) -> Any:
-    """Return the pointer, or `otherwise` if it is None, which kernels do not accept."""
+    """Return the pointer, or `otherwise` if it is None: kernels do not accept None."""
     return otherwise if pointer is None else pointer
 
 

@@ -60,9 +60,9 @@ _COLUMNS = 256
 
 # In the geometry *columns*, the fewest rows of a program. A program stores two or four float64
 # numbers for each column. With fewer rows, these would be a large part of the program's memory
-# traffic. As long as `_ENOUGH` programs remain, programs have more rows than this, so that the
-# second kernel has fewer results to add up. If there would be fewer than `_FEW` programs, tiles are
-# made narrower.
+# traffic. If programs of `_LEAST_ROWS` rows would be more than `_ENOUGH`, each program has more
+# rows, so that the second kernel has fewer results to add up. If there would be fewer than `_FEW`
+# programs, tiles are made narrower.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
@@ -70,14 +70,14 @@ _FEW = 512
 # The fewest programs of a problem that has enough tiles: several for each multiprocessor.
 _PROGRAMS = 1024
 
-# Up to this number of elements of a unit, one launch is faster than three: a single program reads
-# about 100 GB/s, and a launch costs about 3 microseconds. The number is lower for odd runs, see
-# `_ODD`.
+# If a unit (a channel, or the columns of a tile) has at most this number of elements, one launch is
+# faster than three (sum, finish, apply): a single program reads about 100 GB/s, and a launch costs
+# about 3 microseconds. The number is lower for odd runs, see `_ODD`.
 _COMPLETE = 32768
 _COMPLETE_ODD = 8192
 
-# In segments, a program that computes a whole unit prefetches tiles if the unit has more elements
-# than this.
+# The number of elements of a unit above which a program that computes the whole unit prefetches
+# tiles, if the work is divided in segments.
 _AHEAD = 16384
 
 # A channel's runs (contiguous elements) are odd if their size is not a multiple of this number of
@@ -356,7 +356,7 @@ def _best(width: int, least: int, most: int) -> int:
 
 
 def _holds_channels(problem: Problem, extents: Extents) -> bool:
-    """Whether the operation has two phases, and a unit can have all elements of its channels."""
+    """Whether the operation has two phases, and no channel must be divided among several units."""
     vector = _VECTOR // problem.dtype.itemsize
     return problem.operation in ("backward", "forward") and (
         not _as_columns(problem, extents, vector, complete=True)

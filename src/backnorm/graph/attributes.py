@@ -9,7 +9,7 @@ from backnorm.graph.strict_json import expect_key, expect_object, expect_string
 
 
 def parse_attributes(value: object, where: str) -> dict[str, object]:
-    """Return name -> value of a JSON object ``{name: {"type": ..., "value": ...}}``.
+    """Return the value of each name in a JSON object ``{name: {"type": ..., "value": ...}}``.
 
     Each value is checked against its declared type. The operator later checks names and values.
     """

@@ -2,9 +2,10 @@
 
 Two pairs of steps are fused, without a change of bits. The first pair is a normalisation and a
 ReLU, if only the ReLU reads the normalisation's `dst`. The second pair is a ReLUBackward and a
-BatchNormTrainingBackward, if only the latter reads the ReLUBackward's `diff_src`, as its
-`diff_dst`. In oneDNN's own pattern, BatchNormTrainingBackward reads that `diff_src` as its `src`.
-That pattern is a different computation and is not fused.
+BatchNormTrainingBackward, if the `diff_src` of the ReLUBackward is the `diff_dst` of the
+BatchNormTrainingBackward and no other step reads it. In oneDNN's own pattern,
+BatchNormTrainingBackward reads that `diff_src` as its `src`. That pattern is a different
+computation and is not fused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _BACKWARD = "BatchNormTrainingBackward"
 
 
 def fused(program: Program) -> Program:
-    """Return `program` with each pair of steps that can be fused replaced by one step."""
+    """Return `program` with one step in place of each pair of steps that can be fused."""
     steps, tensors = list(program.steps), dict(program.tensors)
     reads = Counter(key for step in steps for key in step.inputs.values())
     reads.update(program.results.values())

@@ -171,7 +171,7 @@ def _quantize(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.nd
 
 
 def _dequantize(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.ndarray:
-    """Return (src - zp) * scale. The difference is exact, the product rounded to float32."""
+    """Return (src - zp) * scale. The difference is exact; the product is rounded to float32."""
     scales, zps = _spread(attributes, src.shape)
     with np.errstate(over="ignore"):
         dst: np.ndarray = (src.astype(np.int32) - zps).astype(np.float32) * scales

@@ -20,7 +20,7 @@ _RESERVED_NAMES = ("__metadata__",)
 def read_json(path: Path) -> object:
     """Return the JSON document in a file of at most `MAX_BYTES`.
 
-    The resulting Python objects take up to 44 times the memory of the file.
+    The resulting Python objects take up to 44 times as many bytes as the file has.
     """
     with path.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
@@ -73,7 +73,7 @@ def expect_key(fields: dict[str, object], key: str, where: str) -> object:
 def expect_choice(
     fields: dict[str, object], key: str, accepted: tuple[str, ...], where: str
 ) -> str:
-    """Return the value of `key`, which must be in `accepted`; without the key, `accepted[0]`."""
+    """Return the value of `key`, or `accepted[0]` if it is missing; raise if it is not accepted."""
     value = expect_string(fields.get(key, accepted[0]), f"{where}.{key}")
     if value not in accepted:
         raise ArgumentValueError(

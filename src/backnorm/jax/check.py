@@ -144,8 +144,8 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless a mapped axis with this name is in scope.
 
-    The check comes before compilation, because JAX stores the name then, and compares it with the
-    names of later calls.
+    The check comes before compilation: JAX stores the name when it compiles, and compares it with
+    the names of later calls.
     """
     try:
         jax.lax.psum(1, name)

@@ -1,8 +1,8 @@
 """The computations on a CUDA device: Triton kernels, launched by jax-triton.
 
 When a primitive is lowered for a CUDA device, `by_kernels` decides whether kernels compute it; if
-so, JAX traces `computed`. The problems of a batch (of `jax.vmap`) are computed as one problem,
-which has the channels of all of them.
+so, JAX traces the function `computed`, which launches them. The problems of a batch (of `jax.vmap`)
+are computed as one problem, which has the channels of all of them.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def _with_parameters(
 def _through_statistics(
     x: jax.Array, mean: jax.Array, dmean: Any, dvariance: Any, options: Options
 ) -> jax.Array:
-    """Return the cotangent of x through its statistics."""
+    """Return the part of x's cotangent that comes from the cotangents of its mean and variance."""
     dmean = _zeros_like(mean) if dmean is None else dmean
     dvariance = _zeros_like(mean) if dvariance is None else dvariance
     return formulas.through_statistics(x, mean, dmean, dvariance, options.axis)

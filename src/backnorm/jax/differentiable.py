@@ -128,7 +128,8 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
         arrays = (*operands[:count], *_selected(cotangents, nonzero))
         results: list[Any] = list(over_batch(of_one, batched)(*arrays))
         if batched:
-            # The cotangent of an operand that the batch shares is the sum over all problems.
+            # If all problems of a batch share an operand, its cotangent is the sum of those of the
+            # problems.
             results = [
                 result if result.shape == each.aval.shape else jnp.sum(result, 0, keepdims=True)
                 for result, each in zip(results, operands[count:], strict=True)

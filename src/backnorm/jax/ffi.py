@@ -37,7 +37,8 @@ from backnorm.signature import SIGNATURES, Operation
 TARGET = "backnorm_kernel"
 
 # Devices exchange sums after an operation whose name begins with "reduce", and before one whose
-# name begins with "apply". The plans of these operations must have `exchanged`.
+# name begins with "apply". Plans of these operations must be made with ``exchanged=True`` (see
+# `cpu.plan.plan`).
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"

@@ -1,8 +1,8 @@
 """Batch normalisation as `jax.numpy` code, for devices without kernels and for derivatives.
 
-Arrays keep the caller's axes. Per-channel arrays are (C,), float64 for a float64 x and float32
-otherwise. Elements are computed and summed up in the type of per-channel arrays, or in float64 if
-`options.arithmetic` is "float64". All functions are differentiable, to any order.
+Arrays keep the caller's axes. Per-channel arrays have shape (C,), and type float64 if x is float64,
+else float32. Elements are computed and summed up in the type of per-channel arrays, or in float64
+if `options.arithmetic` is "float64". All functions are differentiable, to any order.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ def through_statistics(
     """Return dmean/M + 2*(x - mean)*dvariance/M, the cotangent of x, in the type of the mean."""
     xp = _Namespace(x, axis)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
-    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, the variance's term
-    # is then 0, although 0 * infinity is NaN.
+    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, the term of the
+    # variance must still be 0, but 0 * infinity would be NaN.
     of_variance = xp.spread(2 * dvariance / xp.count, x)
     of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
     return xp.spread(dmean / xp.count, x) + centred * of_variance

@@ -1,4 +1,4 @@
-"""Launches of Triton kernels as calls of XLA, by jax-triton.
+"""Launch Triton kernels by XLA calls, through jax-triton.
 
 A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
 arrays. `Memory` connects the two: the launch receives instances of `Memory` in place of memory. A
@@ -116,7 +116,8 @@ class _Size(int):
     """A size that jax-triton does not turn into a constant.
 
     jax-triton turns numbers that equal 1 into constants, even if a kernel has `do_not_specialize`.
-    Sizes are runtime values in these kernels, so that no kernel is compiled again for another size.
+    The package's kernels take sizes as runtime values, so that no kernel is compiled again for
+    another size.
     """
 
     def __eq__(self, other: object) -> bool:

@@ -18,7 +18,8 @@ from backnorm.problem import residual_alone
 
 
 def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """Return the axes of features, not negative, ascending, each once."""
+    """Return the axes of features as non-negative numbers, in ascending order, without repetition.
+    """
     axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
     places = {int(each) + rank if int(each) < 0 else int(each) for each in axes}
     if not places or not places <= set(range(rank)):
@@ -44,9 +45,9 @@ def normalised(
 ) -> tuple[jax.Array, Sequence[jax.Array]]:
     """Return y in type `out`, and if not `frozen` the batch's mean and variance.
 
-    Mean and variance have one value per feature in row-major order. `layer` is a flax layer,
-    `statistics` are the running mean and variance, `parameters` scale and bias, `groups` the
-    arguments of `batch_norm` about mapped axes.
+    Mean and variance have one value per feature in row-major order. `layer` is a flax layer.
+    `statistics` are the running mean and variance. `parameters` are scale and bias. `groups` are
+    the arguments of `batch_norm` about mapped axes.
     """
     x = x.astype(promoted(x.dtype, out))
     axes = feature_axes(layer.axis, x.ndim)

@@ -64,8 +64,8 @@ def _primitive(
 
     def lowered_for_cuda(context: Any, *operands: Any, **parameters: Any) -> Any:
         shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
-        # Only CPU kernels have reproducible sums. If they are requested, the formulas raise an
-        # error.
+        # Only CPU kernels have reproducible sums. If a call requests reproducible sums,
+        # `by_formula` raises an error.
         if parameters["options"].reproducible or not cuda.by_kernels(shape, devices):
             return by_formula(context, *operands, **parameters)
         with launches.compiling():

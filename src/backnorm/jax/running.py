@@ -55,7 +55,7 @@ def batch_norm_with_state(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> tuple[jax.Array, RunningStatistics]:
-    """Normalise a batch like a layer; return y and the updated state of the layer.
+    """Normalise a batch as a layer does; return y and the updated running statistics.
 
     ::
 

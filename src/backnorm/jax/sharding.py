@@ -6,9 +6,9 @@ only channels, or the batch axis of `jax.vmap`, are split, each device runs the 
 exchange. XLA calls this code while it compiles a function, when the placement of the arrays is
 known. The partitioner must be Shardy; with GSPMD, arrays are gathered.
 
-The *holders* of an array A of rank r are an array of device numbers, of rank r + 1. Their first r
-sizes are the numbers of parts along the axes of A. Along their last axis are the devices that have
-the same part. Devices are numbered as in the compiled function.
+The *holders* of an array A of rank r are device numbers, in an array of rank r + 1. Their first r
+sizes are the numbers of parts along the axes of A. The devices along the last axis all have the
+same part. The number of a device is its index in the device assignment of the compiled function.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ class _Split:
         return (_BATCH, *axes) if self._batched else tuple(axes)
 
     def _partition(self, _: Any, operands: Any, results: Any) -> tuple[Any, ...]:
-        """Return the mesh, the function of one device, and the shardings of results and operands.
-        """
+        """Return the mesh, one device's function, and the shardings of results and operands."""
         axes = *self._operand_axes, *self._result_axes
         holders, like = self._holders((*operands, *results), axes)
         inner = [k for k, axis in enumerate(self._all) if axis not in (_BATCH, _CHANNEL)]

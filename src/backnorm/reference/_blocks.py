@@ -54,7 +54,7 @@ class Part:
         self.cell: _Cell = slice(None), channels, slice(None)
 
     def channel(self, values: np.ndarray | None, absent: float = 0.0) -> Term:
-        """Return per-channel values, or `absent` for None, in shape (channels, 1)."""
+        """Return values of channels in shape (channels, 1): all `absent` if `values` is None."""
         if values is None:
             return Term.of(np.full((self.channels.stop - self.channels.start, 1), absent))
         return Term.of(np.asarray(values[self.channels], np.float64)[:, None])

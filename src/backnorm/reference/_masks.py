@@ -1,7 +1,7 @@
 """Masks of a ReLU: bits that say where the derivative of y = relu(batch norm + residual) is 1.
 
-relu(v) is v where v > 0, NaN where v is NaN, and 0 otherwise. A ceiling is an upper bound of
-relu(v), a number of x's type. The derivative is 1 where 0 < y < ceiling, and 0 otherwise, also
+relu(v) is v where v > 0, NaN where v is NaN, and 0 otherwise. A ceiling is a number of x's type
+that bounds relu(v) from above. The derivative is 1 where 0 < y < ceiling, and 0 otherwise, also
 where y is NaN. The backward pass needs y only for this derivative, so a mask replaces y. Bit i % 8
 of byte i // 8 belongs to element i in the memory order of x.
 """

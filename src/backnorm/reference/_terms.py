@@ -82,7 +82,8 @@ def rectified(value: Term, ceiling: float | None) -> Term:
     stays = (hi > 0) | np.isnan(hi)
     hi, lo = np.where(stays, hi, 0.0), np.where(stays, lo, 0.0)
     if ceiling is not None:
-        # If the high part equals the ceiling, the low part decides.
+        # If the high part equals the ceiling, the sign of the low part says whether the value is
+        # larger.
         more = (hi > ceiling) | ((hi == ceiling) & (lo > 0))
         hi, lo = np.where(more, ceiling, hi), np.where(more, 0.0, lo)
     return Term(Exact(hi, lo), hi, value.size)

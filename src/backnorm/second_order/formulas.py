@@ -12,7 +12,8 @@ statistics, 1/M is ABSENT. Per-channel arrays have a shape that broadcasts with 
 Automatic differentiation of these formulas gives the third order.
 
 s can be as large as 4e161 (for the smallest variance), so that s*s overflows. Therefore no
-per-channel factor contains s*s: x - mean is multiplied by one s, the gradient by the other.
+per-channel factor contains s*s. Instead, x - mean is multiplied by one s, and the gradient is
+multiplied by the other s.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Factors(NamedTuple):
     # dL/dQ is also the factor of s*c in the gradient of dy.
     of_dy: Array
     of_ddx: Array
-    # Multiplied by s, this is the factor of s*c in the gradient of x: the part of the gradient that
-    # comes through the variance.
+    # Multiplied by s, this is the factor of s*c in the gradient of x. This term of the gradient
+    # comes from the variance.
     of_h: Array
     ddbeta: Array
     # Gradients of per-channel arrays. `mean` and `variance` are used only if the statistics are
@@ -101,7 +102,7 @@ def factors(
     share: Any,
     alone: bool = False,
 ) -> Factors:
-    """Return the per-channel factors of the derivatives of L.
+    """Return the per-channel factors of the derivatives of L (defined at the top of the module).
 
     Parameters
     ----------

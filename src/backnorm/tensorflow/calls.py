@@ -149,9 +149,9 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
     """Return dx of a part.
 
     The operands are those of `backward`, followed by the sums of the whole batch and its number of
-    elements per channel. With reproducible sums, an array as in `apply_moments` replaces the sums
-    and the number. The results then also include dgamma and dbeta of the whole batch, each rounded
-    once.
+    elements per channel. With reproducible sums, one array replaces the sums and the number. It has
+    a row for each part of the batch, as in `apply_moments`. The results then also include dgamma
+    and dbeta of the whole batch, each rounded once.
     """
     x, dy, mean, variance, gamma, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)

@@ -51,8 +51,8 @@ class _Namespace:
         return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
 
     def spread(self, channels: Any, elements: Any) -> Any:
-        # The channels are broadcast in the steps in which `sum` reduces, so that TensorFlow's
-        # gradient of this function sums in these steps, too.
+        # `sum` reduces in one or two steps. The channels are broadcast in the same steps in
+        # reverse, so that TensorFlow's gradient of this function sums as `sum` does.
         if elements.dtype == channels.dtype:
             return channels
         shape, run = tf.shape(elements), self._run
@@ -125,8 +125,8 @@ def backward(
     xp = _Namespace(wide, options)
     mean, variance = map(xp.channels, (mean, variance))
     if options.training:
-        # The mean and the variance get the values of the arguments, but the derivatives of the
-        # statistics of x.
+        # The mean and the variance have the values of the arguments, but are differentiated as
+        # functions of x.
         own = formulas.statistics(xp, wide)
         pairs = zip((mean, variance), own, strict=True)
         mean, variance = (of_x + tf.stop_gradient(each - of_x) for each, of_x in pairs)
@@ -159,7 +159,7 @@ def _check(options: Options) -> None:
 
 
 def _wide(x: Any, options: Options) -> Any:
-    """Return x in the type in which its elements are computed."""
+    """Return x, cast to the type of the computation (`options.arithmetic`)."""
     return tf.cast(x, tf.float32 if options.arithmetic == "float32" else tf.float64)
 
 

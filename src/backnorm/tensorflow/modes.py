@@ -22,8 +22,9 @@ def wants_formulas(*tensors: Any) -> bool:
     """Whether XLA compiles a call with these tensors, or one of the tensors has a tangent.
 
     XLA cannot call Python. While a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
-    treats a function that calls Python as a constant. If a function is called eagerly, forward mode
-    transposes its gradient function, and loses derivatives of the next order.
+    treats a function that calls Python as a constant. If such a function is called eagerly, forward
+    mode transposes the function's gradient. The derivatives of the result, which are of the next
+    order, are then lost.
     """
     return has_tangent(*tensors) or is_for_xla()
 

@@ -8,8 +8,8 @@ in functions that copy nodes one by one: `tf.vectorized_map`, `GradientTape.jaco
 - An attribute of the node itself names its gradient. TensorFlow uses this name when it
   differentiates a graph, including loops and functions.
 - The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs,
-  ``PreventGradient`` gets the identity as its gradient by name. Only a tape that records a copy
-  while the copy is made ignores both names, and raises the error of ``PreventGradient``.
+  ``PreventGradient`` gets the identity as its gradient by name. A tape ignores both names only if
+  it records a copy while the copy is made; then it raises the error of ``PreventGradient``.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ channel, and their number. Each replica writes its numbers to its own row of a m
 sum of all matrices, computed by one `all_reduce`, has the rows of all replicas. Adding zeros does
 not round. The rows are combined by the formula for parallel variances (Chan, Golub and LeVeque,
 1979). The formula does not lose digits, however large the means are. (Variances from sums of
-squares would, by cancellation.) The rows are in the order of the replicas, so all replicas get the
-same bits.
+squares would lose digits by cancellation.) The rows are in the order of the replicas, so all
+replicas get the same bits.
 
 *Backward*: the replicas add up 2C numbers; the number of elements is known from the forward pass.
 

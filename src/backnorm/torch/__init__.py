@@ -67,8 +67,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported at the first use, because the module imports PyTorch's compiler. That import takes
-    # more than a second.
+    # The module `reproducible` is imported when it is first used, because it imports PyTorch's
+    # compiler, which takes more than a second.
     if name in ("ReproducibleGradients", "reproducible_hook"):
         from backnorm.torch import reproducible
 

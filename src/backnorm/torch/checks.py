@@ -4,7 +4,8 @@ The operations of `kernels` check their operands, once for all calls with the sa
 eager call runs `check` only after an operation has raised, so that the error has the argument names
 of `torch.nn.functional.batch_norm`. A call through the dispatcher always runs `check`.
 
-Where PyTorch raises a RuntimeError, the error is a RuntimeError too.
+For a mistake for which PyTorch raises a RuntimeError, the error of this module is a RuntimeError,
+too.
 """
 
 from __future__ import annotations

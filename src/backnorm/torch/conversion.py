@@ -327,7 +327,7 @@ def _synchronise(layers: dict[str, Module], group: Any) -> None:
 
 def _fuse_blocks(model: Module, fuse: bool) -> dict[Module, tuple[bool, str]]:
     """With `fuse`, change the classes of blocks. Return, for each layer in a block, whether it is
-    fused, and with what or why not.
+    fused, and a text: what it is fused with, or why it is not fused.
     """
     outcomes = dict[Module, tuple[bool, str]]()
     for block in model.modules():
@@ -342,7 +342,8 @@ def _fuse_blocks(model: Module, fuse: bool) -> dict[Module, tuple[bool, str]]:
 def _class_name(module: Module) -> str:
     """Return the name of a module's class, with the package that users import it from.
 
-    A parametrised module has the name of the class that it had before.
+    For a parametrised module (`torch.nn.utils.parametrize`), this is the name of the class that it
+    had before parametrisation.
     """
     cls = type_before_parametrizations(module)
     package = re.sub(r"^torch\.nn\.modules\..*", "torch.nn", cls.__module__)

@@ -182,7 +182,7 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         ),
         new={
             "data": "(large_empty_like if is_large else empty_like)(x)",
-            # `empty_like` takes 0.2 us less than `empty` with a length and a type.
+            # `empty_like` is 0.2 us faster than `empty`, which takes a length and a type.
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
             "coefficients": "empty_like(table)",

@@ -45,13 +45,14 @@ from backnorm.errors import BacknormError
 
 # The largest group in which each process gathers all numbers. With n processes on a ring, gathering
 # takes 2 * (n - 1) hops for both passes. A large group makes three all-reduce sums: two in the
-# forward pass and one in the backward pass. On a tree, they take 2 * log2(n) hops each, 6 * log2(n)
-# together. For 12 processes these are 22 and 21.5 hops.
+# forward pass and one in the backward pass. On a tree, each sum takes 2 * log2(n) hops, and all
+# three take 6 * log2(n). For 12 processes, gathering takes 22 hops, and the sums take 21.5.
 _GATHERED = 12
 
-# The lengths of the two parts of a first message, in units of 8 bytes. The first part, the
-# description, consists of a digest of the text and the first 120 bytes of the text. The second part
-# has the first 1025 numbers of the statistics. Further numbers are in a second message.
+# The lengths of the two parts of a first message, in units of 8 bytes. A text describes layer,
+# channels, pass and settings. The first part is a digest of the text, and the first 120 bytes of
+# the text. The second part has the first 1025 numbers of the statistics. Further numbers are in a
+# second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
 # Maps a group to the numbers of its layers without a name, and to the counter that gives the next

@@ -239,8 +239,8 @@ def double_backward(
 
     `backnorm.second_order` has the formulas. Everything is computed in float64. PyTorch computes
     the sums, whose errors stay within the error budget (`conformance.judge.check_double_backward`
-    says why). The function allocates the results, copies of tensors whose order of axes differs
-    from x's, and eight float64 blocks of at most `_BLOCK` elements each.
+    says why). The function allocates memory for the results, for copies of tensors whose order of
+    axes differs from x's, and for eight float64 blocks of at most `_BLOCK` elements each.
     """
     x, dy, ddx = elements
     x = dense(x).detach()

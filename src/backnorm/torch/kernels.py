@@ -67,8 +67,8 @@ def forward(
     `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    As in PyTorch, autograd does not detect the update. So inference that saves tensors for
-    gradients saves copies of the statistics.
+    As in PyTorch, autograd does not detect the update. Therefore, if gradients need the statistics
+    of an inference, copies of the statistics are saved.
     """
     mean, variance, momentum = running or (None, None, 0.0)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(

@@ -43,8 +43,8 @@ _forward_coefficients = register(
 _backward_coefficients = register(
     "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-# The coefficients of inference have an operator of their own. In a frozen model its operands are
-# constants, so Inductor computes it only once.
+# The coefficients of inference have an operator of their own. In a frozen model the operands of
+# this operator are constants, so Inductor computes the coefficients only once.
 _inference_coefficients = register(
     "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
 )
@@ -163,8 +163,8 @@ def lower() -> None:
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
-        # Where `_is_lowered` is false, the operator is not decomposed, and Inductor's code calls
-        # it.
+        # If `_is_lowered` is false for x, the operator is not decomposed: Inductor's code calls the
+        # operator.
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
     # `fast_random_decomps` caches a copy of the table of decompositions when the first graph is

@@ -49,7 +49,7 @@ def described_activation(activation: Activation) -> str:
 
 
 def alteration_of(module: torch.nn.Module) -> str | None:
-    """Return why a call of a module differs from the forward of its class; None if it does not."""
+    """Return why calling a module is not just calling its class's `forward`, or None if it is."""
     hooks = (
         module._forward_hooks, module._forward_pre_hooks,
         module._backward_hooks, module._backward_pre_hooks,
@@ -186,7 +186,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     #: The activation that is applied to the normalised values.
     activation: Activation | None = None
 
-    #: Whether the activation was an argument of the layer, so that no other module computes it.
+    #: Whether `activation` was an argument of the layer. If not, an activation here is that of a
+    #: fused module.
     owns_activation: bool = False
 
     def __init__(

@@ -10,9 +10,9 @@ If the argument `arithmetic` is None, an operator computes in the default arithm
 type, so that a graph does not depend on the `backnorm.arithmetic` block in which it runs.
 Inductor's code has another default (`lowering`).
 
-The batch's mean and variance are returned for the backward pass, and have no gradients. Batched
-gradients (``is_grads_batched``) and second-order gradients are composed of PyTorch's operators
-(`composed`) if they may be differentiated.
+The batch's mean and variance are returned for the backward pass, and have no gradients. Gradients
+that may be differentiated again are composed of PyTorch's operators (`composed`) if they are
+batched (``is_grads_batched``) or of the second order.
 
 The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Therefore forward mode uses
 the operators of reverse mode.
@@ -130,15 +130,16 @@ class BatchNormBackward(Function):
 
 
 class _Normalisation(Function):
-    """The derivatives of y, with the batch's or with given statistics.
+    """The derivatives of y. The statistics are those of the batch, or they are given.
 
-    The inputs of subclasses begin with x, weight and bias.
+    The first inputs of every subclass are x, weight and bias.
     """
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
-        # Unpack saved tensors even if dy is None: that makes a checkpoint recompute its layers.
+        # Saved tensors are unpacked even if dy is None, because that makes activation checkpointing
+        # (`torch.utils.checkpoint`) recompute its layers.
         x, mean, variance, weight = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
@@ -343,7 +344,7 @@ def _move(
 
 
 def move_below_transforms(*arguments: Any) -> Tensor:
-    """Update running statistics in memory, in the tensors that transforms wrap."""
+    """Update the running statistics in place, by writing to the tensors that transforms wrap."""
     empty: Tensor = MoveRunningStatistics.apply(*arguments)
     return empty
 
@@ -354,8 +355,8 @@ class MoveRunningStatistics(Function):
     @staticmethod
     def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:
         # Writing to `data` does not change the tensor's version counter. As in PyTorch, autograd
-        # must not detect the update, because weights may be views of the same base tensor as the
-        # running statistics.
+        # must not detect the update: a weight may be a view of the same base tensor as the running
+        # statistics, and would count as changed, too.
         _move(running_mean.data, running_var.data, *arguments)
         return running_mean.new_empty(0)
 

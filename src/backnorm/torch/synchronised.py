@@ -177,7 +177,7 @@ def _message(sums: Tensor, count: int) -> Tensor:
 
 
 def _bins(x: Tensor, local: Tensor, exchange: Exchange | None) -> tuple[Tensor, Tensor]:
-    """Return the bins of the sums of all processes, and the number of elements in float64."""
+    """Return the bins of the sums of all processes, and the number of elements as a float64."""
     rows = bin_rows(x.element_size())
     message = local if exchange is None else exchange.bins(rows)
     return message[:-1].view(rows, -1), message[-1:].double()
@@ -195,8 +195,8 @@ class _BatchNorm(Function):
     """The derivative of the forward pass.
 
     The class has no rule for vmap or forward mode, so PyTorch raises an error if it applies either
-    of them to the class. Applied to the operator, forward mode would lose the tangent without an
-    error.
+    of them to the class. If forward mode were applied to the operator itself, the tangent would be
+    lost without an error.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Tensors: their types, classes and memory, and which calls need the dispatcher.
 
-Kernels read memory. A *plain tensor* is of a class of `PLAIN`. A tensor of another subclass is
+Kernels read memory. The class of a *plain tensor* is in `PLAIN`. A tensor of another subclass is
 treated as a plain tensor if it has memory, even if the subclass overrides `shape`. An *opaque*
 tensor has no memory; only operators can read its elements.
 
@@ -76,7 +76,7 @@ def _keys_in_memory() -> int:
     devices = [keys.CPU, keys.AutogradCPU, keys.AutocastCPU]
     devices += [keys.CUDA, keys.AutogradCUDA, keys.AutocastCUDA]
     bits = 0
-    # Conjugate tensors are complex; the checks of types reject them.
+    # `Conjugate` marks complex tensors, which have memory, but which the checks of types reject.
     for key in (*devices, keys.Negative, keys.Conjugate, keys.ZeroTensor, keys.ADInplaceOrView):
         bits |= torch._C.DispatchKeySet(key).raw_repr()
     return bits
@@ -151,7 +151,8 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a plain tensor if `value` is a tensor of a subclass with memory, else `value`."""
+    """Return a subclass's tensor as a plain tensor if it has memory; return other values unchanged.
+    """
     if type(value) in PLAIN or not issubclass(type(value), Tensor) or is_opaque(value):
         return value
     with torch._C.DisableTorchFunctionSubclass():
@@ -280,7 +281,7 @@ def check_own_memory(tensor: Tensor, name: str) -> None:
 
 
 class _Memory:
-    """The base object of an array in a tensor's memory, which keeps the tensor alive.
+    """An object that keeps a tensor alive: the base of an array that shares the tensor's memory.
 
     `Tensor.numpy` would also keep the tensor alive, but the tensor could then not be resized.
     """
@@ -340,8 +341,9 @@ def as_type(weight: Tensor | None, gradient: Tensor) -> Tensor:
 def inverse_deviation(variance: Tensor, eps: float) -> Tensor:
     """Return 1 / sqrt(variance + eps) in float64, with the bits that the kernels compute.
 
-    `torch.sqrt` on a CPU is off by one unit in 0.7 % of all numbers (PyTorch 2.13 with MKL), and
-    `rsqrt` there divides 1 by the exact square root. On a GPU, `sqrt` is exact, and `rsqrt` is not.
+    On a CPU, `torch.sqrt` is off by one unit in the last place for 0.7 % of all numbers (PyTorch
+    2.13 with MKL), but `torch.rsqrt` divides 1 by the correctly rounded square root. On a GPU,
+    `sqrt` is correctly rounded, and `rsqrt` is not.
     """
     total = variance.double() + eps
     return total.rsqrt() if total.is_cpu else 1.0 / total.sqrt()

@@ -30,8 +30,9 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
     it.
 
     Passes fold a normalisation into the preceding convolution only in evaluation mode, but
-    quantisation folds every layer that it traces. After the tracers of other libraries, such as
-    torchvision's feature extraction, no pass folds layers.
+    quantisation folds every layer that it traces. The tracers of other libraries, such as
+    torchvision's feature extraction, cause no warning, because no pass folds the layers that they
+    record.
     """
     module = type(tracer).__module__
     if module.startswith("torch.ao.") or (module.startswith("torch.fx.") and not training):

@@ -47,10 +47,10 @@ def tune(
 ) -> list[Trial]:
     """Find the fastest plan of a training step on tensors like these, and use it from now on.
 
-    The plan is used in this process, for calls with tensors of the same shapes, types and layout on
-    a device of the same model, and the same activation, eps and arithmetic. Every plan is correct,
-    but plans sum in different orders, so tuning can change the last bits of results. As long as the
-    plan is the same, every run gives the same bits.
+    The plan is used in this process, on GPUs of the same model, for calls with the same shapes,
+    types and layout of tensors and with the same activation, eps and arithmetic. Every plan is
+    correct, but plans sum in different orders, so tuning can change the last bits of results. As
+    long as the plan is the same, every run gives the same bits.
 
     Parameters
     ----------
@@ -118,8 +118,8 @@ def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> lis
 def measure(call: Callable[[], object]) -> float:
     """Return the milliseconds of a call on the device, as the median of repeated calls.
 
-    The time is infinite if the device has too little shared memory, or too few registers, for the
-    plan.
+    The time is infinite if a kernel of the call needs more shared memory or registers than the
+    device has.
     """
     from triton.runtime.errors import OutOfResources
     from triton.testing import do_bench

@@ -62,10 +62,10 @@ def budget(
     - float64 arithmetic (unit roundoff 2**-53) on narrower data: blocked sums of up to 2**30
       elements lose a few dozen roundoffs of sum|terms|, so the error of a parameter gradient is at
       most 2**-45 T. dx divides two such sums by M and takes about eight more operations. The budget
-      of dx, 2**-40 T, is larger than this error, because it also allows other orders of summation.
-      For a float32 result, this budget is at most 2**-16 of an ulp of T. A 16-bit element is then
-      rounded correctly unless its exact value is within 2**-40 T of the midpoint between two
-      neighbours.
+      of dx, 2**-40 T, is larger than the error of these operations, so that other orders of
+      summation also pass. For a float32 result, this budget is at most 2**-16 of an ulp of T. A
+      16-bit element is then rounded correctly unless its exact value is within 2**-40 T of the
+      midpoint between two neighbours.
     - float64 data: there is no wider type, so sums are compensated. Including the roundings of s =
       1/sqrt(variance + epsilon) and of its product with a sum, the error of a parameter gradient is
       at most 2**-48 T. An element of dx takes a dozen float64 operations, with an error of at most
@@ -78,24 +78,24 @@ def budget(
       earlier roundings affect the term dy: the subtraction of the shift, the subtraction of slope *
       (x - mean), and the rounding of the gain. The term of sum dy has six roundings: two in the
       sum, one of the shift, and the three of dy. The term of x - mean has eight: four in the sum,
-      and those of the slope, of x - mean, of the subtraction and of the gain. If the last product
-      exceeds a power of two that the exact value is below, an ulp is twice as large, and the last
-      rounding adds half a u T. With 16-bit data the last product is rounded to float32 before it is
-      rounded to 16 bits, which makes nine roundings. Together they are less than 16 u T = 2**-20 T,
-      which leaves room for the additions of longer runs.
+      and those of the slope, of x - mean, of the subtraction and of the gain. If a power of two
+      lies between the exact value and a larger last product, an ulp of the product is twice an ulp
+      of the exact value, and the last rounding adds half a u T. With 16-bit data the last product
+      is rounded to float32 before it is rounded to 16 bits, which makes nine roundings. Together
+      they are less than 16 u T = 2**-20 T, which leaves room for the additions of longer runs.
     - mean and variance are sums that are rounded once. Their budget is a whole ulp, plus T times
       the coefficient of a parameter gradient. The second part matters only if the terms of the mean
       cancel. The terms of the variance are all positive, so its T is the variance itself.
     - y is like dx, with the T of its own formula. In float32 arithmetic x - mean, the gain, and the
-      constant (beta and the low part of the mean) are rounded once each. Together with the rounding
-      when a residual is added, the error is at most half of 2**-20 T. A ReLU does not enlarge an
-      error.
+      constant (beta and the low part of the mean) are rounded once each. The addition of a residual
+      is one more rounding. With all these roundings, the error of y is at most 2**-21 T. A ReLU
+      does not enlarge an error.
     - A term of the second order has up to two sums and s**5 as factors. For float64 data, whose
       sums are compensated, no term has more than 32 roundings, and 2**-48 T is allowed. For float32
       data, a sum loses a few dozen roundoffs, and so does the gradient of gamma, which is allowed
-      2**-44 T. The gradients of x and dy have the coefficient of dx. For 16-bit data, a sum has an
-      error of 2**-22 T, and a product of two sums twice this error, so 2**-20 T is allowed in all
-      results. (A bfloat16 result is rounded to float32 first, which adds less than 2**-25 T.)
+      2**-44 T. The gradients of x and dy are allowed 2**-40 T, like dx. For 16-bit data, a sum has
+      an error of 2**-22 T, and a product of two sums twice this error, so 2**-20 T is allowed in
+      all results. (A bfloat16 result is rounded to float32 first, which adds less than 2**-25 T.)
 
     Raises
     ------

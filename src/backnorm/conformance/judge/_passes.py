@@ -136,20 +136,20 @@ def check_double_backward(
     their type and the number of roundings differ:
 
     - NumPy, PyTorch on a CPU, TensorFlow: float64 and the engine's sums, as :func:`budget` assumes.
-    - PyTorch on a GPU: float64 and PyTorch's sums, which are not compensated. Blocks of 2**20
-      elements are added up in trees, with log2(M) roundings, and each block adds one rounding. Up
-      to about 2**23 elements per channel, these roundings are fewer than the 32 that the budget
-      allows. The measured error of channels of 2**17 float64 elements is 2**-51 T, with the T of
-      `budget`.
+    - PyTorch on a GPU: float64 and PyTorch's sums, which are not compensated. A tree adds up each
+      block of 2**20 elements, with at most 20 roundings, and adding the block's sum to the total
+      rounds once more. Up to about 2**23 elements per channel, these roundings are fewer than the
+      32 that the budget allows. The measured error of channels of 2**17 float64 elements is 2**-51
+      T, with the T of `budget`.
     - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate as PyTorch's. But JAX
       adds the direct gradient of x and the gradient through the statistics as two arrays of x's
       type (`in_parts`). No element of these arrays exceeds T, so the rounding of each array is at
       most u*T, where u is half the distance from 1 to the next number of x's type. Therefore 2*u*T
       is added to the budget.
-    - JAX without `jax_enable_x64`: all operations and sums are float32 (``wide=False``). Therefore
-      2**-20 T is added to the budget, which assumes float64 (2**-40 T for float32 data, 2**-44 T
-      for the gradient of gamma). The derivation of the budget for 16-bit data gives this number.
-      The measured error of channels of 2**18 elements is 2**-23 T.
+    - JAX without `jax_enable_x64`: all operations and sums are float32 (``wide=False``). The budget
+      of float32 data is 2**-40 T (2**-44 T for the gradient of gamma), because it assumes float64
+      arithmetic. Therefore 2**-20 T is added. The number 2**-20 is derived as for 16-bit data
+      (:func:`budget`). The error measured with 2**18 elements per channel is 2**-23 T.
     """
     exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
     more = 0.0 if wide else 2.0**-20

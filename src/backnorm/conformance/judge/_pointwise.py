@@ -1,4 +1,4 @@
-"""Verdicts on the operators of oneDNN's graphs other than batch normalisation.
+"""Verdicts on the elementwise operators of oneDNN's graphs.
 
 The expected values are computed in float64, by other formulas than the operators'. The allowed
 errors are:
@@ -37,8 +37,7 @@ def check_relu(src: np.ndarray, dst: np.ndarray) -> Verdict:
 
 
 def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndarray) -> Verdict:
-    """Judge diff_src: it must be diff_dst where `src` (the ReLU's src or dst) is positive, else 0.
-    """
+    """Judge diff_src: it must be diff_dst where `src` (or the ReLU's dst) is positive, else 0."""
     if diff_src.dtype != diff_dst.dtype or diff_src.shape != src.shape:
         return _of_other_kind("diff_src", diff_src, diff_dst.dtype, src.shape)
     expected = np.zeros(src.shape)

@@ -1,7 +1,7 @@
 """A ladder of error bounds, which grades an output by the arithmetic that explains its errors.
 
-Each rung is an arithmetic: how elements and sums are computed. An output is on the best rung whose
-bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
+Each rung is an arithmetic, that is, a way to compute elements and sums. An output is on the best
+rung whose bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
 """
 
 from backnorm.conformance.ladder._forward import ForwardLadder, grade_forward

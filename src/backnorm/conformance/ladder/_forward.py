@@ -39,7 +39,8 @@ from backnorm.results import Normalized
 # How many roundings a term and the result have together, besides those of additions: for the mean,
 # for the variance, and for an element of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
-# Roundings with the compensated sums of float64 data, see `judge.budget`.
+# The number of roundings of the mean, and of the variance, of float64 data, whose sums are
+# compensated (see `judge.budget`).
 _COMPENSATED = 32
 # Roundings after the sum. The mean has one: the division. The variance has three: the division, the
 # square of the shifted mean, and the subtraction of this square.
@@ -80,8 +81,9 @@ class _Channels(NamedTuple):
 class _Errors(NamedTuple):
     """Bounds of the errors of each channel's statistics, without the rounding to the output's type.
 
-    `used` is the error of the mean that is subtracted from x. The square of this error can only
-    enlarge the variance, so `variance`, a bound in both directions, does not contain it.
+    `used` bounds the error of the mean in the form in which it is subtracted from x. The square of
+    this error can only enlarge the variance, so `variance`, a bound in both directions, does not
+    contain it.
     """
 
     mean: FloatArray

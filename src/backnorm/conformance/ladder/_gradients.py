@@ -40,7 +40,7 @@ from backnorm.results import Gradients
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Allowed error of an element, as multiples of magnitudes that the oracle returns.
+    """The factors in the formula of an element's allowed error.
 
     The bound is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``. ulp
     is the unit in the last place of the output's type at the exact value, T is the sum of the
@@ -376,7 +376,7 @@ def _expected(
     sums = DEVIATIONS * unit * math.sqrt(additions.sums)
     # The terms of a sum are rounded independently of each other.
     root = math.hypot(loss * math.sqrt(roundings), DEVIATIONS * unit * math.sqrt(additions.root))
-    # A gradient of 16 bits is rounded to float32 first.
+    # A 16-bit gradient is rounded to float32 before it is rounded to 16 bits.
     after = 1.0 if is_16_bit(output) else 0.0
     if quantity == "dx":
         after = roundings + (INVERSE_DEVIATION if additions.height else 0.0)
@@ -389,10 +389,11 @@ def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float
     """Return the expected error, relative to T, of roundings that have one sign in many terms."""
     if quantity == "dbeta":
         return 0.0
-    # Where the last place of x is larger than the mean's, x - mean loses the same bits in every
-    # element. Apart from the last bits of the mean, a product of two 16-bit values (roundoff u) is
-    # a multiple of 4 u**2 times its own size. So it is often exactly half of the last place of a
-    # long sum, and such ties are often rounded in one direction.
+    # If an ulp of x is larger than an ulp of the mean, rounding x - mean loses the last bits of the
+    # mean, and these are the same for every element. A product of two 16-bit values (roundoff u) is
+    # a multiple of a power of two that is more than u**2 times the product. (The last bits of the
+    # mean are neglected here.) So adding such a product to a long sum is often a tie, exactly
+    # halfway between two numbers, and ties are often rounded in one direction.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 

@@ -79,7 +79,7 @@ def best_rung(
     bounds: Mapping[Rung, FloatArray],
     output: np.dtype,
 ) -> Grade:
-    """Return the grade of an output that has elements.
+    """Return the grade of an output that is not empty.
 
     Parameters
     ----------

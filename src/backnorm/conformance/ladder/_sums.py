@@ -59,8 +59,8 @@ def additions_of(rung: Rung, count: int) -> Additions:
 
 
 def _in_blocks(count: int, size: int) -> Additions:
-    """Return the rounding errors of serial sums of blocks of this size, whose sums are then added
-    up.
+    """Return the rounding errors of a sum in blocks: `size` terms at a time are added serially, and
+    then the sums of the blocks are added serially.
     """
     if count <= size:
         return _row(count, single=True)

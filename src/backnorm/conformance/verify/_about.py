@@ -51,8 +51,7 @@ def _inputs(case: Case) -> Table:
 
 
 def _outputs(ladder: GradientLadder) -> Table:
-    """Return a table: a column for each gradient; rows for type, condition, median of each bound.
-    """
+    """Return a table with a column for each gradient: type, condition, median of each bound."""
     columns: list[list[str]] = []
     for name in GRADIENTS:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)

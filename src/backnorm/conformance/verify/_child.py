@@ -39,7 +39,7 @@ from backnorm.errors import ArgumentError
 # If x has more elements than this, the subject is called only once, because more calls would take
 # minutes.
 _REPEATED = 1 << 22
-# In a huge case, the subject must leave this many bytes of available memory unused.
+# If the job sets no memory limit, a huge case may use all available memory except this many bytes.
 _RESERVED = 1 << 30
 
 
@@ -48,7 +48,7 @@ _Outputs = dict[str, np.ndarray | None]
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """The outputs of a call, and what this and further calls show.
+    """The outputs of a call, and what was observed in this call and in further calls.
 
     `again` has the outputs of another call with equal inputs, if these outputs differ from the
     first call's.

@@ -22,12 +22,12 @@ class CommandError(Exception):
 
 
 class OfCommand:
-    """A command line in which ``{inputs}`` and ``{outputs}`` are replaced by folders.
+    """A command line in which ``{inputs}`` and ``{outputs}`` stand for the paths of two folders.
 
     The folder of inputs is like one that :func:`backnorm.conformance.verify.export.export` writes,
-    but it has only one case, and no expected results. The folder of outputs is read as
-    :func:`backnorm.conformance.verify.export.judge` reads its folder of results. The command does
-    not run in a shell.
+    but it has only one case, and no expected results. The command writes its outputs in the format
+    of the results that :func:`backnorm.conformance.verify.export.judge` reads. The command does not
+    run in a shell.
     """
 
     def __init__(self, command: str) -> None:

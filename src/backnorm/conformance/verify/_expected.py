@@ -151,8 +151,8 @@ class Baseline:
         before = self.statuses.get(key)
         if before is None:
             return verdict.is_judged and verdict.status not in RUNGS
-        # "proves_nothing" can replace the status of a right output as soon as the case's other
-        # outputs are right, too. So it is not worse.
+        # A right output may get the status "proves_nothing" when the other outputs of its case
+        # become right, too. So this status is not worse.
         if verdict.status in ("proves_nothing", "expected_to_fail"):
             return False
         if sufficient is not None and is_at_least(verdict.status, sufficient):

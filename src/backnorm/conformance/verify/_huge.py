@@ -85,7 +85,10 @@ def repeated(case: Case) -> Case:
 def worst_parts(
     outputs: Mapping[str, np.ndarray | None], case: Case
 ) -> dict[str, np.ndarray | None]:
-    """Return from each output the copy of the channels that differs most from the first copy."""
+    """Return one copy of the channels of each output: that which differs most from the first copy.
+
+    `case.repeats` is the number of copies in an output.
+    """
     return {
         name: None if array is None else _worst_part(array, case.repeats)
         for name, array in outputs.items()

@@ -2,7 +2,8 @@
 
 An access to such a page ends the process. The bytes between an array and the pages are canaries,
 whose change shows a write. The canaries of inputs are NaN in every element type. Outputs have other
-canaries, because a kernel can write beyond an output what it has read beyond an input.
+canaries: a kernel that reads beyond an input may copy the input's canary to the place beyond an
+output, and the change must show.
 """
 
 from __future__ import annotations

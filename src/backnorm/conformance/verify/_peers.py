@@ -105,8 +105,8 @@ def torch(
         return framework.ops.aten.native_batch_norm_backward(*operands, training, epsilon, mask)
 
     if compiled:
-        # PyTorch compiles the function again for each shape and type. Beyond a limit of
-        # compilations it raises an error.
+        # PyTorch compiles the function again for each shape and type. If the number of compilations
+        # exceeds a limit, PyTorch raises an error, so the limits are set high.
         framework._dynamo.config.recompile_limit = 1 << 16
         framework._dynamo.config.accumulated_recompile_limit = 1 << 16
         backward = framework.compile(backward, fullgraph=True, dynamic=False)

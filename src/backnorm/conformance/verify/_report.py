@@ -63,8 +63,8 @@ def show(
 
 
 def _where(results: Results, finding: Finding) -> str:
-    """Return how many cases a finding has. Their types and layouts are named if other types and
-    layouts were judged too.
+    """Return how many cases a finding has. Add their element types if other types were judged too,
+    and their layouts if other layouts were.
     """
     judged = [verdict for verdict in results.verdicts if verdict.is_judged]
     text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"

@@ -48,7 +48,7 @@ class Audit:
 def audit(test: Test, runs: Iterable[Run]) -> Audit:
     """Return which wrong kernels a test would accept, and which right kernels it would reject.
 
-    A wrong kernel is caught if the test rejects one of its gradients in any run.
+    A wrong kernel is caught if the test rejects at least one of its gradients in at least one run.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Export cases as files, for tests in any language, and judge results that are files.
+"""Export cases as files, for tests in any language, and judge results that are read from files.
 
 The exported folder has ``manifest.json`` and a folder for each case. A case's folder has the
 inputs. For each output it has the exact value as a sum of two float64 (``high`` and ``low``), the

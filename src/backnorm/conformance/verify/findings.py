@@ -121,8 +121,8 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
 
-    The text is the sentence of a diagnosis with its evidence, else the id of the finding. It does
-    not contain errors in ulps, which differ from run to run.
+    For a diagnosis, the text is its sentence with its evidence; for any other finding, it is the
+    id. It does not contain errors in ulps, which differ from run to run.
     """
     finding = next((each for each in found if each.explains(verdict)), None)
     if finding is None or not finding.is_diagnosis:
@@ -138,7 +138,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         return
     names = {verdict.case for verdict in inexact}
     groups: dict[str, tuple[str, str, bool]] = {}
-    # For each diagnosis, the diagnosed cases that have it.
+    # Maps the text of a diagnosis to all cases that have this diagnosis.
     diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
     for case in selected(results.job.selection):
         groups[case.name] = _group(case)
@@ -178,7 +178,7 @@ def _diagnosis(case: Case, results: Results) -> Diagnosis:
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield findings for wrong outputs without a diagnosis: one per output, data and status."""
+    """Yield findings for wrong, undiagnosed outputs: one per output, kind of data and status."""
     wrong = [
         (v, g) for v, g in _inexact(results) if not any(each.explains(v) for each in explained)
     ]

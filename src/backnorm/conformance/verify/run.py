@@ -397,7 +397,7 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 
 
 def _with_stale_outputs(results: Results) -> list[Verdict]:
-    """Return the verdicts, with the status "stale" for more outputs.
+    """Return the verdicts, some of them with their status changed to "stale".
 
     An output whose bits wrongly did not change with the input (`results.unchanged`) is stale if the
     same output is stale in another case.

@@ -112,8 +112,8 @@ def _parameters(function: Callable[..., Any]) -> set[str] | None:
 
 
 class OfDialect:
-    """A function with the signature of a specification's operator, which is called as the schema
-    says.
+    """A function with the signature of a specification's operator. It is called as the operator's
+    schema says.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class OfDialect:
             array = found[tensor.role]
             if tensor.kind == "kept" and array is not None and array.shape == _kept_shape(case):
                 found[tensor.role] = array.reshape(-1)
-        # Other results, such as an inverse deviation, are not judged.
+        # `found` may have more results, such as an inverse deviation, which are not judged.
         return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
 
     def _is_extension(self, name: str) -> bool:

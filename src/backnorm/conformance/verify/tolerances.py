@@ -1,4 +1,4 @@
-"""Comparisons of a gradient with the expected gradient, as tests make them."""
+"""Comparisons of a gradient with the expected gradient, like those in a project's tests."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from backnorm.errors import MachineCodeError
 
 
 def place(name: str, level: str, folder: Path) -> Path:
-    """Return the path of a library of the current sources; `folder` has a folder for each level."""
+    """Return the path in `folder` of library `name`, built from the current sources for `level`."""
     return folder / level / f"{name}-{digest(name)}.so"
 
 
@@ -34,8 +34,8 @@ def environment(level: str) -> dict[str, str]:
         numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
         # An empty string would mean the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
-    # With PYTHONPATH, the compiler imports the sources of this process. With PYTHONHASHSEED, every
-    # process iterates over sets in the same order.
+    # With PYTHONPATH, the process that compiles imports backnorm from the same sources as this
+    # process. With PYTHONHASHSEED, every process iterates over sets in the same order.
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}

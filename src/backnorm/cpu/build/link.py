@@ -53,7 +53,8 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
             "-Wl,--version-script=symbols",
             f"-Wl,-soname,{path.stem}",
         ]
-        # Code for processors without fused multiply-add calls libm's function.
+        # libm is linked, because code for processors without fused multiply-add calls its `fma`
+        # functions.
         options += ["-o", "library.so", "code.o", "-lm", "-lc"]
         done = subprocess.run(  # noqa: S603 (our own object code)
             [*command(), *options], cwd=folder, capture_output=True, text=True, check=False

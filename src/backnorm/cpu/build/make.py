@@ -79,7 +79,7 @@ def build_all(
 
 
 def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
-    """Return groups of libraries, a process for each group, the slowest group first.
+    """Return groups of libraries, the slowest group first; one process builds each group.
 
     Libraries of one element type share functions, which one process translates only once. Groups
     are as large as possible, but there are at least two groups for every job (process) if possible.
@@ -93,7 +93,7 @@ def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
             break
 
     def work(group: tuple[tuple[str, str], list[str]]) -> int:
-        # A library of a 16-bit type takes 1.5 times as long.
+        # Building a library of a 16-bit type takes 1.5 times as long as building another library.
         return len(group[1]) * (3 if "16" in group[0][1] else 2)
 
     return [(key[0], names) for key, names in sorted(groups.items(), key=work, reverse=True)]

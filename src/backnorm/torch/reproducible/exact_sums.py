@@ -19,11 +19,12 @@ one bin.
 block with large ones would lose their digits. A float64 element has two quanta and two sums, and
 exchanges 4 bytes in step 1 and 16 in step 3.
 
-*Error*: rounding a term changes it by at most 2**-40 of the largest term (float64: 2**-80). So the
-error of a sum of N terms is at most N * 2**-40 (float64: N * 2**-80) of the largest term, plus half
-a unit in the last place. A plain float32 sum is off by up to N * 2**-24 of the sum of all
-magnitudes. 16-bit sums are rounded to float32 first, as PyTorch does. float64 terms are scaled by
-2**-32, so that anchors are finite; terms below 2**-1043 count as zero.
+*Error*: rounding a term changes it by at most 2**-40 (for float64 elements, 2**-80) of the largest
+term. So the error of a sum of N terms is at most N * 2**-40 (float64: N * 2**-80) of the largest
+term, plus half a unit in the last place. A plain float32 sum is off by up to N * 2**-24 of the sum
+of all magnitudes. Sums of 16-bit elements are rounded to float32, and then to 16 bits, as in
+PyTorch. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count
+as zero.
 
 If a term is NaN or infinite, the result is NaN or infinite as in an IEEE sum, which does not depend
 on the order of these terms. Sums of zeros are +0.
@@ -58,7 +59,7 @@ class Part(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The constants of an element type: elements are converted to type `wide` and scaled."""
+    """The constants of an element type. Its elements are converted to `wide`, then scaled."""
 
     wide: torch.dtype
     integer: torch.dtype
@@ -161,8 +162,8 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
     form = _FORMATS[own.dtype]
     sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
     # The first quantum is 2**-40 times the power of two above the largest term, the second quantum
-    # 2**-40 times the first. An anchor is 1.5 * 2**52 quanta: the exponent gives 2**52 quanta, and
-    # the highest bit of the significand the factor 1.5.
+    # 2**-40 times the first. An anchor is 1.5 * 2**52 quanta: its exponent stands for 2**52 quanta,
+    # and the highest bit of its significand for the factor 1.5.
     anchors = [
         1023 - form.bias + 1 - _BITS * (k + 1) + 52 << 52 | 1 << 51 for k in range(form.quanta)
     ]

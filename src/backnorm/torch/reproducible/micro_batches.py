@@ -46,7 +46,7 @@ _HINT = "modules in `exclude` run on the whole batch"
 
 
 class ReproducibleGradients:
-    """Give a module gradients with the same bits however its batch is split over processes.
+    """Make a module's gradients the same, bit for bit, however its batch is split over processes.
 
     ::
 
@@ -192,8 +192,9 @@ _Gradients = dict[Tensor, list[Tensor]]
 class _MicroBatchForward:
     """A module's `forward` attribute, which runs micro-batches.
 
-    `copy.deepcopy` of the module also copies this object. It would not copy a function, which would
-    still call the original module.
+    `copy.deepcopy` of the module also copies this object. If the attribute were a function,
+    `copy.deepcopy` would not copy the function, and the copy of the module would call the original
+    module.
     """
 
     def __init__(self, module: nn.Module, name: str, size: int, gradients: _Gradients) -> None:
