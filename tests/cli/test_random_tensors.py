@@ -156,12 +156,13 @@ def test_random_tensors_take_channel_axis_from_feature_index():
             made_with(axis)
 
 
-def test_random_inverse_equals_that_of_x(rng):
+@pytest.mark.parametrize("eps", [1e-5, 3.0])
+def test_random_inverse_equals_that_of_x_with_epsilon_of_call(rng, eps):
     schema = registry.operator("aten", "native_batch_norm_backward").schema
     x = rng.normal(5.0, 2.0, (4, 3, 6))
-    attributes = {"train": True, "eps": 1e-5}
+    attributes = {"train": True, "eps": eps}
     made = random_tensors(schema, attributes, {"input": x}, {"save_invstd": Tensor("s", ("s",))}, 0)
-    np.testing.assert_allclose(made["save_invstd"], 1 / np.sqrt(x.var((0, 2)) + 1e-5))
+    np.testing.assert_allclose(made["save_invstd"], 1 / np.sqrt(x.var((0, 2)) + eps))
 
 
 USUAL = {

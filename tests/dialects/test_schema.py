@@ -24,6 +24,7 @@ from backnorm.dialects.schema import (
     FormatSpec,
     Phrases,
     TensorSpec,
+    channel,
     data,
     type_rules,
 )
@@ -78,6 +79,9 @@ EPSILON = AttributeSpec("eps", "f32", "epsilon")
          "attributes: the choices of format: got set(); expected {'NC...'}"),
         ({"attributes": (AttributeSpec("momentum", "f32", default=REQUIRED),)},
          "attributes: the usual value of momentum: got None; expected 'a value'"),
+        ({"inputs": (X, DY, channel("m", "mean", "bf16"), channel("v", "variance", "f32")),
+          "type_rules": type_rules(f32="f32")},
+         "type_rules: the type of m: got 'bf16'; expected 'f32' or 'float32'"),
         ({"type_rules": type_rules(float="f32")}, "type_rules: got 'float'; expected 'f64' or"),
         ({"formats": (FormatSpec("NHWC", "NHWC"),)},
          "formats: the layout of NHWC: got 'NHWC'; expected 'NCX' or 'NXC'"),
@@ -362,11 +366,11 @@ def test_operator_returns_described_outputs_for_each_type_rule(schema, required)
     channel_count = 3
     rng = np.random.default_rng(0)
     for rule in schema.type_rules:
-        for channel in rule.channel:
+        for channel_type in rule.channel:
             shapes = {"data": shape, "kept": (1, channel_count, 1, 1)}
             inputs = {
                 t.name: rng.uniform(0.5, 2, shapes.get(t.kind, channel_count)).astype(
-                    ELEMENT_TYPE_NAMES[rule.data if t.kind == "data" else channel]
+                    ELEMENT_TYPE_NAMES[rule.data if t.kind == "data" else channel_type]
                 )
                 for t in schema.inputs
             }
@@ -376,7 +380,7 @@ def test_operator_returns_described_outputs_for_each_type_rule(schema, required)
             out = operator(schema.dialect, schema.op).invoke(inputs, attributes)
             assert list(out) == [t.name for t in schema.outputs]
             for tensor in schema.outputs:
-                wanted = rule.data if tensor.kind == "data" else channel
+                wanted = rule.data if tensor.kind == "data" else channel_type
                 assert out[tensor.name].dtype == ELEMENT_TYPE_NAMES[wanted]
                 assert out[tensor.name].shape == {
                     "data": shape, "channel": (channel_count,), "vector": (0,),

@@ -216,7 +216,8 @@ def _rules(schema: Facts) -> Iterator[tuple[str, object]]:
     if schema["one_channel_type"]:
         yield "", "all per-channel tensors of one type"
     for f in schema["formats"]:
-        yield f"format {f['name']}", f["layout"] + (f", rank {f['rank']}" if f["rank"] else "")
+        layout = f"any channel axis, usually {f['layout']}" if f["is_any"] else f["layout"]
+        yield f"format {f['name']}", layout + (f", rank {f['rank']}" if f["rank"] else "")
     yield "rank", schema["ranks"]
     yield "statistics", f"mean and {schema['encoding']}"
     if schema["min_channels"]:

@@ -59,8 +59,8 @@ def random_tensors(
         x, dy and beta are normally distributed; the mean and deviation of x differ between
         channels. gamma is in [0.5, 1.5). For a backward pass, the mean and the biased variance are
         those of x (a variance of 0 is replaced by 1), and an inverse deviation is
-        1 / sqrt(variance + 1e-5). Otherwise the mean is normally distributed, the variance in
-        [0.5, 2).
+        1 / sqrt(variance + epsilon), with the operator's epsilon (1e-5 if it has none). For other
+        operations, the mean is normally distributed, and the variance is in [0.5, 2).
 
     Raises
     ------
@@ -95,7 +95,10 @@ def random_tensors(
         ),
         parameter_type(schema, dtype) or dtype,
     )
-    axes = _channel_axes(schema, attributes, shapes, shape)
+    checked = check_attributes(schema, attributes)
+    axes = _channel_axes(schema, checked, shapes, shape)
+    epsilon = checked.get(schema.words.get("epsilon", ""), 1e-5)
+    assert isinstance(epsilon, float)
     kept = kept_shape(shape, axes)
     arrays = dict(known)
     # Make x before the statistics, which are computed from it.
@@ -113,7 +116,8 @@ def random_tensors(
         else:
             size = shapes.get(port, kept if spec.kind == "kept" else (math.prod(kept),))
             x = arrays.get(schema.words["x"]) if schema.operation == "backward" else None
-            array = _channel(rng, spec, size, x, axes).astype(types.get(port, channel_type))
+            array = _channel(rng, spec, size, x, axes, epsilon)
+            array = array.astype(types.get(port, channel_type))
         arrays[port] = array
     return {port: arrays[port] for port in missing}
 
@@ -151,9 +155,8 @@ def _channel_axes(
     # Each array is one element that is broadcast to a shape, so it takes no memory.
     known = {**shapes, schema.words["x"]: shape}
     arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
-    checked = check_attributes(schema, attributes)
     with contextlib.suppress(KeyError, ValueError):
-        return channel_axes_of(schema, checked, arrays)
+        return channel_axes_of(schema, attributes, arrays)
     return (1,)
 
 
@@ -163,6 +166,7 @@ def _channel(
     shape: tuple[int, ...],
     x: np.ndarray | None,
     axes: tuple[int, ...],
+    epsilon: float,
 ) -> np.ndarray:
     """Return a random per-channel tensor; a mean or variance is that of `x` if `x` is not empty."""
     role, keepdims = spec.role, spec.kind == "kept"
@@ -175,7 +179,7 @@ def _channel(
         if role in ("variance", "inverse_deviation"):
             variance = x.astype(np.float64).var(reduced, keepdims=keepdims)
             variance = np.where(variance > 0, variance, 1.0)
-            return variance if role == "variance" else 1.0 / np.sqrt(variance + 1e-5)
+            return variance if role == "variance" else 1.0 / np.sqrt(variance + epsilon)
     if role.endswith("variance"):
         return rng.uniform(0.5, 2.0, shape)
     return rng.standard_normal(shape)

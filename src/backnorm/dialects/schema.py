@@ -378,6 +378,15 @@ class OperatorSchema:
                 yield f"{table}_together (optional {table})", name, optional
         for name in (name for rule in self.type_rules for name in (rule.data, *rule.channel)):
             yield "type_rules", name, ELEMENT_TYPE_NAMES
+        of_channels = {name for rule in self.type_rules for name in rule.channel}
+        for tensor in (*self.inputs, *self.outputs):
+            if tensor.kind in ("channel", "kept") and tensor.type in ELEMENT_TYPE_NAMES:
+                names_of_type = [
+                    name
+                    for name, dtype in ELEMENT_TYPE_NAMES.items()
+                    if any(ELEMENT_TYPE_NAMES.get(each) == dtype for each in of_channels)
+                ]
+                yield f"type_rules: the type of {tensor.name}", tensor.type, names_of_type
         for spec in self.attributes:
             if spec.role is not None:
                 role = f"attributes: the type of {spec.name}, which is the {spec.role}"
@@ -458,7 +467,7 @@ class OperatorSchema:
             "attributes": [_values(each, *attribute, "summary") for each in self.attributes],
             "type_rules": [_values(each, "data", "channel") for each in self.type_rules],
             "one_channel_type": self.one_channel_type,
-            "formats": [_values(each, "name", "layout", "rank") for each in self.formats],
+            "formats": [_values(each, "name", "layout", "rank", "is_any") for each in self.formats],
             "ranks": self.rank_text,
             **_values(self, "min_channels", "inputs_together", "outputs_together", "call"),
             **_values(self, "encoding", "notes"),
