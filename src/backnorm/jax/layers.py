@@ -18,8 +18,7 @@ from backnorm.problem import residual_alone
 
 
 def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """Return the axes of features as non-negative numbers, in ascending order, without repetition.
-    """
+    """Return the axes of features as numbers from 0 on, in ascending order, each once."""
     axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
     places = {int(each) + rank if int(each) < 0 else int(each) for each in axes}
     if not places or not places <= set(range(rank)):

@@ -151,8 +151,7 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a subclass's tensor as a plain tensor if it has memory; return other values unchanged.
-    """
+    """Return a subclass's tensor as a plain tensor if it has memory; other values are unchanged."""
     if type(value) in PLAIN or not issubclass(type(value), Tensor) or is_opaque(value):
         return value
     with torch._C.DisableTorchFunctionSubclass():

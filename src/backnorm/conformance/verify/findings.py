@@ -122,7 +122,7 @@ def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
 
     For a diagnosis, the text is its sentence with its evidence; for any other finding, it is the
-    id. It does not contain errors in ulps, which differ from run to run.
+    id. The text contains no errors in ulps, which differ from run to run.
     """
     finding = next((each for each in found if each.explains(verdict)), None)
     if finding is None or not finding.is_diagnosis:

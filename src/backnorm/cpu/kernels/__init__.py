@@ -1,4 +1,4 @@
-"""The CPU kernels in Numba: loops without validation and environment variables.
+"""The CPU kernels in Numba: loops that neither validate arguments nor read environment variables.
 
 `backnorm.cpu.build` compiles the kernels. No other module of the package imports them.
 """

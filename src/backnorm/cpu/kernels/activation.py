@@ -101,14 +101,15 @@ def _value(activation, z):
 def _gradient(activation, dy, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
     if _number_of(activation) == SILU:
-        # With d = 1 + e^-|z|, s is 1/d and 1 - s is e^-|z|/d; for negative z the two are swapped.
+        # With d = 1 + e^-|z|, s is 1/d and 1 - s is e^-|z|/d. If z is negative, these values of s
+        # and 1 - s are swapped.
         e = _exponential(z)
         d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
         slope = (rising * multiply_add(z, falling, d)) / (d * d)
         return _within(activation, z, dy * slope)
     three = _filled(z, 3.0)
-    # The sum z + 3/2 comes first: where it is nearly 0, it is exact. z/3 + 1/2 would lose digits
-    # there.
+    # The sum z + 3/2 is computed before the division by 3, because it is exact where it is nearly
+    # 0. There, z/3 + 1/2 would lose digits.
     slope = (z + _filled(z, 1.5)) * _filled(z, 1.0 / 3.0)
     rising = where_less(z, three, dy * slope, dy)
     # NaN stays NaN.
@@ -138,8 +139,8 @@ def _within(activation, z, result):
 def _exponential(builder, z):
     """Return e^-|z| of a vector, with 0 for large |z|.
 
-    With n the integer nearest to -|z|/ln 2, the result is 2^n times the Taylor series of e^r, where
-    r = -|z| - n ln 2. The omitted terms are less than half a unit in the last place.
+    Let n be the integer nearest to -|z|/ln 2, and r = -|z| - n ln 2. The result is 2^n times the
+    Taylor series of e^r. The omitted terms are less than half a unit in the last place.
     """
     kind = z.type
     single = kind.element == _SINGLE

@@ -77,7 +77,9 @@ def compare_exchange(builder, address, expected, value):
 
 @emitted(types.int64(types.int64, types.int64))
 def call_c(builder, function, argument):
-    """Call a C function of an address; return its result (of a void function: anything)."""
+    """Call a C function with one argument; return its result, which is arbitrary if it returns
+    void.
+    """
     shape = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.inttoptr(function, shape.as_pointer()), [argument])
 

@@ -9,11 +9,12 @@ split of a term depends only on the term and the positions. If a larger term nee
 the lowest bins are dropped, and the result is the same as if they had never been used.
 
 A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^(32 j + 31), where j
-is the top bin; all magnitudes are below it. A term is rounded by at most half the unit of the
-lowest bin. That is at most 2^-64 of the largest magnitude of all terms (2^-96 with four bins),
-because this magnitude is at least half the unit of the top bin. Only if all terms are tiny does
-this bound not hold: the unit of the lowest bin is at least 2^-1056. A digit can represent the sum
-of 2^31 elements, each of which adds at most 1.5 * 2^31 (a float64 product and its rounding error).
+is the top bin; the magnitudes of all terms are below the limit. A term is rounded by at most half
+the unit of the lowest bin. That is at most 2^-64 of the largest magnitude of all terms (2^-96 with
+four bins), because this magnitude is at least half the unit of the top bin. This bound does not
+hold if all terms are tiny, because the unit of the lowest bin is never below 2^-1056. A digit has
+room for 2^31 elements: an element adds at most 1.5 * 2^31 to it, even if it has two terms (a
+float64 product and the rounding error of this product).
 
 A term of magnitude 2^991 or more (possible only with float64 elements) counts as infinite. If a
 term is NaN or infinite, the limit is 0, and the digits count the terms that are NaN, +infinity and
@@ -21,12 +22,12 @@ term is NaN or infinite, the limit is 0, and the digits count the terms that are
 
 The method is based on Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and Ahrens,
 Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. Their
-bins are floating-point numbers, whose carries must be moved on after a number of terms. Integer
-bins have room for 2^31 elements, so terms need not be counted.
+bins are floating-point numbers, so carries must be propagated after a limited number of terms.
+Integer bins have room for 2^31 elements, so terms need not be counted.
 
-Bins of columns are rows of float64 memory, `pitch` elements apart: limit and digits (as int64) of
-the first sum, then those of the second. Each column, which is a lane of a vector, has its own
-limit.
+The bins of columns are stored in rows of float64 memory, `pitch` elements apart: the limit and the
+digits (as int64) of the first sum, then the limit and the digits of the second sum. Each column,
+which is a lane of a vector, has its own limit.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, TERMS
 
-# `_LEAST` is the lowest top bin of a sum with three digits, `_LEAST_OF_FOUR` that of a sum with
-# four. With a lower top bin, the number that rounds terms to the unit of the lowest bin (1.5 * 2^52
-# * u, see below) would be subnormal.
+# The lowest top bin is `_LEAST` for a sum with three digits, and `_LEAST_OF_FOUR` for a sum with
+# four digits. With a lower top bin, the number that rounds terms to the unit of the lowest bin
+# (1.5 * 2^52 * u, see below) would be subnormal.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
 # The top bin of a sum with terms that are not finite.
@@ -80,8 +81,8 @@ _SPECIAL = 1 << 20
 _HUGE = 2.0**991
 
 # Adding and subtracting 1.5 * 2^52 * u rounds a term to a multiple of u, the unit of a bin.
-# `_TO_TOP` is the number 1.5 * 2^52 * u of the top bin, divided by the limit. `_DOWN` is the factor
-# from this number of one bin to that of the next lower bin.
+# `_TO_TOP` is the number 1.5 * 2^52 * u of a sum's top bin, divided by the limit of the sum.
+# The number of each lower bin is that of the bin above times `_DOWN`.
 _TO_TOP = 1.5 * 2.0**21
 _DOWN = 2.0**-32
 
@@ -217,7 +218,7 @@ def _put(x, bins, at, terms, count):
 
 @by_type
 def _units(x, limit):
-    """Return, for each bin, the number 1.5 * 2^52 * u that rounds to its unit u; lastly, a 1.
+    """Return the number 1.5 * 2^52 * u for each bin, where u is the bin's unit; lastly, a 1.
 
     The 1 is a quotient of limits, so that the compiler does not treat it as a constant: see
     `without`.
@@ -257,8 +258,9 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(patterns, term, units):
-    """Split a term into one part for each bin, and add the bits of part + unit to the bin's digit.
-    `_store_digits` subtracts the bits of `units` again.
+    """Split a term into one part for each bin. Each bin has a number in `units`: add the bits of
+    part + number, as an integer, to the bin's digit. `_store_digits` subtracts the numbers' bits
+    again.
     """
 
     def three(patterns, term, units):
@@ -325,8 +327,9 @@ def _second(x, bins, at):
 def _put_with_care(operands, part, m, bins, at, terms):
     """Put the terms of vectors into bins, for terms of any magnitude.
 
-    `part` is the first element, the distance of two vectors, their number, and the elements of
-    each. The terms are written to buffers and examined before they are split.
+    `part` is a tuple: the index of the first element, the distance between two vectors (in
+    elements), the number of vectors, and the number of elements in each vector. The terms are
+    written to buffers and examined before they are split.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -349,7 +352,8 @@ def _put_with_care(operands, part, m, bins, at, terms):
 def _begin(x, bins, at):
     """Load both sums of eight columns.
 
-    Return, for each sum, its limits, units and digits, and a largest term that starts at 0.
+    Return four pairs, which have one part for each sum: limits, units, digits, and the largest
+    terms so far (0).
     """
     place = _second(x, bins, at)
     limits = load(bins.values, at), load(bins.values, place)
@@ -372,7 +376,7 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far; a forward pass does not need it: `_largest_product`."""
+    """Return the largest product so far, or `most` in a forward pass: see `_largest_product`."""
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
@@ -388,7 +392,7 @@ def _largest_product(dy, most):
 
 @by_type
 def _centred(dy, value, mean):
-    """Return value - mean; in a forward pass, where the mean is not known yet, the value."""
+    """Return value - mean, or only value in a forward pass, where the mean is not known yet."""
     if isinstance(dy, Epilogue):
         return lambda dy, value, mean: value
     return lambda dy, value, mean: value - mean
@@ -396,7 +400,7 @@ def _centred(dy, value, mean):
 
 @by_type
 def _take_error_apart(x, patterns, factors, units):
-    """Split the rounding error of a product, too, if elements are float64."""
+    """If elements are float64, put the rounding error of a product into the bins, like a term."""
 
     def error(x, patterns, factors, units):
         slope, centred, product = factors
@@ -451,7 +455,7 @@ def _visit(operands, part, m, bins, at, terms):
 
 @inlined
 def _visit_first(operands, part, m, bins, at, terms):
-    """Put the terms of vectors of `lanes` < 8 elements into the bins of `lanes` columns.
+    """Put the terms of short vectors into the bins of `lanes` < 8 columns, one lane for each.
 
     `part` is the first element, the distance of two vectors, their number, and `lanes`.
     """
@@ -487,8 +491,8 @@ def put_segment(operands, i, end, mean, bins, terms):
 def put_columns(operands, part, pivot, bins, terms):
     """Put the terms of some rows into bins of their columns.
 
-    `part` is the first element, the distance of two rows, and the numbers of rows and columns;
-    `pivot` has the means of the columns; `terms` has three buffers of `TERMS` vectors.
+    `part` is the index of the first element, the distance between two rows, and the numbers of rows
+    and columns; `pivot` has the means of the columns; `terms` has three buffers of `TERMS` vectors.
     """
     start, stride, rows, width = part
     row = 0
@@ -536,7 +540,7 @@ def _merge(bins, at, others, place, digits):
 
 @outlined
 def pairs_of_bins(bins, at, digits, pairs, to):
-    """Write both sums of the column `at` as the pairs of the column `to`."""
+    """Convert both sums in column `at` of `bins` to pairs in column `to` of `pairs`."""
     sums, far = pairs
     for _ in range(2):
         high, low = _pair(bins, at, digits)
@@ -611,7 +615,7 @@ def write_no_bins(digits, channels, out):
 
 @outlined
 def write_bins(bins, digits, channels, out):
-    """Write the sums of every channel as integers: a row of top bins, and a row for each digit.
+    """Write both sums of every channel as integers: for each, a row of top bins and rows of digits.
 
     The top bin of a sum with terms that are not finite is written as 2^20.
     """
@@ -628,7 +632,7 @@ def write_bins(bins, digits, channels, out):
 
 @outlined
 def read_bins(source, channel, channels, digits, bins, at):
-    """Fill the column `at` with both sums of a channel, which `write_bins` wrote."""
+    """Read both sums of a channel from the output of `write_bins` into column `at` of `bins`."""
     bins, pitch = bins
     numbers, to = integers_at(source), integers_at(bins)
     for part in range(2):

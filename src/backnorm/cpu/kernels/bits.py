@@ -53,9 +53,9 @@ def patterns_less(builder, value, other, times):
 def without(builder, total, term, one):
     """Return total - term, rounded once.
 
-    With AVX-512 it is computed as one * total - term, where `one` is 1. Some processors (AMD Zen)
-    have separate units for fused operations and for additions, and the calling loop keeps the units
-    for additions busy. If `one` were a constant, LLVM would turn the operation into a subtraction.
+    With AVX-512, the difference is computed as one * total - term, where `one` is 1. The calling
+    loop keeps the units for additions busy, and some processors (AMD Zen) have separate units for
+    fused operations. If `one` were a constant, LLVM would turn the operation into a subtraction.
     """
     if not has_feature("avx512f"):
         return builder.fsub(total, term)

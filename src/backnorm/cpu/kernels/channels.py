@@ -56,8 +56,8 @@ from backnorm.cpu.scratch import (
 _SAMPLE = 16
 
 # This number replaces larger inverse standard deviations, because infinity times a difference of 0
-# would be NaN. Its products with other differences are infinite in float32, as products with
-# infinity would be.
+# would be NaN. The product of this number and a difference other than 0 is infinite in float32, as
+# the product of infinity and that difference would be.
 _MOST = 1e150
 
 
@@ -117,7 +117,7 @@ def prepare(table, statistics, present, epsilon, inverse):
 
 @outlined
 def prepare_means(table, mean):
-    """Fill only the mean, because sums need nothing else."""
+    """Fill only the means, because the sums of a backward pass need no other coefficient."""
     values, pitch, channels = table
     for c in range(0, channels, LANES):
         store_some(values, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
@@ -163,7 +163,7 @@ def prepare_forward(table, x, extents, affine, present):
 
 @inlined
 def _power_of_two(most, limit):
-    """Return the largest power of two that is at most both numbers; dividing by it is exact."""
+    """Return the largest power of two that exceeds neither number; dividing by it is exact."""
     while most > limit:
         most //= 2
     return most
@@ -178,7 +178,8 @@ def _sample(x, c, channels, inner, sample):
 def solve(kind, pairs, k, total, table, c, count, epsilon):
     """Turn the sums of `count` channels from c on into their coefficients and results.
 
-    The sums are the pairs of the columns from k on. `total` is the number of elements of a channel.
+    The sums are the columns of `pairs` from column k on. `total` is the number of elements of a
+    channel.
     """
 
     def forward(kind, pairs, k, total, table, c, count, epsilon):
@@ -214,7 +215,7 @@ def _set_backward(total, table, c, count):
 
 @outlined
 def take(table, rows):
-    """Fill the sums, or mean and variance, of every channel from two rows of an array."""
+    """Copy two rows of an array to the table: the sums, or mean and variance, of every channel."""
     values, pitch, channels = table
     for c in range(0, channels, LANES):
         count = channels - c
@@ -232,7 +233,7 @@ def settle(table, total):
 
 @outlined
 def settle_bins(kind, digits, exchanged, total, table, epsilon):
-    """Fill results and coefficients of every channel from bins, in the second phase of a pass.
+    """Fill results and coefficients of every channel from the bins that an earlier call wrote.
 
     `exchanged` has two addresses: that of the bins that `write_bins` wrote, and that of scratch
     memory for the bins and pairs of eight channels. The operations are those of `combine_bins`.
@@ -256,7 +257,7 @@ def settle_bins(kind, digits, exchanged, total, table, epsilon):
 def settle_forward(table, epsilon):
     """Fill the coefficients of every channel from the mean and the variance in the table.
 
-    Before the call, SLOPE and GAIN are beta and gamma.
+    Before the call, the rows SLOPE and GAIN of the table contain beta and gamma.
     """
     values, pitch, channels = table
     for c in range(0, channels, LANES):
@@ -274,7 +275,8 @@ def combine(kind, head, partial, grid, total, table):
     """Add up the partial sums of columns in order, and compute results and coefficients of
     channels.
 
-    `partial` are the pairs (blocks, 4, far); see `combine_bins` for `grid`.
+    `partial` has the partial sums as pairs, of shape (blocks, 4, far). `combine_bins` explains
+    `grid`.
     """
     blocks, inner, repeats = grid
     sums, far = partial
@@ -289,12 +291,13 @@ def combine(kind, head, partial, grid, total, table):
 
 @outlined
 def combine_bins(kind, head, digits, partial, grid, total, table):
-    """Add up the bins of columns, and compute results and coefficients of channels. If a second
-    phase follows, write the bins for it.
+    """Add up the bins of columns, and compute results and coefficients of channels. If
+    `head.exchanged` is set, write the bins of channels to that address.
 
-    `partial` has the bins (blocks, rows, far), and after them memory for the bins of channels and
-    for their pairs. `grid` is the number of blocks, the number of neighbouring columns of a
-    channel, and how often a row contains all channels.
+    `partial` is memory for three arrays, one after the other: the bins of columns, of shape
+    (blocks, rows, far); the bins of channels; the pairs of channels. `grid` is the number of
+    blocks, the number of neighbouring columns of a channel, and how many times a row repeats the
+    sequence of all channels.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -321,10 +324,10 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
 
 @by_type
 def settle_means(kind, table, first, stop):
-    """Round means to float64, the type in which the first phase of a forward pass returns them.
+    """Round means to float64, the type in which `reduce_forward` returns them.
 
-    So reproducible results are the same from one call as from two phases (`reduce_forward` and
-    `apply_forward`).
+    This rounding gives reproducible results of a single call the same bits as those of the two
+    calls `reduce_forward` and `apply_forward`.
     """
     if kind.operation != "forward":
         return nothing
@@ -344,13 +347,13 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
     """Compute results and coefficients of a span of channels from the pairs of their columns; the
     pairs are overwritten.
 
-    `cut` is the number of neighbouring columns of a channel, and how often a row contains all
-    channels. If a row contains them more than once, the span must have all channels.
+    `cut` is two numbers: how many neighbouring columns a channel has, and how often a row contains
+    all channels. If a row contains all channels more than once, the span must be all channels.
     """
     start, stop = span
     inner, repeats = cut
     for c in range(start, stop, LANES):
-        # The sums are written to columns that have been read.
+        # The sums of channels overwrite pairs of columns, from k on, that have been read.
         k = start * inner + c - start
         if inner * repeats > 1:
             _gather(pairs, cut, (c, stop, table.channels), k)
@@ -359,7 +362,7 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
 
 @inlined
 def _gather(pairs, cut, ends, to):
-    """Add the pairs of all columns of eight channels; write the sums from column `to` on."""
+    """For each of eight channels, add the pairs of its columns; write these sums from `to` on."""
     partial, far = pairs
     inner, repeats = cut
     c, stop, channels = ends

@@ -4,11 +4,12 @@ The array is a matrix of `rows` x `width`, contiguous. Column k belongs to chann
 (k // inner) % channels. NXC has inner = 1. NCX has one row per sample. If a row would be shorter
 than two vectors, several are joined to one row. Elements after the last full row are the `rest`.
 
-An item of the reduction is a tile of columns and a block of rows. A running sum (see `sums`) adds
-up 64 rows of a column (in a backward pass with float32 arithmetic, four rows are first added up in
-float32). The running sums of a block are added to pairs of float64 (compensated sums), and the sums
-of blocks are added up in order. Blocks depend only on the shape, and a column's sum depends only on
-the column, so a channel's sums have the same bits for every distribution of the work.
+An item of the reduction is one tile of columns in one block of rows. A running sum (see `sums`)
+adds up 64 rows of a column (in a backward pass with float32 arithmetic, four rows are first added
+up in float32). The running sums of a block are added to pairs of float64 (compensated sums), and
+the sums of blocks are added up in order. Blocks depend only on the shape, and a column's sum
+depends only on the column, so a channel's sums have the same bits for every distribution of the
+work.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
-# The most rows of a running sum, which is then added to a pair. The error budget allows up to 128.
-# The bits of results depend on this number.
+# A running sum adds up at most this number of rows, and is then added to a pair. The error budget
+# allows up to 128. The bits of results depend on this number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
@@ -108,7 +109,7 @@ def _sums_of(kind, head, cells, table, own):
     block and column. For reproducible sums they are bins: see `channels.combine_bins`.
     """
     x = values_at(kind, head.x)
-    # In `own`, the memory of reproducible sums, if they are computed, is before that of the tile.
+    # If sums are reproducible, `own` begins with their memory, and the memory of the tile follows.
     tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
     partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
     return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
@@ -119,7 +120,8 @@ def _output_of(kind, head, cells, sums):
     out, width = output_of(kind, cells), head.width
     exact = Rows(sums.table.values, sums.table.pitch)
     place = offset(sums.scratch.tile, 12 * row_pitch(head.tile))
-    # If a column is not one channel, the coefficients are copied from the channels to the columns.
+    # If a row has more columns than there are channels, each column gets a copy of the coefficients
+    # of its channel.
     if width != head.channels:
         exact = Rows(place, row_pitch(width))
         place = offset(place, 4 * row_pitch(width))
@@ -231,8 +233,8 @@ def _write_share(head, output, item):
     row = item * share
     end = min(rows, row + share)
     line = 2 * lanes_of(output.rows.values)
-    # Short rows are not written by `_write_rows`, because it writes the ends of rows, a large part
-    # of them, by ordinary stores.
+    # `_write_rows` writes the two ends of a row by ordinary stores. The ends are a large part of a
+    # short row, so short rows are not written by `_write_rows`.
     short = output.streaming and width < 16 * line and line_head(output.out, row * width) > 0
     if abreast > 1 and width % line == 0 and not short:
         while row + abreast <= end:
@@ -258,8 +260,8 @@ def _write_tile(head, output, part, first):
 def _spread(values, wide, first, width, inner, channels):
     """Write, for each of `width` columns, the value of its channel; then repeat the first eight.
 
-    With the first eight repeated after the row, a vector that crosses the end of a row is loaded
-    like any other.
+    The first eight values are repeated after the row, so that a vector that crosses the end of the
+    row is loaded like any other.
     """
     c = (first // inner) % channels
     k = 0
@@ -280,8 +282,8 @@ def _spread(values, wide, first, width, inner, channels):
 
 @by_type
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add up a block of rows; store the sums in the pairs of its columns, which must be zero
-    before.
+    """Add up a block of rows; store the sums in the pairs of the block's columns. The pairs must be
+    zero before the call.
 
     `part` is the first element, the distance of two rows, and the numbers of rows and columns.
     `running` is scratch memory of eleven rows.
@@ -327,12 +329,12 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 
 @rare
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
-    """Return `kept`, whose lanes that are not finite mark sums to compute again, with zero in lanes
-    where dy is zero in all rows, unless sum_dy_xmu is NaN.
+    """Return `kept`, in which lanes that are not finite mark sums to compute again. A lane becomes
+    zero if dy is zero in all its rows, unless sum_dy_xmu is NaN.
 
     Sums of zeros are exact, so they need not be computed again. Behind a ReLU, dy is often zero in
-    whole channels. When these channels, one in ten, were computed again in float64, the backward
-    pass of (2, 64, 32, 32) in bfloat16 took 1.5 times as long.
+    whole channels. With dy zero in one channel in ten, computing these channels again in float64
+    made the backward pass of (2, 64, 32, 32) in bfloat16 take 1.5 times as long.
     """
     start, stride, rows, width = part
     size = splat(0.0)
@@ -381,7 +383,7 @@ def _add_strip_by_rows(operands, part, pivot, running):
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES
-        # Float32 rows, each in the memory of a float64 row.
+        # `pair` and `third` have two float32 rows each. Every row has the memory of a float64 row.
         pair = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
         third = Pairs(offset(pair.values, 2 * pair.far), pair.far)
         _begin_pair(operands, start, first, pivot, pair)
@@ -507,9 +509,9 @@ def _write_rows(output, i, rows):
     rows.
 
     If stores are streaming, only the two ends of a row, which share cache lines with other rows,
-    are written by ordinary stores. Elsewhere ordinary stores are avoided, because they make the
-    processor prefetch neighbouring lines, and a streaming store to a line that is in a cache takes
-    five times as long (AMD Zen 3: (50, 64, 112, 112) in float32 arithmetic).
+    are written by ordinary stores. Elsewhere ordinary stores are avoided. They make the processor
+    prefetch neighbouring lines, and a streaming store takes five times as long if its line is in a
+    cache (AMD Zen 3, shape (50, 64, 112, 112), float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -525,8 +527,7 @@ def _write_rows(output, i, rows):
 
 @inlined
 def _write_lines(output, i, rows, columns, streaming):
-    """Write, in each of `rows` rows, the whole lines between two columns; the first row begins at
-    element i.
+    """Write the whole lines between two columns, in `rows` rows. The first row begins at element i.
     """
     x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)

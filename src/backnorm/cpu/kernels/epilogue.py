@@ -17,7 +17,7 @@ WithResidual  dx: a store also writes the masked dy to the gradient of the resid
 ============  ===================================================================================
 
 The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. For
-a ReLU without a ceiling, the ceiling is infinity, and y = infinity counts as below it.
+a ReLU without a ceiling, the ceiling is infinity, and y = infinity counts as below the ceiling.
 
 The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
 vectors that are written to a Marking begin at multiples of eight elements.
@@ -85,17 +85,16 @@ class Masked(Addresses):
 
 
 class ReLU(Epilogue, Addresses):
-    """The address of the residual, 0 if there is none, and the ceiling."""
+    """The operand of a ReLU: the address of the residual (0 if there is none) and the ceiling."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "ceiling")
 
 
 class Activation(Epilogue, Addresses):
-    """The activation's number, and an address of gradients.
+    """The activation's number, and the address of gradients, 0 if there are none.
 
-    The gradients are those with respect to the activation's value. The address is 0 if none are
-    given.
+    The gradients are those with respect to the activation's value.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -103,15 +102,15 @@ class Activation(Epilogue, Addresses):
 
 
 class Marking(Addresses):
-    """The addresses of y and of a mask (or 0), both written, and `beyond`: see `cpu.record`."""
+    """The addresses of y and of a mask (or 0), and the number `beyond` (see `cpu.record`)."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
-    """The addresses of dx and of the residual's gradient (or 0), which are written, of dy and of a
-    mask.
+    """The addresses of dx, of the residual's gradient (or 0), of dy and of a mask. Stores write to
+    the first two.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -128,7 +127,7 @@ for _kind in (Masked, ReLU, Activation, Marking, WithResidual):
 for _opaque in (Identity, Unread):
     register_model(_opaque)(models.OpaqueModel)
 
-#: identity(), unread(): values of the types without parts.
+#: `identity()` and `unread()` return values of `Identity` and `Unread`, the types without parts.
 identity = emitted(Identity()())(lambda builder: None)
 unread = emitted(Unread()())(lambda builder: None)
 
@@ -152,8 +151,8 @@ def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None)
     lanes = raw.type.count
     if count is not None:
         # If count is 0, the index may be beyond the mask, so the first word is read instead. If
-        # count is positive, the word may extend beyond the mask's bits, but not beyond its padding
-        # (see `layout.mask_size`).
+        # count is positive, the word that is read may extend beyond the mask's bits, but not beyond
+        # its padding (see `layout.mask_size`).
         zero = ir.Constant(_I64, 0)
         index = builder.select(builder.icmp_signed(">", count, zero), index, zero)
     # Twice as many bits as lanes are read, because the bit of `index` need not begin a byte.
@@ -212,7 +211,8 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
     _, bits, beyond = (part_of(builder, kind, target, name) for name in kind.parts)
     lanes = raw.type.count
     element = ir.IntType(kind.dtype.bitwidth)
-    # As integers, positive elements are in the order of their values, with NaN beyond infinity.
+    # The bits of positive elements, read as integers, are in the order of the elements' values, and
+    # those of NaN are beyond those of infinity.
     pattern = builder.bitcast(raw, ir.VectorType(element, lanes))
     if element != beyond.type:
         beyond = builder.trunc(beyond, element)
@@ -250,7 +250,7 @@ def values_of(typingctx, addresses):
 
 @intrinsic
 def has_values(typingctx, addresses):
-    """Return whether there are elements: their address is not 0."""
+    """Return whether `addresses` has elements: the address of absent elements is 0."""
 
     def codegen(context, builder, signature, arguments):
         return _is_there(builder, part_of(builder, addresses, arguments[0]))
@@ -275,7 +275,7 @@ def relu(typingctx, epilogue, value):
         if value != Vec:
             ceiling = builder.fptrunc(ceiling, kind.element)
         ceiling = spread(builder, ceiling, kind.count)
-        # In these forms, minimum and maximum are one instruction each on x86-64.
+        # On x86-64, LLVM compiles a comparison and a select of this form to one minimum or maximum.
         below = builder.select(builder.fcmp_ordered("<", ceiling, vector), ceiling, vector)
         if value == Vec:
             return builder.select(builder.fcmp_ordered("<=", below, zero), zero, below)
@@ -306,10 +306,12 @@ def _in_line(typingctx, out):
 
 @by_type
 def same_line(out):
-    """Return whether streaming is possible for the other output too: dresidual or the mask, if any.
+    """Return whether streaming `out` suits its second output: the residual's gradient, or the mask.
 
-    Each streamed cache line then also fills a whole line of the residual's gradient, because both
-    arrays begin at the same offset in a line, or whole bytes of the mask, because y begins a line.
+    The residual's gradient must begin at the same offset in a cache line as dx. Then each streamed
+    line of dx goes with a whole line of the gradient. For a mask, y must begin a cache line. Then
+    each streamed line of y goes with whole bytes of the mask. If there is no second output, the
+    result is True.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

@@ -29,7 +29,7 @@ _READY = SLOTS["ready"]
 
 @outlined
 def run(kind, record, index):
-    """Read x and dy (items of the first phase), then read both again and write `out`.
+    """Read x and dy in the first phase; in the second, read both again and write `out`.
 
     Without dy, only x is read. Arrays have `size` elements; an item has up to `share` of them.
     """

@@ -12,11 +12,11 @@ with a ReLU                     max(0, y), or max(0, y + residual); at most its 
 with another activation         its value at y, or its gradient: see `activation`
 ==============================  =========================================================
 
-In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
-s = 1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant:
-gain·x and that constant would cancel if |mean| is much larger than the standard deviation. In the
-forward pass, shift is the remainder of the exact mean that a float64 cannot represent, and slope is
-beta. The coefficients for float32 arithmetic are derived from these: see `singles.narrow_rows`.
+In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
+1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant: gain·x
+and that constant would cancel if |mean| is much larger than the standard deviation. In the forward
+pass, slope is beta, and shift is the exact mean minus the float64 `mean`. The coefficients for
+float32 arithmetic are derived from these: see `singles.narrow_rows`.
 
 The types of x and dy determine the formula when a kernel is compiled: dy is an `Epilogue` in a
 forward pass, and x is `Unread` in a frozen backward pass (see `epilogue`).
@@ -121,7 +121,8 @@ def in_pairs_of(dy):
 def in_pairs(dy, values):
     """Return whether writing two vectors at a time is faster; `values` is the coefficients' memory.
 
-    Two float64 vectors at a time are faster only if they become one float32 vector.
+    Writing two float64 vectors at a time is faster only if their activation is computed in one
+    float32 vector.
     """
     pairs = values.dtype == types.float32 or in_pairs_of(dy)
     return lambda dy, values: pairs
@@ -131,10 +132,10 @@ def in_pairs(dy, values):
 def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    The memory is that of x, of the residual and, without streaming stores, of the output, because
-    an ordinary store reads its cache line first. In a model, a convolution has just written x,
-    which is then in the shared cache only. Prefetching does not make a backward pass faster: its
-    sums have just read x and dy, and dx often has the memory of dy.
+    The memory is that of x and of the residual. If stores are not streaming, it is also that of the
+    output, because an ordinary store reads its cache line first. In a model, a convolution has just
+    written x, which is then in the shared cache only. Prefetching does not make a backward pass
+    faster: its sums have just read x and dy, and dx often has the memory of dy.
     """
     dy = output[1]
 
@@ -189,12 +190,12 @@ def solve_backward(sum_dy, sum_dy_xmu, count, scale):
 def solve_forward(sums, count, pivot, epsilon):
     """Return (mean, remainder of the mean, variance, scale) of channels with at least one element.
 
-    This is the shifted-data algorithm: `sums` are those of x - pivot and (x - pivot)², each a pair.
-    With d the mean of x - pivot, mean = pivot + d and variance = sum((x - pivot)²)/M - d². The
-    pivot is the mean of some of the channel's elements, so (pivot - mean)² is at most M times the
-    variance. Therefore the subtraction of d² loses at most about log2(M) of the 53 bits for any
-    data, and hardly any bits for data in random order. Reproducible sums have the pivot 0, so the
-    subtraction may lose more bits. They also have more bits (see `bins`).
+    This is the shifted-data algorithm: `sums` has two pairs, the sum of x - pivot and the sum of (x
+    - pivot)². With d the mean of x - pivot, mean = pivot + d and variance = sum((x - pivot)²)/M -
+    d². The pivot is the mean of some of the channel's elements, so (pivot - mean)² is at most M
+    times the variance. Therefore the subtraction of d² loses at most about log2(M) of the 53 bits
+    for any data, and hardly any bits for data in random order. Reproducible sums have the pivot 0,
+    so the subtraction may lose more bits. They also have more bits (see `bins`).
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements

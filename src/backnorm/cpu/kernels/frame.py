@@ -1,4 +1,4 @@
-"""The frame of a kernel: the code around items, which the kernels of all geometries share.
+"""The frame of a kernel: the code around items. The kernels of all geometries share it.
 
 The participants of a call run the kernel. The record limits their number. The caller fills the
 table of channels, and the other participants wait for it. Then each takes items from the work queue

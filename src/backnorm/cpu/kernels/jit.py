@@ -1,7 +1,8 @@
 """The decorators of the kernels, with a common set of Numba options.
 
 Decorating a function does not compile it. `backnorm.cpu.build` compiles the kernels when the
-package is built. The tests of vectors in memory compile the functions that they call.
+package is built. `tests/engine/test_vector.py`, which tests loads, stores and vectors, compiles the
+functions that it calls.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ def emitted(signature: Any) -> Any:
 def integer(builder, number):
     """Return a constant as a plain integer.
 
-    Each constant has its own (literal) type in Numba. With such types, Numba would compile a
-    function again for each constant that is an argument, or in a tuple.
+    Each constant has its own (literal) type in Numba. With literal types, Numba would compile a
+    function again for each constant that is passed to it, alone or in a tuple.
     """
     return number
 

@@ -116,7 +116,7 @@ def load_like(typingctx, array, index, count, like):
 
 @by_type
 def prefetch(array, index, count):
-    """Prefetch the cache lines of `count` elements, even beyond the array, unless it is absent.
+    """Prefetch the cache lines of `count` elements, even after the array's end; skip absent arrays.
 
     By themselves, processors prefetch neither rows that are far apart nor memory beyond the end of
     a page.
@@ -288,7 +288,8 @@ def stream(typingctx, array, index, value):
 def stored_sound(typingctx, array, left, right):
     """Return whether the 16-bit elements of two float32 vectors prove the vectors `sound`.
 
-    `store` writes the same elements afterwards, so the compiler computes them only once.
+    A `store` of the vectors follows. It needs the same 16-bit elements, so the compiler merges the
+    two conversions.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -347,7 +348,7 @@ def aligned_head(typingctx, array, index, step):
 
 @by_type
 def line_head(array, index):
-    """Return how many elements from `index` on precede the first that begins a cache line."""
+    """Return the number of elements from `index` to the next start of a cache line (0 at one)."""
     elements = _CACHE_LINE // (array.dtype.bitwidth // 8)
     return lambda array, index: aligned_head(array, index, elements)
 

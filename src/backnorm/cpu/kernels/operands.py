@@ -17,7 +17,7 @@ class Table(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Two sums of columns, each a pair (high, low): four rows, `far` elements apart."""
+    """Two sums per column, each a pair (high, low), in four rows that are `far` elements apart."""
 
     values: Any
     far: Any

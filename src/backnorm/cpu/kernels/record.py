@@ -59,7 +59,7 @@ register_model(Kind)(models.OpaqueModel)
 
 
 def _reduced(reduce: Any) -> Any:
-    """Return a function that takes a kind and returns a more general kind."""
+    """Return a function for kernels that maps a kind to the more general kind `reduce(kind)`."""
 
     @intrinsic
     def reduced(typingctx, kind):
@@ -74,7 +74,8 @@ def _of_pass(kind: Kind) -> Kind:
 
 
 #: of_operation(kind): the kind without its epilogue. of_pass(kind): in addition, a frozen backward
-#: pass becomes a backward pass. Functions of these kinds are compiled once for several kernels.
+#: pass becomes a backward pass. A function compiled for such a reduced kind is shared by several
+#: kernels.
 of_operation = _reduced(lambda kind: Kind(kind.element, kind.arithmetic, kind.operation, ""))
 of_pass = _reduced(_of_pass)
 

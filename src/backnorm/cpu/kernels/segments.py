@@ -1,14 +1,14 @@
 """The kernel for channels whose elements are in contiguous runs (NCX).
 
 The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
-elements. `inner` is at least sixteen, except that the segments of a single channel may be shorter.
-Neighbouring channels are summed together, a group at a time, so that memory is read in long runs
-even where segments are short.
+elements. `inner` is at least sixteen, or any number if there is only one channel. Neighbouring
+channels are summed together, a group at a time, so that memory is read in long runs even where
+segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
 long segment. Each chunk has running sums: see `sums` (in a backward pass with float32 arithmetic,
-four vectors are first added up in float32). The sums of the `block` chunks of a block are added up
-as pairs of float64 (compensated sums), and the sums of blocks are added up in order. Chunks and
+four vectors are first added up in float32). A block is `block` chunks. Their sums are added up as
+pairs of float64 (compensated sums), and then the sums of blocks are added up in order. Chunks and
 blocks depend only on the shape, and channels are summed independently of each other. So sums have
 the same bits however the work is divided among threads. Terms of reproducible sums are put into
 `bins`; these sums have the same bits in any order.
@@ -176,7 +176,8 @@ def _sum_item(kind, head, sums, output, item):
 def _sum_group(kind, head, sums, span):
     """Sum blocks of a group.
 
-    `span` is the first block, the end of the blocks, the first channel, the end of the channels.
+    `span` has four numbers: the first block, the end of the blocks, the first channel, and the end
+    of the channels.
     """
     operands, table, scratch, partial = sums
     start, stop, first, end = span
@@ -254,8 +255,8 @@ def _write_item(head, output, item):
 
 @by_type
 def _sum_block(kind, head, operands, span, means, scratch):
-    """Add one block of several channels to the pairs of these channels, `scratch.part`, which must
-    be zero before the call.
+    """Add one block of several channels to the pairs of these channels. These pairs are in
+    `scratch.part`, and must be zero before the call.
 
     `span` is the block, the first channel, and the end of the channels.
     """
@@ -313,8 +314,8 @@ def _add_block(add, head, operands, span, means, running, pairs):
 
 @outlined
 def _sum_bins(head, operands, means, scratch, span, totals):
-    """Put the terms of blocks into bins, of which every lane has its own; then add up the bins of
-    all lanes in `totals`.
+    """Put the terms of blocks into bins, separate ones for every lane of a vector; then add up the
+    bins of all lanes in `totals`.
     """
     start, stop, first, end = span
     outer, channels, inner = _extents(head)
@@ -371,7 +372,7 @@ def _add_segment(operands, i, end, mean, running, place):
 
 @inlined
 def _add_strips(operands, i, end, mean, running, place):
-    """Add a segment like `_add_segment`, four vectors of float32 at a time."""
+    """Do what `_add_segment` does, but with four vectors of float32 at a time."""
     x, dy = operands
     m = splat_single(mean)
     totals = (
@@ -413,8 +414,8 @@ def _coefficients(rows, c):
 
 @inlined
 def _of_two(rows, left, c, channels):
-    """Return vectors of coefficients: of channel c in the first `left` lanes, of the next channel
-    in the other lanes.
+    """Return vectors of coefficients: the first `left` lanes belong to channel c, and the other
+    lanes to the next channel.
     """
     of, other = _coefficients(rows, c), _coefficients(rows, _next(c, channels))
     return (
@@ -471,7 +472,7 @@ def _write(output, span, inner):
 
 @inlined
 def _write_across(output, i, count, left, c, streaming):
-    """Write `count` elements: the first `left` are of channel c, the others of the next."""
+    """Write `count` elements: the first `left` are of channel c, the others of the next channel."""
     of = _of_two(output.rows, left, c, output.period)
     if count < lanes_of(output.rows.values):
         _write_first(output, i, count, (c, left), of)

@@ -14,7 +14,7 @@ Output: a float32 element is used if it is zero or normal (`vector.sound`), for 
 - overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
 - a subnormal result is not used, because it may have been rounded to fewer bits before the last
   operation, and rounding it to a subnormal bfloat16 would be a second rounding;
-- a zero is exact; or it is a product below 2^-150, and no other element is nearer to this product;
+- a zero is exact; or it is a product below 2^-150 in magnitude, to which 0 is the nearest element;
   or its terms cancel, and the terms are not so small that they lose digits to underflow.
 
 A term of the formula has at most five roundings, including those of its coefficients but excluding
@@ -23,10 +23,11 @@ values may be so small that float32 represents them with fewer than 24 bits. No 
 such channels is used.
 
 Sums: `add_strip` has at most four roundings per term, so its error is at most 2^-22 of the sum of
-the terms' magnitudes; each term that underflows loses at most 2^-150. The sums are about m, the
-float32 nearest to the mean. `recentre` converts them to sums about the mean, and marks the sums
-that must be computed again in float64. The bound on the error also holds if the magnitudes are
-those of terms about the mean, because no element is nearer to the mean than m:
+the terms' magnitudes; each term that underflows loses at most 2^-150. The sums are those of dy and
+dy * (x - m), where m is the float32 nearest to the mean. `recentre` converts them to sums about the
+mean, and marks the sums that must be computed again in float64. The bound of 2^-22 also holds
+relative to the magnitudes of the terms about the mean, because no element is nearer to the mean
+than m:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
@@ -77,7 +78,7 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 
-# Coefficients and shifts of smaller magnitude may lose bits to cancellation or underflow in
+# Shifts, slopes and gains below `_LEAST` in magnitude may lose bits to cancellation or underflow in
 # float32.
 _LEAST = 2.0**-100
 
@@ -176,12 +177,13 @@ def both_hold(output, left, right):
 def narrow_rows(output, span, refused):
     """Write the float32 coefficients of a span of channels, if elements are computed in float32.
 
-    Up to seven elements after those of the span are overwritten. `refused` makes every gain NaN, so
-    that all elements are computed in float64.
+    Up to seven coefficients after those of the span are overwritten in each row. `refused` makes
+    every gain NaN, so that all elements are computed in float64.
 
     The formulas in float32 first subtract from x the float32 nearest to the mean. The remainder of
-    the mean is included in shift or slope. No element of 32 bits or less is nearer to the mean than
-    this float32, so the remainder is at most |x - mean|, and cancellation is limited.
+    the mean is included in slope (forward pass) or in shift (backward pass). No element of 32 bits
+    or less is nearer to the mean than this float32, so the remainder is at most |x - mean|, and
+    cancellation is limited.
     """
     if output[4][0].dtype != types.float32:
         return nothing
@@ -209,7 +211,7 @@ def narrow_rows(output, span, refused):
 
 @by_type
 def _narrowed(x, dy, of):
-    """Return unrounded coefficients for float32; the gain is NaN if float32 cannot be used."""
+    """Return float64 coefficients of the float32 formula; a NaN gain means: do not use float32."""
 
     def frozen(x, dy, of):
         return of[0], of[1], of[2], _unless_tiny(of[3], of[3])
@@ -222,8 +224,9 @@ def _narrowed(x, dy, of):
         mean, shift, slope, gain = _about_rounded_backward(of)
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
-        # With a tiny shift, a sum could be tiny and would be rounded to a multiple of 2^-149. So
-        # the gain is NaN, unless shift and slope are 0 and nothing is added.
+        # If the shift is tiny, (dy - shift) - (x - mean) * slope may be tiny, too, and would be
+        # rounded to a multiple of 2^-149. So the gain becomes NaN. If shift and slope are both 0,
+        # the gain is kept, because nothing is added to dy.
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
@@ -264,7 +267,7 @@ def _unless_tiny(tested, gain):
 
 @inlined
 def repeat_first(rows, width):
-    """Repeat the first float32 coefficients after the last.
+    """Write the first sixteen float32 coefficients of each row again, after the last.
 
     A vector of elements of NXC arrays can begin with the last channels of a row and end with the
     first channels of the next.

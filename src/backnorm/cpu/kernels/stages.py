@@ -87,7 +87,7 @@ def _wider(kind, bits):
 
 @by_type
 def _settle(kind, head, table):
-    """Fill the coefficients from sums, or mean and variance, that are in the table."""
+    """Fill the coefficients from the table, which has either sums, or means and variances."""
     if kind.operation == "forward":
         return lambda kind, head, table: of_channels.settle_forward(table, head.epsilon)
     return lambda kind, head, table: of_channels.settle(table, head.count)

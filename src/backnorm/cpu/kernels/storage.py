@@ -85,7 +85,8 @@ def narrow_sound(builder: Any, single: Any, dtype: Any, lanes: int) -> Any:
     if dtype == types.uint16:
         return _to_half(builder, single, lanes)
     if has_feature("avx512bf16"):
-        # This is one instruction, which would treat subnormal numbers as zero.
+        # This conversion is one instruction. It treats subnormal numbers as zero, but there are
+        # none here.
         return builder.bitcast(builder.fptrunc(single, _wide(_BFLOAT, lanes)), _wide(_I16, lanes))
     rounded = _round_to_bfloat16(builder, builder.bitcast(single, _wide(_I32, lanes)), lanes)
     return builder.trunc(builder.lshr(rounded, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
@@ -95,8 +96,8 @@ def splits(dtype: Any) -> bool:
     """Whether even and odd elements are converted separately.
 
     This is so for bfloat16 on processors with AVX2 but without AVX-512. A 32-bit word has two
-    elements: a shift turns the even one into a float32, and a mask the odd one. Elements stay in
-    their word, and joining them again takes one instruction instead of three.
+    elements: a shift converts the even element to float32, and a mask converts the odd element.
+    Elements stay in their word, and joining them again takes one instruction instead of three.
     """
     return dtype == types.int16 and tells_sound(dtype)
 
@@ -112,7 +113,7 @@ def split_widen(builder: Any, raw: Any) -> Any:
 
 
 def split_narrow(builder: Any, single: Any) -> Any:
-    """Emit `narrow_sound` for bfloat16, for a vector of all even lanes, then all odd lanes."""
+    """Emit `narrow_sound` for bfloat16; `single` has the even elements first, then the odd ones."""
     lanes = single.type.count
     rounded = _round_to_bfloat16(builder, builder.bitcast(single, _wide(_I32, lanes)), lanes)
     nothing = ir.Constant(rounded.type, ir.Undefined)
@@ -126,8 +127,8 @@ def split_narrow(builder: Any, single: Any) -> Any:
 
 
 def tells_sound(dtype: Any) -> bool:
-    """Whether `surely_sound` is faster than `vector.sound`: its vectors of 16-bit lanes have twice
-    as many.
+    """Whether `surely_sound` is faster than `vector.sound`: a vector has twice as many 16-bit lanes
+    as 32-bit lanes.
 
     With AVX-512, `vector.sound` is one instruction and is used instead.
     """
@@ -140,9 +141,9 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     """Emit a test whether float32 values are zero or normal, given only their rounded 16-bit
     elements.
 
-    The test is true if all elements are finite, not zero, and (bfloat16) more than 2^-126 in
-    magnitude: only normal numbers are rounded to such elements. (A zero may have been rounded from
-    a NaN.) Doubling the bit pattern removes the sign.
+    The test is true if all elements are finite and not zero, and those of bfloat16 are also more
+    than 2^-126 in magnitude: only normal numbers are rounded to such elements. (A zero may have
+    been rounded from a NaN.) Doubling the bit pattern removes the sign.
     """
     kind = raws[0].type
     lanes = kind.count
@@ -150,7 +151,8 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
         # As signed integers, doubled patterns are near 0 if the exponent is all zeros or all ones.
         name, end, least = "umin", "abs", 0x101
     else:
-        # After subtracting 1, zero is 0xFFFF, and other finite numbers are at most 0xF7FD.
+        # If 1 is subtracted from doubled patterns, zero becomes 0xFFFF, and other finite numbers
+        # are at most 0xF7FD.
         name, end, least = "umax", "", 0xF7FD
     extreme = _of_each(builder, name, kind, kind)
     found = _constant(_I16, least, lanes)
@@ -222,8 +224,8 @@ def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
 
 
 def _round_to_bfloat16(builder: Any, bits: Any, lanes: int | None) -> Any:
-    """Emit float32 bits whose upper half is the bfloat16, rounded to nearest even, by integer
-    arithmetic.
+    """Round the bits of a float32 to nearest even by integer arithmetic. The bfloat16 is the upper
+    half of the result.
     """
     odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
     return builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
@@ -254,8 +256,8 @@ def _half_to_single(builder: Any, raw: Any, lanes: int | None) -> Any:
     moved = builder.shl(
         builder.and_(half, _constant(_I32, 0x7FFF, lanes)), _constant(_I32, 13, lanes)
     )
-    # Float16's exponent bias is 112 less than float32's. The product is exact, also for subnormal
-    # float16.
+    # Float16's exponent bias is 112 less than float32's, so the moved bits are multiplied by 2^112.
+    # The product is exact, also for subnormal float16.
     scaled = builder.fmul(builder.bitcast(moved, single), _constant(_FLOAT, 2.0**112, lanes))
     special = builder.icmp_unsigned(">=", moved, _constant(_I32, 0x7C00 << 13, lanes))
     kept = builder.or_(moved, _constant(_I32, 0x7F800000, lanes))
@@ -275,7 +277,8 @@ def _single_to_half(builder: Any, value: Any, lanes: int | None) -> Any:
     odd = builder.and_(
         builder.lshr(magnitude, _constant(_I32, 13, lanes)), _constant(_I32, 1, lanes)
     )
-    # Change the exponent's bias by 112, and round. A carry leads to the next exponent, or infinity.
+    # Change the exponent's bias by 112, and round. A carry out of the fraction increases the
+    # exponent, at most to that of infinity.
     biased = builder.add(magnitude, _constant(_I32, 0xFFF - (112 << 23), lanes))
     normal = builder.lshr(builder.add(biased, odd), _constant(_I32, 13, lanes))
     special = builder.select(

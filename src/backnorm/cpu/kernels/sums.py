@@ -2,13 +2,13 @@
 
 Running sums are always float64 (in `singles`, a few terms are first added up in float32). For x of
 float32 or narrower, float64 has at least 29 extra bits, and a plain addition is accurate enough.
-For float64 there are no extra bits, so a sum is a pair (high, low) that is computed by error-free
-transformations (Ogita, Rump and Oishi, "Accurate sum and dot product", 2005), as if with twice the
-digits.
+For float64 there are no extra bits, so a sum is a pair (high, low). Error-free transformations make
+the pair as accurate as a sum that is computed with twice the digits (Ogita, Rump and Oishi,
+"Accurate sum and dot product", 2005).
 
 A sum is a tuple of one or two Vec, depending on the type of the array, which is known at compile
-time. In memory every sum is a pair of floats (high, low); low is 0 for plain sums. A pair is not
-renormalised before `value`, so that an infinite high part is not lost if the low part is NaN.
+time. In memory every sum is a pair of floats (high, low); low is 0 for plain sums. Only the
+function `value` adds low to high, so that an infinite high part is not lost if the low part is NaN.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def add_product(total, left, right):
 
 @by_type
 def gradient(dy, index, count, centred):
-    """Return a vector of dy, loaded by `load_like`; a forward pass sums x: return `centred`."""
+    """Return dy, loaded by `load_like`; or, in a forward pass, which has no dy, return `centred`.
+    """
     if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)
@@ -74,7 +75,7 @@ def gradient(dy, index, count, centred):
 
 @inlined
 def take(operands, index, mean, sum_dy, sum_dy_xmu):
-    """Add elements index .. index+7 to both sums."""
+    """Add the terms of elements index .. index+7 to both sums, `sum_dy` and `sum_dy_xmu`."""
     centred = load(operands.x, index) - mean
     slope = gradient(operands.dy, index, None, centred)
     return add(sum_dy, slope), add_product(sum_dy_xmu, slope, centred)
@@ -101,16 +102,16 @@ def pair_add(high, low, other_high, other_low):
 
 @inlined
 def value(high, low):
-    """Return the float64 nearest to each pair of two Vec."""
+    """Return, for each lane of two Vec, the float64 nearest to the pair (high, low)."""
     return where_finite(high, high + low, high)
 
 
 @by_type
 def add_totals(x, running, pitch, sums):
-    """Add the running sums of dy and of the product to the pairs of these sums, for eight channels.
+    """Add both running sums, of terms and of products, of eight channels to the pairs in `sums`.
 
-    A running sum has two parts, which `suspend` wrote `2 * LANES` apart. The sums of the product
-    are after those of dy; the next channel begins `pitch` elements further on. The lanes of a sum
+    A running sum has two parts, which `suspend` wrote `2 * LANES` apart. The sums of products are
+    after those of terms; the next channel begins `pitch` elements further on. The lanes of a sum
     are always added in the same order.
     """
     return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
@@ -162,7 +163,7 @@ def _merge(values, high, low, more_high, more_low):
 
 @inlined
 def merge_pairs(pairs, k, others, j):
-    """Add the pairs of eight columns, from j on in `others`, to those from k on in `pairs`."""
+    """Add columns j to j + 7 of `others` to columns k to k + 7 of `pairs`."""
     values, far = pairs
     more, apart = others
     _merge(values, k, k + far, load(more, j), load(more, j + apart))
@@ -183,7 +184,7 @@ def resume(array, values, place, pitch):
 
 @by_type
 def suspend(total, values, place, pitch):
-    """Write a sum: a vector at `place`, and, if it is compensated, another `pitch` further on."""
+    """Write a sum: a vector at `place`; if compensated, also one `pitch` elements further on."""
 
     def compensated(total, values, place, pitch):
         store(values, place, total[0])

@@ -17,11 +17,11 @@ from backnorm.cpu.kernels.jit import emitted, inlined, outlined
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VOID = ir.VoidType()
 
-#: Words of an affinity mask for 1024 processors.
+#: The number of 64-bit words in an affinity mask for 1024 processors.
 MASK_CELLS = 16
 
-#: A wait yields the processor after `YIELD_AFTER` spins (50 to 100 µs), and sleeps after
-#: `SLEEP_AFTER`.
+#: A wait yields the processor after `YIELD_AFTER` reads (50 to 100 µs), and sleeps after
+#: `SLEEP_AFTER` reads.
 YIELD_AFTER, SLEEP_AFTER = 2000, 2020
 
 # Microseconds that a wait sleeps at a time.
@@ -38,7 +38,8 @@ _SIGNALS = ~sum(1 << (number - 1) for number in (4, 5, 7, 8, 11))
 # The name of a thread in the system's tools, as a number made of its bytes.
 _NAME = int.from_bytes(b"backnorm", "little")
 
-# x86: round to nearest, no flushing of subnormal numbers, no traps. On aarch64 this mode is 0.
+# The floating-point mode on x86: round to nearest, no flushing of subnormal numbers, no traps. On
+# aarch64 this mode is 0.
 _MXCSR = 0x1F80
 
 
@@ -185,8 +186,8 @@ def _madvise(builder, first, size, advice):
 def advise_huge_pages(address, size):
     """Advise the system to use huge pages for memory that will be written completely.
 
-    The C library allocates XLA's large results anew from the system, page by page: writing 51 MB
-    took 39 ms, and 18 ms in huge pages.
+    Large results of XLA are in new memory, which the system provides page by page when it is first
+    written: writing 51 MB took 39 ms with ordinary pages, and 18 ms with huge pages.
     """
     first = (address + _HUGE - 1) // _HUGE * _HUGE
     last = (address + size) // _HUGE * _HUGE
@@ -238,7 +239,8 @@ def _popcount(builder, value):
 
 @outlined
 def get_affinity(mask):
-    """Write the affinity mask of this thread; return the number of processors, or 1 if unknown."""
+    """Store this thread's affinity mask at `mask`; return its number of processors, 1 if unknown.
+    """
     for k in range(MASK_CELLS):
         store_word(mask + 8 * k, 0)
     if _sched_getaffinity(0, 8 * MASK_CELLS, mask) < 0:
@@ -274,7 +276,8 @@ def start_thread(functions, run, argument):
     create, detach, mask = load_word(functions), load_word(functions + 8), load_word(functions + 16)
     if create == 0:
         return False
-    # Signal sets of the C library, 128 bytes each; a thread inherits the mask of its creator.
+    # `blocked` and `before` are signal sets of the C library, of 128 bytes each. The new thread
+    # inherits the signal mask of this thread, so this mask is set to `blocked` and later restored.
     blocked, before = stack_32_words(), stack_32_words()
     for k in range(16):
         store_word(blocked + 8 * k, _SIGNALS if k == 0 else -1)

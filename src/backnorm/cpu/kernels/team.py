@@ -111,7 +111,8 @@ def _run(record, header):
         start_helpers(record, participants - 1)
         call_kernel(function, record, 0)
         join_helpers(record, participants - 1)
-    # In a call with an invalid channel, both numbers are 0 (see `cancel` in `kernels.record`).
+    # In a call with an invalid channel, the number of items and that of done items are 0 (see
+    # `cancel` in `kernels.record`).
     if load_acquire(record + _DONE) != load_word(record + _ITEMS):
         return 0
     return call_kernel(function, record, JOINED)

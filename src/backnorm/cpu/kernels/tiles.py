@@ -51,8 +51,9 @@ def ahead_of_rows(rows, width):
     """Return how many rows in advance a row is prefetched if `rows` are read side by side.
 
     In a model, x is in no cache when a backward pass begins, and dy is at best in the shared cache.
-    When a forward pass begins, x is at best in the shared cache. Processors do not prefetch rows
-    that are read side by side or in tiles, and never beyond a page.
+    When a forward pass begins, x is at best in the shared cache. Processors do not by themselves
+    prefetch rows that are read side by side or in tiles. They never prefetch beyond the end of a
+    page.
     """
     return max(rows, _AHEAD // width + 1)
 
@@ -63,7 +64,7 @@ def _take(operands, i, pivot, k, sums):
 
 
 def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any, Any, Any]:
-    """Return functions that load, store and add to sums of twice as many columns."""
+    """Return `lanes` doubled, and functions that handle the sums of twice as many columns."""
 
     @inlined
     def resume_both(x, run, k, pitch):
@@ -85,8 +86,8 @@ def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any
 
 
 def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
-    """Return a function that adds rows to the sums of as many whole register tiles as there are
-    from column k on.
+    """Return a function that adds rows to the running sums of columns, in whole register tiles from
+    column k on. The function returns the first column after these tiles.
     """
 
     @inlined
@@ -112,10 +113,11 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
     return add
 
 
-# Two vectors, because additions to one vector would wait for each other.
+# The smallest register tile has two vectors of columns, because additions to the same vector would
+# wait for each other.
 _TWO = _doubled(LANES, resume, suspend, _take)
-# Eight vectors of columns have sixteen sums and eight means, which take most of the 32 registers of
-# AVX-512.
+# Eight vectors of columns need sixteen vectors of sums and eight of means, which take most of the
+# 32 registers of AVX-512.
 _EIGHT = _doubled(*_doubled(*_TWO))
 _add_narrow, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
 
@@ -126,9 +128,9 @@ def _add_wide(operands, part, pivot, running):
     registers do not suffice for 64 columns, add nothing and return 0.
 
     Sums are loaded and stored as often as in register tiles of 16 columns, but the overhead of a
-    register tile is divided among four times as many columns. Times of a float32 backward pass of
-    NXC arrays in the caches, divided by times with only register tiles of 16 columns: 0.96, and
-    0.91 for (16, 128, 17, 16) (one thread of an Intel Xeon).
+    register tile is divided among four times as many columns. This multiplies the time of a float32
+    backward pass of NXC arrays that are in the caches by 0.96, and by 0.91 for the shape (16, 128,
+    17, 16) (one thread of an Intel Xeon).
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

@@ -78,9 +78,9 @@ def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -
 def _load_pairs(builder: Any, pointer: Any, vector: Any, count: Any) -> Any:
     """Emit `load_lanes` for 16-bit lanes on processors that cannot mask lanes of 16 bits.
 
-    For a masked load LLVM would emit a branch for each lane: the backward pass of (32, 512, 7, 7)
-    in bfloat16 took twice as long. Here pairs of lanes are loaded, and then the last lane alone,
-    because `count` may be odd.
+    For a masked load, LLVM would emit a branch for each lane; with these branches, the backward
+    pass of (32, 512, 7, 7) in bfloat16 took twice as long. Here pairs of lanes are loaded, and then
+    the last lane alone, because `count` may be odd.
     """
     lanes = vector.count
     most = ir.Constant(count.type, lanes)
@@ -240,8 +240,8 @@ def any_not_positive(builder, value):
 
 
 def _folding(left: list[int], right: list[int]) -> Any:
-    """Return a function of two Vec, whose lanes have the numbers 0 to 15. It adds lanes `left` to
-    lanes `right`.
+    """Return a function that takes two Vec and returns lanes `left` + lanes `right`. The lanes of
+    the first Vec have the numbers 0 to 7, those of the second 8 to 15.
     """
 
     @emitted(Vec(Vec, Vec))
@@ -262,7 +262,7 @@ _fold_fours = _folding([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
 
 @inlined
 def sums_of_lanes(v):
-    """Return the sums of the lanes of eight Vec, as the lanes of one.
+    """Return a Vec whose lane k is the sum of all lanes of v[k], for eight Vec v[0] to v[7].
 
     The lanes of a Vec are added in the order ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). Adding one
     lane after the other would take five times as long.
@@ -315,7 +315,8 @@ def _half(first: int) -> Any:
     return half
 
 
-#: The first and the last eight lanes of Singles as a Vec, exactly.
+#: low_half(value), high_half(value): the first or the last eight lanes of Singles, converted
+#: exactly to a Vec.
 low_half, high_half = _half(0), _half(LANES)
 
 
@@ -369,8 +370,9 @@ def _doubtful(builder: Any, values: Any) -> Any:
 
     It is used on processors without vfpclassps. Doubling the bit pattern as an integer removes the
     sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
-    before 2^32. As signed integers, all of these have a magnitude up to 2^24, and so have 2^-126
-    and zero. Subtracting 1 makes zero large, but 2^-126 stays in the mask.
+    before 2^32. As signed integers, the doubled patterns of all these numbers have a magnitude up
+    to 2^24. So have those of 2^-126 and zero, which need not be found. Subtracting 1 turns zero
+    into the largest unsigned integer, which is not in the mask; 2^-126 stays in it.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))

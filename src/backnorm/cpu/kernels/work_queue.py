@@ -84,8 +84,9 @@ def take_item(cells, summed, items, index):
     """Take an item from the work queue; return it, or the number of items if none is left.
 
     The first `summed` items are taken before the others. The participant `index` gets the items of
-    its own range first. Both phases are divided into ranges alike; items of the second phase are
-    taken in reverse order, so that a participant begins with the data that it read last.
+    its own range first. The items of each phase are divided into one range per participant. Items
+    of the second phase are taken in reverse order, so that a participant begins with the data that
+    it read last.
     """
     parts = cells[_PARTICIPANTS]
     for phase in range(2):
@@ -132,9 +133,9 @@ def open_barrier(cells):
 def wait_at_barrier(cells):
     """Wait until the barrier is open.
 
-    A participant waits here after it has taken an item of the second phase. So all items of the
-    first phase have been taken by participants that compute them, and the wait is at most the time
-    of an item and of combining the sums. The first phase must have at least one item, because its
-    last item opens the barrier.
+    A participant waits here after it has taken an item of the second phase. So participants have
+    taken all items of the first phase, and compute them. The wait is at most the time of one item
+    and of combining the sums. The first phase must have at least one item, because its last item
+    opens the barrier.
     """
     wait_for_flag(cells, _OPENED)

@@ -16,7 +16,7 @@ from backnorm.cpu.scratch import LANES
 
 
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
-    """Return the three functions of a geometry: they write two vectors, one, and a partial one.
+    """Return three functions of a geometry, which write two vectors, one vector, or part of one.
 
     `exact_at(output, place, first)` returns the float64 coefficients of eight elements of the
     vector at `place`, from the element `first` (0 or 8) on.

@@ -8,7 +8,7 @@ Attributes of a call, all arrays of int64:
     of the problem to the next.
 ``call``
     The index of the kernel; the number of instances of the problem, which are computed one after
-    the other; the largest number of helpers of an instance, participants other than the caller.
+    the other; the largest number of helpers (participants other than the caller) of an instance.
 ``record``
     The 64-bit words of the record (see `backnorm.cpu.record`), with addresses still 0 and without
     scratch memory.
@@ -49,7 +49,8 @@ _METADATA_EXTENSION, _EXECUTE, _IS_BUFFER, _IS_ARRAY, _S64 = 1, 3, 1, 1, 5
 _SLOT, _TYPE, _RANK, _ELEMENTS, _BYTES, _STRIDE, _PER_BUFFER = range(7)
 KERNEL, INSTANCES, HELPERS, _PER_CALL = range(4)
 _BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
-# The names of the attributes in their order, as numbers made of their bytes.
+# The names of the attributes, in the order of the call frame; each name is a number made of its
+# bytes.
 _NAMES = tuple(int.from_bytes(name, "little") for name in (b"buffers", b"call", b"record"))
 
 # Error messages and their codes: 3 invalid argument, 5 not found, 8 resource exhausted, 9 failed
@@ -120,7 +121,7 @@ def succeeded(api, code):
 
 @inlined
 def metadata_extension(frame):
-    """Return the metadata extension, by which XLA queries the API version, or 0."""
+    """Return the extension by which XLA queries the API version, or 0 if the frame has none."""
     extension = load_word(frame + _FRAME.extension_start)
     if extension != 0 and load_int32(extension + _EXTENSION.type) == _METADATA_EXTENSION:
         return extension
@@ -275,7 +276,8 @@ def _attributes_fit(frame):
 
 @outlined
 def _record_fits(frame):
-    """Whether the record has consistent sizes, and as many participants as the call."""
+    """Whether the record has consistent sizes, and one participant more than the call has helpers.
+    """
     participants = call_attribute(frame, HELPERS) + 1
     record, cells = record_of(frame)
     if cells != CLAIMED + 2 * LINE * participants:

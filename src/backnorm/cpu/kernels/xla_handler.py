@@ -1,4 +1,4 @@
-"""The handler of XLA's custom calls on CPUs: no Python, no GIL, no copy.
+"""The handler of XLA's custom calls on CPUs: no Python, no GIL, no copies of arrays.
 
 `bn_xla_handler` is one C function for all kernels. It copies the record of the call, fills in the
 addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, also
@@ -68,9 +68,9 @@ _BYTES, _FUNCTION = 8 * SLOTS["bytes"], 8 * SLOTS["function"]
 _DONE, _ITEMS = 8 * SLOTS["done"], 8 * SLOTS["items"]
 
 # The block of a call begins with four cells: the address that malloc returned, the reference count,
-# the thread of the caller, the address of the record. From _TASKS on, there are two cells for each
-# helper, the argument of its task: the address of the block and the helper's index. The record
-# follows.
+# the thread of the caller, the address of the record. From _TASKS on, the block has two cells for
+# each helper. They are the argument of its task: the address of the block, and the helper's index.
+# The record follows.
 _RAW, _REFERENCES, _CALLER, _RECORD, _TASKS = range(5)
 
 #: environment(): the address of the library's data, see `xla_structures.ENVIRONMENT`.

@@ -1,1 +1,1 @@
-"""Triton kernels: loops over tiles, which do not validate their arguments."""
+"""Triton kernels: loops over tiles. The kernels do not validate their arguments."""

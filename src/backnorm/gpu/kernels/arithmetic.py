@@ -9,14 +9,14 @@
 ==============  ==================================================================================
 
 The argument HOW is one of these names: FORM.arithmetic for elements, or FORM.moments for the sums
-from which mean and variance are computed. FORM.moments differs from FORM.arithmetic only if
-elements are computed in float32, because sums of squares about a pivot other than the mean cancel
-and must not be rounded to float32.
+from which mean and variance are computed. The two differ only if elements are computed in float32.
+Mean and variance then need more precise sums: these are sums of x - pivot and its square, and if
+the pivot is not the mean, the variance loses digits by cancellation.
 
-A pair (high, low) stands for high + low, with |low| at most half an ulp of high: 48 bits, in
-float32's range. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
-floating-point technique for extending the available precision", 1971). They must not be
-contracted, so kernels are compiled without fusing products and sums.
+A pair (high, low) stands for high + low, with |low| at most half an ulp of high. It has 48 bits and
+the range of float32. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
+floating-point technique for extending the available precision", 1971). Fusing a product and a sum
+would make them inexact, so kernels are compiled without it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def narrow(b_value, p_target):
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
     """Return a float32 that `narrow` rounds to the number nearest to the exact pair."""
-    # If a high part is infinite, the low part is NaN.
+    # Where the high part is infinite, the low part may be NaN. The result is then the high part.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)
     if p_target.dtype.element_ty.primitive_bitwidth == 16:
@@ -147,12 +147,12 @@ def _quick_two_sum(b_a, b_b):
 def _to_odd(b_nearest, m_inexact, m_beyond):
     """Return a value rounded to odd in float32, so that rounding it to 16 bits is correct.
 
-    One of the two float32 neighbours of an inexact value has an odd last bit. An odd last bit
-    excludes 16-bit numbers and numbers halfway between two of them, so that neighbour is rounded to
-    the same 16-bit number as the value. The nearest float32, in contrast, may be halfway between
-    two 16-bit numbers and be rounded to the wrong one (S. Boldo and G. Melquiond, "Emulation of a
-    FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). `m_beyond` says
-    where `b_nearest` is larger in magnitude than the value.
+    One of the two float32 neighbours of an inexact value has an odd last bit. A float32 with an odd
+    last bit is neither a 16-bit number nor halfway between two 16-bit numbers. Therefore this
+    neighbour is rounded to the same 16-bit number as the value. The nearest float32, in contrast,
+    may be halfway between two 16-bit numbers and be rounded to the wrong one (S. Boldo and G.
+    Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
+    odd", 2008). `m_beyond` says where `b_nearest` is larger in magnitude than the value.
     """
     b_pattern = b_nearest.to(tl.int32, bitcast=True)
     b_pattern = tl.where(m_inexact, (b_pattern - m_beyond.to(tl.int32)) | 1, b_pattern)

@@ -5,8 +5,8 @@
 ``backward_apply``     x, dy and the sums -> dx
 ``backward_complete``  all three for the channels of one unit, by one program
 
-Arguments are inputs, sizes, outputs, and compile-time constants. An unused pointer may have any
-value.
+The arguments of a kernel are, in this order, inputs, sizes, outputs, and compile-time constants. An
+unused pointer may have any value.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def backward_sums(
     p_partials,
     FORM: tl.constexpr,
 ):
-    """Store partial sums as float64, in the shape (sum, block, column or unit)."""
+    """Store partial sums as float64: a plane for each sum, with a row per block (see
+    `partials_of`).
+    """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0) % units
     i_block = tl.program_id(0) // units
@@ -88,7 +90,9 @@ def backward_finish(
     EPSILON: tl.constexpr,
     GRADIENTS: tl.constexpr,
 ):
-    """Store sum_dy, sum_dy_xmu and the element count as float64, and dgamma and dbeta."""
+    """Store sum_dy, sum_dy_xmu and the element count as float64; store dgamma and dbeta if
+    GRADIENTS.
+    """
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner
@@ -178,7 +182,9 @@ def backward_complete(
     p_dbeta,
     FORM: tl.constexpr,
 ):
-    """Store dx, dgamma and dbeta of the channels of one unit, which holds all their elements."""
+    """Store dx, dgamma and dbeta of one unit's channels; a single program adds up all their
+    elements.
+    """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0)
     i_channels = channels_of(i_unit, frame, FORM)
@@ -187,7 +193,7 @@ def backward_complete(
     b_sum_dy, b_sum_dy_xmu = _add_up(
         p_x, p_dy, p_bits, b_mean, i_unit, i_unit * 0, tiles, frame, FORM
     )
-    # No partial sums are stored here, but their mask says which columns exist.
+    # This kernel stores no partial sums, but the mask for storing them says which columns exist.
     _, m_channels, _ = partials_of(i_unit, i_unit * 0, frame, FORM)
     b_dgamma = inverse_deviation(b_variance, FORM.epsilon) * b_sum_dy_xmu
     tl.store(p_dgamma + i_channels, narrow(b_dgamma, p_dgamma), mask=m_channels)
@@ -209,8 +215,8 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
     b_sum_xmu = b_sum
     b_low_xmu = b_sum
     if FORM.relu:
-        # The compiler prefetches x and dy, but not single bytes. Therefore the mask bytes of the
-        # next tile are read here, before this tile is computed.
+        # The compiler prefetches x and dy, but not the mask, which is read as single bytes.
+        # Therefore the mask bytes of the next tile are read here, before this tile is computed.
         b_next = load_bytes(p_bits, i_first, i_unit, frame, FORM)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_first + i_step
@@ -222,7 +228,7 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
         b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM.arithmetic)
         if FORM.relu:
             b_dy = tl.where(b_bits, b_dy, 0.0)
-        # Outside the array dy is 0, and so is the product.
+        # Outside the array, dy is 0, and so is dy * (x - mean).
         if FORM.arithmetic == "pairs":
             b_none = tl.zeros_like(b_dy)
             b_part, b_part_low = subtract_pair(b_x, b_mean_high, b_mean_low)

@@ -7,16 +7,18 @@ forward and inference        y  = gain * ((x - mean) - shift) + slope
 with a ReLU                  max(0, y), or max(0, y + residual); at most the ceiling
 ==========================  =============================================================
 
-In the backward pass shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with
-s = 1/sqrt(variance + epsilon). In the forward pass, shift is the remainder of the exact mean that a
-float64 cannot represent, and slope is beta. The few coefficients are computed in float64 on every
-device, and passed to the functions here in the form of `arithmetic.split`.
+In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
+1/sqrt(variance + epsilon). In the forward pass, slope is beta, and shift is the exact mean minus
+the float64 `mean`. The coefficients are few, and are computed in float64 on every device.
+`arithmetic.split` converts them for the functions here.
 
-In float32 arithmetic, the float32 nearest to the mean is subtracted from x. In a forward pass, gain
-times the remainder of the mean is subtracted from `slope`. No element of 32 bits or less is nearer
-to the mean than this float32, so the remainder is at most |x - mean|, and cancellation is limited.
-A given mean, in a backward pass or in inference, has no remainder, because its type has at most 32
-bits if the elements have (`dtypes.statistics_types`). `conformance.judge` derives the error budget.
+In float32 arithmetic, the float32 nearest to the mean is subtracted from x. The remainder of the
+mean is the mean minus this float32; in a forward pass, the product of gain and this remainder is
+subtracted from `slope`. No element of 32 bits or less is nearer to the mean than this float32, so
+the remainder is at most |x - mean|, and cancellation is limited. The mean that a caller gives to a
+backward pass or to inference has no remainder: float32 arithmetic is for elements of at most 32
+bits, and then the mean has at most 32 bits, too (`dtypes.statistics_types`). `conformance.judge`
+derives the error budget.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from backnorm.gpu.kernels.arithmetic import (
 @triton.jit
 def inverse_deviation(b_variance, EPSILON: tl.constexpr):
     """Return s = 1/sqrt(variance + epsilon)."""
-    # Triton would convert a plain number to float32.
+    # Triton would convert a Python number to float32, so EPSILON becomes a float64 tensor.
     return 1.0 / tl.sqrt(b_variance + tl.full((), EPSILON, tl.float64))
 
 
@@ -109,7 +111,7 @@ def relu(b_y, FORM: tl.constexpr):
 
 @triton.jit
 def passed(b_y, FORM: tl.constexpr):
-    """Return which elements of y are between 0 and the ceiling, the mask of a ReLU."""
+    """Return the mask of a ReLU: which elements of y are between 0 and the ceiling."""
     m_passed = b_y.to(tl.float32) > 0.0
     if FORM.ceiling != float("inf"):
         m_passed = m_passed & (b_y < tl.full(b_y.shape, FORM.ceiling, b_y.dtype))

@@ -100,12 +100,14 @@ def forward_finish(
     TILE_PARTS: tl.constexpr,
     MOVING: tl.constexpr,
 ):
-    """Store mean, its remainder and variance as float64, and mean and variance as results."""
+    """Store float64 statistics (mean, its remainder, variance), and the results mean and variance.
+    """
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner
     plane = count * channels
-    # The pivots are combined relative to the first of them.
+    # The parts of a channel have different pivots. Their sums are converted to sums about the first
+    # pivot.
     b_pivot = tl.load(p_partials + i_channels.to(tl.int64) * inner, mask=m_channels, other=0.0)
     b_sum = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
     for i_step in range(tl.cdiv(count, TILE_PARTS)):
@@ -164,7 +166,7 @@ def forward_apply(
     p_bits,
     FORM: tl.constexpr,
 ):
-    """Store y, and with a ReLU in training its mask.
+    """Store y and, with a ReLU in training, the mask of the ReLU.
 
     In training, `p_mean` has the rows that `forward_finish` stores: mean, its remainder, variance.
     """
@@ -240,7 +242,8 @@ def forward_complete(
 
 @triton.jit
 def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return pivot, sums of x - pivot and of its square, and count, per column or in total."""
+    """Return the pivot, the sums of x - pivot and its square, and the count: per column or in all.
+    """
     b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
     pivot = split(per_column(b_pivot, FORM), FORM.moments)
     b_sum = zeros(FORM, FORM.moments)
@@ -289,7 +292,7 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
     b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
     if FORM.moments != "compensated":
-        # Any number near the mean can be the pivot. One that is a float32 needs no low part.
+        # Any number near the mean can be the pivot. A float32 pivot needs no low part.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
     # An infinite pivot would make the terms of finite elements infinite.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)
@@ -381,6 +384,7 @@ def _write(
             b_y = relu(b_y, FORM)
         b_y = narrow(b_y, p_y)
         if FORM.relu and FORM.training:
-            # The bit is not set for a value that is rounded to 0 or to the ceiling.
+            # The bits are computed from the rounded values: if y is rounded to 0 or to the ceiling,
+            # its bit is not set.
             store_bits(p_bits, i_tile, i_unit, passed(b_y, FORM), frame, FORM)
         tl.store(p_y + o_elements, b_y, mask=m_there)

@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 #: Arguments that are sizes. Kernels are not specialised to their values.
 SIZES = Frame._fields
 
-#: Arguments that are sizes, of the kernels that add up partial results.
+#: Arguments that are sizes, in the kernels that add up partial results.
 PARTS = ("channels", "inner", "parts", "elements")
 
 #: Arguments that may differ in every call: the weight of a batch in running statistics.

@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def first_and_last(i_block, frame):
-    """Return the first tile of a block, and the one after its last."""
+    """Return the first tile of a block, and the tile after the block's last one."""
     i_first = i_block * frame.per_block
     return i_first, tl.minimum(i_first + frame.per_block, frame.tiles)
 
@@ -34,7 +34,7 @@ def place(i_tile, i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def elements_of(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return how many elements of a tile exist: in every column, or in the whole tile."""
+    """Return how many elements of a tile exist: one count per column, or one for the whole tile."""
     i_row, i_column, _, width, _ = _corner(i_tile, i_unit, frame, FORM)
     rows = tl.minimum(frame.rows - i_row, FORM.tile_rows)
     if FORM.columns:
@@ -104,8 +104,8 @@ def collect(b_tile, FORM: tl.constexpr):
 def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
     """Return the offsets of a program's partial results, which of them exist, and a plane's size.
 
-    The partial results of one sum are a plane. It has a row for each block, with one element for
-    every column or unit.
+    A plane has the partial results of one sum: a row for each block, with one element for every
+    column or unit.
     """
     blocks = tl.cdiv(frame.tiles, frame.per_block).to(tl.int64)
     if FORM.columns:
