@@ -181,7 +181,7 @@ def _take(size: int) -> _Block | None:
                 end = shelf.popleft()
             except IndexError:  # another thread has taken the others
                 break
-            # Of the blocks that fit, the newest is taken: it is most likely still in a cache.
+            # The newest block that fits is taken, because it is most likely still in a cache.
             rest: _End | None = end
             if end.block.size == size:
                 found, rest = end, found

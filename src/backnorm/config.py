@@ -4,8 +4,8 @@
 ``BACKNORM_NUM_THREADS``  Initial limit of threads, an integer >= 1 (default and maximum: all
                           processors that this process may use).
 ``OMP_NUM_THREADS``       Initial limit of threads if BACKNORM_NUM_THREADS is not set and PyTorch is
-                          not imported (PyTorch reads the variable itself). Of a list, only the
-                          first number is used. It is ignored if it is not an integer >= 1.
+                          not imported (PyTorch reads the variable itself). Only the first number
+                          of a list is used. It is ignored if it is not an integer >= 1.
 ``BACKNORM_CPU_LEVEL``    Processor level whose machine code is used: ``x86-64-v4-bf16``,
                           ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the highest level
                           that this processor supports).

@@ -1,4 +1,4 @@
-"""What plans depend on: properties of the machine, detected once or set by a test."""
+"""Properties of the machine on which plans depend, detected once or set by a test."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -618,3 +619,18 @@ def test_guarded_output_detects_bytes_copied_from_beyond_input():
     end = values.nbytes
     ctypes.memmove(target.array.ctypes.data + end, source.array.ctypes.data + end, 4)
     assert not target.holds_canaries()
+
+
+def test_verify_of_element_added_twice_does_not_blame_a_narrow_type():
+    selection = Selection(dtypes=("float32",), layouts=("NCX",))
+    _, found = found_in(f"{WRONG_FILE}:last_dy_twice", selection)
+    assert found[0].says.endswith(
+        "but wrong for one element per channel: an element may be added twice, or be missing"
+    )
+
+
+def test_verify_of_wrong_end_in_float32_does_not_call_the_rest_right():
+    selection = Selection(dtypes=("float64",), layouts=("NCX",), only=("diagnostic-float64*",))
+    _, found = found_in(f"{WRONG_FILE}:wrong_end_in_float32", selection)
+    says = next(each.says for each in found if each.id == "partly-wrong")
+    assert re.search("; the rest is right to 2[0-4] bits$", says), says

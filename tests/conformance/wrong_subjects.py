@@ -127,6 +127,22 @@ def right_first(x, dy, mean, variance, gamma, **options):
     return dx, dgamma * (1 + (_calls["number"] > 1)), dbeta
 
 
+def last_dy_twice(x, dy, mean, variance, gamma, **options):
+    """Add the last element of a channel twice to dbeta."""
+    dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
+    axis = 1 if options["data_format"] == "NCX" else dy.ndim - 1
+    last = np.moveaxis(dy, axis, 0).reshape(mean.size, -1)[:, -1:].sum(1)
+    return dx, dgamma, (dbeta + last).astype(dbeta.dtype)
+
+
+def wrong_end_in_float32(x, dy, mean, variance, gamma, **options):
+    """Compute in float32, with a wrong end of dx."""
+    narrow = (a if a is None else a.astype("f") for a in (x, dy, mean, variance, gamma))
+    dx, dgamma, dbeta = (a.astype(x.dtype) for a in _right(*narrow, **options))
+    dx.flat[-3:] = 0
+    return dx, dgamma, dbeta
+
+
 def right_for_ncx(x, dy, mean, variance, gamma, **options):
     """Take the memory of NXC for that of NCX."""
     shape = (x.shape[0], mean.size, -1)

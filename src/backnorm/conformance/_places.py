@@ -16,11 +16,13 @@ from backnorm.conformance._naming import (
     sentence,
 )
 from backnorm.conformance.formula import rows_of
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT64, element_type
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type
 
 # The largest error that rounding can cause in an element, relative to the largest element.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
+# Numbers with a relative error up to this limit are called right.
+_RIGHT = {**_ROUNDING, FLOAT32: _ROUNDING_OF_WIDE, FLOAT64: 2.0**-43}
 # A run of elements in memory, or a set of channels, counts as wrong if at least this share of its
 # elements is wrong. The other elements may be right by accident.
 _MOST = 0.8
@@ -86,23 +88,37 @@ def partly_wrong(
         By name, other outputs and their right values, of shape (C,).
     """
     texts = []
+    # The relative errors of the numbers that do not count as wrong.
+    others = [0.0]
     if tensor is not None:
         few_bits = FEW_BITS * np.abs(right).max(1, keepdims=True)
         error = np.abs(rows_of(tensor, axis) - right)
         wrong = error > np.maximum(_allowed(tensor, right), few_bits)
         if 0 < wrong.mean() <= 0.5:
             texts.append(_wrong_elements(name, tensor, wrong, axis))
+            # The channels that are right, or else the elements before the first wrong one.
+            of_rest = error[~wrong.any(1)]
+            if not of_rest.size:
+                of_rest = error[:, : wrong.any(0).argmax()]
+            others.append(float(of_rest.max(initial=0.0) / np.abs(right).max()))
     channels: dict[tuple[int, ...], list[str]] = {}
     for parameter, (own, good) in parameters.items():
         if own is not None:
-            wrong = np.abs(own - good) > FEW_BITS * np.abs(good).max()
+            relative = np.abs(own - good) / np.abs(good).max()
+            wrong = relative > FEW_BITS
+            if wrong.mean() <= 0.5:
+                others.append(float(relative[~wrong].max()))
             if 0 < wrong.mean() <= 0.5:
                 channels.setdefault(tuple(np.flatnonzero(wrong).tolist()), []).append(parameter)
     for places, names in channels.items():
         texts.append(sentence(names, f"is wrong in {channel_numbers(places)}"))
     if not texts:
         return None
-    return Diagnosis("indexing", ("partly-wrong",), ", and ".join(texts) + "; the rest is right")
+    dtype = FLOAT32 if tensor is None else element_type(tensor.dtype)
+    rest = "; the rest is right"
+    if max(others) > _RIGHT.get(dtype or FLOAT64, 0.0):
+        rest += f" to {right_bits(max(others))} bits"
+    return Diagnosis("indexing", ("partly-wrong",), ", and ".join(texts) + rest)
 
 
 def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:

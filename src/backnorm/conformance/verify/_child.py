@@ -180,8 +180,8 @@ class Runner:
     def _of_huge(self, case: Case) -> _Outputs:
         """Call the subject once, on a case with repeated channels.
 
-        Every copy of a channel should have the same results. Of each output, return the copy of the
-        channels that differs most from the first copy.
+        Every copy of a channel should have the same results. Return, for each output, the copy of
+        the channels that differs most from the first copy.
         """
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backnorm.conformance._naming import FEW_BITS
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
@@ -138,6 +139,8 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         return
     names = {verdict.case for verdict in inexact}
     groups: dict[str, tuple[str, str, bool]] = {}
+    # Cases of one element per channel, in which a sum has one term.
+    single = set()
     # Maps the text of a diagnosis to all cases that have this diagnosis.
     diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
     for case in selected(results.job.selection):
@@ -146,12 +149,21 @@ def _of_formula(results: Results) -> Iterator[Finding]:
             diagnosis = _diagnosis(case, results)
             if diagnosis.kind != "right":
                 diagnosed.setdefault(diagnosis.says, []).append((case, diagnosis))
+        if case.data.x.size <= case.data.mean.size:
+            single.add(case.name)
     of_diagnosed = {case.name for each in diagnosed.values() for case, _ in each}
     for says, each in diagnosed.items():
         case, diagnosis = each[0]
         shown = {_group(case) for case, _ in each}
         explained = [verdict for verdict in inexact if groups[verdict.case] in shown]
         outputs = {verdict.output for verdict in explained if verdict.case in of_diagnosed}
+        if diagnosis.kind == "precision" and any(
+            v.case in single and v.output in outputs and _exceeds_few_bits(v) for v in explained
+        ):
+            says = (
+                f"{says.partition(':')[0]}, but wrong for one element per channel: an element may "
+            )
+            says += "be added twice, or be missing"
         yield Finding(
             "-".join(diagnosis.names) or diagnosis.kind,
             says,
@@ -162,6 +174,13 @@ def _of_formula(results: Results) -> Iterator[Finding]:
             diagnosis.evidence,
             is_diagnosis=True,
         )
+
+
+def _exceeds_few_bits(verdict: Verdict) -> bool:
+    """Whether the error is larger than a loss of digits in a narrow type."""
+    grade = verdict.grade
+    assert grade is not None
+    return abs(grade.got - grade.exact) > FEW_BITS * grade.condition * abs(grade.exact)
 
 
 def _group(case: Case) -> tuple[str, str, bool]:

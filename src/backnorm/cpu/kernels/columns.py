@@ -527,8 +527,7 @@ def _write_rows(output, i, rows):
 
 @inlined
 def _write_lines(output, i, rows, columns, streaming):
-    """Write the whole lines between two columns, in `rows` rows. The first row begins at element i.
-    """
+    """Write the whole lines between two columns of `rows` rows; the first begins at element i."""
     x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)
     line = 2 * lanes

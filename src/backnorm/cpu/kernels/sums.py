@@ -66,8 +66,7 @@ def add_product(total, left, right):
 
 @by_type
 def gradient(dy, index, count, centred):
-    """Return dy, loaded by `load_like`; or, in a forward pass, which has no dy, return `centred`.
-    """
+    """Return dy, loaded by `load_like`. A forward pass has no dy: return `centred`."""
     if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)

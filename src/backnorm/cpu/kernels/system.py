@@ -239,8 +239,7 @@ def _popcount(builder, value):
 
 @outlined
 def get_affinity(mask):
-    """Store this thread's affinity mask at `mask`; return its number of processors, 1 if unknown.
-    """
+    """Store this thread's affinity mask at `mask`; return its processors' number, 1 if unknown."""
     for k in range(MASK_CELLS):
         store_word(mask + 8 * k, 0)
     if _sched_getaffinity(0, 8 * MASK_CELLS, mask) < 0:

@@ -276,8 +276,7 @@ def _attributes_fit(frame):
 
 @outlined
 def _record_fits(frame):
-    """Whether the record has consistent sizes, and one participant more than the call has helpers.
-    """
+    """Whether the record's sizes are consistent, with one participant more than helpers."""
     participants = call_attribute(frame, HELPERS) + 1
     record, cells = record_of(frame)
     if cells != CLAIMED + 2 * LINE * participants:
