@@ -389,7 +389,7 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
         "call": "Call: with keywords alone."
         if schema.style == "keywords"
         else f"Call: `{schema.call}`.",
-        "types": f"Types: {_types(schema)}.",
+        "types": f"Data and per-channel types: {_types(schema)}.",
         "channel types": ""
         if schema.one_channel_type
         else "Per-channel inputs may differ in element type.",

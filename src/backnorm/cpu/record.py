@@ -219,7 +219,8 @@ JOINED = -1
 
 
 def template(geometry: str, participants: int, own_bytes: int, scratch: int) -> np.ndarray:
-    """Return the head and the claims of a record; the head has `LAYOUT`, participants and sizes.
+    """Return the head of a record, with `LAYOUT`, participants and sizes, and the cells of its work
+    queue.
 
     Parameters
     ----------

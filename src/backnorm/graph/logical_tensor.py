@@ -66,8 +66,8 @@ def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
     Dimensions of 0 are left out of the product, for two reasons. NumPy limits the product of the
-    other dimensions even if the array is empty. And one of the other dimensions can be the number
-    of channels, which is the size of results that are not empty.
+    other dimensions even if the array is empty. And another dimension can be the number of
+    channels: results with one value per channel then have elements although the tensor is empty.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(

@@ -90,7 +90,8 @@ class _Launches(Launches):
             if self._forward is None:
                 sums.view(-1).copy_(self.sums(*places)[:-1])
             else:
-                # The remainder of the mean is not used: it cannot change a float64 mean.
+                # The low part of the mean (mean = high + low) is not used, because it cannot change
+                # a float64 mean.
                 self.moments(x, tuple(sums))
         return -1
 

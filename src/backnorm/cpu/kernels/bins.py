@@ -376,7 +376,9 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the largest product so far, or `most` in a forward pass: see `_largest_product`."""
+    """Return the larger one of `most` and the magnitude of the product. In a forward pass return
+    `most`, because `_largest_product` squares the largest term.
+    """
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))

@@ -73,8 +73,8 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
-# A running sum adds up at most this number of rows, and is then added to a pair. The error budget
-# allows up to 128. The bits of results depend on this number.
+# A running sum adds up at most this number of rows, and is then added to the compensated sum of its
+# column (a pair). The error budget allows up to 128. The bits of results depend on this number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)

@@ -291,7 +291,9 @@ def _add_block_again(head, operands, span, means, running, pairs):
 
 @inlined
 def _add_block(add, head, operands, span, means, running, pairs):
-    """Add one block of several channels to the pairs of these channels; `add` sums a segment."""
+    """Add one block of several channels to the compensated sums (pairs) of these channels. The
+    function `add` sums a segment.
+    """
     block, first, end = span
     outer, channels, inner = _extents(head)
     height, length, size = head.rows, head.length, head.block

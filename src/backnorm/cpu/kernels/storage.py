@@ -142,8 +142,9 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     elements.
 
     The test is true if all elements are finite and not zero, and those of bfloat16 are also more
-    than 2^-126 in magnitude: only normal numbers are rounded to such elements. (A zero may have
-    been rounded from a NaN.) Doubling the bit pattern removes the sign.
+    than 2^-126 in magnitude: only normal numbers are rounded to such elements. A zero does not
+    pass, because it may have been rounded from a NaN. The bit pattern is doubled to remove the
+    sign.
     """
     kind = raws[0].type
     lanes = kind.count
