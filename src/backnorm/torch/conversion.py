@@ -118,10 +118,11 @@ def convert(
         torchvision's `BasicBlock` and `Bottleneck`, where the last layer also adds the identity.
         Pairs of names, as in `model.named_modules()`: fuse the named layers and activations. The
         caller then guarantees that the model passes the layer's result only to the activation, and
-        calls the activation with nothing else. The layer gets an `activation`, and the activation's
-        module becomes a `FusedActivation`, which returns its input. Modules that have hooks, or
-        occur more than once in the model, are not fused; a pair with such a module is an error.
-        Layers that are already fused stay so: `revert` separates them.
+        calls the activation with nothing else. If the activation gets another tensor, an eager call
+        raises an error, and a compiled call computes wrong results. The layer gets an `activation`,
+        and the activation's module becomes a `FusedActivation`, which returns its input. Modules
+        that have hooks, or occur more than once in the model, are not fused; a pair with such a
+        module is an error. Layers that are already fused stay so: `revert` separates them.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`: ``report=print`` prints one line per layer,
