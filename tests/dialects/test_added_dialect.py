@@ -18,7 +18,7 @@ import tests.dialects.test_schema as of_schema
 from backnorm import batch_norm_forward
 from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
-from backnorm.dialects import registry
+from backnorm.dialects import registry, stablehlo
 from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import AttributeSpec, FormatSpec, OperatorSchema, channel, data
 from tests.crashers import cases, driver, subjects
@@ -174,43 +174,25 @@ def test_forward_operator_returns_inverse_deviation_and_running_statistics():
     np.testing.assert_allclose(new_var, 0.75 * var + 0.25 * wide.var(1), rtol=1e-6)
 
 
-class _AxisGrad(Operator):
-    """Acme's `axis_grad`, whose channel axis may be counted from the end."""
+class _AxisGrad(type(stablehlo.batch_norm_grad)):
+    """StableHLO's operator, with a channel axis that may be counted from the end."""
 
     rules = (
         replace(
-            RULES,
-            op="axis_grad",
+            stablehlo.batch_norm_grad.rules[0],
             attributes=(
-                AttributeSpec("eps", "f32", role="epsilon"),
-                AttributeSpec("axis", "i64", role="channel_axis"),
+                AttributeSpec("epsilon", "f32", role="epsilon"),
+                AttributeSpec("feature_index", "i64", role="channel_axis"),
             ),
-            formats=(FormatSpec("any axis", "NXC", is_any=True),),
         ),
     )
-
-    def __call__(
-        self,
-        top_grad=None,
-        bottom=None,
-        scale=None,
-        saved_mean=None,
-        saved_var=None,
-        eps=1e-5,
-        axis=-1,
-        *,
-        arithmetic=None,
-    ):
-        """Gradients of batch normalisation."""
-        inputs = top_grad, bottom, scale, saved_mean, saved_var
-        return self._run(inputs, (eps, axis), arithmetic=arithmetic)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_negative_channel_axis_counts_from_the_end(axis):
     x, dy = np.random.default_rng(0).standard_normal((2, 3, 4, 5), dtype=np.float32)
     statistics = np.ones((3, x.shape[axis]), np.float32)
-    first, second = (_AxisGrad()(dy, x, *statistics, axis=k) for k in (axis, axis - 3))
+    first, second = (_AxisGrad()(x, *statistics, dy, 1e-5, k) for k in (axis, axis - 3))
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -218,7 +200,6 @@ def test_negative_channel_axis_counts_from_the_end(axis):
 @pytest.mark.parametrize("axis", [-4, 3])
 def test_channel_axis_beyond_rank_raises_value_error(axis):
     x = np.ones((3, 4, 5), np.float32)
-    with pytest.raises(
-        ValueError, match=f"^axis: must be an axis of bottom; got {axis} .* -3 to 2"
-    ):
-        _AxisGrad()(x, x, *np.ones((3, 5), np.float32), axis=axis)
+    message = f"^feature_index: must be an axis of operand; got {axis} .* -3 to 2"
+    with pytest.raises(ValueError, match=message):
+        _AxisGrad()(x, *np.ones((3, 5), np.float32), x, 1e-5, axis)

@@ -108,15 +108,15 @@ def partly_wrong(
             wrong = relative > FEW_BITS
             if wrong.mean() <= 0.5:
                 others.append(float(relative[~wrong].max()))
-            if 0 < wrong.mean() <= 0.5:
                 channels.setdefault(tuple(np.flatnonzero(wrong).tolist()), []).append(parameter)
+    channels.pop((), None)
     for places, names in channels.items():
         texts.append(sentence(names, f"is wrong in {channel_numbers(places)}"))
     if not texts:
         return None
-    dtype = FLOAT32 if tensor is None else element_type(tensor.dtype)
+    dtype = FLOAT32 if tensor is None else element_type(tensor.dtype) or FLOAT64
     rest = "; the rest is right"
-    if max(others) > _RIGHT.get(dtype or FLOAT64, 0.0):
+    if max(others) > _RIGHT[dtype]:
         rest += f" to {right_bits(max(others))} bits"
     return Diagnosis("indexing", ("partly-wrong",), ", and ".join(texts) + rest)
 

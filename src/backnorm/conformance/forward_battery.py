@@ -60,5 +60,10 @@ def _other(statistic: np.ndarray) -> np.ndarray:
 def forward_cases(seed: int = 0) -> Iterator[ForwardCase]:
     """Yield small cases for every type and layout; a seed always gives the same cases."""
     for case in battery.cases(seed):
-        if not case.name.startswith(_OF_GRADIENTS):
+        if has_forward(case):
             yield of_backward(case)
+
+
+def has_forward(case: Case) -> bool:
+    """Whether a case of the backward battery also tests a forward pass in training."""
+    return not case.name.startswith(_OF_GRADIENTS)

@@ -189,7 +189,7 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
         value = attributes[spec.name]
         axes = value if isinstance(value, tuple) else (value,)
         # With the range "any", a negative channel axis counts from the end.
-        lowest = -x.ndim if spec.range == "any" and spec.type == "i64" else 0
+        lowest = -x.ndim if spec.range == "any" and spec.role == "channel_axis" else 0
         for axis in axes:
             if not lowest <= axis < x.ndim:
                 raise ArgumentValueError(

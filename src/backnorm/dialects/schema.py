@@ -378,15 +378,11 @@ class OperatorSchema:
                 yield f"{table}_together (optional {table})", name, optional
         for name in (name for rule in self.type_rules for name in (rule.data, *rule.channel)):
             yield "type_rules", name, ELEMENT_TYPE_NAMES
-        of_channels = {name for rule in self.type_rules for name in rule.channel}
+        dtypes = [ELEMENT_TYPE_NAMES[name] for rule in self.type_rules for name in rule.channel]
+        of_channels = [name for name, dtype in ELEMENT_TYPE_NAMES.items() if dtype in dtypes]
         for tensor in (*self.inputs, *self.outputs):
             if tensor.kind in ("channel", "kept") and tensor.type in ELEMENT_TYPE_NAMES:
-                names_of_type = [
-                    name
-                    for name, dtype in ELEMENT_TYPE_NAMES.items()
-                    if any(ELEMENT_TYPE_NAMES.get(each) == dtype for each in of_channels)
-                ]
-                yield f"type_rules: the type of {tensor.name}", tensor.type, names_of_type
+                yield f"type_rules: the type of {tensor.name}", tensor.type, of_channels
         for spec in self.attributes:
             if spec.role is not None:
                 role = f"attributes: the type of {spec.name}, which is the {spec.role}"

@@ -12,7 +12,7 @@ import numpy as np
 from backnorm.conformance.battery import Case, cases
 from backnorm.conformance.data import in_layout, realistic_data
 from backnorm.conformance.diagnosis import diagnostic_data
-from backnorm.conformance.forward_battery import forward_cases, of_backward
+from backnorm.conformance.forward_battery import has_forward, of_backward
 from backnorm.conformance.forward_diagnosis import forward_diagnostic_data
 from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
@@ -119,17 +119,18 @@ def _of_layer(
 
 
 def _of_tier(selection: Selection) -> Iterator[Case]:
+    forward = selection.operation == "forward"
     for dtype in DTYPES.values():
         for layout in LAYOUTS:
-            forward = selection.operation == "forward"
             diagnostic = forward_diagnostic_data if forward else diagnostic_data
             data = diagnostic(dtype, data_format=layout, seed=selection.seed)
             types = f"{dtype}-{data.mean.dtype}-{layout}"
             yield Case(f"diagnostic-{types}", data)
             if not forward:
                 yield Case(f"diagnostic-frozen-{types}", data, training=False)
-    battery = forward_cases if selection.operation == "forward" else cases
-    for case in battery(selection.seed):
+    for case in cases(selection.seed):
+        if forward and not has_forward(case):
+            continue
         # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
         if selection.tier == "full" or not is_16_bit(case.data.mean.dtype):
             yield case

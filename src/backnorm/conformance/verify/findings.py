@@ -160,10 +160,8 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         if diagnosis.kind == "precision" and any(
             v.case in single and v.output in outputs and _exceeds_few_bits(v) for v in explained
         ):
-            says = (
-                f"{says.partition(':')[0]}, but wrong for one element per channel: an element may "
-            )
-            says += "be added twice, or be missing"
+            says = f"{says.partition(':')[0]}, but wrong for one element per channel: "
+            says += "an element may be added twice, or be missing"
         yield Finding(
             "-".join(diagnosis.names) or diagnosis.kind,
             says,
