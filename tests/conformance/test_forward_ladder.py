@@ -276,10 +276,14 @@ def test_grade_forward_with_invalid_argument_raises_error_naming_it(rng):
     mean, variance = data.mean, data.variance
     with pytest.raises(TypeError, match=r"^y: has the wrong element type; got float64"):
         grade_forward(*operands, (data.x.astype("d"), mean, variance), **data.options)
-    with pytest.raises(ValueError, match=r"^mean: must have the shape"):
+    with pytest.raises(ValueError, match=r"^mean: has the wrong shape"):
         grade_forward(*operands, (data.x, mean[:2], variance), **data.options)
     with pytest.raises(TypeError, match=r"^variance: has an unsupported element type"):
         grade_forward(*operands, (data.x, mean, variance.astype("i4")), **data.options)
+    with pytest.raises(ValueError, match=r"^normalized: must have 3 results; got 2 results"):
+        grade_forward(*operands, (data.x, mean), **data.options)
+    with pytest.raises(ValueError, match=r"^gamma: must hold one value per channel of x"):
+        grade_forward(data.x, mean[:2], None, (data.x, mean, variance), **data.options)
     with pytest.raises(ValueError, match=r"^name: unknown"):
         ForwardLadder.of(*operands, **data.options).grade("dx", data.x)
     with pytest.raises(ValueError, match=r"^kind: unknown"):

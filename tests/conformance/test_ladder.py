@@ -24,6 +24,9 @@ from .right_kernels import RIGHT, RightKernel, bfloat16_sum, pairs, serial
 QUANTITIES = "dx", "dgamma", "dbeta"
 STATUSES = [*RUNGS, "wrong", "nonfinite"]
 EPSILON = 1e-5
+# Valid arguments of `grade_backward`, which tests make invalid one at a time.
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+ROW = np.ones(3, np.float32)
 U = 2.0**-24
 
 
@@ -271,10 +274,49 @@ def test_grade_of_a_wrong_shape_or_type_raises(rng):
         oracle.grade("dx", np.zeros((2, 2), np.float32))
     with pytest.raises(TypeError, match=r"^actual: has an unsupported element type; got int32"):
         oracle.grade("dx", np.zeros((6, 8), np.int32))
-    x = np.ones((2, 3), np.float32)
-    gradients = x.astype(np.float64), x[0], x[0]
-    with pytest.raises(TypeError, match=r"^dx: has the wrong element type; got float64"):
-        grade_backward(x, x, x[0], x[0], None, gradients, epsilon=EPSILON)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"gradients": (X.astype("d"), ROW, ROW)}, TypeError, "dx: has the wrong element type"),
+        (
+            {"gradients": (X, ROW[:2], ROW)},
+            ValueError,
+            r"dgamma: has the wrong shape; got .*\(2,\)",
+        ),
+        ({"gradients": (X, ROW)}, ValueError, "gradients: must have 3 results; got 2 results"),
+        ({"gradients": (X, ROW, None)}, TypeError, "dbeta: is required; got None"),
+        ({"gradients": {"dx": X}}, TypeError, "gradients: must be a tuple; got dict"),
+        ({"mean": ROW[:2]}, ValueError, "mean: must hold one value per channel of x"),
+        ({"dy": X[:1]}, ValueError, "dy: must have the shape of x"),
+        ({"epsilon": "1e-5"}, TypeError, "epsilon: must be a real number"),
+        ({"kind": "usual"}, ValueError, "kind: unknown; got 'usual'"),
+    ],
+)
+def test_grade_backward_with_invalid_argument_raises_error_naming_it(changes, error, message):
+    arguments = {
+        "x": X,
+        "dy": X,
+        "mean": ROW,
+        "variance": ROW,
+        "gamma": None,
+        "gradients": (X, ROW, ROW),
+        "epsilon": EPSILON,
+    }
+    grade_backward(**arguments)
+    with pytest.raises(error, match=f"^{message}"):
+        grade_backward(**{**arguments, **changes})
+
+
+def test_grade_backward_of_lists_equals_that_of_arrays():
+    arrays = X, X, ROW, ROW, None
+    lists = [None if a is None else a.astype("d").tolist() for a in arrays]
+    wide = [None if a is None else a.astype("d") for a in arrays]
+    gradients = X.astype("d"), ROW.astype("d"), ROW.astype("d")
+    in_lists = tuple(g.tolist() for g in gradients)
+    found = grade_backward(*lists, in_lists, epsilon=EPSILON)
+    assert found == grade_backward(*wide, gradients, epsilon=EPSILON)
 
 
 # --- right kernels --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
 from backnorm.conformance.judge._passes import ForwardOptions
 from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.ladder._arguments import Expected, read_operands, read_results
 from backnorm.conformance.ladder._rungs import (
     KINDS,
     BoundKind,
@@ -387,22 +388,27 @@ def grade_forward(
     beta: np.ndarray | None,
     normalized: Normalized | tuple[np.ndarray, np.ndarray, np.ndarray],
     *,
+    epsilon: float,
+    data_format: str = "NCX",
     kind: BoundKind = "expected",
-    **options: Unpack[ForwardOptions],
-) -> dict[str, Grade]:
+) -> dict[Quantity, Grade]:
     """Grade `normalized` (y, mean, variance) of the given inputs; see :func:`reference.forward`.
 
-    The variance is the biased one. y must have the type of x. `options` are epsilon and
-    data_format.
+    The variance is the biased one. y must have x's shape and type.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        The error names the argument or the result.
     """
-    ladder = ForwardLadder.of(x, gamma, beta, **options)
-    if element_type(normalized[0].dtype) != element_type(x.dtype):
-        came, accepted = str(normalized[0].dtype), str(x.dtype)
-        raise ArgumentTypeError("y", "has the wrong element type", came=came, accepted=accepted)
-    return {
-        name: ladder.grade(name, actual, kind=kind)
-        for name, actual in zip(FORWARD_RESULTS, normalized, strict=True)
+    options: ForwardOptions = {"epsilon": epsilon, "data_format": data_format}
+    operands = read_operands("forward", {"x": x, "gamma": gamma, "beta": beta}, **options)
+    ladder = ForwardLadder.of(**operands, **options)
+    types: Expected = {
+        n: (ladder.value(n).shape, ladder.data if n == "y" else None) for n in FORWARD_RESULTS
     }
+    actual = read_results("normalized", normalized, types)
+    return {name: ladder.grade(name, array, kind=kind) for name, array in actual.items()}
 
 
 def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:

@@ -13,6 +13,7 @@ from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge import GRADIENTS, Quantity, budget
 from backnorm.conformance.judge._passes import BackwardOptions
 from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.ladder._arguments import Expected, read_operands, read_results
 from backnorm.conformance.ladder._rungs import (
     KINDS,
     RUNGS,
@@ -248,6 +249,7 @@ def allowances(
     output : numpy.dtype
         Element type of the quantity.
     """
+    check_word("kind", kind, KINDS)
     ulp, allowed = ulp_at(exact, output), np.zeros(exact.shape)
     found: dict[Rung, FloatArray] = {}
     for rung in rungs(data):
@@ -274,26 +276,30 @@ def grade_backward(
     gamma: np.ndarray | None,
     gradients: Gradients | tuple[np.ndarray, np.ndarray, np.ndarray],
     *,
+    epsilon: float,
+    data_format: str = "NCX",
+    training: bool = True,
     kind: BoundKind = "expected",
-    **options: Unpack[BackwardOptions],
-) -> dict[str, Grade]:
+) -> dict[Quantity, Grade]:
     """Grade `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
-    `options` are epsilon, data_format and training.
+    dx must have x's shape and type, dgamma and dbeta those of mean.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        The error names the argument or the gradient.
     """
-    ladder = GradientLadder.of(x, dy, mean, variance, gamma, **options)
-    grades: dict[str, Grade] = {}
-    for name, actual in zip(GRADIENTS, gradients, strict=True):
-        expected = ladder.element_type(name)
-        if element_type(actual.dtype) != element_type(expected):
-            raise ArgumentTypeError(
-                name,
-                "has the wrong element type",
-                came=str(actual.dtype),
-                accepted=str(expected),
-            )
-        grades[name] = ladder.grade(name, actual, kind=kind)
-    return grades
+    operands = {"x": x, "dy": dy, "mean": mean, "variance": variance, "gamma": gamma}
+    options: BackwardOptions = {
+        "epsilon": epsilon,
+        "data_format": data_format,
+        "training": training,
+    }
+    ladder = GradientLadder.of(**read_operands("backward", operands, **options), **options)
+    types: Expected = {n: (ladder.value(n).shape, ladder.element_type(n)) for n in GRADIENTS}
+    actual = read_results("gradients", gradients, types)
+    return {name: ladder.grade(name, array, kind=kind) for name, array in actual.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
