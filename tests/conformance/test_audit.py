@@ -169,14 +169,29 @@ def test_command_own_function_and_own_data_are_audited(tmp_path):
     assert "|gamma|" in done.output
 
 
-def test_command_with_own_data_uses_its_type_and_rejects_loss(tmp_path):
+def test_command_with_own_data_uses_its_type(tmp_path):
     data = dict.fromkeys(("x", "dy"), np.random.default_rng(0).standard_normal((4, 3, 5)))
     np.savez(tmp_path / "mine.npz", **data)
     done = run("--policy", "pytorch", "--data", f"{tmp_path}/mine.npz")
     assert "rtol=1e-7,atol=1e-7" in done.output
-    assert (
-        run("--audit", "atol=1", "--data", f"{tmp_path}/mine.npz", "--loss", "sum").exit_code == 2
-    )
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        (("--shape", "2,3"), "--shape"),
+        (("--data", "randn"), "--data"),
+        (("--loss", "sum"), "--loss"),
+        (("--audit", "atol=1", "--elements", "5"), "--elements"),
+        (("--audit", "atol=1", "--data", "mine.npz", "--loss", "sum"), "--loss"),
+        (("--audit", "atol=1", "--data", "mine.npz", "--shape", "4,3,5"), "--shape"),
+        (("--policy", "pytorch", "--data", "mine.npz", "--dtype", "float32"), "--dtype"),
+    ],
+)
+def test_command_with_option_without_effect_is_bad_usage(options, unused):
+    done = run(*options)
+    assert done.exit_code == 2
+    assert f"{unused}: has no effect" in done.output
 
 
 def test_command_data_without_dy_is_bad_usage(tmp_path):

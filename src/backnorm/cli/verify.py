@@ -408,8 +408,12 @@ def cases_export(
 
 
 def tolerance(
-    dtype: Annotated[str, typer.Option(help="The element type of x.")] = "float32",
-    elements: Annotated[int, typer.Option(min=1, help="Elements per channel, M.")] = 50176,
+    dtype: Annotated[
+        str | None, typer.Option(help="The element type of x.", show_default="float32")
+    ] = None,
+    elements: Annotated[
+        int | None, typer.Option(min=1, help="Elements per channel, M.", show_default="50176")
+    ] = None,
     audit: Annotated[
         str | None,
         typer.Option(
@@ -438,7 +442,10 @@ def tolerance(
             "with x and dy.",
         ),
     ] = None,
-    shape: Annotated[str, typer.Option(help="The shape of x, channels second.")] = "16,8,14,14",
+    shape: Annotated[
+        str | None,
+        typer.Option(help="The shape of x, channels second.", show_default="16,8,14,14"),
+    ] = None,
     loss: Annotated[
         Literal["none", "sum", "mean", "square", "cube"] | None,
         typer.Option(help="The loss whose gradient is dy; none: dy is part of DATA."),
@@ -452,18 +459,30 @@ def tolerance(
             named[1], "must be the only test", came=" and ".join(named), accepted="one of them"
         )
     if named:
-        _print_audit(audit, policy, compare, dtype, data, _shape(shape), loss)
+        _check_absent(f"with {named[0]}", **{"--elements": elements})
+        _print_audit(audit, policy, compare, dtype, data, shape, loss)
     else:
-        _print_bounds(dtype, elements)
+        unused = {"--data": data, "--shape": shape, "--loss": loss}
+        _check_absent("without --audit, --policy or --compare", **unused)
+        _print_bounds("float32" if dtype is None else dtype, elements or 50176)
+
+
+def _check_absent(condition: str, **options: object) -> None:
+    """Raise an error for an option that has no effect under a condition."""
+    for option, value in options.items():
+        if value is not None:
+            raise ArgumentValueError(
+                option, f"has no effect {condition}", came=str(value), hint="leave it out"
+            )
 
 
 def _print_audit(
     tolerance: str | None,
     policy: str | None,
     compare: str | None,
-    dtype: str,
+    dtype: str | None,
     data: str | None,
-    shape: tuple[int, ...],
+    shape: str | None,
     loss: str | None,
 ) -> None:
     from backnorm.conformance.verify import audit_data, policies, tolerances
@@ -473,18 +492,17 @@ def _print_audit(
     epsilon = 1e-5 if project is None else project.epsilon
     data = data or ("randn" if project is None else project.data)
     if data.endswith(".npz"):
-        if loss is not None:
-            raise ArgumentValueError(
-                "--loss", "must be absent with a file, which has dy", came=loss, accepted="no loss"
-            )
+        unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
+        _check_absent("with a file of x and dy", **unused)
         runs = [audit_data.read(Path(data), epsilon)]
         dtype = str(runs[0].inputs[0].dtype)
         about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
     else:
         loss = loss or ("none" if project is None else project.loss)
-        runs = list(audit_data.runs(data, shape, loss, epsilon, _element_type(dtype)))
-        sizes = ",".join(map(str, shape))
-        about = f"{data}, loss {loss}, {dtype}, x of {sizes}, {len(runs)} seeds"
+        dtype = "float32" if dtype is None else dtype
+        sizes = _shape("16,8,14,14" if shape is None else shape)
+        runs = list(audit_data.runs(data, sizes, loss, epsilon, _element_type(dtype)))
+        about = f"{data}, loss {loss}, {dtype}, x of {','.join(map(str, sizes))}, {len(runs)} seeds"
     if project is not None:
         test, text = project.test(dtype), f"{policy}: {project.text(dtype)}"
     elif compare is not None:
