@@ -28,7 +28,7 @@ from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import subject_of
 from tests.required import require
-from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, rounded
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, rounded
 
 from .forward_subjects import RIGHT, WRONG
 
@@ -228,6 +228,16 @@ def test_diagnose_forward_with_mistake_returns_its_name(mistake, dtype):
 def test_diagnose_forward_of_right_outputs_returns_right(dtype, data_format):
     data = forward_diagnostic_data(dtype, data_format=data_format)
     assert diagnose_forward(data, outputs_of((), data, dtype)).kind == "right"
+
+
+def test_diagnose_forward_of_float64_outputs_computed_in_float32_returns_few_bits():
+    data = forward_diagnostic_data(FLOAT64)
+    outputs = {
+        n: a.astype(np.float32).astype(float) for n, a in outputs_of((), data, FLOAT64).items()
+    }
+    found = diagnose_forward(data, outputs)
+    assert (found.kind, found.names) == ("precision", ("few-bits",))
+    assert found.says.startswith("y, mean and variance are right to 2")
 
 
 def test_diagnose_forward_of_unknown_factor_reports_its_value():

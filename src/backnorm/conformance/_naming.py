@@ -15,12 +15,14 @@ from typing import Any, Literal
 import numpy as np
 
 from backnorm.conformance.formula import Mistake
-from backnorm.dtypes import BFLOAT16, FLOAT16
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT64
 
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
 # A dataclass whose fields are numbers of a formula, such as the gain. Each field is an array of
 # shape (C,), or None if the number is not known.
 Numbers = Any
+# Outputs by name: their values and the right ones. None: not judged.
+Outputs = Mapping[str, tuple[np.ndarray | None, np.ndarray]]
 
 # A formula matches if the relative differences between its coefficients and those fitted to the
 # results are at most this number, which depends on the element type of dx or y. (Rounding dx to the
@@ -39,6 +41,8 @@ _RESIDUAL_OF_WIDE = 1e-4
 FEW_BITS = 2.0**-6
 # The relative error (of norms, as above) of dgamma or dbeta that sums in float32 can cause.
 _FEW_BITS_OF_WIDE = 2.0**-16
+# More than the relative error (of norms) of float64 sums, less than that of float32 numbers.
+_FLOAT32_BITS = 2.0**-28
 # A number, such as the gain, has a value in each channel. The difference between a found and an
 # expected number is this quantile of the differences between their values. The median could miss
 # the mistake of |gamma| for gamma, because |gamma| is right in about half of the channels.
@@ -282,15 +286,30 @@ def channel_numbers(channels: Sequence[int]) -> str:
     return f"channels {', '.join(map(str, channels[:_MOST_CHANNELS]))}{more}"
 
 
-def imprecise(
-    found: Numbers, right: Numbers, dtype: np.dtype, terms: Mapping[str, str]
-) -> Diagnosis | None:
-    """Return the diagnosis if a number has fewer right bits than `dtype` allows, else None."""
+def imprecise(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
+    """Return the diagnosis if outputs have fewer right bits than sums in float32 give, else None.
+
+    Parameters
+    ----------
+    outputs : mapping
+        Each output by name, and its right values; None for an output that is not judged.
+    dtype : numpy.dtype
+        Element type of the outputs.
+    """
+    return _of_few_bits(outputs, _NEAR.get(dtype, _FEW_BITS_OF_WIDE))
+
+
+def computed_in_float32(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
+    """Return the diagnosis if float64 outputs, as in `imprecise`, have the error of float32."""
+    return _of_few_bits(outputs, _FLOAT32_BITS) if dtype == FLOAT64 else None
+
+
+def _of_few_bits(outputs: Outputs, least: float) -> Diagnosis | None:
     bits = {}
-    for name, own, good in _pairs(found, right):
-        error = relative_error(own, good)
-        if _NEAR.get(dtype, _FEW_BITS_OF_WIDE) < error <= FEW_BITS:
-            bits[terms[name]] = right_bits(error)
+    for name, (own, good) in outputs.items():
+        error = 0.0 if own is None else relative_error(own.astype(float), good)
+        if least < error <= FEW_BITS:
+            bits[name] = right_bits(error)
     return precision(bits) if bits else None
 
 

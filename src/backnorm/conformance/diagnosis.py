@@ -17,6 +17,7 @@ import numpy as np
 from backnorm.conformance._naming import (
     TINY,
     Diagnosis,
+    computed_in_float32,
     described,
     imprecise,
     named,
@@ -140,12 +141,11 @@ def diagnose(
     if diagnosis.kind == "right":
         # The numbers are compared in most channels only, so a few channels can still be wrong.
         parameters = {n: (getattr(found, n), getattr(right, n)) for n in ("dgamma", "dbeta")}
-        # The coefficients of dx come from a fit, which is too inaccurate to tell how many bits are
-        # right.
-        narrow = replace(found, gain=None, offset=None, slope=None)
+        rows = None if outputs[0] is None else rows_of(outputs[0], axis)
         diagnosis = (
-            imprecise(narrow, right, mean.dtype, _TERMS)
+            imprecise(parameters, mean.dtype)
             or partly_wrong("dx", outputs[0], expected, axis, parameters)
+            or computed_in_float32({"dx": (rows, expected), **parameters}, x.dtype)
             or diagnosis
         )
     return replace(diagnosis, evidence=evidence)

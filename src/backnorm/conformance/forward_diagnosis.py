@@ -15,6 +15,7 @@ import numpy as np
 from backnorm.conformance._naming import (
     TINY,
     Diagnosis,
+    computed_in_float32,
     described,
     named,
     nearness,
@@ -260,7 +261,12 @@ def diagnose_forward(
         ) or described(found, right, least, near, _TERMS)
     if diagnosis.kind == "right":
         statistics = {n: (getattr(found, n), getattr(right, n)) for n in ("mean", "variance")}
-        diagnosis = partly_wrong("y", y, expected, data.channel_axis, statistics) or diagnosis
+        rows = None if y is None else rows_of(y, data.channel_axis)
+        diagnosis = (
+            partly_wrong("y", y, expected, data.channel_axis, statistics)
+            or computed_in_float32({"y": (rows, expected), **statistics}, data.x.dtype)
+            or diagnosis
+        )
     return replace(diagnosis, evidence=evidence)
 
 
