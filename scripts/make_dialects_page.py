@@ -31,7 +31,7 @@ A dialect is the batch normalisation of one specification, with its names and ru
 - "Canonical", or a name in parentheses, is the name in backnorm's own operator, if that differs.
   `inverse_deviation` is 1 / sqrt(variance + epsilon), never converted to a variance.
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
-- "f16 with f32": data of f16, per-channel tensors of f32. Per-channel tensors have one type.
+- "f16 with f32": data of f16, per-channel tensors of f32. All per-channel tensors share one type.
 - A variance is biased. Running statistics are the old ones as inputs, the new ones as outputs.
 - epsilon is added to the variance. Numeric attributes are finite.
 - Results have the bits of the canonical operator.
@@ -52,7 +52,7 @@ FUNCTIONS = """\
 ## Functions that compute a part of the gradient
 
 `backnorm info` lists these functions. Graphs, `backnorm run` and `backnorm verify` do not call
-them. An input with the canonical name of a result (dgamma) is a result of another function.
+them. If an input's canonical name is that of a result (dgamma), another function returns it.
 """
 
 _CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}
@@ -378,7 +378,7 @@ def _attribute(attribute: AttributeSpec) -> Sequence[str]:
 # The introduction's rules, for a variant that follows them although its first schema does not.
 _DEFAULTS = {
     "rank": "Rank of the data: 2 or more.",
-    "channel types": "Per-channel tensors have one type.",
+    "channel types": "All per-channel tensors share one type.",
 }
 
 

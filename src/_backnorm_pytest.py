@@ -119,5 +119,5 @@ class _Item(pytest.Item):
         return str(excinfo.value)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Return the location of the test, which is in no file."""
+        """Return path and name of the test, which has no line in a file."""
         return self.path, None, self.name

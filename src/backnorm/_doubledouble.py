@@ -20,9 +20,10 @@ import numpy.typing as npt
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 
-# The sign, the exponent and the upper 26 of float64's 53 significant bits. Splitting by a mask
-# cannot overflow; Veltkamp's splitting, by a multiplication, can. The lower parts have 27 bits. The
-# product of two lower parts may lose its 54th bit, which is about 2**-106 of the whole product.
+# This mask keeps a float64's sign, exponent and upper 26 of 53 significant bits. Splitting by a
+# mask cannot overflow; Veltkamp's splitting, by a multiplication, can. The lower parts have 27
+# bits. The product of two lower parts may lose its 54th bit, which is about 2**-106 of the whole
+# product.
 _UPPER_BITS = np.int64(-(1 << 27))
 
 

@@ -19,7 +19,7 @@ def check_out(
     *,
     contiguous: bool = False,
 ) -> bool:
-    """Check `out`, the array for dx or y. Return whether it is row-major, aligned and of native
+    """Check `out`, the array for dx or y. Return whether `out` is row-major, aligned and of native
     byte order.
 
     Parameters
@@ -144,8 +144,8 @@ def _overlaps_itself(array: np.ndarray) -> bool:
     else:
         return False
     # Whether two elements overlap depends only on the differences of their indices. So if any
-    # elements overlap, two overlapping elements have index 0 on all axes before the first axis on
-    # which they differ. On that axis, one has index 0, and the other a larger index.
+    # elements overlap, there are two overlapping elements with these indices: 0 on all axes before
+    # the first axis on which the elements differ; on that axis, 0 and a larger index.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 

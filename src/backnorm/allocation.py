@@ -10,8 +10,8 @@ Memory returns to the system as follows:
 - The last 12 freed blocks of up to 16 MiB and the last 3 larger ones are kept: together never more
   than 768 MiB. When one more is freed, the oldest of its group is unmapped.
 - The next allocation of an output of 2 to 192 MiB reuses a kept block of its size, and unmaps every
-  other kept block whose last array was allocated more than a second ago. Until then a block stays
-  mapped, because no code of the package runs between calls.
+  other kept block whose last array was allocated more than a second ago. Between allocations, kept
+  blocks stay mapped, because no code of the package runs then.
 
 An array may be freed at any point of any thread, during a garbage collection, and at interpreter
 shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python
@@ -38,19 +38,20 @@ ALIGNMENT = 64
 # once (Intel Xeon, family 6 model 167, 2 virtual processors).
 #
 # The C library reuses memory of up to 32 MiB as fast as blocks are reused, but returns the end of
-# its heap to the system. Three outputs of 3.5 MB that were freed together then took 1.0 ms each (in
-# blocks 0.26), and three of 16 MB 3.5 ms (in blocks 1.2).
+# its heap to the system. Therefore three outputs of 3.5 MB that had been freed together took 1.0 ms
+# each (in blocks 0.26 ms), and three of 16 MB took 3.5 ms each (in blocks 1.2 ms).
 _PAGE = LARGE = 2 << 20
 
-# NumPy maps every large array anew, also in huge pages: an output of 64 MB took 15 ms (in a reused
-# block 8.6), one of 160 MB 37 ms (in a block 20). An output of 512 MB would gain as much from a
-# block (61 instead of 113 ms), but kept blocks of that size would use too much memory.
+# NumPy maps every large array anew, also in huge pages. An output of 64 MB took 15 ms with NumPy,
+# and 8.6 ms in a reused block; an output of 160 MB took 37 ms and 20 ms. An output of 512 MB would
+# gain as much from a block (61 instead of 113 ms), but kept blocks of that size would use too much
+# memory.
 _LARGEST = 192 << 20
 
-# More blocks are kept for small outputs than for large ones. NumPy would take small outputs from
-# the C library's heap, and writing a new block takes longer than writing memory of the heap.
-# Outputs of 8 sizes from 2 to 28 MB, written in turn, took 17 ms with three blocks kept, 10 ms with
-# twelve, and 8 ms when NumPy allocated them.
+# More blocks are kept for small outputs than for large ones. NumPy would take memory for small
+# outputs from the C library's heap, which is written faster than a new block. Outputs of 8 sizes
+# from 2 to 28 MB, written in turn, took 17 ms with three blocks kept, 10 ms with twelve, and 8 ms
+# when NumPy allocated them.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
@@ -164,7 +165,7 @@ def is_aligned(array: np.ndarray) -> bool:
 
 
 def _address(array: np.ndarray) -> int:
-    # `array.ctypes` takes a microsecond longer.
+    # Reading the address from `array.ctypes` would take a microsecond longer.
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -174,7 +175,7 @@ def _take(size: int) -> _Block | None:
     found: _End | None = None
     stale = time.monotonic() - _MOMENT
     for shelf in _shelves:
-        # Each block is taken from the left and put back on the right, which keeps their order.
+        # Each block is taken from the left of the shelf and, if it is kept, put back on the right.
         # Blocks freed meanwhile are not visited.
         for _ in range(len(shelf)):
             try:

@@ -5,8 +5,7 @@ over tuples, and 7.7 with generated functions (x of 8 x 16 x 8 x 8, one thread o
 4, interleaved runs). Therefore two functions are generated as source and compiled, as `dataclasses`
 does with ``__init__``. `caller` makes the function that looks up the executable of a call in the
 call cache. `runner` makes the function that allocates the results and passes the address of every
-array to the kernel. The code of both generated functions has the operands of the signature, so
-neither function can lack one.
+array to the kernel. Both take their operands from the signature, so no operand can be forgotten.
 """
 
 from __future__ import annotations
@@ -91,10 +90,10 @@ def runner(
     present: tuple[str, ...],
     options: tuple[str, ...],
 ) -> Callable[..., Call]:
-    """Return ``make(stage, refuse, *constants, again)``, which returns the function of a kernel.
+    """Return ``make(stage, refuse, *constants, again)``, a function that makes the call of a stage.
 
-    That function takes the operands, the numbers, and `out`: an array for the first result, or None
-    to allocate it. It returns the results. If an operand has lost its memory (`Code.lost`), the
+    The call takes the operands, the numbers, and `out` (an array for the first result, or None to
+    allocate one), and returns the results. If an operand has lost its memory (`Code.lost`), the
     function calls ``again`` with the same arguments instead.
 
     Parameters

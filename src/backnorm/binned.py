@@ -2,14 +2,14 @@
 
 A kernel (`cpu.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), C). For each of the
 two sums of a channel the array contains the top bin, followed by the digits from the highest to the
-lowest. The first digit counts multiples of 2^(32 j), where j is the top bin, the second digit
-multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first three digits count
-the terms that are NaN, +infinity and -infinity.
+lowest. The first digit counts multiples of 2^(32 j), where j is the top bin. The second digit
+counts multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first three digits
+count the terms that are NaN, +infinity and -infinity.
 
 Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
 kernel one by one, so it gives the bits that the kernel would give. `xp` is the namespace of the
-arrays, `numpy` or `torch`. Functions that add also take `jax.numpy`; functions that round do not,
-because JAX's compiler may fuse rounding operations.
+arrays, `numpy` or `torch`. In functions that add, `xp` may also be `jax.numpy`. In functions that
+round it must not be, because JAX's compiler may fuse rounding operations.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def tops_of(bins: Array) -> Array:
 
 
 def raised(bins: Array, tops: Array, xp: Any) -> Array:
-    """Return the digits of `bins` shifted to higher top bins, with 0 in place of the top bins.
+    """Return `bins` with digits shifted to the top bins `tops`, and 0 in the rows of top bins.
 
-    Bins that are `raised` to the same top bins are added as integers; `with_tops` then stores the
-    top bins.
+    If bins of several parts have been shifted to the same top bins, adding the integers adds up the
+    bins. `with_tops` then stores the top bins in the sum.
     """
     rows, found = bins.shape[0] // 2, []
     for part in range(2):

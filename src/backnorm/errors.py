@@ -53,7 +53,7 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
-        # The texts as given: `in_words` replaces the names that they have in braces.
+        # The arguments as given. They may have names in braces, which `in_words` replaces.
         self._given = argument, problem, came, accepted, hint
         self.argument = argument
         self.problem = _named(problem, {})
@@ -96,7 +96,7 @@ def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:
     """Return a value as text for a message: short and on one line, even if its methods raise."""
     try:
         text = " ".join(text_of(value).split())
-    # `text_of` can raise anything; an integer with too many digits raises ValueError.
+    # `text_of` can raise anything; `repr` raises ValueError for an integer with too many digits.
     except Exception:
         return f"an object of type {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -113,7 +113,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> ModuleNotFoundError:
-    """Return an error that names the missing `package` of an adapter; other errors unchanged."""
+    """Return the error that `adapter` needs `package`, or `error` if another package is missing."""
     if error.name != package:
         return error
     return ModuleNotFoundError(

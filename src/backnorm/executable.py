@@ -1,9 +1,9 @@
 """The steps from a call to a kernel: check, plan, allocate, bind, run.
 
 An `Executable` is a planned problem, for arrays that are dense in one order of axes, with the code
-that runs it. `operation` returns a function that takes the arrays of a framework. The first call of
-this function with metadata that no earlier call had makes an executable. Later calls with equal
-metadata find the executable in the call cache, and skip validation and planning.
+that runs it. `operation` returns a function that takes the arrays of a framework. A call of this
+function with new metadata makes an executable. Later calls with equal metadata find it in the call
+cache, and skip validation and planning.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ class Executable:
         return make(self.stage, self._refuse, *constants, again=self._again)
 
     def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Read the operands anew and run, or raise: one has lost its memory (see `Code.lost`)."""
+        """If an operand has lost its memory (`Code.lost`), read all anew and run, or raise."""
         read = self._arrays.read(operands, self.problem.signature)
         return self.run(*read, out=out, **numbers)
 
     def _refuse(self, variance: object, channel: int) -> None:
-        # An empty batch has variance 0, which is valid, because nothing is divided by it.
+        # The variance 0 of an empty batch is valid, because there are no elements to normalise.
         if not self.problem.operation.startswith("forward") or self.problem.count:
             raise variance_error(self._arrays.shown(variance), self.problem, channel)
 

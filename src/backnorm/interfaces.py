@@ -120,7 +120,7 @@ class Launch:
 
 
 class Arrays(Protocol[A, P]):
-    """A framework's arrays, of type A. Calls are planned for a place (type P), a machine or device.
+    """A framework's arrays, of type A. Calls are planned for a machine or a device, of type P.
 
     An implementation has one instance, because cache keys depend on the instance. The default
     methods are for arrays that kernels read and write in place.
@@ -194,7 +194,7 @@ class Arrays(Protocol[A, P]):
         return out
 
     def put(self, result: A, out: A) -> A:
-        """Return `out`; copy the first result to it first if no kernel wrote the result there."""
+        """Return `out`, to which the first result is copied if no kernel wrote it there."""
         return result
 
     def finished(

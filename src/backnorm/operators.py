@@ -241,8 +241,8 @@ def batch_norm_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`; also for other activations, and for a residual without a ReLU.
     """
-    # The name of a ReLU is not checked here. The first call checks it when it constructs its
-    # problem, which saves 0.3 us in later calls.
+    # The name of a ReLU is not checked here, which saves 0.3 us per call. The first call with a
+    # name constructs a problem, which checks the name.
     if activation is not None and not (type(activation) is str and activation in _RELUS):
         activation = check_activation(activation, accepted=_RELUS, hint=_NO_MASK)
     y, mean, variance, mask = _forward(

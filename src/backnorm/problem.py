@@ -1,8 +1,8 @@
 """The metadata of one call, validated once: shapes, element types, options.
 
-This module contains all checks of shapes, types and epsilon, except the rules of dialects, as one
-loop over the operation's signature. The checks read only the ``shape`` and ``dtype`` of arrays. The
-resulting :class:`Problem` is frozen and hashable; plans and kernels do not check it again.
+One loop over the operation's signature makes all checks of shapes, types and epsilon, except those
+of dialects. The checks read only the ``shape`` and ``dtype`` of arrays. The resulting
+:class:`Problem` is frozen and hashable; plans and kernels do not check it again.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
         # With `inverse`, a forward pass returns the inverse standard deviation instead of the
-        # variance. But the variance is then known to be 0: a forward pass computes a variance that
-        # is not negative, so variance + epsilon can fail to be positive only if both are 0.
+        # variance. The variance is 0 here: neither epsilon nor the variance that a forward pass
+        # computes is ever negative, so both are 0 if their sum is 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",

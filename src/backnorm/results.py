@@ -89,7 +89,7 @@ class _OfChannels:
         return cls(np.zeros(number), np.zeros(number), 0)  # type: ignore[call-arg]
 
     def __add__(self, other: object) -> Self:
-        """Return the instance of both sets of elements together."""
+        """Return the instance of the union of both sets of elements."""
         cls = type(self)
         if not isinstance(other, cls):
             return NotImplemented

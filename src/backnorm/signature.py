@@ -172,7 +172,7 @@ _DDX = Operand("ddx", "data", required=False)
 _DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgamma", "ddbeta"))
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
-# `reproducible`: sums do not depend on how the batch is divided, see `binned`.
+# With the option `reproducible`, sums do not depend on how the batch is divided (see `binned`).
 _NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
 
 _SPLIT = "data_format", "arithmetic", "reproducible"
@@ -230,8 +230,8 @@ _ALL = (
         overwrites="dy",
         public=False,
     ),
-    # Like `apply`, but returns all gradients, for the compilers of frameworks, which exchange sums
-    # by operations of their own.
+    # Like `apply`, but returns all gradients. It is for the compilers of frameworks, which exchange
+    # sums by their own operations.
     Signature(
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),

@@ -1,4 +1,4 @@
-"""The number of threads of a call: limits of the process, of a ``with`` block and of PyTorch."""
+"""Limits of the number of threads of a call: the process's, a ``with`` block's and PyTorch's."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def get_num_threads() -> int:
 
 
 def limit() -> int:
-    """Return the limit of the whole process."""
+    """Return the limit of threads of the whole process."""
     if _most is not None:
         return _most
     if monotonic() >= _until:

@@ -208,9 +208,9 @@ class DemoReport:
         )
 
 
-# Maps a key to results that must be equal, each with its call. A key has the type of the data, the
-# layer, the gradient and its type, the layout of 16-bit data (otherwise ""), and the statistic that
-# the dialect takes besides the mean.
+# Maps a key to pairs of a call's text and its result; the results of one key must be equal. A key
+# has the type of the data, the layer, the gradient and its type, the layout of 16-bit data
+# (otherwise ""), and the statistic that the dialect takes besides the mean.
 _Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 

@@ -26,7 +26,7 @@ Facts = Mapping[str, Any]
 
 _REQUIRED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors")
 _OPTIONAL = ("torch", "jax", "tensorflow", "tensorflow-cpu", "triton", "onednn-cpu-gomp")
-#: All dialects, also those with functions only for a part of a gradient (`registry.PARTS`).
+#: All dialects, including those whose functions compute a part of a gradient (`registry.PARTS`).
 _DIALECTS = {**registry.DIALECTS, **registry.PARTS}
 _NEED = {True: "required", False: "optional"}
 _ENGINES = {

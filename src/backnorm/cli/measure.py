@@ -48,8 +48,9 @@ def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
 def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
     """Return the bytes that a call moves between memory and processor, by the convention below.
 
-    The convention counts passes over arrays of x's size in plain loops: one loop for the sums, if
-    there are any, and one for the output. Passes that another order of work saves are counted, too:
+    The convention assumes plain loops, one for the sums (if there are any) and one for the output,
+    and counts how often they read or write an array of x's size. Each time is a pass, even if the
+    kernel avoids it by another order of work:
 
     - backward: x and dy are read for the sums, and again for dx, which is written: 5 passes
       (4 with frozen statistics, where dx does not depend on x);

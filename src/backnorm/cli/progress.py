@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-#: A function to call with the description of a piece of work when the piece begins. The previous
-#: piece then counts as done.
+#: A function that is called when a piece of work begins, with a description of the piece. The
+#: previous piece then counts as done.
 Advance = Callable[[str], None]
 
 

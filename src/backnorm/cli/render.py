@@ -104,7 +104,7 @@ def demo_details(report: DemoReport) -> Table:
 
 
 def _measurements_table(title: str, subject: str, caption: str) -> Table:
-    """Return an empty table: subject, layout, time, GB/s, ulp, budget."""
+    """Return an empty table with the columns subject, layout, time, GB/s, ulp and budget."""
     table = _plain_table(caption)
     table.title = plain(title) if title else None
     # Without padding, the longest call fits a terminal of 80 columns.

@@ -17,7 +17,8 @@ from rich.text import Text
 class Output(io.FileIO):
     """Standard output. Text is dropped after the reader has closed the pipe (``| head -1``).
 
-    Another error, such as a full disk, is raised once, and not again when Python flushes at exit.
+    An error other than a closed pipe, such as a full disk, is raised once, and not again when
+    Python flushes the output at exit.
     """
 
     _is_lost = False
@@ -35,7 +36,7 @@ class Output(io.FileIO):
 
 
 def plain(value: object) -> Text:
-    """Return `value` as text that rich prints as it is, with control characters as codes."""
+    """Return `value` as text in which rich finds no markup; codes replace control characters."""
     return Text(_visible(str(value)))
 
 

@@ -39,17 +39,18 @@ _RESIDUAL_OF_WIDE = 1e-4
 # the largest element of its channel. The error of per-channel numbers is the norm of their errors,
 # divided by the norm of the right numbers.
 FEW_BITS = 2.0**-6
-# The relative error (of norms, as above) of dgamma or dbeta that sums in float32 can cause.
+# Sums in float32 can cause this relative error (of norms, as above) of dgamma or dbeta.
 _FEW_BITS_OF_WIDE = 2.0**-16
 # More than the relative error (of norms) of float64 sums, less than that of float32 numbers.
 _FLOAT32_BITS = 2.0**-28
-# A number, such as the gain, has a value in each channel. The difference between a found and an
-# expected number is this quantile of the differences between their values. The median could miss
-# the mistake of |gamma| for gamma, because |gamma| is right in about half of the channels.
+# A number of the formula, such as the gain, has a value in each channel. The difference between a
+# found and an expected number is this quantile, over the channels, of the differences between their
+# values. The median could miss the mistake of |gamma| for gamma, because |gamma| is right in about
+# half of the channels.
 _QUANTILE = 0.75
-# The difference of two numbers if it is not finite.
+# This number replaces a difference that is not finite.
 _FAR = 1e30
-# The most channels that a sentence names.
+# The largest number of channels that a sentence names.
 _MOST_CHANNELS = 8
 TINY = float(np.finfo(float).tiny)
 # Two mistakes in the formula that are one mistake in the code, with its name and sentence.
@@ -111,8 +112,8 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
 
 
 def nearness(dtype: np.dtype) -> float:
-    """Return the largest relative difference at which a formula matches: the difference between a
-    number of the formula and of the results.
+    """Return the largest relative difference at which a number of the results matches the same
+    number of a formula.
     """
     return _NEAR.get(dtype, _NEAR_OF_WIDE)
 
@@ -144,8 +145,9 @@ def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
 def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
     """Return the largest relative difference between two sets of numbers.
 
-    The difference of a number is a quantile of its differences in the channels. These are relative
-    to the larger of the two magnitudes, or to `least` if that is larger.
+    The difference of a number, such as the gain, is a quantile of the differences of its values in
+    the channels. A difference in a channel is divided by the larger of the two magnitudes, or by
+    `least` if that is larger.
     """
     worst = 0.0
     with np.errstate(all="ignore"):
@@ -220,7 +222,7 @@ def described(
     terms: Mapping[str, str],
 ) -> Diagnosis:
     """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
-    # The wrong terms, by what is wrong with them (the predicate of a sentence).
+    # Maps the predicate of a sentence, which says what is wrong, to the terms of which it is true.
     wrong: dict[str, list[str]] = {}
     # By term, the number of correct bits, for numbers that are nearly right in every channel.
     bits: dict[str, int] = {}

@@ -88,7 +88,7 @@ def partly_wrong(
         By name, other outputs and their right values, of shape (C,).
     """
     texts = []
-    # The relative errors of the numbers that do not count as wrong.
+    # The largest relative errors among the numbers that count as right.
     others = [0.0]
     if tensor is not None:
         few_bits = FEW_BITS * np.abs(right).max(1, keepdims=True)
@@ -96,7 +96,8 @@ def partly_wrong(
         wrong = error > np.maximum(_allowed(tensor, right), few_bits)
         if 0 < wrong.mean() <= 0.5:
             texts.append(_wrong_elements(name, tensor, wrong, axis))
-            # The channels that are right, or else the elements before the first wrong one.
+            # The errors in the channels without a wrong element. If there is no such channel, the
+            # errors before the first index with a wrong element in any channel.
             of_rest = error[~wrong.any(1)]
             if not of_rest.size:
                 of_rest = error[:, : wrong.any(0).argmax()]

@@ -136,7 +136,7 @@ def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]
 
 
 def subjects(formats: Iterable[str]) -> Iterator[Subject]:
-    """Yield a subject for each element type, each of its statistics types, each of `formats`."""
+    """Yield a subject for each combination of element type, statistics type and format."""
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
             for data_format in formats:

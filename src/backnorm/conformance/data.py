@@ -56,7 +56,7 @@ class LayerData:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of every pass."""
+        """The keyword arguments that every pass takes."""
         return {"epsilon": self.epsilon, "data_format": self.data_format}
 
 
@@ -95,8 +95,9 @@ def exact_data(
     """Return data whose statistics, sums and gradients are exact in any order of evaluation.
 
     All values are small integers times powers of two. Therefore results, products and partial sums
-    are exact (in float32, for up to 2**18 elements per channel). Any difference from the results is
-    an error of formula or indexing, not of rounding. oneDNN's benchdnn has such data, too.
+    are exact (in float32, for up to 2**18 elements per channel). If an output differs from these
+    results, its formula or indexing is wrong; rounding is not the cause. oneDNN's benchdnn has such
+    data, too.
 
     Parameters
     ----------
@@ -247,7 +248,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 def _exact_channel(
     count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return b = (x - mean) / u, dy, mean(dy) and mean(dy * b) of a channel."""
+    """Return b (see `exact_data`), dy, mean(dy) and mean(dy * b) of a channel."""
     pairs = count // 2
     triples = int(rng.integers(0, pairs // 16, endpoint=True))
     b = np.full(pairs, 2.0)
@@ -257,7 +258,7 @@ def _exact_channel(
     mean_dy = float(rng.choice([-2, -1, 1, 2]))
     p = rng.integers(-1, 1, pairs, endpoint=True).astype(float)
     p = mean_dy + p - _spread(p.sum(), pairs)
-    # If one element of q changes by 1/2, and the same element of b is 2, sum(b q) changes by one.
+    # Where b is 2, adding 1/2 to the element of q adds one to sum(b q).
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
     # The mean of dy * b, which is 2 * sum(b q) / M, must be an integer. So sum(b q) is made a

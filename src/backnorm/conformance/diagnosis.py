@@ -185,7 +185,7 @@ def _of_other_inputs(
 
 
 def _in_layout(data: LayerData, layout: str) -> LayerData:
-    """Return data whose x and dy have the same memory in another layout."""
+    """Return the data with the memory of x and dy read as if it were in `layout`."""
     shape = in_layout(np.moveaxis(data.x, data.channel_axis, 1).shape, layout)
     x, dy = data.x.reshape(shape), data.dy.reshape(shape)
     return replace(data, x=x, dy=dy, data_format=layout)
@@ -193,7 +193,7 @@ def _in_layout(data: LayerData, layout: str) -> LayerData:
 
 def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
     """Fit dx by a multiple of dy, a constant and a multiple of x - mean in each channel. Return the
-    five numbers that describe each channel, and the median of the relative residuals.
+    three coefficients with dgamma and dbeta, and the median of the relative residuals.
     """
     dx, dgamma, dbeta = outputs
     of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]
@@ -218,9 +218,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 
 
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return the least magnitudes of offset and slope: the differences of smaller ones are relative
-    to these.
-    """
+    """Return the least magnitudes to which differences of offset and slope are relative."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
     # The slope of a constant x cannot be judged, so its least magnitude is infinite.
     with np.errstate(over="ignore"):

@@ -96,7 +96,7 @@ class Coefficients:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The steps of the formula.
+    """The steps of the formula of the backward pass.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ def _without(
 
 
 def tails_left_out(channels: Channels) -> list[Mistake]:
-    """Return mistakes of loops that add 4 to 64 elements at a time, but not the remainder."""
+    """Return mistakes of loops that add 4 to 64 elements at a time and leave out the last few."""
     found = []
     image = channels.count // max(channels.images, 1)
     for size, whole in {image: "each image", channels.count: "a channel"}.items():
@@ -259,7 +259,7 @@ INVERSE_DEVIATION_MISTAKES = (
      "inverse_deviation", lambda w, e, _: np.sqrt(w + e)),
 )  # fmt: skip
 
-#: Mistakes that implementations make, each in one step.
+#: Mistakes that implementations make, each in one step of the formula (`Steps`).
 MISTAKES = tuple(
     Mistake(*row)
     for row in (

@@ -46,14 +46,14 @@ class ForwardCase(Case):
 
 
 def of_backward(case: Case) -> ForwardCase:
-    """Return the forward pass on the data of a case; only the running statistics differ."""
+    """Return the forward pass on the data of a backward case, with other running statistics."""
     mean, variance = _other(case.data.mean), _other(case.data.variance)
     data = replace(case.data, mean=mean, variance=variance)
     return ForwardCase(case.name, data, scaled=case.scaled, repeats=case.repeats)
 
 
 def _other(statistic: np.ndarray) -> np.ndarray:
-    """Return finite values that differ from a statistic; of a variance, they are positive."""
+    """Return finite values that differ from a statistic, and are positive if it is a variance."""
     return (0.75 * statistic.astype(FLOAT64) + 1.3).astype(statistic.dtype)
 
 

@@ -206,7 +206,7 @@ def forward_diagnostic_data(
 def normalization(
     data: LayerData, mistakes: tuple[Mistake, ...] = (), *, scaled: bool = True
 ) -> Normalization:
-    """Return the numbers of each channel that a formula with these mistakes gives."""
+    """Return gain, offset, mean and variance of each channel, computed with these mistakes."""
     return _normalization(_Batch.of(data, scaled), mistakes)
 
 
@@ -273,8 +273,8 @@ def diagnose_forward(
 def _fitted(
     batch: _Batch, outputs: Mapping[str, np.ndarray | None], axis: int
 ) -> tuple[Normalization, float]:
-    """Fit gain and offset to y in each channel. Return them together with the mean and variance in
-    `outputs`, and then the residual of the fit relative to y.
+    """Fit gain and offset to y in each channel. Return two results: gain and offset with the mean
+    and variance in `outputs`, and the residual of the fit, divided by the norm of y.
     """
     y, mean, variance = (outputs[name] for name in FORWARD_RESULTS)
     of_channels = [None if each is None else each.astype(float) for each in (mean, variance)]
@@ -291,8 +291,9 @@ def _fitted(
 
 
 def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return the least scales of the numbers that may be near 0. The difference of two such numbers
-    is divided by their magnitude, or by the least scale if that is larger.
+    """Return least scales for the offset and the mean, which may be near 0. A difference of two
+    such numbers is divided by the larger of their magnitudes, or by the least scale if that is
+    larger.
     """
     deviation = np.sqrt(batch.variance)
     gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)

@@ -13,7 +13,7 @@ Wide = np.longdouble
 
 
 class Kernel:
-    """The right kernel. Arrays are (channels, elements) or, per channel, (channels, 1)."""
+    """The right kernel. Arrays are (channels, elements), per-channel arrays (channels, 1)."""
 
     wrong: ClassVar[str] = ""
     #: Whether the mistake is in the formula; otherwise it is in the precision.

@@ -36,7 +36,7 @@ _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
 class ReluOperators(Protocol):
-    """Three operators with the signatures of backnorm's."""
+    """Three operators that take the arguments of backnorm's operators."""
 
     def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
         """Return y, mean, variance, mask."""

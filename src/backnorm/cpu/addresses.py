@@ -43,7 +43,7 @@ def _samples() -> list[np.ndarray]:
 
 
 def _header() -> int:
-    """Return the size of an array object's header, or 0 if the address of the data is elsewhere."""
+    """Return the size of an array object's header; 0 if the data's address is not behind it."""
     if sys.implementation.name != "cpython" or struct.calcsize("P") != 8:
         return 0
     right = all(_behind_header(array) == _by_numpy(array) for array in _samples())

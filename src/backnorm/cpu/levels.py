@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of processors.
+    """A set of features of processors, for which there are libraries.
 
     Attributes
     ----------

@@ -130,7 +130,7 @@ def levels_of(name: str) -> tuple[str, ...]:
 
 
 def has(level: str, name: str) -> bool:
-    """Whether a library that depends on the level (is not in `OF_ALL`) is built for `level`."""
+    """Whether `level` has a build of the library `name`, which must not be in `OF_ALL`."""
     elements = LEVELS[level].elements if level in LEVELS else None
     kinds = LIBRARIES[name].kinds
     return elements is None or any(kind.element in elements for kind in kinds)

@@ -27,7 +27,7 @@ AT_ONCE = ("inference", "activation_backward")
 _CHUNK = 2048
 
 # A channel has at most `_MOST_BLOCKS` blocks. All channels together have at most `_MOST_PARTIALS`
-# blocks, or one block each. The partial sums of so many blocks take 512 KiB.
+# blocks, or one block each. The partial sums of `_MOST_PARTIALS` blocks take 512 KiB.
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
@@ -43,16 +43,16 @@ _LEAST_ROWS = 128
 # The fewest elements of a segment: shorter ones are summed as columns.
 _SHORT = 16
 
-# About how many elements of a sample a group of channels has. These elements are adjacent in
-# memory.
+# The approximate number of elements per sample in a group of channels. These elements are adjacent
+# in memory.
 _GROUP = 4096
 _LARGE_GROUP = 4 * _GROUP
 
 # A core's own cache can hold a group if the cache has at least this many bytes.
 _OWN_CACHE = 2 << 20
 
-# If a core's own cache has fewer bytes, reading rows side by side is slower than reading them in
-# order.
+# If a core's own cache has fewer bytes than this, reading several rows side by side is slower than
+# reading one after the other.
 _SMALL_CACHE = 1 << 20
 
 # The most channels of a group: their running sums fit in the first-level cache.
@@ -164,7 +164,7 @@ class _Task(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Elements of an item: 1/8 of a thread's elements, within limits; whole bytes of a mask."""
+        """Elements of an item: 1/8 of a thread's, within limits; a multiple of 64 (mask bytes)."""
         even = round_up(self.problem.size // (8 * self.threads), 64)
         return max(_LEAST_SHARE, min(_SHARE, even))
 
@@ -175,7 +175,7 @@ class _Task(NamedTuple):
 
     @property
     def has_small_cache(self) -> bool:
-        """Whether rows side by side are slow, because a core's own cache is too small."""
+        """Whether a core's own cache is too small for reading several rows side by side."""
         return self.machine.cache_per_core < _SMALL_CACHE
 
     @property
@@ -204,8 +204,9 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         reasons.append(f"serial: {size} elements are fewer than {_SERIAL}")
     operands = problem.signature.operands
     inputs = sum(operand.kind == "data" and operand.required for operand in operands)
-    # An output that does not fit in the cache is written past the cache, by streaming stores.
-    # Inputs that are read twice should stay in the cache, so half of it is reserved for them.
+    # If inputs and output do not fit in the cache, streaming stores write the output, bypassing the
+    # cache. Inputs that are read twice should stay in the cache, so half of it is reserved for
+    # them.
     written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
     room = shared if problem.operation in AT_ONCE else shared // 2
@@ -224,9 +225,9 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
 def is_legal(decided: Plan) -> bool:
     """Whether the kernels accept a plan.
 
-    With a mask, items and groups must end at a byte of the mask. Output can be written by tile only
-    with ordinary (not streaming) stores, and only if rows and tiles are whole cache lines for every
-    element type.
+    If a kernel writes a mask, each item and each group must end where a byte of the mask ends.
+    Output can be written by tile only with ordinary (not streaming) stores, and only if rows and
+    tiles are whole cache lines for every element type.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
@@ -267,8 +268,9 @@ def _together(task: _Task) -> int:
     """Return how many channels are summed together, so that memory is read in long runs.
 
     The pieces of a segment that is longer than a chunk are read one after the other. Summing pieces
-    of other channels in between would interrupt this run, so its channel is summed alone. If a core
-    has a large cache of its own, it reads short runs as fast as long ones, so groups are smaller.
+    of other channels in between would interrupt this run, so the channel of such a segment is
+    summed alone. If a core has a large cache of its own, it reads short runs as fast as long ones,
+    so groups are smaller.
     """
     inner = max(1, task.extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
@@ -280,10 +282,10 @@ def _together(task: _Task) -> int:
 def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
-    The overhead of a block is as much time as a few hundred elements take, so long segments have
-    few blocks. An item sums one block, and the next item sums the same block of other channels.
-    Short segments have many blocks, so that items read the next channels, which are adjacent in
-    memory, before the next rows of the same channels.
+    Each block costs as much time as a few hundred elements. Therefore long segments have few
+    blocks. An item sums one block, and the next item sums the same block of other channels. Short
+    segments have many blocks, so that items read the next channels, which are adjacent in memory,
+    before the next rows of the same channels.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -315,16 +317,16 @@ def _columns(task: _Task) -> Columns:
     rows, left = divmod(outer, repeats)
     width, rest = row * repeats, left * row
     if task.problem.reproducible:
-        # If possible, there are enough blocks for all threads to have work with tiles of the
-        # greatest width: narrow tiles are short runs of a row, which take longer to read.
+        # Tiles are as wide as possible, because the short runs of narrow tiles take longer to read.
+        # Therefore the blocks, if possible, are numerous enough to give work to all threads.
         block = round_up(_reproducible_block(rows, -(-width // _TILE), threads), 64)
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
         block = max(1, round_up(-(-rows // blocks), 64))
     # An empty array has one empty block.
     blocks = max(1, -(-rows // block) + (rest > 0))
-    # A tile has all rows of a block. If there are enough columns, the blocks have at least about
-    # two tiles for each thread.
+    # A tile has all rows of a block. If there are enough columns, all blocks together have at least
+    # about two tiles for each thread.
     tiles = max(-(-width // _TILE), min(width // _LEAST_TILE, -(-2 * threads // blocks)), 1)
     tile = max(16, round_up(-(-width // tiles), 16))
     by_tile = blocks == 1 and _writes_by_tile(width, tile, task)
@@ -342,8 +344,8 @@ def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
     """Whether the thread that sums a tile also writes it, while it is in the core's own large
     cache.
 
-    With a mask the function returns False, because two threads would write to one cache line of the
-    mask.
+    If the output has a mask, the result is False, because two threads would write to one cache line
+    of the mask.
     """
     problem = task.problem
     sums = not problem.operation.startswith((*AT_ONCE, "apply"))
@@ -371,11 +373,11 @@ def _depth(width: int, task: _Task) -> int:
 
 
 def _abreast(width: int, task: _Task) -> int:
-    """Return how many rows are written side by side, unless output is written by tile (`by_tile`).
+    """Return how many rows are written side by side if output is not written by tile (`by_tile`).
 
     Rows side by side share the loads of their coefficients. But each row is a separate stream of
-    loads and stores. Reasons to write rows in order are that few coefficients are loaded, that a
-    core's own cache is small, and that x is in no cache (in the backward pass of an activation).
+    loads and stores. Rows are written in order where few coefficients are loaded, where a core's
+    own cache is small, or where x is in no cache, as in the backward pass of an activation.
     """
     # The coefficients of a row are counted: three for each column, or four if dy is read.
     few = (2 + task.inputs) * task.coefficient * width <= _COEFFICIENTS

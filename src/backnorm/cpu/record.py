@@ -179,7 +179,7 @@ def dtype_of(geometry: str) -> np.dtype:
     return np.dtype(named, align=True)
 
 
-#: Maps the name of a field that all geometries have to the number of its cell.
+#: The number of a field's cell by the name of the field, for the fields of all geometries.
 SLOTS = {
     field.name: slot
     for slot, field in enumerate(fields("floor"))
@@ -189,16 +189,17 @@ SLOTS = {
 #: The cell where the claims begin. Each participant has `LINE` cells for the first phase. After
 #: them, each participant has `LINE` cells for the second phase. A participant's first cell counts
 #: the items that were claimed from its range of items. If a participant of the first phase is a
-#: thread of the pool, its second and third cells identify this thread, by the thread's slot (see
-#: `slots`) and the slot's state.
+#: thread of the pool, the participant's second cell has the thread's slot (see `slots`), and its
+#: third cell has the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # Increase this when the meaning of a field or the use of scratch memory changes, because a
 # record may come from a function that another process exported.
 _MEANING = 3
 
-# Sizes of scratch memory for a few numbers of channels. They are part of `LAYOUT`, so that a kernel
-# whose code computes other sizes, and may use more memory than it gets, is not loaded.
+# Sizes of scratch memory for a few numbers of channels. They are part of `LAYOUT`. A kernel whose
+# code computes other sizes might use more memory than it gets; it has another `LAYOUT`, and is not
+# loaded.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
     *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
@@ -210,7 +211,7 @@ _sizes = [
 ]
 _described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _sizes)
 
-#: A digest of the description.
+#: A digest of `_described_here`.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
 
 #: After all items are done and all other participants have left, the caller calls the kernel once

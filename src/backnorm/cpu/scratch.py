@@ -25,11 +25,12 @@ from __future__ import annotations
 #: A vector has `LANES` float64 or `SINGLES` float32 elements.
 LANES, SINGLES = 8, 16
 
-#: Float64 elements of the running sums of a channel in `segments`: two vectors for dy and two for
-#: the product, to hide the latency of additions, and their low parts.
+#: How many float64 elements the running sums of a channel have in `segments`. To hide the latency
+#: of additions, each of the two sums is computed in two vectors. Each vector has low parts in
+#: another vector.
 SUMS = 8 * LANES
 
-#: Vectors of terms that are put into bins at a time: see `kernels.bins`.
+#: How many vectors of terms are put into bins at a time: see `kernels.bins`.
 TERMS = 32
 
 MEAN, SHIFT, SLOPE, GAIN, SCALE, FIRST, SECOND = range(7)
@@ -52,7 +53,7 @@ def whole(count: int) -> int:
 
 
 def segments_own(group: int, channels: int, *, narrow: bool) -> int:
-    """Return the size of the memory of a participant in `segments`.
+    """Return how many float64 elements a participant's memory has in the kernels of `segments`.
 
     It has the running sums of a group, the group's pairs for a block and for all blocks, the pairs
     of eight channels, and float32 coefficients if `narrow` (float32 arithmetic).
@@ -62,7 +63,7 @@ def segments_own(group: int, channels: int, *, narrow: bool) -> int:
 
 
 def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
-    """Return the size of the memory of a participant in `columns`.
+    """Return how many float64 elements the memory of a participant has in the kernels of `columns`.
 
     It has twelve rows of a tile; coefficients for each column if columns are not channels
     (`spread`); and float32 coefficients if `narrow` (float32 arithmetic).

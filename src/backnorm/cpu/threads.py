@@ -33,7 +33,7 @@ _HAS_POOL: bool = sys.platform == "linux"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The threads that run a call with more than one thread.
+    """The choice of the threads that run a call whose plan has more than one thread.
 
     Attributes
     ----------
@@ -67,7 +67,8 @@ def runner() -> Callable[[int, int], int]:
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     # The compiled `_run` of kernels/team.py.
     run = loaded.bn_run
-    # ctypes converts a number of more than 32 bits to a pointer in 0.1 us less than to an int64.
+    # To convert a number of more than 32 bits, ctypes takes 0.1 us less for a pointer than for an
+    # int64.
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64
     return run
 
@@ -75,9 +76,9 @@ def runner() -> Callable[[int, int], int]:
 def region() -> int:
     """Return how many threads a parallel region of PyTorch's team has; 0 if the team is not used.
 
-    The number is always that of PyTorch's own regions. A region with fewer threads would make
-    libgomp end the others, and PyTorch's next operator would wait 4 ms until these are started
-    again.
+    The number is always that of PyTorch's own regions. For a region with fewer threads, libgomp
+    would end the unused threads of the team. PyTorch's next operator would then wait 4 ms until
+    libgomp has started new threads.
     """
     torch = modules.get("torch")
     if torch is None or not (_found or not _why_not(torch)):
@@ -168,7 +169,7 @@ def _data() -> Any:
 
 _barred = False
 
-# Whether the team was found and may be used. Repeated calls read only this flag.
+# Whether PyTorch's team was found and may be used. Repeated calls read only this flag.
 _found = False
 
 

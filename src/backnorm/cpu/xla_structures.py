@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-#: The 64-bit cells of the data of backnorm's handler, the function that XLA calls: major and minor
-#: version of the interface; the address of the function that runs a task of XLA's thread pool; the
-#: count of registered kernels; and, from the fifth cell on, the identifying number and the address
-#: of each kernel.
+#: The data of backnorm's handler (the function that XLA calls), in cells of 64 bits: major and
+#: minor version of the interface; the address of the function that runs a task of XLA's thread
+#: pool; the count of registered kernels; and, from the fifth cell on, the identifying number and
+#: the address of each kernel.
 ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 
@@ -52,8 +52,8 @@ MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
 
 
 def parsed(fields: str) -> list[tuple[str, int | str]]:
-    """Return the fields of a structure: for each, its name, and its bytes or its own structure's
-    name.
+    """Return each field of a structure as its name, and its size in bytes or the name of its
+    structure.
     """
     found: list[tuple[str, int | str]] = []
     for field in fields.split():

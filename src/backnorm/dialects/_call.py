@@ -115,7 +115,7 @@ class CanonicalCall:
         return self.operation == "backward" and "mean" not in self.inputs
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """Return the inputs, which have the dialect's names as keys, with canonical names as keys.
+        """Return the inputs by canonical names, given the inputs by the dialect's names.
 
         An inverse standard deviation is converted to a float64 variance that includes epsilon.
         Absent statistics are computed in float64.

@@ -41,8 +41,8 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     outputs = _entries(text.get("Returns", ""))
     attributes = _entries(of_attributes.get("Parameters", ""))
     known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
-    # The method of an operator that has several revisions names no inputs. Their order is then that
-    # of the inputs in the revision's rules.
+    # If an operator has several revisions, its method names no inputs. The inputs then have the
+    # order of the revision's rules.
     order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
     if is_function:
         # A function may have parameters that its rules do not list.

@@ -92,7 +92,7 @@ class BoundCall:
     finish: Finish | None
 
     def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
-        """Return the outputs of a call with the inputs' values.
+        """Return the outputs of the call for the values of `inputs`.
 
         The inputs have the shapes and types in `call.inputs`. `memory` is memory for the first
         output.
@@ -163,8 +163,8 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. The place of an
-    # absent operand is the place of the None.
+    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. An absent
+    # operand has the place of this None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
@@ -227,7 +227,7 @@ def _running(
 def _result(
     call: Call, canonical: CanonicalCall, problem: Problem, name: str
 ) -> tuple[str, Convert | None]:
-    """Return the role of a canonical result, and its conversion to the dialect's type and shape."""
+    """Return a canonical result's role, and the function that converts it (None: not converted)."""
     role = "inverse_deviation" if name == "variance" and canonical.inverse_std else name
     typed = _typed(call, problem, name)
     if not any(t.role == role and t.kind == "kept" for t in call.schema.outputs):
@@ -251,7 +251,7 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 def _selection(
     call: Call, results: Sequence[tuple[str, Convert | None]]
 ) -> Callable[[Results], tuple[np.ndarray, ...]]:
-    """Return the function that maps these results to the outputs."""
+    """Return the function that maps `results` to the outputs of the call."""
     roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
     places = {role: (place, convert) for place, (role, convert) in enumerate(results)}
     recipes = [places[roles[name]] for name in call.outputs if roles[name] in places]

@@ -186,7 +186,8 @@ class _BatchNormalizationBackward(Operator):
         """Return the canonical call. If an alpha is not 1 or a beta is not 0, `finish` writes all
         outputs, so the canonical call has none.
 
-        Raise if an output without memory has a beta other than 0, or if memory is not writable.
+        Raise if no array is passed for an output whose beta is not 0, or if an array for an output
+        is not writable.
         """
         shares = {"dx": "betaDataDiff", "dBnScale": "betaParamDiff", "dBnBias": "betaParamDiff"}
         for name, beta in shares.items():

@@ -182,7 +182,7 @@ class _BatchNormGrad(Operator):
         - The statistics that a call does not use are not checked, and may be empty. saved_mean
           and saved_variance are always required.
         - In training, a batch of one element per channel gives x_grad = out_grad and zeros for
-          the parameters: Paddle's forward copies such a batch to its output.
+          scale_grad and bias_grad: Paddle's forward copies such a batch to its output.
         - Without scale or bias, Paddle returns no gradients of the parameters. This operator
           returns both gradients.
         """
@@ -204,8 +204,8 @@ class _BatchNormGrad(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call. It has no outputs if Paddle's forward pass copies the batch,
-        which it does with one element per channel.
+        """Return the canonical call. The call has no outputs if Paddle's forward pass copies the
+        batch, as it does if a channel has only one element.
         """
         canonical = super().translate(call)
         is_copied = call.schema.copies_one and canonical.training and call.count == 1

@@ -333,7 +333,9 @@ class OperatorSchema:
     takes_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for a wrong word or type in the tables: kernels would read absent operands."""
+        """Raise for a wrong word or type in the tables, which would make kernels read absent
+        operands.
+        """
         for name, came, accepted in self._words():
             if came not in accepted:
                 expected = " or ".join(map(repr, accepted)) or "none"

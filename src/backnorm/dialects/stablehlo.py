@@ -122,7 +122,7 @@ class _BatchNormGrad(Operator):
 
         - XLA's CPU code multiplies f16 gradients by the number of elements, in f16. The product
           is infinite from 65,504 / |grad_output| elements on. Here, sums have a wider type.
-        - An empty operand gives zeros for the parameters.
+        - An empty operand gives zeros for grad_scale and grad_offset.
         """
         grad_operand, grad_scale, grad_offset = self._run(
             (operand, scale, mean, variance, grad_output),

@@ -306,7 +306,7 @@ class _FusedBatchNormGradV3(_Gradient):
         - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
           it is an error.
         - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
-        - An empty x gives an empty x_backprop and zeros for the parameters.
+        - An empty x gives an empty x_backprop and zeros for scale_backprop and offset_backprop.
         """
         results = self._run(
             (y_backprop, x, scale, reserve_space_1, reserve_space_2, reserve_space_3),
@@ -400,7 +400,7 @@ class _FusedBatchNormGrad(_Gradient):
         - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
           it is an error.
         - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
-        - An empty x gives an empty x_backprop and zeros for the parameters.
+        - An empty x gives an empty x_backprop and zeros for scale_backprop and offset_backprop.
         """
         results = self._run(
             (y_backprop, x, scale, reserve_space_1, reserve_space_2),

@@ -32,7 +32,7 @@ class Gpu:
 
     @property
     def fast_float64(self) -> bool:
-        """Whether float64 arithmetic takes no longer than the memory traffic."""
+        """Whether the float64 arithmetic of a kernel takes no longer than its memory traffic."""
         return self.capability in _FAST_FLOAT64
 
 

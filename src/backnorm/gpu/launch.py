@@ -97,7 +97,7 @@ class Kernel:
 class _Functions(NamedTuple):
     """The kernels of a pass: see the modules `kernels.backward` and `kernels.forward`.
 
-    `planes` is the number of kinds of partial results. The sums of dy are one kind.
+    `planes` is the number of kinds of partial results, such as the sums of dy.
     """
 
     sums: Any
@@ -258,7 +258,7 @@ class ForwardLaunch(_Launch):
 
 
 class Launches(Launch):
-    """The stages of a problem on a GPU, for any framework; they take pointers, not addresses.
+    """The stages of a problem on a GPU, for any framework; stages take pointers, not addresses.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ class Launches(Launch):
         return self._backward.reduce((x, dy, mask, mean, variance, gamma))
 
     def moments(self, x: Any, per_channel: Pointers) -> Any:
-        """Return the rows of `ForwardLaunch.reduce`; write mean and variance to `per_channel`."""
+        """Return what `ForwardLaunch.reduce` returns; write mean and variance to `per_channel`."""
         return self._forward.reduce(x, per_channel)
 
     def normalise(self, moments: Any, *places: Any) -> None:

@@ -3,7 +3,8 @@
 Like a CPU's plan, a GPU's plan is a pure function of metadata. The bits of a result depend on
 tiles, blocks, schedule and arithmetic. Without tuning, tiles, blocks and schedule follow from the
 problem and its memory layout, so all devices that compute in the same arithmetic return the same
-bits. Only the choice between arithmetics with the accuracy of float64 depends on the device.
+bits. Only one choice depends on the device: which of the arithmetics with the accuracy of float64
+is used.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _WARP = 32
 _VECTOR = 16
 _RUN = 64
 
-# The numbers below, and those of `_knobs`, are the best of some thirty candidates. These were timed
-# on an H200 for 94 layers: layers of ResNet-50 at batches of 32 and 256, and small layers;
-# contiguous and channels_last; float32 and bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW`
-# and `_PROGRAMS` are not measured, but estimates. `docs/gpu.md` has times of calls with these
-# numbers.
+# The numbers below, and those of `_knobs`, are the best of some thirty candidates. The candidates
+# were timed on an H200 for 94 layers: those of ResNet-50 at batches of 32 and 256, and small ones,
+# each contiguous and channels_last, in float32 and in bfloat16. `_TALL`, `_NARROW`,
+# `_MOST_REPEATS`, `_FEW` and `_PROGRAMS` are not measured, but estimates. `docs/gpu.md` has times
+# of calls with these numbers.
 
 # If the runs of one channel have fewer elements than this, rows that contain all channels are read.
 _SHORT = 1024
@@ -54,8 +55,8 @@ _MOST_REPEATS = 16
 _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
-# Bytes of a tile's row, if rows contain all channels. Wider tiles are not read faster. But their
-# programs have more columns, and each program stores a partial result for each of its columns.
+# The largest number of bytes in a tile's row, in the geometry *columns* with two passes. Wider
+# tiles are not read faster, and each program stores a partial result for each column of its tiles.
 _COLUMNS = 256
 
 # In the geometry *columns*, the fewest rows of a program. A program stores two or four float64
@@ -67,7 +68,8 @@ _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
 
-# The fewest programs of a problem that has enough tiles: several for each multiprocessor.
+# In the geometry *segments*, a problem with enough tiles is divided among at least this number of
+# programs, several for each multiprocessor.
 _PROGRAMS = 1024
 
 # If a unit (a channel, or the columns of a tile) has at most this number of elements, one launch is
@@ -76,13 +78,13 @@ _PROGRAMS = 1024
 _COMPLETE = 32768
 _COMPLETE_ODD = 8192
 
-# The number of elements of a unit above which a program that computes the whole unit prefetches
-# tiles, if the work is divided in segments.
+# If the work is divided in segments, a program that computes a whole unit prefetches tiles of units
+# with more elements than this.
 _AHEAD = 16384
 
 # A channel's runs (contiguous elements) are odd if their size is not a multiple of this number of
-# bytes. Then a thread reads fewer bytes at once. With prefetching, odd runs took several times as
-# long as without.
+# bytes. Then a thread reads fewer bytes at once. Programs that prefetched odd runs took several
+# times as long as programs that did not.
 _ODD = 8
 
 
@@ -199,9 +201,9 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
 def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
     """Return the arithmetic of elements, that of mean and variance, and the reasons.
 
-    In float32 arithmetic, only the sums for mean and variance have the accuracy of float64: the
-    variance is a difference of sums about a pivot, which may cancel. Other sums are compensated in
-    float32, which takes as many registers as a float64.
+    In float32 arithmetic, only the sums for mean and variance have the accuracy of float64. The
+    variance is computed by a subtraction, which may cancel digits of these sums. Other sums are
+    compensated sums in float32. Each takes as many registers as a float64 number.
     """
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
@@ -238,11 +240,11 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
 
 
 def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
-    """Return the heuristic's knobs for a schedule.
+    """Return the knobs that are used for a schedule without tuning.
 
     A program of the schedule "two passes" is small, so that many programs run on a multiprocessor.
     Each of them loads up to four tiles at a time. A program that computes whole channels may run
-    alone on its multiprocessor, so it has 4 to 16 warps: 4 if it reads odd runs (see `_ODD`).
+    alone on its multiprocessor, so it has 8 or 16 warps, or 4 if it reads odd runs (see `_ODD`).
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)
@@ -255,8 +257,8 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
-        # A thread holds the coefficients of all its columns. With 16-bit elements these are eight
-        # columns, so registers suffice for fewer warps.
+        # A thread holds the coefficients of all its columns. With 16-bit elements a thread has
+        # eight columns, so the registers suffice for only 8 warps.
         return Knobs(schedule, 8 if narrow else 16, vectors, 3, 0)
     if _is_odd(problem, extents):
         return Knobs(schedule, 4, vectors, 1, 0)
@@ -348,7 +350,7 @@ def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
 
 
 def _best(width: int, least: int, most: int) -> int:
-    """Return a tile's columns: the largest power of two that leaves few columns beyond the row."""
+    """Return a tile's number of columns: the largest power of two with few columns beyond a row."""
     candidates = [1 << power for power in range(least.bit_length() - 1, most.bit_length())]
     spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
     fewest = min(spent.values())
@@ -356,7 +358,7 @@ def _best(width: int, least: int, most: int) -> int:
 
 
 def _holds_channels(problem: Problem, extents: Extents) -> bool:
-    """Whether the operation has two phases, and no channel must be divided among several units."""
+    """Whether the operation has two phases, and every channel can be part of a single unit."""
     vector = _VECTOR // problem.dtype.itemsize
     return problem.operation in ("backward", "forward") and (
         not _as_columns(problem, extents, vector, complete=True)
@@ -370,7 +372,7 @@ def _is_odd(problem: Problem, extents: Extents) -> bool:
 
 
 def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
-    """Return the heuristic's choice, and the reason."""
+    """Return the numbers that are used by default, and the reason for their schedule."""
     apart = _knobs(problem, extents, "two passes")
     if problem.operation not in ("backward", "forward"):
         return apart, "the operation has only one of the passes"

@@ -1,11 +1,10 @@
 """Fuse a batch normalisation with the ReLU or ReLUBackward next to it.
 
 Two pairs of steps are fused, without a change of bits. The first pair is a normalisation and a
-ReLU, if only the ReLU reads the normalisation's `dst`. The second pair is a ReLUBackward and a
-BatchNormTrainingBackward, if the `diff_src` of the ReLUBackward is the `diff_dst` of the
-BatchNormTrainingBackward and no other step reads it. In oneDNN's own pattern,
-BatchNormTrainingBackward reads that `diff_src` as its `src`. That pattern is a different
-computation and is not fused.
+ReLU, if only the ReLU reads the normalisation's `dst`. The second pair is a ReLUBackward and the
+BatchNormTrainingBackward that reads its `diff_src` as `diff_dst`, if no other step reads this
+tensor. In oneDNN's own pattern, BatchNormTrainingBackward reads that `diff_src` as its `src`. That
+pattern is a different computation and is not fused.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from backnorm.graph.model import Operator
 def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Return `operators` so that each follows the producers of its inputs.
 
-    Operators that do not depend on each other keep the order of the file.
+    The same file always gives the same order.
 
     Raises
     ------
@@ -20,7 +20,7 @@ def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
         If two operators produce one logical tensor, or the graph has a cycle.
     """
     producer = _producers(operators)
-    # `TopologicalSorter` returns ready nodes in the order in which they were added.
+    # All operators are added first, in the order of the file.
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(operators)), ()))
     for i, operator in enumerate(operators):
         sorter.add(i, *(producer[id_] for id_ in operator.inputs if id_ in producer))

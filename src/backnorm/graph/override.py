@@ -38,7 +38,7 @@ def override_graph(
     dt: str | None = None,
     op_attrs: str | None = None,
 ) -> Graph:
-    """Return `graph` with other shapes, types and attributes, as benchdnn rewrites it.
+    """Return `graph` with other shapes, types and attributes, by the rules of oneDNN's benchdnn.
 
     Parameters
     ----------

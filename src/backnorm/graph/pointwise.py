@@ -141,7 +141,8 @@ def _relu_backward(
 ) -> np.ndarray:
     """Return diff_dst where the ReLU's src is positive, and 0 elsewhere.
 
-    The ReLU's dst is positive exactly where its src is, so `use_dst` makes no difference.
+    The attribute `use_dst` (src is the ReLU's dst) makes no difference, because the ReLU's dst is
+    positive exactly where its src is.
     """
     if diff_dst.shape != src.shape:
         raise ArgumentValueError(
@@ -156,7 +157,7 @@ def _relu_backward(
 
 
 def _quantize(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.ndarray:
-    """Return round(src / scale + zp), saturated.
+    """Return round(src / scale + zero point), limited to the range of `dtype`.
 
     The quotient and the sum are each rounded to float32. The sum is then rounded to the nearest
     integer, halves to even.

@@ -9,7 +9,7 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-#: The added input of a backward pass fused with a ReLUBackward: the src or dst of the ReLU.
+#: The input that fusion with a ReLUBackward adds to a backward pass: the ReLU's src or dst.
 RELU_PORT = "relu"
 
 

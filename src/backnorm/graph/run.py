@@ -68,7 +68,7 @@ def errors_of(step: Step) -> Iterator[None]:
 def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:
     """Check `array` against the declaration of the tensor `key`; return it in the declared layout.
 
-    The axes of the result are ordered in memory as declared, without declared padding.
+    The axes of the result have the declared order in memory. Declared padding is left out.
     """
     tensor = program.tensors[key]
     _check_declared(tensor, array)

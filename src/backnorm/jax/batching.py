@@ -3,8 +3,8 @@
 A primitive has the parameter `batched`. If it is set, every operand and every result has a batch
 axis. The axis has size 1 if all problems of the batch share the operand (the convention of
 `jax.ffi.ffi_call` with ``vmap_method="expand_dims"``). Nested `jax.vmap`s are merged into one batch
-axis. A function of a batch takes operands that always have the batch axis; `with_batch_axes` adds
-this axis to unbatched operands.
+axis. Functions that compute a batch need this axis in all operands; `with_batch_axes` adds it to
+unbatched ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.interpreters import batching, mlir
 
 
 def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[int] = ()) -> Any:
-    """Return a primitive with a batching rule, without lowerings and derivatives.
+    """Return a primitive that has a batching rule, but no lowerings and no derivatives.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any
 
 
 def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return `function`, which computes a batch; if not `batched`, a function that adds a batch
-    axis.
+    """Return `function`, which computes a batch. If not `batched`, return a function that adds a
+    batch axis to its operands and removes it from the results.
     """
 
     def expanded(*operands: Any, **parameters: Any) -> Any:
@@ -84,7 +84,7 @@ def lowering(function: Callable[..., Any]) -> Any:
 
 
 def _run_compiled(primitive: Any, *operands: jax.Array, **parameters: Any) -> Any:
-    """Compile and run a primitive that is called outside compiled functions, even under
+    """Run a primitive that is called outside compiled functions; compile it even under
     `jax.disable_jit`.
     """
     with jax.disable_jit(False):

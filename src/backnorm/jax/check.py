@@ -71,7 +71,7 @@ def read_mask(mask: Any, x: Any) -> Any:
 
 
 def _is_of_jax(value: object) -> bool:
-    # `isinstance` trusts the `__class__` of an object.
+    # `isinstance` is not used, because it trusts the `__class__` of an object.
     return issubclass(type(value), jax.Array | jax.core.Tracer)
 
 
@@ -144,7 +144,7 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless a mapped axis with this name is in scope.
 
-    The check comes before compilation: JAX stores the name when it compiles, and compares it with
+    The check comes before compilation. Otherwise JAX would store a wrong name, and compare it with
     the names of later calls.
     """
     try:

@@ -103,7 +103,7 @@ def _is_split(context: Any) -> bool:
 def computed(
     operation: Operation, like: Sequence[int], *operands: jax.Array, options: Options
 ) -> Sequence[jax.Array]:
-    """Return the results of an operation on a batch (`batching`).
+    """Return the results of an operation on operands with a batch axis (see `batching`).
 
     `like` has, for each result, the index of an operand with the same shape and type.
     """
@@ -115,7 +115,7 @@ def computed(
     kinds = {operand.name: operand.kind for operand in signature.operands}
 
     def memory(name: str, array: jax.Array) -> Memory:
-        # If both outer and batch are more than 1, this transposes the array.
+        # If both outer and batch are more than 1, `moveaxis` makes XLA transpose the array.
         shape = single.shape if kinds[name] == "data" else (channels,)
         apart = jnp.broadcast_to(array.reshape(-1, *shape), (batch, *shape))
         if kinds[name] == "data":

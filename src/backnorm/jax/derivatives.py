@@ -211,7 +211,7 @@ give_derivative(
 def _with_parameters(
     dy: Any, residuals: Arrays, dgamma: Any, dbeta: Any, options: Options
 ) -> jax.Array | None:
-    """Return dy plus the tangents of y from dgamma and dbeta; y is linear in gamma and beta."""
+    """Return the tangent of y: `dy`, plus the terms with the tangents of gamma and beta."""
     if dgamma is None and dbeta is None:
         return dy
     x, mean, variance, _ = residuals

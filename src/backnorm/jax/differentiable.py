@@ -66,11 +66,11 @@ def give_derivative(
 
 
 def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
-    """Return a derivative as a primitive.
+    """Return a JAX primitive that computes the derivative of the primitive `name`.
 
     The operands of the derivative are the residuals, which determine the batch size, and the
-    tangents that are not zero. The parameter `present` says which operands of the primitive `name`
-    have a tangent that is not zero.
+    tangents that are not zero. The parameter `present` says which operands of `name` have a tangent
+    that is not zero.
     """
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:
@@ -128,8 +128,8 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
         arrays = (*operands[:count], *_selected(cotangents, nonzero))
         results: list[Any] = list(over_batch(of_one, batched)(*arrays))
         if batched:
-            # If all problems of a batch share an operand, its cotangent is the sum of those of the
-            # problems.
+            # If all problems of a batch share an operand, its cotangent is the sum of the
+            # cotangents of all problems.
             results = [
                 result if result.shape == each.aval.shape else jnp.sum(result, 0, keepdims=True)
                 for result, each in zip(results, operands[count:], strict=True)

@@ -1,8 +1,8 @@
 """Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
-The handler of the calls is `backnorm.cpu.kernels.xla_handler`. This machine code and all kernels
-are loaded when `backnorm.jax` is imported, so that functions that another process exported can call
-them.
+The handler of the calls is `backnorm.cpu.kernels.xla_handler`. Importing `backnorm.jax` loads the
+machine code of the handler and of all kernels, because functions that another process exported may
+call it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ _OLDEST, _NEWEST = (0, 1), (0, 4)
 def version() -> tuple[int, ...] | None:
     """Return the version of this jaxlib's foreign function interface, or None if it is unknown.
 
-    Only a header file has the version. If XLA does not support the version of a registered handler,
-    JAX cannot create its devices, so the version is checked before.
+    jaxlib gives the version only in a header file. The version is checked before a handler is
+    registered: with a handler of a version that XLA does not support, JAX cannot create its
+    devices.
     """
     try:
         lines = (Path(jax.ffi.include_dir()) / _HEADER).read_text().splitlines()
@@ -180,8 +181,8 @@ def _register_built_kernels() -> None:
     """
     if reason_against() is not None:
         return
-    # Importing compiles no kernels. If there is no machine code for this machine, importing ignores
-    # that, and the first call raises the error.
+    # Importing compiles no kernels. If there is no machine code for this machine, the import
+    # succeeds, and the first call raises the error.
     with contextlib.suppress(MachineCodeError, ArgumentValueError):
         if library.path_of(XLA) is not None:
             register()

@@ -180,8 +180,8 @@ def wide_second_order(
 
     `backnorm.second_order.formulas` has the formulas. The compute dtype is float64 if
     `jax_enable_x64` is set, else float32. `conformance.judge.check_double_backward` has the error
-    budgets of both. If x is of the compute dtype, a compiled function needs no memory beyond the
-    results. Otherwise, on a CPU, XLA stores converted copies of arrays before it sums them up.
+    budget for either type. If x is of the compute dtype, a compiled function needs no memory beyond
+    the results. Otherwise, on a CPU, XLA stores converted copies of arrays before it sums them up.
     """
     x, dy, mean, variance, gamma = operands
     ddx, ddgamma, ddbeta = cotangents
@@ -235,8 +235,9 @@ def through_statistics(
 def _rounded(value: jax.Array, dtype: Any) -> jax.Array:
     """Return values in another type, rounded once.
 
-    On processors without an instruction from float64 to float16, XLA rounds to float32 first. Some
-    values near the midpoint between two float16 values are then rounded to the wrong one.
+    On processors without an instruction that converts float64 to float16, XLA rounds to float32
+    first. Some values near the midpoint between two float16 values are then rounded to the wrong
+    one.
     """
     twice = value.dtype == jnp.float64 and jnp.dtype(dtype).itemsize == 2
     rounded: jax.Array = _rounded_from_odd(value, dtype) if twice else value.astype(dtype)

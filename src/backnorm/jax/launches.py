@@ -1,8 +1,9 @@
 """Launch Triton kernels by XLA calls, through jax-triton.
 
 A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
-arrays. `Memory` connects the two: the launch receives instances of `Memory` in place of memory. A
-`Call` of a kernel stores each array that XLA returned in the instance to which the kernel writes.
+arrays. `Memory` connects the two: the launch receives instances of `Memory` in place of memory.
+Each instance to which a kernel writes then gets, from the kernel's `Call`, the array that XLA
+returned.
 """
 
 from __future__ import annotations
@@ -132,12 +133,12 @@ class _Size(int):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Make Triton compile kernels to PTX that JAX can assemble, while a function is lowered.
+    """While a function is lowered, make Triton compile kernels to PTX that JAX can assemble.
 
     For Hopper and newer devices, Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX
     assembles the PTX with the `ptxas` of its own CUDA. If that is CUDA 12, `ptxas` raises
-    "Unsupported .version 9.4". For older devices, Triton has another `ptxas`, for which it writes
-    PTX 8.8, the version of CUDA 12.9; here that `ptxas` is used for all devices.
+    "Unsupported .version 9.4". For older devices, Triton has another `ptxas`, that of CUDA 12.9,
+    and writes PTX 8.8. Within this context, Triton uses the older `ptxas` for all devices.
     """
     from triton import knobs
 

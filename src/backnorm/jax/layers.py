@@ -42,11 +42,11 @@ def normalised(
     mask: Any,
     groups: dict[str, Any],
 ) -> tuple[jax.Array, Sequence[jax.Array]]:
-    """Return y in type `out`, and if not `frozen` the batch's mean and variance.
+    """Return y in type `out`, and, if not `frozen`, the mean and variance of the batch.
 
-    Mean and variance have one value per feature in row-major order. `layer` is a flax layer.
-    `statistics` are the running mean and variance. `parameters` are scale and bias. `groups` are
-    the arguments of `batch_norm` about mapped axes.
+    Mean and variance have one value per feature, in row-major order of the feature axes. `layer` is
+    a flax layer. `statistics` are the running mean and variance. `parameters` are scale and bias.
+    `groups` are the arguments of `batch_norm` about mapped axes.
     """
     x = x.astype(promoted(x.dtype, out))
     axes = feature_axes(layer.axis, x.ndim)

@@ -20,8 +20,8 @@ __all__ = ["BatchNorm"]
 class BatchNorm(nnx.BatchNorm):
     """flax's `flax.nnx.BatchNorm`, computed by `backnorm.jax`.
 
-    The layer has the arguments of flax's layer and two more. Its parameters (``scale``, ``bias``)
-    and statistics (``mean``, ``var``) are the same, so a model's state fits either layer.
+    The layer has the arguments of flax's layer and two more. Parameters (``scale``, ``bias``) and
+    statistics (``mean``, ``var``) are those of flax's layer, so a model's state fits either layer.
     `use_fast_variance` has no effect on the accuracy of the statistics. Running statistics keep
     their type.
 

@@ -131,7 +131,7 @@ def batch_norm_inference(
 ) -> jax.Array:
     """Normalise with given statistics: y = gamma * (x - mean) / sqrt(variance + epsilon) + beta.
 
-    y is differentiable in all five arrays.
+    y is differentiable with respect to x, mean, variance, gamma and beta.
 
     Parameters
     ----------
@@ -186,8 +186,9 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    The gradients are differentiable in all five arrays: mean and variance are arguments like x. If
-    they are results of `batch_norm`, JAX adds their derivatives in x by the chain rule.
+    The gradients are differentiable with respect to all five arrays: mean and variance are
+    arguments like x. If they are results of `batch_norm`, JAX adds their derivatives in x by the
+    chain rule.
 
     Parameters
     ----------

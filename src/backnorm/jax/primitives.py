@@ -88,7 +88,7 @@ BACKWARD = _primitive("backward", "backward", formulas.backward, like=(1, 4, 4))
 
 
 def _forward_relu() -> Any:
-    """Return the primitive of y = max(0, batch_norm(x) + residual), and mean and variance.
+    """Return the primitive that computes y = max(0, batch_norm(x) + residual), mean and variance.
 
     The operands are those of `FORWARD`, and optionally a residual. XLA does not fuse its own loops
     with a custom call, so a separate ReLU would be one more pass over all elements. For the
@@ -123,7 +123,7 @@ def _forward_relu() -> Any:
 
 
 def _statistics() -> Any:
-    """Return the primitive of mean and variance alone."""
+    """Return the primitive that computes only mean and variance."""
 
     def types(x: Any, *, options: Options, batched: bool) -> list[Any]:
         shape = (*x.shape[:batched], x.shape[options.axis + batched])

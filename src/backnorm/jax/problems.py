@@ -63,8 +63,7 @@ def problem_of(
     options: Options,
     activation: Activation | None = None,
 ) -> Problem:
-    """Return the problem of one element of a batch of problems, in the shape (outer, channels,
-    inner).
+    """Return one problem of a batch of problems; its shape is (outer, channels, inner).
 
     `operands` are the arrays that `OPERANDS` names for the operation, each with a leading batch
     axis (`batching`). A residual may follow.

@@ -6,9 +6,10 @@ only channels, or the batch axis of `jax.vmap`, are split, each device runs the 
 exchange. XLA calls this code while it compiles a function, when the placement of the arrays is
 known. The partitioner must be Shardy; with GSPMD, arrays are gathered.
 
-The *holders* of an array A of rank r are device numbers, in an array of rank r + 1. Their first r
-sizes are the numbers of parts along the axes of A. The devices along the last axis all have the
-same part. The number of a device is its index in the device assignment of the compiled function.
+The *holders* of an array A of rank r are an array of rank r + 1, whose elements are device numbers.
+Its first r sizes are the numbers of parts along the axes of A. The devices along its last axis all
+have the same part. The number of a device is its index in the device assignment of the compiled
+function.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def devices_of(context: Any) -> tuple[Any, ...]:
     """Return the devices that the compiler may split a function's arrays over, or none."""
     module = context.module_context
     axis_context = module.axis_context
-    # In `jax.shard_map` arrays are already split. An exported function cannot call the Python code
+    # In `jax.shard_map`, arrays are already split. An exported function cannot call the Python code
     # that splits them.
     if getattr(axis_context, "num_devices", 1) == 1 or module.lowering_parameters.for_export:
         return ()
@@ -159,7 +160,7 @@ class _Split:
 
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
         """Return the holders of an array that has all axes, and the sharding of one of the arrays.
-        Shardings made from these holders must have the class of this sharding.
+        `_sharding_of` makes the shardings of other arrays from both.
 
         Data arrays may be split in different ways; the array with the most parts is not moved.
         """
@@ -221,7 +222,8 @@ def _parts_of(holders: np.ndarray) -> int:
 
 
 def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Undo splits of axes into unequal parts: return the holders of an array with these axes whole.
+    """Undo splits into unequal parts: return the holders of an array whose uneven axes are not
+    split.
 
     XLA pads the last part of such an axis with arbitrary elements.
     """
@@ -240,7 +242,7 @@ def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
 
 
 def _groups_of(holders: np.ndarray, axes: Sequence[int]) -> list[list[int]]:
-    """Return groups of devices. In a group, every part along `axes` is on exactly one device."""
+    """Return groups of devices. A group has one device for each part of an array along `axes`."""
     others = [axis for axis in range(holders.ndim) if axis not in axes]
     count = math.prod(holders.shape[axis] for axis in axes)
     groups: list[list[int]] = holders.transpose(*others, *axes).reshape(-1, count).tolist()

@@ -31,14 +31,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
     - calls with a `mask`, layers with ``renorm=True``, and batches whose shape shows that they have
       no elements, except in a synchronized layer.
 
-    With ``synchronized=True`` (TensorFlow) a training step computes what one device would compute
-    for the batch of all replicas of a `tf.distribute.Strategy`, however the batch is divided. A
-    synchronized layer is differentiable once.
+    With ``synchronized=True`` (TensorFlow only), a training step normalises over the batch of all
+    replicas of a `tf.distribute.Strategy`. Its results are those of one device with the whole
+    batch, however the batch is divided. A synchronized layer is differentiable once.
 
     The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow, the
     training step runs eagerly and in a `tf.function`. If XLA compiles the step
-    (``jit_compile=True``), formulas replace the kernels, with the same accuracy
-    (`backnorm.tensorflow.batch_norm`).
+    (``jit_compile=True``), formulas replace the kernels. Their results have the same accuracy (see
+    `backnorm.tensorflow.batch_norm`).
 
     Parameters
     ----------
@@ -132,14 +132,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
-    """Return 1, or NaN for an empty batch; it is a tensor, as the size is unknown during tracing.
+    """Return 1, or NaN for an empty batch, as a tensor: the size is unknown during tracing.
 
-    For an empty batch, the statistics and the gradient of gamma of Keras's layer are NaN.
+    In Keras's layer, an empty batch gives NaN as the statistics and as the gradient of gamma.
     Multiplying by this number makes them NaN here, too.
     """
     empty = keras.ops.equal(keras.ops.size(inputs), 0)
     return keras.ops.cast(keras.ops.where(empty, float("nan"), 1.0), dtype)
 
 
-# Keras can load a file with this layer, once this module is imported.
+# Lets Keras load files that contain this layer, once this module is imported.
 keras.saving.register_keras_serializable(package="backnorm")(BatchNormalization)

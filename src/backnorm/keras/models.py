@@ -27,9 +27,9 @@ def convert(
     """Let backnorm compute the batch normalisation of a model.
 
     Every layer of the class `keras.layers.BatchNormalization` that Keras finds in `model`,
-    including `model` itself, becomes a layer of `backnorm.keras` in place: layers stay the same
-    objects, with their variables and settings, and only their class changes. Layers of derived
-    classes do not change, because their behaviour is not known.
+    including `model` itself, becomes a layer of `backnorm.keras` in place: only the layer's class
+    changes. It stays the same object, with its variables and settings. Layers of derived classes do
+    not change, because their behaviour is not known.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ def batch_norm(
             accepted="a tensor on the CPU",
             hint="set KERAS_TORCH_DEVICE=cpu, or use keras.layers.BatchNormalization",
         )
-    # With the channels last this is a view that the kernels read in place.
+    # If the channels are last, `movedim` returns a view that the kernels read in place.
     x = x.movedim(axis, 1)
     options = traced_options(True, epsilon, None, arithmetic, x.dtype)
     if reproducible:

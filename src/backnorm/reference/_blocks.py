@@ -16,7 +16,7 @@ from backnorm.reference._terms import Term
 
 # Elements of a block: twenty float64 temporaries of this size take 2.5 MiB, and so stay in a cache.
 _BLOCK = 1 << 14
-# The fewest channels of a block, so that channels-last data is read in whole cache lines.
+# The least number of channels in a block. It lets channels-last data be read in whole cache lines.
 _BLOCK_CHANNELS = 16
 
 _Cell = tuple[slice, slice, slice]

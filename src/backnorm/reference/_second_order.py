@@ -1,7 +1,7 @@
 """The oracle's second order: the chain rule through the backward pass, step by step.
 
-With the sums of a channel D = sum(dy), Q = sum(dy * c), I = sum(ddx), P = sum(ddx * c) and
-R = sum(ddx * dy), the sum of the backward pass's results, weighted by their cotangents, is ::
+A channel has the sums D = sum(dy), Q = sum(dy * c), I = sum(ddx), P = sum(ddx * c) and
+R = sum(ddx * dy). The results of the backward pass, weighted by their cotangents, add up to ::
 
     L = gamma*s*(R - I*D/M - s**2*P*Q/M) + ddgamma*s*Q + ddbeta*D       training
     L = gamma*s*R                        + ddgamma*s*Q + ddbeta*D       statistics are constants

@@ -77,7 +77,7 @@ def inverse_deviation(variance: Term, epsilon: float) -> Term:
 
 
 def rectified(value: Term, ceiling: float | None) -> Term:
-    """Return the ReLU of a settled value. T is kept, because a ReLU does not enlarge an error."""
+    """Return the ReLU of a settled term, with the same T, as a ReLU does not enlarge an error."""
     hi, lo = value.exact.hi, value.exact.lo
     stays = (hi > 0) | np.isnan(hi)
     hi, lo = np.where(stays, hi, 0.0), np.where(stays, lo, 0.0)

@@ -1,8 +1,8 @@
 """Formulas of the second order (the gradients of the backward pass), for arrays of any framework.
 
-With c = x - mean, s = 1/sqrt(variance + epsilon), M elements per channel, and the sums of a channel
-D = sum(dy), Q = s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy), the sum of the
-results of the backward pass, weighted by their cotangents, is ::
+L is the sum of the results of the backward pass, weighted by their cotangents. With c = x - mean, s
+= 1/sqrt(variance + epsilon), M elements per channel, and the sums of a channel D = sum(dy), Q =
+s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy)::
 
     L = gamma*s*(R - I*D/M - P*Q/M) + ddgamma*Q + ddbeta*D       training
     L = gamma*s*R                   + ddgamma*Q + ddbeta*D       frozen statistics
@@ -77,7 +77,7 @@ class Factors(NamedTuple):
     # gamma*s, by which the backward pass multiplies its elements.
     scale: Array
     s: Array
-    # dL/dQ and dL/dP. Multiplied by s, they are the factors of dy and ddx in the gradient of x.
+    # dL/dQ and dL/dP. In the gradient of x, s*dL/dQ is the factor of dy, and s*dL/dP that of ddx.
     # dL/dQ is also the factor of s*c in the gradient of dy.
     of_dy: Array
     of_ddx: Array

@@ -142,7 +142,8 @@ def _as_tensor(name: str, value: Any) -> Any:
 
 
 def _is_readable(value: object) -> bool:
-    """Whether TensorFlow can read a value: a number, a tensor of TensorFlow, or a list of these.
+    """Whether a value is a number, a tensor of TensorFlow, or a list of these, which TensorFlow can
+    read.
 
     Other values are not passed to TensorFlow: TensorFlow compares them, and an exception that a
     comparison raises can end the process.

@@ -1,7 +1,7 @@
 """The modes of TensorFlow in which a function cannot call Python.
 
 The modes are read from undocumented modules of TensorFlow. If a version of TensorFlow does not have
-these modules, the modes are not recognised, and TensorFlow itself raises an error; that of XLA
+these modules, the modes are not recognised. Then TensorFlow itself raises an error, which under XLA
 names the node.
 """
 
@@ -23,8 +23,8 @@ def wants_formulas(*tensors: Any) -> bool:
 
     XLA cannot call Python. While a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
     treats a function that calls Python as a constant. If such a function is called eagerly, forward
-    mode transposes the function's gradient. The derivatives of the result, which are of the next
-    order, are then lost.
+    mode transposes the function's gradient. The result then has no derivatives, so derivatives of
+    the next order are lost.
     """
     return has_tangent(*tensors) or is_for_xla()
 

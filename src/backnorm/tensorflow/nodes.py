@@ -7,9 +7,9 @@ in functions that copy nodes one by one: `tf.vectorized_map`, `GradientTape.jaco
 
 - An attribute of the node itself names its gradient. TensorFlow uses this name when it
   differentiates a graph, including loops and functions.
-- The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs,
-  ``PreventGradient`` gets the identity as its gradient by name. A tape ignores both names only if
-  it records a copy while the copy is made; then it raises the error of ``PreventGradient``.
+- The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs, an
+  attribute of ``PreventGradient`` names the identity as its gradient. A tape that is recording
+  while a node is copied ignores both names, and raises the error of ``PreventGradient``.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
-    # `of_operands` reads these results of `tf.custom_gradient`, not those of the node, so that the
-    # gradient itself is differentiable.
+    # The results of `compute` have no gradient. `of_operands` therefore reads the statistics from
+    # these results of `tf.custom_gradient`, so that the gradient itself is differentiable.
     statistics += results[len(node.like) :]
     return results
 

@@ -132,9 +132,9 @@ def batch_norm_synchronised(
     """Normalise this replica's part of a batch with the statistics of all replicas' parts.
 
     Call this function in a function that a `tf.distribute.Strategy` runs. All replicas must make
-    their calls, and compute the backward passes of these calls, in the same order. Without a
-    strategy, with one replica, and outside of `run`, the function computes the same as
-    `batch_norm`.
+    their calls, and compute the backward passes of these calls, in the same order. If there is no
+    strategy or only one replica, or outside of the strategy's `run`, the function computes the same
+    as `batch_norm`.
 
     Parameters
     ----------

@@ -13,12 +13,12 @@ replicas get the same bits.
 *Backward*: the replicas add up 2C numbers; the number of elements is known from the forward pass.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
-(four for float64 elements), and the number of elements, 8C + 1 or 10C + 1 numbers. In both passes
-these integers are exchanged as a row for each replica, like the statistics, and each replica adds
-up all rows. (`all_reduce` cannot compute maxima. If it could, replicas would first agree on the top
-bins, and then add up digits.)
+(four for float64 elements), and the number of elements. These are 8C + 1 or 10C + 1 numbers. In
+both passes the integers are exchanged as a row for each replica, like the statistics, and each
+replica adds up all rows. (`all_reduce` cannot compute maxima. If it could, replicas would first
+agree on the top bins, and then add up digits.)
 
-In every distribution strategy `all_reduce` has a gradient, and can be called eagerly, in graphs and
+In every distribution strategy, `all_reduce` has a gradient and can be called eagerly, in graphs and
 under XLA. (`all_gather` is not available if XLA compiles replicas on GPUs.)
 """
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from backnorm.binned import SPECIAL, two_product
 from backnorm.cpu.scratch import bin_rows
 
-# `cpu.kernels.bins` explains these numbers.
+# The lowest top bin by the number of digits, and the least magnitude that counts as infinite: see
+# `cpu.kernels.bins`.
 _LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
 
 

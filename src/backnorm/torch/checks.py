@@ -2,10 +2,10 @@
 
 The operations of `kernels` check their operands, once for all calls with the same metadata. An
 eager call runs `check` only after an operation has raised, so that the error has the argument names
-of `torch.nn.functional.batch_norm`. A call through the dispatcher always runs `check`.
+of `torch.nn.functional.batch_norm`. A call through the dispatcher runs `check` before the
+operation.
 
-For a mistake for which PyTorch raises a RuntimeError, the error of this module is a RuntimeError,
-too.
+Where PyTorch raises a RuntimeError for a mistake, this module raises a RuntimeError, too.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _check_like_input(residual: object, input: Tensor) -> None:
 
 
 def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
-    """Return an operation's error with PyTorch's argument names, unless `check` raises one.
+    """Return an operation's error with PyTorch's argument names; if `check` fails, raise its error.
 
     `operands` are the arguments of `check`.
     """

@@ -22,14 +22,15 @@ from backnorm.torch.fusion import check_fuse, fuse_pair, fuse_sequences, named_p
 Model = TypeVar("Model", bound=Module)
 
 # Maps modules that define layers to backnorm's modules, which define classes of the same names.
-# backnorm's modules for timm and torchvision import these libraries, so they are imported only if a
-# model has such a layer or block.
+# backnorm's module for timm imports timm, so it is imported only if a model has a layer of timm.
+# The same holds for torchvision, and for its blocks.
 _LIBRARIES = {
     "torch.nn.modules.batchnorm": "backnorm.torch.modules",
     "timm.layers.norm_act": "backnorm.torch.timm",
     "torchvision.ops.misc": "backnorm.torch.torchvision",
 }
-# Like `_LIBRARIES`, for modules that define blocks. Only `fuse` changes the classes of blocks.
+# Like `_LIBRARIES`, for modules that define blocks. `convert` changes the classes of blocks only
+# with `fuse`.
 _BLOCKS = {"torchvision.models.resnet": "backnorm.torch.resnet"}
 _ORIGINALS = {ours: library for library, ours in (_LIBRARIES | _BLOCKS).items()}
 _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
@@ -289,7 +290,7 @@ def is_batch_norm(module: Module) -> bool:
 
 
 def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | None:
-    """Return the class of the same name in the corresponding module of `libraries`, or None."""
+    """Return the class in `libraries` that has the name of the layer's class, or None."""
     cls = type_before_parametrizations(layer)
     if cls.__module__ not in libraries:
         return None
@@ -327,8 +328,8 @@ def _synchronise(layers: dict[str, Module], group: Any) -> None:
 
 
 def _fuse_blocks(model: Module, fuse: bool) -> dict[Module, tuple[bool, str]]:
-    """With `fuse`, change the classes of blocks. Return, for each layer in a block, whether it is
-    fused, and a text: what it is fused with, or why it is not fused.
+    """If `fuse` is true, change the classes of residual blocks (`_BLOCKS`). Return, for each layer
+    in a block, whether it is fused, and a text: what it is fused with, or why it is not fused.
     """
     outcomes = dict[Module, tuple[bool, str]]()
     for block in model.modules():

@@ -158,12 +158,13 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         arrays="torch, cpu",
         # `is_neg` is true for a lazily negated tensor.
         facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg())",
-        # Kernels read contiguous tensors of one axis, whose length follows from `nbytes`.
+        # Kernels read a per-channel tensor in place if it is contiguous and has one axis. Its
+        # length then follows from `nbytes`.
         channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
         "{}.is_neg())",
-        # A tensor without memory is a zero tensor, or its storage has been freed. The storage then
-        # begins at address 0. Most addresses are above the constant, so the rest of the expression
-        # is not evaluated.
+        # A tensor without memory has a storage at address 0: PyTorch treats the tensor as zeros
+        # (`_is_zerotensor`), or its storage has been freed. Most addresses are above the constant,
+        # so the rest of the expression is not evaluated.
         lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
         "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
         known_address="at_{}",

@@ -49,18 +49,18 @@ from backnorm.errors import BacknormError
 # three take 6 * log2(n). For 12 processes, gathering takes 22 hops, and the sums take 21.5.
 _GATHERED = 12
 
-# The lengths of the two parts of a first message, in units of 8 bytes. A text describes layer,
-# channels, pass and settings. The first part is a digest of the text, and the first 120 bytes of
-# the text. The second part has the first 1025 numbers of the statistics. Further numbers are in a
-# second message.
+# A first message has two parts; these are their lengths, in units of 8 bytes. The first part is for
+# a text that describes layer, channels, pass and settings: it has a digest of the text, and the
+# text's first 120 bytes. The second part has the first 1025 numbers of the statistics. Further
+# numbers are in a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
 # Maps a group to the numbers of its layers without a name, and to the counter that gives the next
 # number.
 _NUMBERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-# Older versions of PyTorch have another name for `all_gather_single`. A PyTorch that was built
-# without `torch.distributed` has neither function.
+# Older versions of PyTorch call `all_gather_single` by the name `all_gather_into_tensor`. A PyTorch
+# that was built without `torch.distributed` has neither name.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
     dist, "all_gather_into_tensor", None
 )
@@ -145,8 +145,8 @@ class Exchange:
         return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
 
     def bins(self, rows: int) -> Tensor:
-        """Return the total of all processes' reproducible sums: `rows` rows, flattened, and a
-        count.
+        """Return the total of all processes' reproducible sums, a flat tensor: the `rows` rows of
+        bins, then the number of elements.
         """
         every = self._gathered() if self._is_gathered else self._local[None]
         bins = every[:, :-1].reshape(len(every), rows, -1).transpose(0, 1)
@@ -172,7 +172,7 @@ class Exchange:
         return found[:, : self._local.shape[0]].contiguous()
 
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
-        """Return the sum or maximum of the numbers of all processes, and compare digests."""
+        """Return the sum or maximum over all processes, and compare the digests of their texts."""
         begin, rest = _split(own)
         # The digest has 32 bits, so that float64 sums of digests are exact. The maxima of d and of
         # -d over the processes, where d is the digest, show the largest and the smallest digest.

@@ -2,10 +2,10 @@
 
 This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `kernels` and
 `synchronised` call. Kernels run on the current stream of the tensors' device. No function waits for
-a kernel or reads a value from the device, so a call can be captured in a CUDA graph after the same
-call has run once and compiled its kernels. Because no function reads values, none raises if
-variance + epsilon is not positive in a channel. The results of such a channel are infinite or NaN,
-as in PyTorch.
+a kernel or reads a value from the device. So a CUDA graph can capture a call, if the same call has
+run before and has compiled its kernels. Because no function reads values, none raises if variance +
+epsilon is not positive in a channel. The results of such a channel are infinite or NaN, as in
+PyTorch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from backnorm.torch.activations import activate, derivative
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
-# The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
-# allocators align to more.
+# The compiler assumes that addresses of arrays are multiples of this number of bytes. The addresses
+# that PyTorch's allocators return are multiples of more bytes.
 _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
-# The positions of the two per-channel results among the addresses of a call: from, and up to.
+# Where the two per-channel results begin and end among the addresses of a call.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
 #: The key of tuned knobs: a problem, its memory layout and its device. In the key,
@@ -222,7 +222,7 @@ def reduce(
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a process's message into two tensors of a number per channel, and a count."""
+    """Split a process's message into two tensors, each with a number per channel, and a count."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
 

@@ -40,7 +40,7 @@ def engine_of(x: Tensor) -> ModuleType:
     if x.is_cpu:
         return cpu
     try:
-        # Imported only for a GPU, because the module needs Triton.
+        # The module is imported only for a GPU, because it needs Triton.
         from backnorm.torch import gpu
     except ModuleNotFoundError as error:
         raise TensorValueError(
@@ -67,8 +67,8 @@ def forward(
     `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    As in PyTorch, autograd does not detect the update. Therefore, if gradients need the statistics
-    of an inference, copies of the statistics are saved.
+    As in PyTorch, autograd does not detect the update. Therefore an inference that needs its
+    statistics for gradients saves copies of them.
     """
     mean, variance, momentum = running or (None, None, 0.0)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(

@@ -43,7 +43,7 @@ _forward_coefficients = register(
 _backward_coefficients = register(
     "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-# The coefficients of inference have an operator of their own. In a frozen model the operands of
+# The coefficients of inference have an operator of their own. In a frozen model, the operands of
 # this operator are constants, so Inductor computes the coefficients only once.
 _inference_coefficients = register(
     "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
@@ -163,15 +163,15 @@ def lower() -> None:
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
-        # If `_is_lowered` is false for x, the operator is not decomposed: Inductor's code calls the
-        # operator.
+        # If a kernel computes the elements (`_is_lowered` is false for x), the operator is not
+        # decomposed: Inductor's code calls it.
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
     # `fast_random_decomps` caches a copy of the table of decompositions when the first graph is
     # compiled.
     decomposition.fast_random_decomps.cache_clear()
-    # PyTorch's caches on disk identify a graph by the names of its operators. Without the tag they
-    # could return code with the formulas of another version.
+    # PyTorch's caches on disk identify a graph by the names of its operators. Without backnorm's
+    # tag, they could return code with the formulas of another version of backnorm.
     torch.compiler.config.cache_key_tag += _cache_tag()
 
 

@@ -12,9 +12,9 @@ settings of the activation, a graph of `torch.fx`. The layer then only normalise
 activation's module applies the activation.
 
 If a caller of `convert` names a layer and an activation as a pair, the caller guarantees that the
-activation gets the layer's output. If an eager call passes another tensor to the activation, the
-activation's module raises an error. In a `torch.nn.Sequential`, the order of the modules is the
-guarantee. If another module replaces the layer or the activation in the model, the fusion does not
+activation gets the layer's output. In a `torch.nn.Sequential`, the order of the modules guarantees
+this. If an eager call passes another tensor to the activation, the activation's module raises an
+error. If another module replaces the layer or the activation in the model, the fusion does not
 detect it.
 """
 
@@ -49,7 +49,7 @@ def described_activation(activation: Activation) -> str:
 
 
 def alteration_of(module: torch.nn.Module) -> str | None:
-    """Return why calling a module is not just calling its class's `forward`, or None if it is."""
+    """Return None if calling `module` runs only its class's `forward`; otherwise, the reason."""
     hooks = (
         module._forward_hooks, module._forward_pre_hooks,
         module._backward_hooks, module._backward_pre_hooks,
@@ -71,7 +71,7 @@ def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
 
 
 class Separable(torch.nn.Module):
-    """A module of a fused pair. A hook or another `forward` separates the pair (`separate`)."""
+    """A module of a fused pair. Registering a hook or setting `forward` separates the pair."""
 
     def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
         """Separate the pair, and return a call of this module in the graph of `torch.fx`.
@@ -174,7 +174,7 @@ class FusedActivation(Separable, torch.nn.Identity):
 
 @tools.unscriptable
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
-    """Mixin of all layers: the forward and its options. Everything else is PyTorch's."""
+    """The mixin of all layers has the forward and its options. Everything else is PyTorch's."""
 
     #: The type in which elements are computed; None: the default that `backnorm.arithmetic`
     #: describes.
@@ -186,8 +186,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     #: The activation that is applied to the normalised values.
     activation: Activation | None = None
 
-    #: Whether `activation` was an argument of the layer. If not, an activation here is that of a
-    #: fused module.
+    #: Whether `activation` was an argument of the layer, not taken from a fused module.
     owns_activation: bool = False
 
     def __init__(
@@ -270,7 +269,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         return f"{text}, activation={(name if ceiling is None else self.activation)!r}"
 
     def separate(self) -> None:
-        """Separate the pair: stop computing the activation of the fused module."""
+        """Stop computing the activation of the module that is fused with this layer."""
         if not self.owns_activation:
             self.__dict__.pop("activation", None)
 
@@ -282,13 +281,13 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         """
         if isinstance(input, Proxy):
             return self.as_node(input, residual)
-        # `_check_input_dim` reads the rank, which would raise AttributeError here.
+        # Without this check, `_check_input_dim` would raise AttributeError when it reads the rank.
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
         # The module of a fused activation recognises y by a mark. A compiled forward does not mark
-        # y, and does not assign y to a local variable: after a graph break in the call, Dynamo
-        # would read `grad` of the variable's tensor, which gives a warning.
+        # y. It does not assign y to a local variable either: after a graph break in the call,
+        # Dynamo would read `y.grad`, and PyTorch would warn.
         if self.activation is None or self.owns_activation or is_compiling():
             return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
@@ -309,7 +308,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         """Return weight, bias, running statistics, training and momentum; in training, count the
         batch.
 
-        With momentum None the average is cumulative: the weight of the n-th batch is 1/n.
+        With momentum None, the average is cumulative: the weight of the n-th batch is 1/n.
         """
         weight, bias, mean, variance, counter = self._tensors()
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -474,8 +473,8 @@ class SyncBatchNorm(_BatchNorm):
         """Raise an error: the layer has no settings for quantisation.
 
         `torch.nn.SyncBatchNorm.convert_sync_batchnorm` would replace this layer by PyTorch's,
-        although this layer is already synchronised. It reads this attribute before it replaces the
-        layer, so the error stops it.
+        although this layer is already synchronised. That function reads `qconfig` before it
+        replaces the layer, so the error stops the function.
         """
         raise BacknormError(
             f"qconfig: backnorm's {type(self).__name__} already normalises the batch of all "

@@ -114,8 +114,8 @@ class BatchNormBackward(Function):
     ) -> Gradients:
         x, dy, *channels = _primals(ctx)
         tdx, tdweight, tdbias = None, None, None
-        # The results are linear in dy. Their derivative in x and weight is the Hessian of <dy, y>
-        # times the tangents.
+        # dx, dweight and dbias are linear in dy. Their derivative in x and weight is the Hessian of
+        # <dy, y> times the tangents.
         if tdy is not None:
             options = ctx.eps, ctx.training, ctx.arithmetic
             tdx, tdweight, tdbias = BatchNormBackward.apply(x, tdy, *channels, *options)
@@ -211,7 +211,7 @@ def _save(ctx: Any, *tensors: Tensor | None) -> None:
 
 
 def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
-    """Raise for tangents of given statistics, as PyTorch does."""
+    """Raise if running statistics have a tangent, as PyTorch does."""
     for name, tangent in (("running_mean", tmean), ("running_var", tvariance)):
         if tangent is not None:
             raise TensorValueError(
@@ -278,8 +278,8 @@ def inference(
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
     # Pass copies: autograd does not detect that a later batch updates the running statistics. The
-    # copies keep the tangents of the originals, so that the operation raises an error for a
-    # tangent.
+    # copies keep the tangents of the originals, because the operation must raise an error if the
+    # statistics have tangents.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
     y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
@@ -381,8 +381,8 @@ class MoveRunningStatistics(Function):
                 )
         # The update is elementwise, so the vmap axis may be the first in all tensors.
         moved = [
-            # If vmap maps over only one of the running statistics, and not over the batch, the
-            # other one is not updated, as in PyTorch.
+            # If vmap maps over one of the running statistics alone, the other one is copied here.
+            # Its original is not updated, as in PyTorch.
             value.expand(info.batch_size, *value.shape).clone()
             if axis is None
             else value.movedim(axis, 0)

@@ -70,7 +70,8 @@ def eager_options(
         return _cached.__wrapped__(*arguments)
 
 
-# `typed=True`, because True == 1 == 1.0. Errors are not cached.
+# With `typed`, arguments of different types have different keys: True == 1 == 1.0. Errors are not
+# cached.
 @functools.lru_cache(maxsize=1024, typed=True)
 def _cached(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
@@ -97,8 +98,8 @@ def traced_options(
         # Dynamo cannot pass a named tuple from traced code to a function that it does not trace.
         activation, ceiling = activation.name, activation.ceiling
     if ceiling is not None:
-        # Dynamo turns a number that differs between calls or layers into a symbol. The guard makes
-        # the number a constant of the graph.
+        # Dynamo turns a number that differs between calls or layers into a symbol. `guard_scalar`
+        # makes this number a constant of the graph.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
         ceiling = guard_scalar(ceiling)

@@ -114,7 +114,7 @@ def _with_names(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# Fake kernels, which compute shapes and types.
+# Fake kernels compute only the shapes and types of results.
 
 
 def _fake_kernel(

@@ -116,10 +116,10 @@ def _sums(
     """Return two tensors. Each has the sums of dy and of dy * (x - mean), and the number of
     elements.
 
-    The first tensor is for the gradients of weight and bias in this process. Without `reproducible`
-    it has the sums of this process alone. With `reproducible` it has the sums of all processes in
-    the first process, and zeros in every other process. The second tensor has the sums of all
-    processes.
+    The first tensor is for the gradients of weight and bias in this process. If `reproducible` is
+    false, it has the sums of this process alone. If `reproducible` is true, it has zeros in all
+    processes except the first; there, it has the sums of all processes. The second tensor has the
+    sums of all processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))

@@ -4,9 +4,9 @@ Kernels read memory. The class of a *plain tensor* is in `PLAIN`. A tensor of an
 treated as a plain tensor if it has memory, even if the subclass overrides `shape`. An *opaque*
 tensor has no memory; only operators can read its elements.
 
-PyTorch, not NumPy, allocates new tensors: a tensor in the memory of a NumPy array cannot be
-resized, and a view that an autograd function returns cannot be changed in place, for example by a
-ReLU.
+PyTorch, not NumPy, allocates new tensors. A tensor in the memory of a NumPy array cannot be
+resized. If it is a view, and an autograd function returns it, it cannot be changed in place, for
+example by a ReLU.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _keys_in_memory() -> int:
     devices = [keys.CPU, keys.AutogradCPU, keys.AutocastCPU]
     devices += [keys.CUDA, keys.AutogradCUDA, keys.AutocastCUDA]
     bits = 0
-    # `Conjugate` marks complex tensors, which have memory, but which the checks of types reject.
+    # `Conjugate` marks complex tensors. They have memory; the checks of types reject them.
     for key in (*devices, keys.Negative, keys.Conjugate, keys.ZeroTensor, keys.ADInplaceOrView):
         bits |= torch._C.DispatchKeySet(key).raw_repr()
     return bits
@@ -133,7 +133,7 @@ def is_transformed() -> bool:
 
 
 def in_memory(tensor: Tensor, name: str) -> Tensor:
-    """Return a tensor as a plain tensor, or raise if it is opaque.
+    """Return a tensor as a plain tensor, or raise if it has no elements in memory.
 
     Methods of subclasses are not called.
     """

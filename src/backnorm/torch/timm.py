@@ -1,4 +1,4 @@
-"""timm's batch normalisation with an activation, normalised by backnorm. Imports timm."""
+"""timm's layers of batch normalisation and activation: backnorm normalises. Imports timm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backnorm.torch.modules import FrozenLayer, _BatchNorm, alteration_of
 
 
 class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
-    """`timm.layers.BatchNormAct2d`: backnorm normalises, then `drop` and `act` are called.
+    """`timm.layers.BatchNormAct2d`. backnorm normalises; the modules `drop` and `act` follow.
 
     With `fuse_activation`, backnorm also computes the activation, unless `fusion_obstacle` returns
     a reason.

@@ -1,4 +1,4 @@
-"""Support for tools that recognise layers by class, and so not backnorm's layers.
+"""Support for tools that recognise PyTorch's layers by class, but not backnorm's layers.
 
 Passes over a graph of `torch.fx` look for PyTorch's layers and do not change backnorm's, so
 `warn_of_tracing` warns when `torch.fx` traces a layer of backnorm. Opacus rejects batch
@@ -83,7 +83,7 @@ def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
-    """Return the layer by which Opacus replaces the PyTorch layer that `layer` corresponds to.
+    """Return Opacus's replacement for the layer of PyTorch that `layer` corresponds to.
 
     A layer with an activation of its own is returned unchanged, because a replacement would lose
     the activation. The validator rejects such a layer.

@@ -94,7 +94,7 @@ def check_inference(
 ) -> dict[str, Verdict]:
     """Judge `y`, the normalisation of x by given statistics; see :func:`reference.inference`.
 
-    y must have x's type. `options` are those of the oracle.
+    y must have x's type. `options` are those of `reference.inference`.
     """
     exact = reference.inference(x, mean, variance, gamma, beta, **options)
     return judge_all(exact, ("y",), (y,), (x.dtype,), x.dtype, arithmetic)

@@ -7,9 +7,10 @@ errors are:
 - Dequantize: half an ulp. The difference src - zp has at most 9 bits, so its product with a float32
   scale is exact in float64, and is rounded once.
 - Quantize: half a step for the rounding to nearest, and u (|src / scale| + |src / scale + zp|) for
-  a quotient and a sum in float32, where u = 2**-24. So either of two integers is accepted only if
-  the exact value is within the second error of their midpoint. An expected value beyond the range
-  of the integers is replaced by the limit of the range.
+  a quotient and a sum in float32, where u = 2**-24. So where a value lies between two integers,
+  both are accepted only if its exact value differs from their midpoint by at most the error of
+  quotient and sum. An expected value beyond the range of the integers is replaced by the limit of
+  the range.
 
 The ulp of an integer is 1.
 """

@@ -91,7 +91,7 @@ def check_relu_backward(
 
 
 def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Return the verdict; it fails if y leaves the ReLU's range, even within the tolerance."""
+    """Return `verdict`, or a failure if y is outside the ReLU's range, however little."""
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")

@@ -40,8 +40,8 @@ from backnorm.results import Normalized
 # How many roundings a term and the result have together, besides those of additions: for the mean,
 # for the variance, and for an element of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
-# The number of roundings of the mean, and of the variance, of float64 data, whose sums are
-# compensated (see `judge.budget`).
+# For float64 data, whose sums are compensated: the number of roundings of the mean, and also that
+# of the variance (see `judge.budget`).
 _COMPENSATED = 32
 # Roundings after the sum. The mean has one: the division. The variance has three: the division, the
 # square of the shifted mean, and the subtraction of this square.
@@ -82,9 +82,9 @@ class _Channels(NamedTuple):
 class _Errors(NamedTuple):
     """Bounds of the errors of each channel's statistics, without the rounding to the output's type.
 
-    `used` bounds the error of the mean in the form in which it is subtracted from x. The square of
-    this error can only enlarge the variance, so `variance`, a bound in both directions, does not
-    contain it.
+    `used` bounds the error of the number that is subtracted from x as the mean. `variance` bounds
+    errors in both directions. It does not include the square of this error, which can only enlarge
+    the variance.
     """
 
     mean: FloatArray
@@ -301,7 +301,7 @@ class ForwardLadder:
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
-        # The errors of all partial means.
+        # The errors of all partial means, for the updates m + (x - m)/i.
         partial = levels * mean + unit * known.terms
         moved = 4.0 * (known.furthest * partial + np.square(partial))
         lost = of_variance + (1.0 + of_variance) * in_a_row(height, unit)
@@ -344,8 +344,8 @@ class ForwardLadder:
     def _drift(self, rung: Rung) -> FloatArray:
         """Return the error, in roundoffs, of additions that are all rounded in one direction.
 
-        These are additions of nearly equal terms, once the last place of the partial sum is larger
-        than the deviation of the terms.
+        Additions of nearly equal terms are rounded in one direction as soon as the last place of
+        the partial sum is larger than the deviation of the terms.
         """
         # The number of elements after which the last place of their sum is as large as their
         # standard deviation.

@@ -392,7 +392,9 @@ def _expected(
 
 
 def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float) -> float:
-    """Return the expected error, relative to T, of roundings that have one sign in many terms."""
+    """Return the expected error, as a multiple of T, of roundings that err in one direction in many
+    terms.
+    """
     if quantity == "dbeta":
         return 0.0
     # If an ulp of x is larger than an ulp of the mean, rounding x - mean loses the last bits of the

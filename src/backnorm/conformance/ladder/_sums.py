@@ -43,7 +43,9 @@ SUMS = "pairwise", "blocked", "serial"
 
 
 def additions_of(rung: Rung, count: int) -> Additions:
-    """Return the rounding errors of a rung's sums; zeros if the error budget includes them."""
+    """Return the rounding errors of a rung's sums; zeros if the rung's budget includes these
+    errors.
+    """
     if rung not in SUMS or count < 2:
         return Additions(0.0)
     if rung == "serial":
@@ -70,7 +72,7 @@ def _in_blocks(count: int, size: int) -> Additions:
 
 
 def _row(count: int, single: bool = False) -> Additions:
-    """Return the rounding errors of a serial sum: of a single one, or the average over many.
+    """Return the rounding errors of a `single` serial sum, or the average over many serial sums.
 
     A sum of n = `count` terms has partial sums of k terms, for k from 2 to n. Each is k/n of the
     whole sum, plus a random part. The square of the random part is k/n of the sum of the squared

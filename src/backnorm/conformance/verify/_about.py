@@ -51,7 +51,7 @@ def _inputs(case: Case) -> Table:
 
 
 def _outputs(ladder: GradientLadder) -> Table:
-    """Return a table with a column for each gradient: type, condition, median of each bound."""
+    """Return a table: a column for each gradient has type, condition, and median of each bound."""
     columns: list[list[str]] = []
     for name in GRADIENTS:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)

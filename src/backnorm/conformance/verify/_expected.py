@@ -39,7 +39,7 @@ class Expectation:
 
 
 def read_expectations(path: Path) -> list[Expectation]:
-    """Return the expectations of a file.
+    """Return the expectations that a file lists, one a line.
 
     Raises
     ------
@@ -143,9 +143,9 @@ class Baseline:
     ) -> bool:
         """Whether an output is worse than in the report, has another mistake, or is new and fails.
 
-        `mistake` is that of the verdict (`findings.mistake_of`). The rungs exact and float64
-        count as equal, because an output of float64 arithmetic can be exact by accident. An output
-        on the rung `sufficient`, or a better one, is not worse.
+        `mistake` is the text that `findings.mistake_of` returns for the verdict. The rungs exact
+        and float64 count as equal, because an output of float64 arithmetic can be exact by
+        accident. An output on the rung `sufficient`, or a better one, is not worse.
         """
         key = verdict.case, verdict.output
         before = self.statuses.get(key)

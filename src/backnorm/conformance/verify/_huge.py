@@ -85,7 +85,7 @@ def repeated(case: Case) -> Case:
 def worst_parts(
     outputs: Mapping[str, np.ndarray | None], case: Case
 ) -> dict[str, np.ndarray | None]:
-    """Return one copy of the channels of each output: that which differs most from the first copy.
+    """Return, for each output, the copy of its channels that differs most from the first copy.
 
     `case.repeats` is the number of copies in an output.
     """

@@ -1,9 +1,9 @@
 """Arrays between unreadable pages.
 
 An access to such a page ends the process. The bytes between an array and the pages are canaries,
-whose change shows a write. The canaries of inputs are NaN in every element type. Outputs have other
-canaries: a kernel that reads beyond an input may copy the input's canary to the place beyond an
-output, and the change must show.
+whose change shows a write. The canaries of inputs are NaN in every element type. Outputs have a
+different canary, because a kernel that reads beyond an input may copy the input's canary to the
+bytes beyond an output. With equal canaries, this write would not show.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import mmap
 import numpy as np
 
 _LINE = 64
-# All bits are set: NaN in every element type.
+# A byte with all bits set. An element of such bytes is NaN in every element type.
 _NAN = 0xFF
 _BEYOND_OUTPUT = 0xFD
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -278,7 +278,7 @@ def own(
     data_format: Any,
     training: bool,
 ) -> _Gradients:
-    """Return the gradients of this package, in the arithmetic that is set."""
+    """Return backnorm's gradients, in the arithmetic that `backnorm.arithmetic` has set."""
     return backnorm.batch_norm_backward(
         x, dy, mean, variance, gamma, epsilon=epsilon, data_format=data_format, training=training
     )
@@ -288,8 +288,8 @@ def missing_package(name: str) -> str | None:
     """Return the missing package that a peer needs, or None."""
     if name == "onednn":
         return None if library.find() else library.DISTRIBUTION
-    # The packages onnxruntime and onnxruntime-training provide the module onnxruntime; only the
-    # second has gradients.
+    # The packages onnxruntime and onnxruntime-training provide the module onnxruntime; only that of
+    # onnxruntime-training has gradients.
     module, package = {
         "onnxruntime": ("onnxruntime.training", "onnxruntime-training"),
         "torch-compiled": ("torch", "torch"),

@@ -23,7 +23,7 @@ from backnorm.errors import counted
 _LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
 
 FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
-#: The most reasons, cases or outputs that a list names.
+#: The largest number of reasons, cases or outputs that a list names.
 NAMED = 5
 
 
@@ -63,8 +63,8 @@ def show(
 
 
 def _where(results: Results, finding: Finding) -> str:
-    """Return how many cases a finding has. Add their element types if other types were judged too,
-    and their layouts if other layouts were.
+    """Return a text: how many cases a finding has, their element types if other types were also
+    judged, and their layouts if other layouts were also judged.
     """
     judged = [verdict for verdict in results.verdicts if verdict.is_judged]
     text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"
@@ -219,7 +219,7 @@ def _verdict(verdict: Verdict, mistake: str | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: a list for a tuple, None for NaN and infinities."""
+    """Return a value in a form for JSON: a list for a tuple, None for NaN and infinities."""
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, float):

@@ -36,8 +36,8 @@ _NETWORKS = {
     "unet3d": (1, 32, 24, 32, 32),
     "linear": (256, 1000),
 }
-# (N, C, space) of channels with sums so long that the rungs of the ladder have different bounds,
-# see docs/tolerance.md.
+# Sizes (N, C, space) of cases whose sums are so long that the ladder's rungs have different bounds
+# (docs/tolerance.md).
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 

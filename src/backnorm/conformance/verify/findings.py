@@ -31,7 +31,7 @@ _FAULTS = {
 
 # Faults whose verdicts have a text with details.
 _EVENTS = "wrote_outside", "error", "hang", "crash", "out_of_memory"
-# The most cases that a finding names.
+# The largest number of cases that a finding names.
 _NAMED = 8
 
 
@@ -80,7 +80,7 @@ class Finding:
 
 
 def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
-    """Return the number of (case, output) pairs of each status, of "judged" and "passed" pairs."""
+    """Count the (case, output) pairs of each status, and those "judged" and "passed"."""
     found = {"judged": 0, "passed": 0}
     for verdict in results.verdicts:
         found[verdict.status] = found.get(verdict.status, 0) + 1
@@ -123,7 +123,7 @@ def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
 
     For a diagnosis, the text is its sentence with its evidence; for any other finding, it is the
-    id. The text contains no errors in ulps, which differ from run to run.
+    id. Errors in ulps differ from run to run, so the text contains none.
     """
     finding = next((each for each in found if each.explains(verdict)), None)
     if finding is None or not finding.is_diagnosis:
@@ -175,7 +175,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
 
 
 def _exceeds_few_bits(verdict: Verdict) -> bool:
-    """Whether the error is larger than a loss of digits in a narrow type."""
+    """Whether the error is too large to be a loss of digits in a narrow type."""
     grade = verdict.grade
     assert grade is not None
     return abs(grade.got - grade.exact) > FEW_BITS * grade.condition * abs(grade.exact)
@@ -233,7 +233,7 @@ def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Find
 
 
 def _inexact(results: Results) -> list[tuple[Verdict, Grade]]:
-    """Return the verdicts on outputs of the right type and shape with wrong numbers."""
+    """Return the verdicts on outputs that have the right type and shape, but wrong numbers."""
     return [
         (v, v.grade)
         for v in results.verdicts

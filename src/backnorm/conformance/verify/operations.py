@@ -71,8 +71,8 @@ class Operation:
 def varied_input(array: np.ndarray) -> np.ndarray:
     """Return -0.5 * `array`, an input with other gradients, another mean and another variance.
 
-    The factor is not -1: a kernel that wrongly adds up the results of three calls, for dy, -dy and
-    dy, would then return the correct result.
+    With a factor of -1, a kernel that wrongly adds up the results of three calls, for dy, -dy and
+    dy, would return the correct result.
     """
     return (-0.5 * array.astype(float)).astype(array.dtype)
 
@@ -106,7 +106,7 @@ def _proves_forward(case: Case, ladder: ForwardLadder) -> bool:
 
 
 def _mistaken(case: Case) -> Iterator[tuple[Quantity, np.ndarray]]:
-    """Yield the y that a forward pass returns with each of the mistakes in the formula of y."""
+    """For each mistake in the formula of y, yield the y of a forward pass with this mistake."""
     data, axis = case.data, case.data.channel_axis
     first = np.moveaxis(data.x, axis, 0)
     rows = rows_of(data.x, axis)

@@ -91,9 +91,9 @@ def _all(text: str) -> dict[str, str]:
 def _hipdnn(comparison: Comparison) -> float:
     """Return hipDNN's tolerance for float32, computed from the largest magnitudes of the inputs.
 
-    hipDNN takes 1/max|x| for the inverse deviation (apart from epsilon), and so x/max|x| for a
-    normalised element. The relative error of a sum is taken as n/(1 - n) with n = 2 M eps. If n is
-    at least 0.01, it is taken as 6 sqrt(2 M) eps.
+    hipDNN takes 1/max|x| for the inverse deviation (apart from epsilon), and therefore x/max|x| for
+    a normalised element. The relative error of a sum is taken as n/(1 - n) with n = 2 M eps. If n
+    is at least 0.01, this error is taken as 6 sqrt(2 M) eps.
     """
     x, dy, _, _, gamma = comparison.inputs
     largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))

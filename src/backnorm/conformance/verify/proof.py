@@ -17,8 +17,8 @@ from backnorm.conformance.mutants import (
 
 __all__ = ["catches", "proves"]
 
-# `proves` tries kernels and outputs in these orders. It returns early, because most cases reject
-# the first kernels, and the first outputs are small.
+# `proves` tries kernels and outputs in these orders. In most cases it returns after a few of them:
+# most cases reject the first kernels. The first outputs are small.
 _ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
 _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 

@@ -126,7 +126,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One output of one case.
+    """The judgement of one output of one case.
 
     Attributes
     ----------
@@ -218,8 +218,8 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                     done.append(case.name)
                     results.verdicts += _verdicts(case, event, results)
                     ends = ends + 1 if event["event"] in ("crash", "hang") else 0
-                    # A subject that is a command runs in its own process, so it can crash or hang
-                    # several times in one child.
+                    # If the subject is a command, each call is a process of its own. So several
+                    # calls can crash or hang before the child ends.
                     if ends == _MOST_ENDS:
                         break
                     if progress is not None:
@@ -310,7 +310,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of a child, and "hang" last if an event does not come in time."""
+    """Yield the events of a child. If an event does not come in time, yield "hang" and stop."""
     read, limit = b"", max(timeout, _IMPORT)
     while True:
         ready, _, _ = select.select([reader], [], [], limit)
@@ -361,7 +361,7 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         unchanged -= _right_if_varied(case, outputs)
     results.unchanged |= {(case.name, name) for name in unchanged}
     # A wrong formula may give an output that does not depend on the varied input. So a wrong output
-    # counts as stale only if all outputs are unchanged.
+    # counts as stale (left over from an earlier call) only if all outputs are unchanged.
     is_stale = unchanged == outputs.keys()
     varying: dict[str, str] = {
         name: "stale" for name in unchanged if is_stale or graded_outputs[name][0] in RUNGS
@@ -399,8 +399,8 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 def _with_stale_outputs(results: Results) -> list[Verdict]:
     """Return the verdicts, some of them with their status changed to "stale".
 
-    An output whose bits wrongly did not change with the input (`results.unchanged`) is stale if the
-    same output is stale in another case.
+    `results.unchanged` lists outputs whose bits wrongly did not change with the input. Such an
+    output is stale if the output of the same name is stale in another case.
     """
     stale = {verdict.output for verdict in results.verdicts if verdict.status == "stale"}
     return [

@@ -112,8 +112,7 @@ def _parameters(function: Callable[..., Any]) -> set[str] | None:
 
 
 class OfDialect:
-    """A function with the signature of a specification's operator. It is called as the operator's
-    schema says.
+    """A function that is called as the schema of a specification's operator says.
 
     Parameters
     ----------
@@ -163,7 +162,7 @@ class OfDialect:
         op: str | None = None,
         operation: str = "backward",
     ) -> OfDialect:
-        """Return the subject of an operator; the default is the dialect's first for `operation`."""
+        """Return the subject of `op`, by default the dialect's first operator for `operation`."""
         return cls(function, schema_of(dialect, op, operation))
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
@@ -176,7 +175,7 @@ class OfDialect:
             known.setdefault("beta", np.zeros_like(variance))
         if not case.training or self._schema.operation == "forward":
             known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
-        # For an input that the specification requires but the operator does not read.
+        # The value of an input that the specification requires but the operator does not read.
         known["ignored"] = np.empty(0, mean.dtype)
         values = {}
         schema = self._for(case)
@@ -434,8 +433,8 @@ def is_unsupported(error: Exception) -> bool:
 def described(error: Exception) -> str:
     """Return the first line of an exception's message.
 
-    For an exception that the subject raised itself, the text also has its type and the line of the
-    source.
+    If the subject raised the exception itself, the text also has the exception's type, and the file
+    and line of the source.
     """
     if isinstance(error, RefusedError | OutputError):
         return _first_line(str(error))

@@ -121,8 +121,8 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
 
 
-#: Measures by name. Pearson's correlation and the cosine must be at least the given number. The
-#: other measures are errors, which must be at most the given number: the error in ulps of the
+#: Measures by name. Pearson's correlation and the cosine must be at least the limit (0.99 in "pcc
+#: 0.99"). The other measures are errors, which must be at most the limit: the error in ulps of the
 #: output's type, the root mean square of the error divided by the largest magnitude in both arrays,
 #: and the L2 norm of the error divided by that of the expected array.
 MEASURES: dict[str, _Measure] = {

@@ -32,7 +32,7 @@ def _translate_only() -> None:
     context = cpu_target.target_context
     context.codegen()._library_class = _Translated
     # Numba identifies a compiled function by the object that `get_executable` returns, so each call
-    # returns a new object.
+    # of this lambda returns a new object.
     context.get_executable = lambda library, description, environment: [].append
 
 

@@ -55,7 +55,7 @@ def object_of(module: Any, machine: Any) -> bytes:
 
 
 def probe() -> str:
-    """Return LLVM code that queries the features of an x86-64 processor; for others, no code."""
+    """Return LLVM code that queries an x86-64 processor's features; "" for other processors."""
     if not llvm.get_process_triple().startswith("x86_64"):
         return ""
     return """

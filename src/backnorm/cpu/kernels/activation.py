@@ -101,8 +101,8 @@ def _value(activation, z):
 def _gradient(activation, dy, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
     if _number_of(activation) == SILU:
-        # With d = 1 + e^-|z|, s is 1/d and 1 - s is e^-|z|/d. If z is negative, these values of s
-        # and 1 - s are swapped.
+        # The derivative is s * (1 + z * (1 - s)), where s is the sigmoid of z. With d = 1 + e^-|z|,
+        # s is 1/d and 1 - s is e^-|z|/d if z >= 0. If z is negative, the two values are swapped.
         e = _exponential(z)
         d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
         slope = (rising * multiply_add(z, falling, d)) / (d * d)

@@ -82,7 +82,7 @@ _HUGE = 2.0**991
 
 # Adding and subtracting 1.5 * 2^52 * u rounds a term to a multiple of u, the unit of a bin.
 # `_TO_TOP` is the number 1.5 * 2^52 * u of a sum's top bin, divided by the limit of the sum.
-# The number of each lower bin is that of the bin above times `_DOWN`.
+# Multiplying a bin's number by `_DOWN` gives the number of the next lower bin.
 _TO_TOP = 1.5 * 2.0**21
 _DOWN = 2.0**-32
 
@@ -167,7 +167,7 @@ def _make_room(bins, at, digits, most):
             _give_up(bins, at + k, pitch, digits)
             finite = False
         elif value >= limit:
-            # The magnitude is below 2^exponent.
+            # The magnitude of `value` is below 2^exponent.
             exponent = (pattern_of(value) >> _EXPONENT) - _BIAS + 1
             _widen(bins, at + k, pitch, digits, _limit(exponent >> 5))
     return finite
@@ -258,9 +258,9 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(patterns, term, units):
-    """Split a term into one part for each bin. Each bin has a number in `units`: add the bits of
-    part + number, as an integer, to the bin's digit. `_store_digits` subtracts the numbers' bits
-    again.
+    """Split a term into one part for each bin. For each bin, `units` has a number. The bits of part
+    + number are added, as an integer, to the bin's digit. `_store_digits` subtracts the numbers'
+    bits again.
     """
 
     def three(patterns, term, units):
@@ -350,7 +350,7 @@ def _put_with_care(operands, part, m, bins, at, terms):
 
 @inlined
 def _begin(x, bins, at):
-    """Load both sums of eight columns.
+    """Load the bins of eight columns; each column has two sums.
 
     Return four pairs, which have one part for each sum: limits, units, digits, and the largest
     terms so far (0).
@@ -457,7 +457,7 @@ def _visit(operands, part, m, bins, at, terms):
 
 @inlined
 def _visit_first(operands, part, m, bins, at, terms):
-    """Put the terms of short vectors into the bins of `lanes` < 8 columns, one lane for each.
+    """Put terms into the bins of `lanes` < 8 columns. Each column has one lane of a vector.
 
     `part` is the first element, the distance of two vectors, their number, and `lanes`.
     """
@@ -542,7 +542,7 @@ def _merge(bins, at, others, place, digits):
 
 @outlined
 def pairs_of_bins(bins, at, digits, pairs, to):
-    """Convert both sums in column `at` of `bins` to pairs in column `to` of `pairs`."""
+    """Convert the two sums in column `at` of `bins` to pairs in column `to` of `pairs`."""
     sums, far = pairs
     for _ in range(2):
         high, low = _pair(bins, at, digits)
@@ -617,7 +617,8 @@ def write_no_bins(digits, channels, out):
 
 @outlined
 def write_bins(bins, digits, channels, out):
-    """Write both sums of every channel as integers: for each, a row of top bins and rows of digits.
+    """Write both sums of every channel as integers. Each sum has a row of top bins and rows of
+    digits.
 
     The top bin of a sum with terms that are not finite is written as 2^20.
     """

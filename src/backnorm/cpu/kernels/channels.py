@@ -56,8 +56,8 @@ from backnorm.cpu.scratch import (
 _SAMPLE = 16
 
 # This number replaces larger inverse standard deviations, because infinity times a difference of 0
-# would be NaN. The product of this number and a difference other than 0 is infinite in float32, as
-# the product of infinity and that difference would be.
+# would be NaN. If a difference is not 0, its product with this number overflows to infinity in
+# float32, as its product with infinity would.
 _MOST = 1e150
 
 
@@ -163,7 +163,7 @@ def prepare_forward(table, x, extents, affine, present):
 
 @inlined
 def _power_of_two(most, limit):
-    """Return the largest power of two that exceeds neither number; dividing by it is exact."""
+    """Return the power of two `most`, halved until it is at most `limit`: an exact divisor."""
     while most > limit:
         most //= 2
     return most
@@ -236,7 +236,8 @@ def settle_bins(kind, digits, exchanged, total, table, epsilon):
     """Fill results and coefficients of every channel from the bins that an earlier call wrote.
 
     `exchanged` has two addresses: that of the bins that `write_bins` wrote, and that of scratch
-    memory for the bins and pairs of eight channels. The operations are those of `combine_bins`.
+    memory for the bins and pairs of eight channels. Each channel is computed by the same operations
+    as in `combine_bins`.
     """
     source, room = exchanged
     bins = Bins(room, integer(LANES))
@@ -275,8 +276,8 @@ def combine(kind, head, partial, grid, total, table):
     """Add up the partial sums of columns in order, and compute results and coefficients of
     channels.
 
-    `partial` has the partial sums as pairs, of shape (blocks, 4, far). `combine_bins` explains
-    `grid`.
+    `partial` has the address of the partial sums, which are pairs, and the number `far`. For each
+    block there are four rows of `far` elements. `combine_bins` explains `grid`.
     """
     blocks, inner, repeats = grid
     sums, far = partial
@@ -292,12 +293,12 @@ def combine(kind, head, partial, grid, total, table):
 @outlined
 def combine_bins(kind, head, digits, partial, grid, total, table):
     """Add up the bins of columns, and compute results and coefficients of channels. If
-    `head.exchanged` is set, write the bins of channels to that address.
+    `head.exchanged` is an address (not 0), write the bins of channels there.
 
     `partial` is memory for three arrays, one after the other: the bins of columns, of shape
-    (blocks, rows, far); the bins of channels; the pairs of channels. `grid` is the number of
-    blocks, the number of neighbouring columns of a channel, and how many times a row repeats the
-    sequence of all channels.
+    (blocks, rows, far); the bins of channels; the pairs of channels. `grid` has three numbers: that
+    of blocks, that of neighbouring columns of a channel, and that of repetitions of the sequence of
+    all channels in a row.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -326,8 +327,8 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
 def settle_means(kind, table, first, stop):
     """Round means to float64, the type in which `reduce_forward` returns them.
 
-    This rounding gives reproducible results of a single call the same bits as those of the two
-    calls `reduce_forward` and `apply_forward`.
+    Because of this rounding, the reproducible results of `forward` have the same bits as those of
+    `reduce_forward` followed by `apply_forward`.
     """
     if kind.operation != "forward":
         return nothing
@@ -353,7 +354,7 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
     start, stop = span
     inner, repeats = cut
     for c in range(start, stop, LANES):
-        # The sums of channels overwrite pairs of columns, from k on, that have been read.
+        # The sums of channels are written from k on, over pairs of columns that have been read.
         k = start * inner + c - start
         if inner * repeats > 1:
             _gather(pairs, cut, (c, stop, table.channels), k)

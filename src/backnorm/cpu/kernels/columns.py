@@ -109,7 +109,7 @@ def _sums_of(kind, head, cells, table, own):
     block and column. For reproducible sums they are bins: see `channels.combine_bins`.
     """
     x = values_at(kind, head.x)
-    # If sums are reproducible, `own` begins with their memory, and the memory of the tile follows.
+    # `own` is the memory of the tile; if sums are reproducible, the memory of the sums comes first.
     tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
     partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
     return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
@@ -135,7 +135,7 @@ def _output_of(kind, head, cells, sums):
 def _solves_alone(head):
     """Return whether the participant that sums a tile also computes its channels' coefficients.
 
-    It does if it has summed all rows. The sums are then in its cache.
+    It does if the tile has all rows, because the sums are then in the participant's cache.
     """
     single = head.blocks == 1 and head.repeats == 1
     return single and head.tile % head.inner == 0 and head.binned == 0
@@ -329,8 +329,8 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 
 @rare
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
-    """Return `kept`, in which lanes that are not finite mark sums to compute again. A lane becomes
-    zero if dy is zero in all its rows, unless sum_dy_xmu is NaN.
+    """Return `kept`, with zero in the lanes where dy is zero in all rows, unless sum_dy_xmu is NaN.
+    Sums are computed again where a lane of the result is not finite.
 
     Sums of zeros are exact, so they need not be computed again. Behind a ReLU, dy is often zero in
     whole channels. With dy zero in one channel in ten, computing these channels again in float64
@@ -509,9 +509,9 @@ def _write_rows(output, i, rows):
     rows.
 
     If stores are streaming, only the two ends of a row, which share cache lines with other rows,
-    are written by ordinary stores. Elsewhere ordinary stores are avoided. They make the processor
-    prefetch neighbouring lines, and a streaming store takes five times as long if its line is in a
-    cache (AMD Zen 3, shape (50, 64, 112, 112), float32 arithmetic).
+    are written by ordinary stores. The rest of a row has no ordinary stores, because they make the
+    processor prefetch neighbouring lines into a cache. A streaming store to a line in a cache takes
+    five times as long as to another line (AMD Zen 3, shape (50, 64, 112, 112), float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -527,7 +527,7 @@ def _write_rows(output, i, rows):
 
 @inlined
 def _write_lines(output, i, rows, columns, streaming):
-    """Write the whole lines between two columns of `rows` rows; the first begins at element i."""
+    """Write the whole cache lines between two columns of `rows` rows, from element i on."""
     x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)
     line = 2 * lanes

@@ -1,6 +1,6 @@
 """Types of operands for which a load or store also computes an epilogue of the normalisation.
 
-Kernels are written for addresses of elements. If a ReLU or another activation follows the
+A kernel loads and stores elements at addresses. If a ReLU or another activation follows the
 normalisation, one of these types replaces an address, and loads and stores (see `memory`) apply the
 epilogue:
 
@@ -16,8 +16,8 @@ Marking       y: a store also writes one bit per element: whether 0 < y < ceilin
 WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
-The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. For
-a ReLU without a ceiling, the ceiling is infinity, and y = infinity counts as below the ceiling.
+The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. A
+ReLU without a ceiling has the ceiling infinity here, and y = infinity counts as below it.
 
 The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
 vectors that are written to a Marking begin at multiples of eight elements.
@@ -92,7 +92,8 @@ class ReLU(Epilogue, Addresses):
 
 
 class Activation(Epilogue, Addresses):
-    """The activation's number, and the address of gradients, 0 if there are none.
+    """The number that identifies the activation, and the address of gradients (0 if there are
+    none).
 
     The gradients are those with respect to the activation's value.
     """
@@ -308,10 +309,10 @@ def _in_line(typingctx, out):
 def same_line(out):
     """Return whether streaming `out` suits its second output: the residual's gradient, or the mask.
 
-    The residual's gradient must begin at the same offset in a cache line as dx. Then each streamed
-    line of dx goes with a whole line of the gradient. For a mask, y must begin a cache line. Then
-    each streamed line of y goes with whole bytes of the mask. If there is no second output, the
-    result is True.
+    For the residual's gradient, the result is True if it begins at the same offset in a cache line
+    as dx: each streamed line of dx then has a whole line of the gradient. For a mask, the result is
+    True if y begins a cache line: each streamed line of y then has whole bytes of the mask. Without
+    a second output, the result is True.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

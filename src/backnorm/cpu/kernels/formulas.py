@@ -132,10 +132,10 @@ def in_pairs(dy, values):
 def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    The memory is that of x and of the residual. If stores are not streaming, it is also that of the
-    output, because an ordinary store reads its cache line first. In a model, a convolution has just
-    written x, which is then in the shared cache only. Prefetching does not make a backward pass
-    faster: its sums have just read x and dy, and dx often has the memory of dy.
+    x and the residual are prefetched. If stores are not streaming, the output is prefetched, too,
+    because an ordinary store reads its cache line first. In a model, a convolution has just written
+    x, which is then in the shared cache only. Prefetching does not make a backward pass faster: its
+    sums have just read x and dy, and dx often has the memory of dy.
     """
     dy = output[1]
 

@@ -348,7 +348,7 @@ def aligned_head(typingctx, array, index, step):
 
 @by_type
 def line_head(array, index):
-    """Return the number of elements from `index` to the next start of a cache line (0 at one)."""
+    """Return how many elements precede the next cache line; 0 if a line begins at `index`."""
     elements = _CACHE_LINE // (array.dtype.bitwidth // 8)
     return lambda array, index: aligned_head(array, index, elements)
 

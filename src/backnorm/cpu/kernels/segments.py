@@ -7,11 +7,11 @@ segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
 long segment. Each chunk has running sums: see `sums` (in a backward pass with float32 arithmetic,
-four vectors are first added up in float32). A block is `block` chunks. Their sums are added up as
-pairs of float64 (compensated sums), and then the sums of blocks are added up in order. Chunks and
-blocks depend only on the shape, and channels are summed independently of each other. So sums have
-the same bits however the work is divided among threads. Terms of reproducible sums are put into
-`bins`; these sums have the same bits in any order.
+four vectors are first added up in float32). A block is `block` chunks. The sums of a block's chunks
+are added up as pairs of float64 (compensated sums), and then the sums of blocks are added up in
+order. Chunks and blocks depend only on the shape, and channels are summed independently of each
+other. So sums have the same bits however the work is divided among threads. Terms of reproducible
+sums are put into `bins`; these sums have the same bits in any order.
 """
 
 from __future__ import annotations
@@ -316,8 +316,8 @@ def _add_block(add, head, operands, span, means, running, pairs):
 
 @outlined
 def _sum_bins(head, operands, means, scratch, span, totals):
-    """Put the terms of blocks into bins, separate ones for every lane of a vector; then add up the
-    bins of all lanes in `totals`.
+    """Put the terms of blocks into bins. Every lane of a vector has its own bins, which are then
+    added up in `totals`.
     """
     start, stop, first, end = span
     outer, channels, inner = _extents(head)

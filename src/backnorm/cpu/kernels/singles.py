@@ -25,9 +25,8 @@ such channels is used.
 Sums: `add_strip` has at most four roundings per term, so its error is at most 2^-22 of the sum of
 the terms' magnitudes; each term that underflows loses at most 2^-150. The sums are those of dy and
 dy * (x - m), where m is the float32 nearest to the mean. `recentre` converts them to sums about the
-mean, and marks the sums that must be computed again in float64. The bound of 2^-22 also holds
-relative to the magnitudes of the terms about the mean, because no element is nearer to the mean
-than m:
+mean, and marks the sums that must be computed again in float64. The error is also at most 2^-22 of
+the sum of |dy * (x - mean)|, because no element is nearer to the mean than m:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
@@ -225,8 +224,8 @@ def _narrowed(x, dy, of):
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
         # If the shift is tiny, (dy - shift) - (x - mean) * slope may be tiny, too, and would be
-        # rounded to a multiple of 2^-149. So the gain becomes NaN. If shift and slope are both 0,
-        # the gain is kept, because nothing is added to dy.
+        # rounded to a multiple of 2^-149. So the gain becomes NaN, and the elements are computed in
+        # float64. If shift and slope are both 0, the gain is kept, because nothing is added to dy.
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 

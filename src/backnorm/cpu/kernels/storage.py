@@ -127,8 +127,8 @@ def split_narrow(builder: Any, single: Any) -> Any:
 
 
 def tells_sound(dtype: Any) -> bool:
-    """Whether `surely_sound` is faster than `vector.sound`: a vector has twice as many 16-bit lanes
-    as 32-bit lanes.
+    """Whether `surely_sound` is faster than `vector.sound`, because a vector has twice as many
+    16-bit lanes as 32-bit lanes.
 
     With AVX-512, `vector.sound` is one instruction and is used instead.
     """

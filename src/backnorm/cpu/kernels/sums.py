@@ -8,7 +8,8 @@ the pair as accurate as a sum that is computed with twice the digits (Ogita, Rum
 
 A sum is a tuple of one or two Vec, depending on the type of the array, which is known at compile
 time. In memory every sum is a pair of floats (high, low); low is 0 for plain sums. Only the
-function `value` adds low to high, so that an infinite high part is not lost if the low part is NaN.
+function `value` adds low to high. It ignores low if high is infinite, because low is then often
+NaN.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def add_product(total, left, right):
 
 @by_type
 def gradient(dy, index, count, centred):
-    """Return dy, loaded by `load_like`. A forward pass has no dy: return `centred`."""
+    """Return elements of dy in a type like `centred`; in a forward pass, return `centred`."""
     if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)
@@ -107,11 +108,11 @@ def value(high, low):
 
 @by_type
 def add_totals(x, running, pitch, sums):
-    """Add both running sums, of terms and of products, of eight channels to the pairs in `sums`.
+    """Add the running sums of eight channels to the pairs in `sums`.
 
-    A running sum has two parts, which `suspend` wrote `2 * LANES` apart. The sums of products are
-    after those of terms; the next channel begins `pitch` elements further on. The lanes of a sum
-    are always added in the same order.
+    A channel has two running sums: that of terms, and after it that of products. Each has two
+    parts, which `suspend` wrote `2 * LANES` apart. Channels begin `pitch` elements apart. The lanes
+    of a sum are always added in the same order.
     """
     return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
 
@@ -183,7 +184,7 @@ def resume(array, values, place, pitch):
 
 @by_type
 def suspend(total, values, place, pitch):
-    """Write a sum: a vector at `place`; if compensated, also one `pitch` elements further on."""
+    """Write a sum to `place`; a compensated sum also has a vector `pitch` elements further on."""
 
     def compensated(total, values, place, pitch):
         store(values, place, total[0])

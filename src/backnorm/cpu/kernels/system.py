@@ -20,8 +20,8 @@ _VOID = ir.VoidType()
 #: The number of 64-bit words in an affinity mask for 1024 processors.
 MASK_CELLS = 16
 
-#: A wait yields the processor after `YIELD_AFTER` reads (50 to 100 µs), and sleeps after
-#: `SLEEP_AFTER` reads.
+#: A waiting thread reads a flag in a loop. From the read `YIELD_AFTER` on (after 50 to 100 µs) the
+#: thread yields the processor after each read; from the read `SLEEP_AFTER` on it sleeps.
 YIELD_AFTER, SLEEP_AFTER = 2000, 2020
 
 # Microseconds that a wait sleeps at a time.

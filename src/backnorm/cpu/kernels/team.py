@@ -111,8 +111,8 @@ def _run(record, header):
         start_helpers(record, participants - 1)
         call_kernel(function, record, 0)
         join_helpers(record, participants - 1)
-    # In a call with an invalid channel, the number of items and that of done items are 0 (see
-    # `cancel` in `kernels.record`).
+    # If a channel is invalid, `cancel` (in `kernels.record`) has set the number of items to 0. No
+    # item is done then, so both numbers are equal.
     if load_acquire(record + _DONE) != load_word(record + _ITEMS):
         return 0
     return call_kernel(function, record, JOINED)

@@ -78,9 +78,9 @@ def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -
 def _load_pairs(builder: Any, pointer: Any, vector: Any, count: Any) -> Any:
     """Emit `load_lanes` for 16-bit lanes on processors that cannot mask lanes of 16 bits.
 
-    For a masked load, LLVM would emit a branch for each lane; with these branches, the backward
-    pass of (32, 512, 7, 7) in bfloat16 took twice as long. Here pairs of lanes are loaded, and then
-    the last lane alone, because `count` may be odd.
+    Here pairs of lanes are loaded, and then the last lane alone, because `count` may be odd. For a
+    masked load, LLVM would emit a branch for each lane. With such branches, the backward pass of
+    (32, 512, 7, 7) in bfloat16 took twice as long as with pairs.
     """
     lanes = vector.count
     most = ir.Constant(count.type, lanes)
@@ -350,7 +350,7 @@ def _unsound(builder: Any, value: Any) -> Any:
     """Emit a mask of the lanes that are NaN, infinite or subnormal."""
     mask = ir.VectorType(ir.IntType(1), SINGLES)
     if has_feature("avx512dq"):
-        # This intrinsic is one instruction. LLVM compiles `llvm.is.fpclass` to seven.
+        # This intrinsic is one instruction; LLVM compiles `llvm.is.fpclass` to seven instructions.
         one = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(mask, [value.type, _I32]),
@@ -371,8 +371,9 @@ def _doubtful(builder: Any, values: Any) -> Any:
     It is used on processors without vfpclassps. Doubling the bit pattern as an integer removes the
     sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
     before 2^32. As signed integers, the doubled patterns of all these numbers have a magnitude up
-    to 2^24. So have those of 2^-126 and zero, which need not be found. Subtracting 1 turns zero
-    into the largest unsigned integer, which is not in the mask; 2^-126 stays in it.
+    to 2^24. The patterns of 2^-126 and zero have such a magnitude, too, but need not be found.
+    Subtracting 1 turns the pattern of zero into the largest unsigned integer, so zero is not in the
+    mask. 2^-126 stays in the mask.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))

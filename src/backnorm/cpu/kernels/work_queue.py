@@ -133,9 +133,9 @@ def open_barrier(cells):
 def wait_at_barrier(cells):
     """Wait until the barrier is open.
 
-    A participant waits here after it has taken an item of the second phase. So participants have
-    taken all items of the first phase, and compute them. The wait is at most the time of one item
-    and of combining the sums. The first phase must have at least one item, because its last item
-    opens the barrier.
+    A participant waits here after it has taken an item of the second phase. By then, all items of
+    the first phase have been taken, and other participants compute the last ones. The wait is at
+    most the time of one item and of combining the sums. The first phase must have at least one
+    item, because its last item opens the barrier.
     """
     wait_for_flag(cells, _OPENED)

@@ -158,7 +158,7 @@ def context_of(frame):
 
 @inlined
 def _attribute(frame, k):
-    """Return an attribute, which is an array."""
+    """Return the address of attribute number `k`, an array."""
     return load_word(load_word(frame + _FRAME.attrs + _ATTRS.attrs) + 8 * k)
 
 
@@ -276,7 +276,7 @@ def _attributes_fit(frame):
 
 @outlined
 def _record_fits(frame):
-    """Whether the record's sizes are consistent, with one participant more than helpers."""
+    """Whether the record's sizes are consistent for a caller and its helpers as participants."""
     participants = call_attribute(frame, HELPERS) + 1
     record, cells = record_of(frame)
     if cells != CLAIMED + 2 * LINE * participants:

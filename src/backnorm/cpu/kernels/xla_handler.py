@@ -69,8 +69,8 @@ _DONE, _ITEMS = 8 * SLOTS["done"], 8 * SLOTS["items"]
 
 # The block of a call begins with four cells: the address that malloc returned, the reference count,
 # the thread of the caller, the address of the record. From _TASKS on, the block has two cells for
-# each helper. They are the argument of its task: the address of the block, and the helper's index.
-# The record follows.
+# each helper. These cells are the argument of the helper's task: the address of the block, and the
+# helper's index. The record follows.
 _RAW, _REFERENCES, _CALLER, _RECORD, _TASKS = range(5)
 
 #: environment(): the address of the library's data, see `xla_structures.ENVIRONMENT`.

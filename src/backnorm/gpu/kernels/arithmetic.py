@@ -10,13 +10,13 @@
 
 The argument HOW is one of these names: FORM.arithmetic for elements, or FORM.moments for the sums
 from which mean and variance are computed. The two differ only if elements are computed in float32.
-Mean and variance then need more precise sums: these are sums of x - pivot and its square, and if
-the pivot is not the mean, the variance loses digits by cancellation.
+The sums then need more precision than the elements. They add up x - pivot and its square. The
+variance loses digits by cancellation if the pivot is not the mean.
 
-A pair (high, low) stands for high + low, with |low| at most half an ulp of high. It has 48 bits and
-the range of float32. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
-floating-point technique for extending the available precision", 1971). Fusing a product and a sum
-would make them inexact, so kernels are compiled without it.
+A pair (high, low) stands for high + low, with |low| at most half an ulp of high. A pair has 48 bits
+and the range of float32. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
+floating-point technique for extending the available precision", 1971). These transformations would
+be inexact if a product and a sum were fused, so kernels are compiled without such fusion.
 """
 
 from __future__ import annotations

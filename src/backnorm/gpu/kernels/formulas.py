@@ -15,10 +15,10 @@ the float64 `mean`. The coefficients are few, and are computed in float64 on eve
 In float32 arithmetic, the float32 nearest to the mean is subtracted from x. The remainder of the
 mean is the mean minus this float32; in a forward pass, the product of gain and this remainder is
 subtracted from `slope`. No element of 32 bits or less is nearer to the mean than this float32, so
-the remainder is at most |x - mean|, and cancellation is limited. The mean that a caller gives to a
-backward pass or to inference has no remainder: float32 arithmetic is for elements of at most 32
-bits, and then the mean has at most 32 bits, too (`dtypes.statistics_types`). `conformance.judge`
-derives the error budget.
+the remainder is at most |x - mean|, and cancellation is limited. In a backward pass or in
+inference, the caller gives the mean, and the remainder is 0. (Float32 arithmetic is for elements of
+at most 32 bits. For such elements, a given mean also has at most 32 bits: see
+`dtypes.statistics_types`.) `conformance.judge` derives the error budget.
 """
 
 from __future__ import annotations

@@ -100,7 +100,9 @@ def forward_finish(
     TILE_PARTS: tl.constexpr,
     MOVING: tl.constexpr,
 ):
-    """Store float64 statistics (mean, its remainder, variance), and results mean and variance."""
+    """Store the statistics in float64 (mean, its remainder, variance), and the results' mean and
+    variance.
+    """
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner
@@ -241,7 +243,7 @@ def forward_complete(
 
 @triton.jit
 def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return pivot, sums of x - pivot and of its square, and count: per column or in all."""
+    """Return pivot, sums of x - pivot and of its square, and count: per column, or one of each."""
     b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
     pivot = split(per_column(b_pivot, FORM), FORM.moments)
     b_sum = zeros(FORM, FORM.moments)

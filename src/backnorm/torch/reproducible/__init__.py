@@ -1,7 +1,7 @@
 """Gradients of `DistributedDataParallel` with the same bits on any number of processes.
 
-`backnorm.torch` exports both names, and imports this package when one of them is first used; no
-other module of backnorm uses it.
+`backnorm.torch` exports the two names in `__all__`, and imports this package when one of them is
+first used. No other module of backnorm uses the package.
 """
 
 from backnorm.torch.reproducible.ddp_hook import reproducible_hook

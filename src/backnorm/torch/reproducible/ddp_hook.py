@@ -16,7 +16,7 @@ from backnorm.torch.reproducible.micro_batches import ReproducibleGradients
 def reproducible_hook(
     state: dist.ProcessGroup | ReproducibleGradients | None, bucket: dist.GradBucket
 ) -> torch.futures.Future[Tensor]:
-    """Add up gradients so that the sum has the same bits in any order, on any ring or tree.
+    """Add up gradients so that the sum has the same bits for any order of processes.
 
     Register the hook by ``DistributedDataParallel.register_comm_hook(state, reproducible_hook)``.
     It works for models with and without batch normalisation. It uses only operations that both gloo
@@ -88,7 +88,8 @@ def _parts(
     """Yield the gradients of micro-batches, with their elements in the order of the buffer.
 
     The buffer has the elements of a dense parameter in the memory order of the parameter. The views
-    of the bucket are contiguous, so they have another order if the parameter is not contiguous.
+    of the bucket are contiguous. If the parameter is not contiguous, their elements are not in the
+    order of the buffer.
     """
     for view, p, each_batch in zip(bucket.gradients(), bucket.parameters(), gradients, strict=True):
         dense = torch.ops.aten.is_non_overlapping_and_dense(p)

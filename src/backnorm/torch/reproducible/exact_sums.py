@@ -26,8 +26,8 @@ of all magnitudes. Sums of 16-bit elements are rounded to float32, and then to 1
 PyTorch. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count
 as zero.
 
-If a term is NaN or infinite, the result is NaN or infinite as in an IEEE sum, which does not depend
-on the order of these terms. Sums of zeros are +0.
+If terms are NaN or infinite, the result is the NaN or infinity that an IEEE sum gives in any order
+of these terms. Sums of zeros are +0.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _FORMATS[torch.float64] = _DOUBLE
 def sum_of_all(
     own: Tensor, parts: Iterable[Part], group: dist.ProcessGroup | None, divisor: float = 1.0
 ) -> torch.futures.Future[Tensor]:
-    """Store in `own`, for each element, the sum of all terms of all processes divided by `divisor`.
+    """Store in `own` the sum of each element's terms in all processes, divided by `divisor`.
 
     All processes of the group must make this call for the same elements, in the same order.
 
@@ -158,7 +158,7 @@ def largest_exponents(terms: Sequence[Part], own: Tensor) -> Tensor:
 
 
 def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tensor:
-    """Return the sums of terms rounded to quanta: float64, shape (quanta, n)."""
+    """Return the sums of terms that are rounded to quanta: float64, one row for each quantum."""
     form = _FORMATS[own.dtype]
     sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
     # The first quantum is 2**-40 times the power of two above the largest term, the second quantum

@@ -59,8 +59,8 @@ class ReproducibleGradients:
     The gradients of each micro-batch are kept until `reproducible_hook` adds up the gradients of
     all processes; the order of the terms does not change these sums. So 1 process with 32 samples
     and 4 processes with 8 each take the same step, bit for bit. This also holds after several
-    backward passes in `no_sync`, if every run makes these passes in the same order, in which
-    autograd adds up the gradients of batch normalisation.
+    backward passes in `no_sync`, if every run makes these passes in the same order: autograd adds
+    up the gradients of batch normalisation in the order of the passes.
 
     Parameters
     ----------
@@ -208,8 +208,8 @@ class _MicroBatchForward:
                 )  # fmt: skip
         self.module, self.name, self.size, self.gradients = module, name, size, gradients
         self.original = _OriginalForward(module, vars(module).get("forward"))
-        # Whether micro-batches are copied. If a module works in place, they must be: PyTorch raises
-        # when a view that `Tensor.split` returned is changed in place.
+        # Whether micro-batches are copied. A module that works in place needs copies: PyTorch
+        # raises when a view that `Tensor.split` returned is changed in place.
         self.copies = any(getattr(each, "inplace", False) for each in module.modules())
         # The versions of the parameters in the last call: an optimizer's step increases them.
         self.versions: dict[Tensor, int] = {}
@@ -220,7 +220,7 @@ class _MicroBatchForward:
             if self.original.attribute is not None:
                 self.module.forward = self.original.attribute
 
-    # Compiled code would not store gradients.
+    # If this function were compiled, no gradients would be stored in ``.grad``.
     @torch.compiler.disable
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         trained = {name: p for name, p in self.original.named_parameters() if p.requires_grad}
@@ -343,7 +343,7 @@ class _Views(Function):
 def _flatten(value: Any, samples: int | None) -> tuple[list[Any], Any]:
     """Return the leaves of a nested value, and the structure of the value.
 
-    A list or tuple without tensors that has an element for each sample is one leaf.
+    A list or tuple is one leaf if it has an element for each sample, and contains no tensor.
     """
 
     def is_leaf(node: Any) -> bool:
@@ -358,7 +358,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _largest_without(module: nn.Module, whole: set[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the largest modules without a module of `whole`, but none of only `_EXACT` modules."""
+    """Yield the largest modules that contain none of `whole`, except those of `_EXACT` alone."""
     if module in whole:
         return
     inner = set(module.modules())
