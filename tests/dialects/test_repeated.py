@@ -64,7 +64,7 @@ def test_repeated_call_with_invalid_variance_raises_same_message(subject):
     roles = {tensor.role: tensor.name for tensor in subject.schema.inputs}
     name = roles.get("inverse_deviation", roles.get("variance"))
     if name is None:
-        return
+        pytest.skip("the operator has no input of the variance")
     inputs[name].reshape(-1)[2] = -3
     said = []
     for call in (subject.fresh, subject.call, subject.call):

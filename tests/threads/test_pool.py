@@ -51,6 +51,8 @@ def test_pool_threads_follow_affinity_of_caller(drive):
     drive("affinity")
 
 
-@pytest.mark.parametrize("options", ["daemon", "daemon_raises", "atexit", "finaliser"])
+@pytest.mark.parametrize(
+    "options", ["daemon", "daemon_raises", "atexit", "finaliser", "late_finaliser"]
+)
 def test_process_with_computing_threads_or_exit_handlers_exits_with_0(drive, options):
     drive("endings", options)
