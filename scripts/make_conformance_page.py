@@ -124,7 +124,7 @@ def _tests(result: dict[str, Any]) -> str:
     alarms = ", ".join(str(n) for n in battery["false_alarms"].values())
     own = ("**`backnorm verify`**", "the ladder", f"its {battery['runs']} cases",
            str(battery["caught"]), "0", f"{alarms} of {battery['runs']}", "")  # fmt: skip
-    head = ("Test", "Tolerance in float32", "Data", "Caught of 29", "Cannot show",
+    head = ("Test", "Tolerance in float32", "Data", f"Caught of {battery['of']}", "Cannot show",
             f"Right ones rejected of {runs} (serial, pairwise, float64)", "Source")  # fmt: skip
     return _table(head, [own, *rows()])
 

@@ -20,15 +20,10 @@ class Gpu:
         The name of the device, for messages.
     capability : (int, int)
         CUDA compute capability.
-    multiprocessors : int
-    cache : int
-        Bytes of the L2 cache.
     """
 
     name: str
     capability: tuple[int, int]
-    multiprocessors: int
-    cache: int
 
     @property
     def fast_float64(self) -> bool:
@@ -38,8 +33,8 @@ class Gpu:
 
 #: Devices for which plans can be made without access to the device.
 KNOWN = {
-    "h200": Gpu("NVIDIA H200", (9, 0), 132, 60 << 20),
-    "a100": Gpu("NVIDIA A100", (8, 0), 108, 40 << 20),
-    "l40s": Gpu("NVIDIA L40S", (8, 9), 142, 96 << 20),
-    "t4": Gpu("NVIDIA T4", (7, 5), 40, 4 << 20),
+    "h200": Gpu("NVIDIA H200", (9, 0)),
+    "a100": Gpu("NVIDIA A100", (8, 0)),
+    "l40s": Gpu("NVIDIA L40S", (8, 9)),
+    "t4": Gpu("NVIDIA T4", (7, 5)),
 }

@@ -74,8 +74,7 @@ def device() -> Gpu | None:
     if any(each.compute_capability != first.compute_capability for each in devices):
         return None
     major, minor = map(int, first.compute_capability.split("."))
-    # JAX does not report the size of the cache, and no plan uses it.
-    return Gpu(first.device_kind, (major, minor), first.core_count, cache=0)
+    return Gpu(first.device_kind, (major, minor))
 
 
 def _reason_against(shape: Sequence[Any]) -> str | None:

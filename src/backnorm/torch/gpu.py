@@ -268,12 +268,7 @@ def double_backward(
 def gpu_of(device: torch.device) -> Gpu:
     """Return those properties of a device that a plan depends on."""
     properties = torch.cuda.get_device_properties(device)
-    return Gpu(
-        properties.name,
-        (properties.major, properties.minor),
-        properties.multi_processor_count,
-        properties.L2_cache_size,
-    )
+    return Gpu(properties.name, (properties.major, properties.minor))
 
 
 def _place(problem: Problem, extents: Extents, device: torch.device) -> Place:
