@@ -392,7 +392,7 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
         "types": f"Data and per-channel types: {_types(schema)}.",
         "channel types": ""
         if schema.one_channel_type
-        else "Per-channel inputs may differ in element type.",
+        else "Per-channel inputs may have different element types.",
         "rank": "" if schema.rank_text == "2 or more" else f"Rank of the data: {schema.rank_text}.",
         "channels": f"Channels: at least {schema.min_channels}." if schema.min_channels else "",
         "shape": "Per-channel tensors have the rank of x, and size 1 in the reduced axes."

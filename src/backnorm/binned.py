@@ -57,8 +57,8 @@ def tops_of(bins: Array) -> Array:
 def raised(bins: Array, tops: Array, xp: Any) -> Array:
     """Return `bins` with digits shifted to the top bins `tops`, and 0 in the rows of top bins.
 
-    If bins of several parts have been shifted to the same top bins, adding the integers adds up the
-    bins. `with_tops` then stores the top bins in the sum.
+    If the digits of several sums belong to the same top bins, adding the digits as integers adds up
+    the sums. `with_tops` then stores the top bins in the sum.
     """
     rows, found = bins.shape[0] // 2, []
     for part in range(2):

@@ -79,7 +79,9 @@ class _OfChannels:
 
     @classmethod
     def zero(cls, channels: int) -> Self:
-        """Return the instance of an empty set of elements; `channels` is an integer, 0 or more."""
+        """Return an instance that describes no elements (count 0); `channels` is an integer, 0 or
+        more.
+        """
         accepted = "an integer, 0 or more"
         number = check_integer("channels", channels, accepted=accepted)
         if not 0 <= number <= _MOST // FLOAT64.itemsize:

@@ -472,7 +472,8 @@ class OperatorSchema:
         }
 
 
-#: For each table, the type of its entries, and the accepted values of an entry's fields.
+#: For each list of an operator's rules: the type of its entries, and the accepted values of those
+#: fields of an entry that accept only certain values.
 _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
     "ranks": (int, {}),
     "type_rules": (TypeRule, {}),

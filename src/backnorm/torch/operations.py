@@ -379,7 +379,7 @@ class MoveRunningStatistics(Function):
                     accepted="a tensor that vmap maps over, or None",
                     hint="torch.func.stack_module_state gives each model its own",
                 )
-        # The update is elementwise, so the vmap axis may be the first in all tensors.
+        # The update is elementwise, so the vmap axis can be moved to the front of every tensor.
         moved = [
             # If vmap maps over one of the running statistics alone, the other one is copied here.
             # Its original is not updated, as in PyTorch.

@@ -122,8 +122,8 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
 
-    For a diagnosis, the text is its sentence with its evidence; for any other finding, it is the
-    id. Errors in ulps differ from run to run, so the text contains none.
+    If the finding is a diagnosis, the text is `says` with the numbers of its evidence; otherwise,
+    it is the id of the finding. Errors in ulps differ from run to run, so the text contains none.
     """
     finding = next((each for each in found if each.explains(verdict)), None)
     if finding is None or not finding.is_diagnosis:
