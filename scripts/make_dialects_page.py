@@ -25,15 +25,15 @@ INTRODUCTION = """\
 
 A dialect is the batch normalisation of one specification, with its names and rules.
 `scripts/make_dialects_page.py` generates this page from the rules that validate each call
-(each operator's `schema`). Where neither an operator nor its dialect says otherwise:
+(each operator's `schema`). These rules hold except where a dialect or an operator states its own:
 
 - [Brackets] mark what is optional. An absent gamma is 1, an absent beta 0.
-- "Canonical", or a name in parentheses, is the name in backnorm's own operator, if that differs.
-  `inverse_deviation` is 1 / sqrt(variance + epsilon), never converted to a variance.
+- "Canonical", or a name in parentheses, is backnorm's own name, where it differs.
+  An input `inverse_deviation` is 1 / sqrt(variance + epsilon), and is used as it is.
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
 - "f16 with f32": data of f16, per-channel tensors of f32. All per-channel tensors share one type.
-- A variance is biased. Running statistics are the old ones as inputs, the new ones as outputs.
-- epsilon is added to the variance. Numeric attributes are finite.
+- A variance is biased. Running statistics are old as inputs, new as outputs.
+- epsilon is added to the variance. Numeric attributes must be finite.
 - Results have the bits of the canonical operator.
 - After "Source:", OPERATOR and REVISION stand for the operator's name and its revision.
 - Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
@@ -52,7 +52,7 @@ FUNCTIONS = """\
 ## Functions that compute a part of the gradient
 
 `backnorm info` lists these functions. Graphs, `backnorm run` and `backnorm verify` do not call
-them. If an input's canonical name is that of a result (dgamma), another function returns it.
+them. An input whose canonical name is a result's (dgamma) comes from another of these functions.
 """
 
 _CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}
@@ -392,7 +392,7 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
         "types": f"Data and per-channel types: {_types(schema)}.",
         "channel types": ""
         if schema.one_channel_type
-        else "Per-channel inputs may differ in element type.",
+        else "Per-channel inputs may have different element types.",
         "rank": "" if schema.rank_text == "2 or more" else f"Rank of the data: {schema.rank_text}.",
         "channels": f"Channels: at least {schema.min_channels}." if schema.min_channels else "",
         "shape": "Per-channel tensors have the rank of x, and size 1 in the reduced axes."

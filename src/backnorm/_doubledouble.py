@@ -21,14 +21,14 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 
 # This mask keeps a float64's sign, exponent and upper 26 of 53 significant bits. Splitting by a
-# mask cannot overflow; Veltkamp's splitting, by a multiplication, can. The lower parts have 27
-# bits. The product of two lower parts may lose its 54th bit, which is about 2**-106 of the whole
-# product.
+# mask cannot overflow; Veltkamp's splitting, by a multiplication, can. The other 27 bits are the
+# lower part. The product of two lower parts has up to 54 bits. Its last bit may be lost, which is
+# about 2**-106 of the product of the two numbers.
 _UPPER_BITS = np.int64(-(1 << 27))
 
 
 class Exact:
-    """Arrays of double-double numbers, with operators.
+    """An array of double-double numbers, with Python's operators.
 
     Parameters
     ----------
@@ -36,7 +36,8 @@ class Exact:
         The value is ``hi + lo``; the shapes are equal.
     """
 
-    # `ndarray + Exact` must call the reflected operators below, not loop over elements.
+    # With None, NumPy lets `ndarray + Exact` call the reflected operators below. Otherwise NumPy
+    # would loop over the elements of the array.
     __array_ufunc__ = None
     __slots__ = ("hi", "lo")
 

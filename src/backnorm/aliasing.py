@@ -89,7 +89,7 @@ def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str |
 def own(out: object) -> np.ndarray:
     """Return an output array as a plain NumPy array on the same memory.
 
-    A subclass could override the address and the strides.
+    An array of a subclass could report another address or other strides.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def own(out: object) -> np.ndarray:
 
 
 def check_writable(name: str, array: np.ndarray) -> None:
-    """Raise unless a plain array is writeable and its elements do not share memory."""
+    """Raise unless a plain array is writeable and no two of its elements share memory."""
     if not array.flags.writeable:
         raise ArgumentValueError(name, "is read-only", accepted="a writable array")
     if not array.flags.c_contiguous and _overlaps_itself(array):
@@ -135,7 +135,8 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         for stride, size in zip(array.strides, array.shape, strict=True)
         if size > 1
     )
-    # Usually each axis spans less than the stride of the next one, so that no elements overlap.
+    # Sorted by strides, the axes of usual arrays each span fewer bytes than the stride of the
+    # next axis. Then no elements overlap.
     reach = array.itemsize
     for stride, size in strides:
         if stride < reach:
@@ -144,8 +145,9 @@ def _overlaps_itself(array: np.ndarray) -> bool:
     else:
         return False
     # Whether two elements overlap depends only on the differences of their indices. So if any
-    # elements overlap, there are two overlapping elements with these indices: 0 on all axes before
-    # the first axis on which the elements differ; on that axis, 0 and a larger index.
+    # elements overlap, there are two overlapping elements with these indices. On all axes before
+    # the first axis on which their indices differ, both indices are 0. On that axis, one index is
+    # 0, and the other is larger.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 

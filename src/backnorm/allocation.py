@@ -7,15 +7,16 @@ allocates all other outputs, and every output on systems other than Linux.
 
 Memory returns to the system as follows:
 
-- The last 12 freed blocks of up to 16 MiB and the last 3 larger ones are kept: together never more
-  than 768 MiB. When one more is freed, the oldest of its group is unmapped.
+- Two groups of freed blocks are kept: the last 12 blocks of up to 16 MiB, and the last 3 larger
+  blocks (together never more than 768 MiB). When one more block is freed, the oldest block of its
+  group is unmapped.
 - The next allocation of an output of 2 to 192 MiB reuses a kept block of its size, and unmaps every
   other kept block whose last array was allocated more than a second ago. Between allocations, kept
   blocks stay mapped, because no code of the package runs then.
 
 An array may be freed at any point of any thread, during a garbage collection, and at interpreter
-shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python
-code: it appends to a bounded deque, which is atomic.
+shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python code. It
+only appends to a bounded deque, an atomic operation.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ ALIGNMENT = 64
 # A block consists of whole huge pages. The times below are those of one thread that wrote an output
 # once (Intel Xeon, family 6 model 167, 2 virtual processors).
 #
-# The C library reuses memory of up to 32 MiB as fast as blocks are reused, but returns the end of
-# its heap to the system. Therefore three outputs of 3.5 MB that had been freed together took 1.0 ms
-# each (in blocks 0.26 ms), and three of 16 MB took 3.5 ms each (in blocks 1.2 ms).
+# The C library reuses freed memory for outputs of up to 32 MiB, as fast as this module reuses a
+# block. But it returns free memory at the end of its heap to the system. Therefore three outputs of
+# 3.5 MB that had been freed together took 1.0 ms each (in blocks 0.26 ms), and three of 16 MB took
+# 3.5 ms each (in blocks 1.2 ms).
 _PAGE = LARGE = 2 << 20
 
 # NumPy maps every large array anew, also in huge pages. An output of 64 MB took 15 ms with NumPy,
@@ -48,10 +50,10 @@ _PAGE = LARGE = 2 << 20
 # memory.
 _LARGEST = 192 << 20
 
-# More blocks are kept for small outputs than for large ones. NumPy would take memory for small
-# outputs from the C library's heap, which is written faster than a new block. Outputs of 8 sizes
-# from 2 to 28 MB, written in turn, took 17 ms with three blocks kept, 10 ms with twelve, and 8 ms
-# when NumPy allocated them.
+# More small blocks are kept than large ones. Without a kept block, a small output would take
+# longer than with NumPy: NumPy takes its memory from the C library's heap, which is written faster
+# than a new block. Writing eight outputs of 2 to 28 MB, one after the other, took 17 ms with three
+# blocks kept, 10 ms with twelve blocks kept, and 8 ms in memory from NumPy.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
@@ -79,7 +81,7 @@ def advise(address: int, size: int) -> None:
 
     A system without huge pages returns an error, which is ignored.
     """
-    # Only whole pages can be advised.
+    # `madvise` is called for whole huge pages only.
     first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
     if first < last and _madvise is not None:
         _madvise(first, last - first, mmap.MADV_HUGEPAGE)
@@ -127,9 +129,10 @@ class _End(weakref.ref[_Lease]):
     block: _Block
 
 
-# References to freed leases, the newest last. Each reference keeps a block mapped. This thread or
-# another may free an array between any two bytecode instructions, and the freed lease is then
-# appended to a shelf. So no code iterates over a shelf or relies on its length.
+# Each shelf has references to freed leases, the newest last. A reference keeps the block of its
+# lease mapped. This thread or another may free an array between any two bytecode instructions, and
+# the freed lease is then appended to a shelf. So no code iterates over a shelf or relies on its
+# length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
 
 
@@ -176,11 +179,11 @@ def _take(size: int) -> _Block | None:
     stale = time.monotonic() - _MOMENT
     for shelf in _shelves:
         # Each block is taken from the left of the shelf and, if it is kept, put back on the right.
-        # Blocks freed meanwhile are not visited.
+        # Blocks that are freed while this loop runs are not visited.
         for _ in range(len(shelf)):
             try:
                 end = shelf.popleft()
-            except IndexError:  # another thread has taken the others
+            except IndexError:  # another thread has emptied the shelf
                 break
             # The newest block that fits is taken, because it is most likely still in a cache.
             rest: _End | None = end

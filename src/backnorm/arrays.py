@@ -1,4 +1,4 @@
-"""NumPy arrays: an implementation of `interfaces.Arrays`, which executables use."""
+"""The implementation of `interfaces.Arrays` for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class NumPy(CpuArrays[np.ndarray]):
     code = Code(
         arrays="numpy",
         facts="(type({}), {}.shape, {}.dtype, {}.flags.num)",
-        # A per-channel array must have one axis, so `size` replaces `shape`. Reading `size` takes
-        # 0.05 us less.
+        # A per-channel array must have one axis, so `size` can replace `shape`. Reading `size`
+        # takes 0.05 us less than reading `shape`.
         channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
-        # The facts of a mask include the order of its bits: a mask is read in place only if x has
-        # this order.
+        # The facts of a mask include the memory order of the elements that its bits stand for,
+        # because the mask is read in place only if x has the same order.
         mask_facts="(type({}), {}.shape, {}.dtype, {}.flags.num, {}[at_end].tobytes())",
         address="id({})" if addresses.HEADER else "address_of({})",
         header=addresses.HEADER,

@@ -30,7 +30,7 @@ def _facts(code: Code, operand: Operand) -> str:
     """Return the expressions for the facts of an operand.
 
     An optional operand has one expression: a tuple of its facts, or None. A required operand has
-    one expression for each fact, which takes half the time of a tuple.
+    one expression for each fact: evaluating these takes half the time of building a tuple.
     """
     kinds, name = {"channel": code.channel_facts, "mask": code.mask_facts}, operand.name
     of_kind = kinds.get(operand.kind) or code.facts
@@ -41,12 +41,12 @@ def _facts(code: Code, operand: Operand) -> str:
 def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
     """Return ``make(calls, first, get_num_threads, chosen)``, which returns a `Call`.
 
-    The `Call` looks up its executable in the dictionary ``calls``. If there is none yet, it calls
-    ``first`` with the key, the operands, the options, `out` and the numbers. ``get_num_threads``
-    and ``chosen`` return settings that are part of the key.
+    The `Call` looks up an executable in the dictionary ``calls``. If ``calls`` has none, the `Call`
+    passes the key, the operands, the options, `out` and the numbers to ``first``.
+    ``get_num_threads`` and ``chosen`` return settings that are part of the key.
     """
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
-    # The key contains the classes of the options, because True == 1 == 1.0.
+    # The key contains the classes of the options, because the values True, 1 and 1.0 are equal.
     key = [
         # One string names the operation and the kind of arrays. It is hashed only once, because a
         # string stores its hash.
@@ -68,7 +68,8 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         "            key = executable = None",
         "        except Exception:",
         # The exception comes from a signal handler, or from a method of an option, such as
-        # `__hash__`. `first` checks the options, and raises an error for such an option.
+        # `__hash__`. `first` checks the options, and raises its own error for an option with such a
+        # method.
         f"            first(None, ({operands},), ({options},), out{numbers})",
         "            raise",
         "        if executable is None:",
@@ -117,7 +118,7 @@ def runner(
             "try:",
             f"    lost = {lost}",
             f"except {_NO_FACTS}:",
-            # The expression fails for an object that has the facts of an array but is not an array.
+            # If an object has the facts of an array but is not one, the expression raises.
             "    lost = True",
             "if lost:",
             f"    return again({every})",
@@ -182,7 +183,7 @@ def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[st
     """
     source = "\n".join(lines) + "\n"
     file = f"<backnorm: {title}, {hash(source) & 0xFFFFFFFF:08x}>"
-    # `linecache.checkcache` keeps every entry whose modification time is None.
+    # With None as the modification time, `linecache.checkcache` keeps the entry.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     defined: dict[str, Any] = {}
     # The source has only names and constants of the package, and no input of the caller.

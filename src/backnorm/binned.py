@@ -8,8 +8,8 @@ count the terms that are NaN, +infinity and -infinity.
 
 Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
 kernel one by one, so it gives the bits that the kernel would give. `xp` is the namespace of the
-arrays, `numpy` or `torch`. In functions that add, `xp` may also be `jax.numpy`. In functions that
-round it must not be, because JAX's compiler may fuse rounding operations.
+arrays, `numpy` or `torch`. In functions that add, `xp` may also be `jax.numpy`. Functions that
+round do not accept `jax.numpy`, because JAX's compiler may fuse rounding operations.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 
 from backnorm.errors import ArgumentValueError
 
-# A channel must have fewer elements than this. An element adds at most 2^31 to a digit (an int64);
-# a float64 product and its rounding error together add at most 1.5 * 2^31. With fewer than 2^31
-# elements, the digits and the carries of `_pair` therefore stay below 2^63.
+# A channel must have fewer elements than this. A digit is an int64. An element with one term adds
+# at most 2^31 to it; an element with two terms (a float64 product and its rounding error) adds at
+# most 1.5 * 2^31. With fewer than 2^31 elements, the digits and the carries of `_pair` therefore
+# stay below 2^63.
 _MOST = 1 << 31
 
-#: The top bin of a sum with terms that are NaN or infinite. Its digits count these terms.
+#: This number replaces the top bin of a sum that has NaN or infinite terms. The digits of such a
+#: sum count these terms.
 SPECIAL = 1 << 20
 
 _HALF, _BELOW = 1 << 31, (1 << 32) - 1
@@ -55,10 +57,10 @@ def tops_of(bins: Array) -> Array:
 
 
 def raised(bins: Array, tops: Array, xp: Any) -> Array:
-    """Return `bins` with digits shifted to the top bins `tops`, and 0 in the rows of top bins.
+    """Return `bins` with its digits moved to the rows that they have if `tops` are the top bins.
 
-    If bins of several parts have been shifted to the same top bins, adding the integers adds up the
-    bins. `with_tops` then stores the top bins in the sum.
+    The two rows of top bins are 0. Results with the same `tops` can be added as integers;
+    `with_tops` then puts `tops` into the two rows of the sum.
     """
     rows, found = bins.shape[0] // 2, []
     for part in range(2):
@@ -116,8 +118,8 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # Reduce the digits, lowest first, to -2^31 .. 2^31 - 1. `carry` adds the excess of a digit to
-    # the next higher one.
+    # Reduce the digits, lowest first, to -2^31 .. 2^31 - 1. The excess of a digit is added, as
+    # `carry`, to the next higher digit.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry
@@ -135,7 +137,9 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def _infinite(counts: Array, zero: Array, xp: Any) -> Array:
-    """Return the sum of terms that are not all finite, from the counts of the special terms."""
+    """Return a sum of which some terms are not finite, from the counts of NaN, +infinity and
+    -infinity.
+    """
     infinity, nan = zero + float("inf"), zero + float("nan")
     value = xp.where(counts[1] > 0, infinity, zero)
     value = xp.where(counts[2] > 0, xp.where(counts[1] > 0, nan, -infinity), value)

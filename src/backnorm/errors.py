@@ -53,7 +53,8 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
-        # The arguments as given. They may have names in braces, which `in_words` replaces.
+        # The arguments as given: names of other arguments are still in braces, where `in_words`
+        # replaces them.
         self._given = argument, problem, came, accepted, hint
         self.argument = argument
         self.problem = _named(problem, {})
@@ -71,7 +72,8 @@ class ArgumentError(BacknormError):
         super().__init__(f"{argument}: {self.problem}{rest}" if problem else argument)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process may not be able to unpickle the value, so its text is pickled.
+        # Another process may be unable to unpickle the value `came`, so the value's text is pickled
+        # instead.
         came = self.came if self.came is None else shown(self.came, str)
         return partial(type(self), **{**self.parts(), "came": came}), ()
 
@@ -93,7 +95,7 @@ class ArgumentError(BacknormError):
 
 
 def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:
-    """Return a value as text for a message: short and on one line, even if its methods raise."""
+    """Return a value as a message's text, short and on one line, even if its methods raise."""
     try:
         text = " ".join(text_of(value).split())
     # `text_of` can raise anything; `repr` raises ValueError for an integer with too many digits.
@@ -113,7 +115,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> ModuleNotFoundError:
-    """Return the error that `adapter` needs `package`, or `error` if another package is missing."""
+    """Return an error that names `package`, or `error` itself if another package is missing."""
     if error.name != package:
         return error
     return ModuleNotFoundError(

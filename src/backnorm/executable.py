@@ -1,6 +1,6 @@
 """The steps from a call to a kernel: check, plan, allocate, bind, run.
 
-An `Executable` is a planned problem, for arrays that are dense in one order of axes, with the code
+An `Executable` has a planned problem, for arrays that are dense in one order of axes, and the code
 that runs it. `operation` returns a function that takes the arrays of a framework. A call of this
 function with new metadata makes an executable. Later calls with equal metadata find it in the call
 cache, and skip validation and planning.
@@ -21,7 +21,7 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-# The call cache has at most this many entries. Models have fewer layers.
+# The call cache has at most this many entries, more than a model has layers.
 _MOST = 4096
 
 
@@ -35,8 +35,8 @@ class Calls(dict[Hashable, Any]):
         self[key] = value
 
 
-#: The cache of all calls. A key contains metadata of arrays, not values. The only exception is the
-#: end of a mask, which stores the order of the mask's bits.
+#: The cache of all calls. A key contains metadata of arrays, not values, with one exception: the
+#: last bytes of a mask, which say in which order of axes the mask's bits are.
 CALLS = Calls()
 
 
@@ -114,7 +114,7 @@ class Executable:
         return make(self.stage, self._refuse, *constants, again=self._again)
 
     def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """If an operand has lost its memory (`Code.lost`), read all anew and run, or raise."""
+        """Read all operands anew and run, because one of them has lost its memory (`Code.lost`)."""
         read = self._arrays.read(operands, self.problem.signature)
         return self.run(*read, out=out, **numbers)
 
@@ -132,7 +132,7 @@ def executable(
     exchanged: bool = False,
     place: Hashable = None,
 ) -> Executable:
-    """Return the executable of a problem, for arrays whose order of axes is that of x.
+    """Return the executable of a problem, for arrays with x's order of axes in memory.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _executable(
 
 
 def forget() -> None:
-    """Empty the caches: every call is validated and planned again."""
+    """Empty the caches, so that every call is validated and planned anew."""
     _executable.cache_clear()
     CALLS.clear()
 
@@ -180,7 +180,8 @@ def operation(name: Operation, arrays: AnyArrays = NUMPY, *, exchanged: bool = F
         **numbers: object,
     ) -> Results:
         read = arrays.read(operands, signature)
-        # If kernels cannot read the arrays in place, the plan also depends on the arrays' layouts.
+        # If kernels cannot read the arrays in place, the plan also depends on the layouts of the
+        # arrays, so the layouts are then part of the key.
         layouts = None if key is None else arrays.layouts(operands)
         copied = None if layouts is None else (key, layouts)
         cached = CALLS.get(copied)

@@ -13,7 +13,7 @@ from backnorm.errors import ArgumentValueError
 
 
 def check_writable(path: Path) -> None:
-    """Raise if `path` cannot become a result file; called before any work is done."""
+    """Raise if `path` cannot become a result file. Commands call this before they do any work."""
     if path.exists() and not path.is_file():
         raise ArgumentValueError(str(path), "is not a regular file")
     if not path.parent.is_dir():

@@ -36,15 +36,15 @@ class Namespace(Protocol):
         """Return a per-channel array with its values rounded to the type of elements."""
 
     def at_least(self, channels: Array, bound: Any) -> Array:
-        """Return the greater of the values and the bound; NaN stays NaN."""
+        """Return the values, with `bound` in place of smaller values; NaN stays NaN."""
 
 
 def statistics(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """Return the mean and the biased variance of every channel, both 0 for an empty batch.
 
     A sum of many numbers of one sign loses digits; the sum of their deviations from an approximate
-    mean does not. The mean of the deviations therefore corrects the approximate mean. The pass that
-    sums the squared deviations also computes this correction.
+    mean does not. So the mean of the deviations is added to the approximate mean, as a correction.
+    The pass that sums the squared deviations also computes this correction.
     """
     first = xp.rounded(xp.sum(x) / xp.count, x)
     centred = x - xp.spread(first, x)

@@ -168,7 +168,9 @@ class Arrays(Protocol[A, P]):
         return read
 
     def are_plain(self, operands: Sequence[Any], order: Order, ready: Operands[A] = ()) -> bool:
-        """Whether kernels read the operands in place, in this and every call with equal facts."""
+        """Whether kernels read these operands in place, and those of every other call with equal
+        facts.
+        """
         return all(map(operator.is_, operands, ready or operands))
 
     def layouts(self, operands: Sequence[Any]) -> Hashable:
@@ -194,7 +196,7 @@ class Arrays(Protocol[A, P]):
         return out
 
     def put(self, result: A, out: A) -> A:
-        """Return `out`, to which the first result is copied if no kernel wrote it there."""
+        """Return `out`; if no kernel wrote the first result to `out`, copy it there."""
         return result
 
     def finished(

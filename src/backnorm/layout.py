@@ -66,11 +66,11 @@ def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order
 def extents_of(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Extents:
     """Return the sizes (outer, channels, inner) of an array of `shape` that is dense in `order`.
 
-    The channel axes of more than one element must be adjacent in `order`: see `adjacent`.
+    Those channel axes whose size is not 1 must be adjacent in `order`: see `adjacent`.
     """
     channels = math.prod(shape[axis] for axis in channel_axes)
     if channels == 1:
-        # One channel has all elements.
+        # With one channel, the order of axes does not matter.
         return Extents(1, 1, math.prod(shape))
     channel = [axis for axis in channel_axes if shape[axis] != 1]
     first, last = order.index(channel[0]), order.index(channel[-1])
@@ -87,7 +87,7 @@ def in_order(array: np.ndarray, order: Order, dtype: np.dtype) -> np.ndarray:
 
 
 def dense(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return `array` itself if it is contiguous, aligned and of `dtype`, else a copy that is."""
+    """Return `array`, or if necessary a copy of it, that is contiguous, aligned and of `dtype`."""
     flags = array.flags
     if array.dtype == dtype and flags.c_contiguous and flags.aligned:
         return array
@@ -109,10 +109,11 @@ def mask_size(elements: int) -> int:
 
 
 def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
-    """Return the last bytes of a mask whose bits are in this order of axes.
+    """Return the last bytes of a mask, which say that its bits are in this order of axes.
 
     They store the index of the permutation in lexicographic order, which is 0 for row-major order.
-    Axes of one element are omitted, so that equal layouts in memory have equal marks.
+    Axes of size 1 are left out: moving such an axis does not change the layout in memory, so it
+    must not change the mark.
     """
     rest, number = _wide(shape), 0
     for axis in order:
@@ -122,7 +123,7 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
     try:
         return number.to_bytes(MARK_BYTES, "big")
     except OverflowError:
-        # 20! is less than 2^64, but 21! is more.
+        # 20 axes have 20! orders, which are fewer than 2^64; 21! is more.
         raise ArgumentValueError(
             "x",
             "has too many axes for a mask of this order in memory",

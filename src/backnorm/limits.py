@@ -24,7 +24,7 @@ def offer() -> None:
             return
         library.load(THREADS)
     except MachineCodeError:
-        # The first call of an operator reports the error.
+        # The error is not lost: the first call of an operator raises it again.
         return
     threadpoolctl = importlib.import_module("threadpoolctl")
 

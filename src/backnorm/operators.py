@@ -539,8 +539,8 @@ def apply(
         and sums.count * mean.size >= x.size
     )
     if not usual:
-        # The other arguments are checked first: their errors have precedence over the error that
-        # sums do not match x.
+        # The other arguments are checked first, so that an error in one of them is raised rather
+        # than the error that the sums do not match x.
         problem, _ = _checked("apply", operands, *options)
         check_whole(sums, problem.channels, problem.count)
     both = sums.sum_dy, sums.sum_dy_xmu

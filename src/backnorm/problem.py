@@ -32,7 +32,7 @@ Format = Literal["NCX", "NXC"] | tuple[int, ...]
 
 
 class Metadata(NamedTuple):
-    """The shape and element type of an operand without values. The checks accept it as an array."""
+    """The shape and element type of an operand. The checks accept it in place of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -265,8 +265,8 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
         # With `inverse`, a forward pass returns the inverse standard deviation instead of the
-        # variance. The variance is 0 here: neither epsilon nor the variance that a forward pass
-        # computes is ever negative, so both are 0 if their sum is 0.
+        # variance. That variance is 0 here: a forward pass never computes a negative variance, and
+        # epsilon is never negative, so both are 0 if their sum is not positive.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",
@@ -383,9 +383,10 @@ def _check_channels(
     allowed: tuple[np.dtype, ...],
     common: tuple[str, np.dtype] | None,
 ) -> tuple[str, np.dtype]:
-    """Check a per-channel array, and that its type is that of the first such array.
+    """Check the shape and type of a per-channel array. All must have the type of the first one.
 
-    Return the name and type of the first per-channel array.
+    `common` is the name and type of the first per-channel array, or None if `array` is the first
+    one. Return this name and type.
     """
     if array.shape != (channels,):
         raise ArgumentValueError(

@@ -27,7 +27,7 @@ class Gradients(NamedTuple):
 class SecondGradients(NamedTuple):
     """Gradients of the backward pass with respect to x, dy and gamma.
 
-    The first two have x's shape, the third (C,).
+    Those with respect to x and dy have x's shape, that with respect to gamma has the shape (C,).
     """
 
     x: np.ndarray
@@ -79,7 +79,9 @@ class _OfChannels:
 
     @classmethod
     def zero(cls, channels: int) -> Self:
-        """Return the instance of an empty set of elements; `channels` is an integer, 0 or more."""
+        """Return an instance that describes no elements (count 0); `channels` is an integer, 0 or
+        more.
+        """
         accepted = "an integer, 0 or more"
         number = check_integer("channels", channels, accepted=accepted)
         if not 0 <= number <= _MOST // FLOAT64.itemsize:
@@ -89,7 +91,7 @@ class _OfChannels:
         return cls(np.zeros(number), np.zeros(number), 0)  # type: ignore[call-arg]
 
     def __add__(self, other: object) -> Self:
-        """Return the instance of the union of both sets of elements."""
+        """Return the sums or moments of both sets of elements together."""
         cls = type(self)
         if not isinstance(other, cls):
             return NotImplemented
@@ -101,7 +103,7 @@ class _OfChannels:
                 f"only {_NAMES[cls]} over the same channels add up",
                 came=f"{first.size} and {second.size} channels",
             )
-        # Infinities of different signs add up to NaN.
+        # NumPy would warn that infinities of different signs add up to NaN.
         with np.errstate(all="ignore"):
             return one._plus(two)
 
@@ -114,7 +116,7 @@ class ChannelSums(_OfChannels):
     """The two sums of every channel, which `backnorm.reduce` returns and `backnorm.apply` takes.
 
     ``a + b`` adds up the sums of two parts of a batch, such as micro-batches, chunks of a file or
-    the batches of machines. The empty sum is ``ChannelSums.zero(channels)``.
+    the batches of machines. The sums of no elements are ``ChannelSums.zero(channels)``.
 
     Attributes
     ----------
@@ -141,8 +143,8 @@ class ChannelMoments(_OfChannels):
     `backnorm.apply_forward` takes.
 
     ``a + b`` combines the moments of two sets of elements by the formula of Chan, Golub and
-    LeVeque, which is accurate for any means. With w and v the fractions of the elements in a and b,
-    and d = mean_b - mean_a::
+    LeVeque, which is accurate for any means. With w the fraction of the elements that are in a, v
+    the fraction in b, and d = mean_b - mean_a::
 
         mean     = mean_a + v * d
         variance = w * variance_a + v * variance_b + w * v * d**2
@@ -177,8 +179,8 @@ class ChannelMoments(_OfChannels):
         )
 
 
-# For each class: the name of the argument that takes its instances (`_NAMES`), and the function
-# that returns them (`_SOURCES`).
+# `_NAMES` maps a class to the name of the argument that takes its instances. `_SOURCES` maps the
+# class to the function that returns them.
 _NAMES = {ChannelSums: "sums", ChannelMoments: "moments"}
 _SOURCES = {ChannelSums: "backnorm.reduce", ChannelMoments: "backnorm.reduce_forward"}
 

@@ -1,7 +1,7 @@
 """Read arguments that are numbers, flags, words or arrays, for all public functions.
 
-The checks use ``type(value)``, because an object can override `__class__`, and its methods can
-raise anything. Numbers, flags and words are returned as Python's own types.
+The checks use ``type(value)``, because an object can override `__class__`, and any method of an
+object can raise an error. Numbers, flags and words are returned as Python's own types.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _FLAGS = (bool, np.bool_)
 def as_array(name: str, value: object, field: str = "") -> np.ndarray:
     """Return `value` as a plain array without copying, or raise if it cannot be one.
 
-    A masked array is an error, because its mask would be lost. The error message begins with
-    `field`, which names a part of the argument, as in "its mean: ".
+    A masked array raises an error, because its mask would be lost. If the value is a part of the
+    argument `name`, `field` says which part, as in "its mean: "; the error message begins with it.
     """
     if type(value) is np.ndarray:
         return value
@@ -93,7 +93,7 @@ def check_integer(
 def check_word(name: str, value: object, *, accepted: str) -> str:
     """Return `value` as a plain string, or raise if it is not a string."""
     if issubclass(type(value), str):
-        # A subclass could override comparisons.
+        # A subclass of str could override comparisons.
         return str.__str__(value)
     raise _no_value(name, "must be a string", value, accepted)
 

@@ -210,8 +210,8 @@ _ALL = (
     ),
     # See `results.ChannelMoments`.
     Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
-    # Here and in `apply_backward`, the sums of a reproducible problem are bins, which the operation
-    # rounds.
+    # In `apply_forward` and `apply_backward`, the `sums` of a reproducible problem are bins. The
+    # operation rounds them.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
@@ -240,9 +240,9 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
-    # The next two are for the compilers of frameworks, which compute y or dx from the coefficients,
-    # fused with other operations. Dialects also run `backward_coefficients`, if only the gradients
-    # of the parameters are needed.
+    # The next two signatures are for the compilers of frameworks, which compute y or dx from the
+    # coefficients, fused with other operations. Dialects also run `backward_coefficients`, if only
+    # the gradients of the parameters are needed.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),

@@ -18,8 +18,9 @@ _most: int | None = None
 #: The limit of the current ``with num_threads(n)`` block.
 _allowed: ContextVar[int | None] = ContextVar("backnorm_num_threads", default=None)
 
-# `_beside` is the default limit with PyTorch, `_alone` without it. Both are computed again after
-# the time `_until`, because the processors that the process may use can change.
+# `_beside` is the default limit if PyTorch is imported, and `_alone` if it is not. Both are
+# computed again after the time `_until`, because the processors that the process may use can
+# change.
 _beside, _alone, _until = 1, 1, 0.0
 
 

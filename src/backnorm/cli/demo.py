@@ -26,8 +26,8 @@ LAYERS = ("conv8", "conv4", "dense")
 # Each call is timed this many times, and the median time is shown. A call takes less than a
 # millisecond, and the median of five calls varies little.
 _REPEAT = 5
-# Most dialects have a float32 epsilon, so dialects with a float64 epsilon get the rounded value,
-# too.
+# Most dialects have a float32 epsilon. Dialects with a float64 epsilon get the same rounded value,
+# so that results are comparable.
 _EPSILON = float(np.float32(1e-5))
 
 #: Tensors of one layer in training, by their roles in schemas: float32, channels first.
@@ -185,7 +185,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All rows, and the comparison of their results; `asdict` gives the JSON report."""
+    """The rows of a demo, and the comparison of their results; `asdict` gives the JSON report."""
 
     layers: tuple[dict[str, Any], ...]
     threads: int
@@ -208,9 +208,9 @@ class DemoReport:
         )
 
 
-# Maps a key to pairs of a call's text and its result; the results of one key must be equal. A key
-# has the type of the data, the layer, the gradient and its type, the layout of 16-bit data
-# (otherwise ""), and the statistic that the dialect takes besides the mean.
+# Maps a key to pairs (text of a call, its result). The results of one key must be equal. A key has
+# the type of the data, the layer, the gradient, the type of the gradient, the layout (only of
+# 16-bit data, otherwise ""), and which statistic the dialect takes besides the mean.
 _Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 

@@ -1,4 +1,4 @@
-"""`backnorm info`: facts about the installation, a dialect or an operator, and their tables."""
+"""`backnorm info`: facts about the installation, a dialect or an operator, as tables or JSON."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
     """Return the bytes that a call moves between memory and processor, by the convention below.
 
     The convention assumes plain loops, one for the sums (if there are any) and one for the output,
-    and counts how often they read or write an array of x's size. Each time is a pass, even if the
-    kernel avoids it by another order of work:
+    and counts how often they read or write an array of x's size. Reading or writing such an array
+    once is a pass. A pass counts even if the kernel avoids it by another order of work:
 
     - backward: x and dy are read for the sums, and again for dx, which is written: 5 passes
       (4 with frozen statistics, where dx does not depend on x);
@@ -141,7 +141,9 @@ def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
 
 
 def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return the verdict on channels from `start` on, with indices of the whole output."""
+    """Return the verdict on the channels from `start` on, with its index converted to that of the
+    whole output.
+    """
     where = verdict.where
     if where:
         where = (*where[:axis], where[axis] + start, *where[axis + 1 :])

@@ -17,7 +17,7 @@ Advance = Callable[[str], None]
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Advance]:
-    """Show a bar of `total` pieces of work; yield the function that advances the bar."""
+    """Show a bar for `total` pieces of work; yield the function that advances it by a piece."""
     console, done = Console(stderr=True), itertools.count()
     with Progress(
         BarColumn(20),
@@ -26,7 +26,7 @@ def progress(total: int) -> Iterator[Advance]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        # Drawing takes processor time from the work, which may be timed.
+        # Drawing takes processor time, and the calls that run meanwhile may be timed.
         refresh_per_second=2,
         disable=not console.is_terminal,
     ) as bar:

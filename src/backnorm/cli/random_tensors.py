@@ -73,7 +73,8 @@ def random_tensors(
     types = {port: array.dtype for port, array in known.items()}
     types |= {port: tensor.dtype for port, tensor in missing.items() if tensor.dtype}
     data = [name for name, spec in specs.items() if spec.kind == "data"]
-    # x comes first: the other inputs are checked against x when the operator runs.
+    # The shape and type of x, if known, determine those of the tensors that are made up: when the
+    # operator runs, it compares the other inputs with x.
     x_first = schema.words["x"], *shapes, *types
     known_shapes = (shapes[port] for port in x_first if port in data and port in shapes)
     shape = next((shape for shape in known_shapes if len(shape) > 1), ())
@@ -127,7 +128,7 @@ def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
 
 
 def parameter_type(schema: OperatorSchema, dtype: np.dtype) -> np.dtype | None:
-    """Return the type of per-channel tensors if the data has `dtype`: float32 where it is allowed.
+    """Return a type for per-channel tensors with data of `dtype`: float32 if it is allowed.
 
     Return None if the operator does not take data of `dtype`.
     """

@@ -107,7 +107,7 @@ def _measurements_table(title: str, subject: str, caption: str) -> Table:
     """Return an empty table with the columns subject, layout, time, GB/s, ulp and budget."""
     table = _plain_table(caption)
     table.title = plain(title) if title else None
-    # Without padding, the longest call fits a terminal of 80 columns.
+    # With a padding of 0, the longest call fits a terminal of 80 columns.
     table.padding = 0
     table.add_column(subject, overflow="fold")
     table.add_column("layout", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Run the operators that a file describes on tensors of another file (`backnorm run`)."""
+"""Run operators that one file describes, on tensors that another file has (`backnorm run`)."""
 
 from __future__ import annotations
 
@@ -301,7 +301,8 @@ def _canonical(
 ) -> CanonicalCall:
     """Return the call of backnorm's own operator for a step, with its fused ReLU.
 
-    The call of a backward pass has no ReLU: `_check` applies the mask of the ReLU to dy.
+    For a backward pass, the returned call has no ReLU: before the call, `_check` applies the ReLU's
+    mask to dy.
     """
     arrays = {port: array for port, array in inputs.items() if port != RELU_PORT}
     call = registry.canonical(

@@ -18,7 +18,7 @@ from backnorm.files import atomic_writer, check_writable
 #: The default of `--max-unpacked`.
 MEBIBYTES = 1024
 
-# NumPy saves ml_dtypes' bfloat16 as this type.
+# NumPy writes arrays of ml_dtypes' bfloat16 to files with this type: two bytes without a meaning.
 _OPAQUE = np.dtype("V2")
 
 Selection = Callable[[Collection[str]], Mapping[str, str]]
@@ -74,7 +74,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         if _kind(path) == ".safetensors":
             stream.write(save(arrays))
             return
-        # `numpy.savez` cannot write an array named "file".
+        # The archive is written here, because `numpy.savez` cannot write an array named "file".
         with zipfile.ZipFile(stream, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

@@ -36,7 +36,7 @@ class Output(io.FileIO):
 
 
 def plain(value: object) -> Text:
-    """Return `value` as text in which rich finds no markup; codes replace control characters."""
+    """Return `value` as text without markup of rich; escape codes replace control characters."""
     return Text(_visible(str(value)))
 
 
@@ -51,7 +51,8 @@ def print_line(line: str) -> None:
 
 
 def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
-    """Print `value` as JSON, with NaN and infinity as strings, or print its tables.
+    """Print `value` as JSON, with NaN and infinity as strings, or print `tables`, which show
+    `value`.
 
     If stdout is not a terminal, a table may be 240 columns wide.
     """
@@ -75,6 +76,6 @@ def _finite(value: object) -> object:
 
 
 def _visible(text: str) -> str:
-    # Escape sequences in names that were read from a file must not reach the terminal. `print`
-    # raises for lone surrogates.
+    # Escape sequences in names that were read from a file must not reach the terminal. Nor must
+    # lone surrogates, for which `print` raises.
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

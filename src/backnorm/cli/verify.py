@@ -70,7 +70,7 @@ _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
 
 @dataclass(frozen=True, slots=True)
 class _Reports:
-    """The options of reports, and the files of expected failures."""
+    """The command-line options for reports and for expected failures."""
 
     requested: Rung | None
     show: bool
@@ -533,7 +533,7 @@ def _print_audit(
 
 
 def _comparison(name: str) -> Callable[..., Any]:
-    """Return the function of --compare, which takes an array and the expected array."""
+    """Return the function that --compare names; it takes an array and the expected array."""
     from backnorm.conformance.verify.subjects import described, function_of
 
     try:

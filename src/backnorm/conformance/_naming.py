@@ -1,7 +1,7 @@
 """Name the mistake in a formula, and describe outputs that no formula explains.
 
-The numbers that describe a call (`formula.Coefficients`, `forward_diagnosis.Normalization`) are
-compared with the numbers that right and wrong formulas give.
+A few numbers describe a call (`formula.Coefficients`, `forward_diagnosis.Normalization`). The
+functions here compare them with the numbers of right and wrong formulas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Kind = Literal["right", "formula", "described", "precision", "indexing", "memory
 # A dataclass whose fields are numbers of a formula, such as the gain. Each field is an array of
 # shape (C,), or None if the number is not known.
 Numbers = Any
-# Outputs by name: their values and the right ones. None: not judged.
+# Maps the name of an output to its values and the right values. The values are None if the output
+# is not judged.
 Outputs = Mapping[str, tuple[np.ndarray | None, np.ndarray]]
 
 # A formula matches if the relative differences between its coefficients and those fitted to the
@@ -29,31 +30,35 @@ Outputs = Mapping[str, tuple[np.ndarray | None, np.ndarray]]
 # 8 bits of bfloat16 changes a coefficient by up to a few thousandths.)
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
-# Formulas whose distance is at most this multiple of the least distance count as equally near.
+# A formula also matches if its distance from the results is at most this number times the
+# distance of the nearest formula.
 _MARGIN = 2.0
-# The residual that rounding can cause in a fit, relative to dx or y.
+# The largest residual of a fit, relative to dx or y, if rounding is the only error of dx or y.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
-# A relative error up to this limit counts as low precision. The error of an element is relative to
-# the largest element of its channel. The error of per-channel numbers is the norm of their errors,
-# divided by the norm of the right numbers.
+# A relative error up to this limit counts as low precision. The error of an element is divided by
+# the largest magnitude in the element's channel. The error of per-channel numbers is the norm of
+# their errors, divided by the norm of the right numbers.
 FEW_BITS = 2.0**-6
-# Sums in float32 can cause this relative error (of norms, as above) of dgamma or dbeta.
+# Sums in float32 can cause relative errors of dgamma and dbeta up to this number. (These are errors
+# of per-channel numbers: see `FEW_BITS`.)
 _FEW_BITS_OF_WIDE = 2.0**-16
-# More than the relative error (of norms) of float64 sums, less than that of float32 numbers.
+# The same relative errors are below this number if sums are in float64, and above it if numbers are
+# rounded to float32.
 _FLOAT32_BITS = 2.0**-28
-# A number of the formula, such as the gain, has a value in each channel. The difference between a
-# found and an expected number is this quantile, over the channels, of the differences between their
-# values. The median could miss the mistake of |gamma| for gamma, because |gamma| is right in about
-# half of the channels.
+# A number of the formula, such as the gain, has a value in each channel. A found and an expected
+# number differ by this quantile of the relative differences in all channels. It is not the median:
+# a kernel with |gamma| instead of gamma is right in about half of the channels, so the median of
+# the differences could be 0.
 _QUANTILE = 0.75
-# This number replaces a difference that is not finite.
+# If the difference of two values is not finite, this number replaces it.
 _FAR = 1e30
 # The largest number of channels that a sentence names.
 _MOST_CHANNELS = 8
 TINY = float(np.finfo(float).tiny)
-# Two mistakes in the formula that are one mistake in the code, with its name and sentence.
+# Maps two mistakes in the formula that one mistake in the code causes to the name of this mistake,
+# and a sentence about it.
 _AS_ONE = {
     frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped"),
     frozenset(("dgamma-dbeta", "dbeta-dgamma")): (
@@ -112,8 +117,8 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
 
 
 def nearness(dtype: np.dtype) -> float:
-    """Return the largest relative difference at which a number of the results matches the same
-    number of a formula.
+    """Return the largest relative difference at which a number that was fitted to the results, such
+    as the gain, counts as that of a formula.
     """
     return _NEAR.get(dtype, _NEAR_OF_WIDE)
 
@@ -145,9 +150,9 @@ def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
 def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
     """Return the largest relative difference between two sets of numbers.
 
-    The difference of a number, such as the gain, is a quantile of the differences of its values in
-    the channels. A difference in a channel is divided by the larger of the two magnitudes, or by
-    `least` if that is larger.
+    A number, such as the gain, has a value in each channel. The difference of two values is divided
+    by the larger of their magnitudes, or by `least` if that is larger. The difference of two
+    numbers is a quantile of these quotients over the channels.
     """
     worst = 0.0
     with np.errstate(all="ignore"):
@@ -222,9 +227,10 @@ def described(
     terms: Mapping[str, str],
 ) -> Diagnosis:
     """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
-    # Maps the predicate of a sentence, which says what is wrong, to the terms of which it is true.
+    # Maps a predicate, such as "is not 0, and should be", to the terms of which it is true.
     wrong: dict[str, list[str]] = {}
-    # By term, the number of correct bits, for numbers that are nearly right in every channel.
+    # Maps the term of a number that is nearly right in every channel to the count of its right
+    # bits.
     bits: dict[str, int] = {}
     for name, own, good in _pairs(found, right):
         zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
@@ -289,7 +295,7 @@ def channel_numbers(channels: Sequence[int]) -> str:
 
 
 def imprecise(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
-    """Return the diagnosis if outputs have fewer right bits than sums in float32 give, else None.
+    """Return the diagnosis if outputs are less exact than with float32 sums, else None.
 
     Parameters
     ----------
@@ -302,7 +308,7 @@ def imprecise(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
 
 
 def computed_in_float32(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
-    """Return the diagnosis if float64 outputs, as in `imprecise`, have the error of float32."""
+    """Return the diagnosis if float64 outputs are as inexact as float32, else None."""
     return _of_few_bits(outputs, _FLOAT32_BITS) if dtype == FLOAT64 else None
 
 

@@ -21,7 +21,7 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type
 # The largest error that rounding can cause in an element, relative to the largest element.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
-# Numbers with a relative error up to this limit are called right.
+# A diagnosis calls numbers right if their relative error is at most this limit.
 _RIGHT = {**_ROUNDING, FLOAT32: _ROUNDING_OF_WIDE, FLOAT64: 2.0**-43}
 # A run of elements in memory, or a set of channels, counts as wrong if at least this share of its
 # elements is wrong. The other elements may be right by accident.
@@ -88,7 +88,8 @@ def partly_wrong(
         By name, other outputs and their right values, of shape (C,).
     """
     texts = []
-    # The largest relative errors among the numbers that count as right.
+    # Some numbers count as wrong, the others as right. This list has, for each output, the
+    # largest relative error of the others.
     others = [0.0]
     if tensor is not None:
         few_bits = FEW_BITS * np.abs(right).max(1, keepdims=True)
@@ -96,8 +97,9 @@ def partly_wrong(
         wrong = error > np.maximum(_allowed(tensor, right), few_bits)
         if 0 < wrong.mean() <= 0.5:
             texts.append(_wrong_elements(name, tensor, wrong, axis))
-            # The errors in the channels without a wrong element. If there is no such channel, the
-            # errors before the first index with a wrong element in any channel.
+            # The errors in the channels without a wrong element. If every channel has a wrong
+            # element, take in all channels the errors before the first index that is wrong in any
+            # channel.
             of_rest = error[~wrong.any(1)]
             if not of_rest.size:
                 of_rest = error[:, : wrong.any(0).argmax()]

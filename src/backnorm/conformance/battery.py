@@ -33,7 +33,7 @@ _Case = TypeVar("_Case", bound=Any)
 
 
 class BackwardOperator(Protocol):
-    """The calling convention of the operator under test; returns dx, dgamma, dbeta."""
+    """The calling convention of the operator under test, which returns dx, dgamma and dbeta."""
 
     def __call__(
         self,
@@ -136,7 +136,7 @@ def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]
 
 
 def subjects(formats: Iterable[str]) -> Iterator[Subject]:
-    """Yield a subject for each combination of element type, statistics type and format."""
+    """Yield each combination of element type, statistics type and format, as a `Subject`."""
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
             for data_format in formats:
@@ -144,8 +144,8 @@ def subjects(formats: Iterable[str]) -> Iterator[Subject]:
 
 
 def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
-    """Yield the cases that can be computed in `arithmetic`, with this arithmetic. With None, yield
-    all cases unchanged.
+    """Yield the cases that can be computed in `arithmetic`, as cases of this arithmetic. If it is
+    None, yield all cases unchanged.
     """
     name = None if arithmetic is None else check_arithmetic(arithmetic)
     for case in cases:

@@ -3,9 +3,9 @@ r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
 For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
 x - mean. A least-squares fit gives the three coefficients of every channel; dgamma and dbeta are
 two more numbers. `diagnose` compares these five numbers with those of the right formula and of
-formulas with one or two mistakes (:mod:`backnorm.conformance.formula`). The nearest formula names
-the mistake. A large residual of the fit means an error of indexing or of memory. The precision of a
-right formula is graded by `backnorm.conformance.ladder`.
+formulas with one or two mistakes (:mod:`backnorm.conformance.formula`). The formula with the
+nearest numbers names the mistake. A large residual of the fit means an error of indexing or of
+memory. The precision of a right formula is graded by `backnorm.conformance.ladder`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def diagnose(
         diagnosis = misplaced("dx", "dy, 1 and x - mean", outputs[0], expected, axis)
     diagnosis = diagnosis or described(found, right, least, near, _TERMS)
     if diagnosis.kind == "right":
-        # The numbers are compared in most channels only, so a few channels can still be wrong.
+        # `found` and `right` were compared by a quantile over the channels, so a few channels can
+        # still be wrong.
         parameters = {n: (getattr(found, n), getattr(right, n)) for n in ("dgamma", "dbeta")}
         rows = None if outputs[0] is None else rows_of(outputs[0], axis)
         diagnosis = (
@@ -185,7 +186,7 @@ def _of_other_inputs(
 
 
 def _in_layout(data: LayerData, layout: str) -> LayerData:
-    """Return the data with the memory of x and dy read as if it were in `layout`."""
+    """Return the data, with the memory of x and dy read as if these arrays were in `layout`."""
     shape = in_layout(np.moveaxis(data.x, data.channel_axis, 1).shape, layout)
     x, dy = data.x.reshape(shape), data.dy.reshape(shape)
     return replace(data, x=x, dy=dy, data_format=layout)
@@ -193,7 +194,8 @@ def _in_layout(data: LayerData, layout: str) -> LayerData:
 
 def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
     """Fit dx by a multiple of dy, a constant and a multiple of x - mean in each channel. Return the
-    three coefficients with dgamma and dbeta, and the median of the relative residuals.
+    three coefficients of each channel, with dgamma and dbeta, and the median of the channels'
+    relative residuals.
     """
     dx, dgamma, dbeta = outputs
     of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]
@@ -209,7 +211,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
         fit, *_ = np.linalg.lstsq(functions, row, rcond=None)
         rest = np.linalg.norm(row - functions @ fit)
         norm = float(np.linalg.norm(row))
-        # The fit of a row of zeros is exact.
+        # The fit of a row of zeros is exact: its residual is 0, not 0/0.
         residual.append(float(rest) / norm if norm else 0.0)
         for values, value in zip((gain, offset, slope), fit, strict=True):
             values.append(float(value))
@@ -218,7 +220,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 
 
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return the least magnitudes to which differences of offset and slope are relative."""
+    """Return the least magnitudes by which differences of offset and of slope are divided."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
     # The slope of a constant x cannot be judged, so its least magnitude is infinite.
     with np.errstate(over="ignore"):

@@ -1,7 +1,8 @@
 """The formula of the backward pass in steps, and mistakes in each step.
 
-:func:`coefficients` evaluates the steps for the channels of a call. Whether the steps are right or
-wrong, dx is ``gain*dy + offset + slope*(x - mean)`` with three numbers of each channel.
+:func:`coefficients` evaluates the steps for the channels of a call. For right steps and for wrong
+ones, dx is ``gain*dy + offset + slope*(x - mean)``, where gain, offset and slope are numbers of the
+channel.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def rows_of(tensor: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coefficients:
-    """The numbers that describe a backward pass, each of shape (C,); None if unknown."""
+    """The five numbers per channel that describe a backward pass, of shape (C,); None: unknown."""
 
     gain: Array | None
     offset: Array | None
@@ -165,8 +166,8 @@ def coefficients(channels: Channels, steps: Steps = RIGHT) -> Coefficients:
         offset, slope = np.zeros_like(gain), np.zeros_like(gain)
         if steps.training(channels):
             slope = -gain * steps.projection(sum_dy_xmu, count, s)
-            # The steps may subtract a wrong `mean` from x. `slope` is defined for x -
-            # channels.mean, so the difference of the means is added to `offset`.
+            # The steps may subtract a wrong `mean` from x, but `slope` is the factor of x -
+            # channels.mean. So `slope` times the difference of the two means is added to `offset`.
             offset = -gain * steps.mean_dy(sum_dy, count) + slope * (channels.mean - mean)
         known = sum_dy, sum_dy_xmu, s, channels.gamma, count
         return Coefficients(gain, offset, slope, steps.dgamma(*known), steps.dbeta(*known))

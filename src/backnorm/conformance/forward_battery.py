@@ -15,8 +15,8 @@ from backnorm.dtypes import FLOAT64
 
 __all__ = ["ForwardCase", "forward_cases", "of_backward"]
 
-# Prefixes of the backward battery's cases that are left out, because they test dy or passed
-# statistics, and a forward pass in training takes neither.
+# The forward battery leaves out cases of the backward battery whose names begin like this. They
+# test dy, or statistics that are passed; a forward pass in training takes neither.
 _OF_GRADIENTS = (
     "frozen-", "foreign-statistics-", "exact-statistics-supplied-", "huge-gradients-",
 )  # fmt: skip
@@ -26,9 +26,8 @@ _OF_GRADIENTS = (
 class ForwardCase(Case):
     """One call of a forward pass in training, whose inputs are x, gamma and beta.
 
-    `scaled` says whether gamma and beta are passed. `data.mean` and `data.variance` are the running
-    statistics of operators that take them. These running statistics differ from the statistics of
-    the batch.
+    `scaled` says whether gamma and beta are passed. Operators that take running statistics get
+    `data.mean` and `data.variance`, which differ from the statistics of the batch.
     """
 
     @property

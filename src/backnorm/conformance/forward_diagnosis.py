@@ -65,7 +65,7 @@ class _Batch:
 
     @classmethod
     def of(cls, data: LayerData, scaled: bool) -> _Batch:
-        """Return the inputs of a call: x in shape (C, M), and per-channel arrays in shape (C,)."""
+        """Return the inputs of a call on `data`; without `scaled`, gamma is 1 and beta is 0."""
         x = rows_of(data.x, data.channel_axis)
         gamma, beta = np.ones(len(x)), np.zeros(len(x))
         if scaled:
@@ -180,10 +180,11 @@ def forward_diagnostic_data(
 ) -> LayerData:
     """Return inputs for which different mistakes in a formula give different numbers.
 
-    There are 11 channels of only 3 x 11 elements, so that a division by M - 1 is noticeable. No
-    vector length divides the number of channels, of elements in a channel, or of all elements, and
-    the channel axis cannot be guessed from sizes. epsilon is of the size of the variance, and gamma
-    has both signs. `mean` and `variance` are the running statistics.
+    There are 11 channels of only M = 3 x 11 elements, so that a division by M - 1 instead of M
+    changes the variance noticeably. No vector length divides the number of channels, of elements in
+    a channel, or of all elements, and the channel axis cannot be guessed from sizes. epsilon is of
+    the size of the variance, and gamma has both signs. `mean` and `variance` are the running
+    statistics.
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(
@@ -273,8 +274,9 @@ def diagnose_forward(
 def _fitted(
     batch: _Batch, outputs: Mapping[str, np.ndarray | None], axis: int
 ) -> tuple[Normalization, float]:
-    """Fit gain and offset to y in each channel. Return two results: gain and offset with the mean
-    and variance in `outputs`, and the residual of the fit, divided by the norm of y.
+    """Fit gain and offset to y in each channel. Return two results: a `Normalization` of the fitted
+    gain and offset and of the mean and variance in `outputs`; and the norm of the fit's residual,
+    divided by the norm of y.
     """
     y, mean, variance = (outputs[name] for name in FORWARD_RESULTS)
     of_channels = [None if each is None else each.astype(float) for each in (mean, variance)]
@@ -282,7 +284,8 @@ def _fitted(
         return Normalization(None, None, *of_channels), 0.0
     rows, centred = rows_of(y, axis), batch.x - batch.mean[:, None]
     squares = np.square(centred).sum(1)
-    # Least squares: 1 and x - mean are orthogonal, so each coefficient is a separate projection.
+    # This is a fit by least squares. The functions 1 and x - mean are orthogonal, so each
+    # coefficient is a separate projection.
     gain = (rows * centred).sum(1) / np.maximum(squares, TINY)
     offset = rows.mean(1)
     rest = np.linalg.norm(rows - gain[:, None] * centred - offset[:, None], axis=1)
@@ -291,9 +294,9 @@ def _fitted(
 
 
 def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return least scales for the offset and the mean, which may be near 0. A difference of two
-    such numbers is divided by the larger of their magnitudes, or by the least scale if that is
-    larger.
+    """Return the least scales of differences, for the offset and for the mean. To compare two
+    numbers, their difference is divided by their larger magnitude, or by the least scale if that is
+    larger, because both numbers may be near 0.
     """
     deviation = np.sqrt(batch.variance)
     gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)

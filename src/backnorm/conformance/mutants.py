@@ -13,7 +13,9 @@ Wide = np.longdouble
 
 
 class Kernel:
-    """The right kernel. Arrays are (channels, elements), per-channel arrays (channels, 1)."""
+    """A kernel without a mistake. In its steps, x and dy have the shape (channels, elements), and
+    per-channel arrays the shape (channels, 1).
+    """
 
     wrong: ClassVar[str] = ""
     #: Whether the mistake is in the formula; otherwise it is in the precision.

@@ -7,8 +7,9 @@ microseconds instead of 7.6 (AMD EPYC, Zen 4).
 An array object stores the address of its data right after the object header. This layout
 (``PyArrayObject_fields`` in ``ndarraytypes.h``) is part of the ABI of NumPy 2, because extension
 modules read it directly. In a call, machine code reads the address from the array object
-(`kernels.team`); Python code reads it with `address_of`. The import of this module checks the
-layout with arrays of several kinds. If the check fails (PyPy), NumPy's attributes are used.
+(`kernels.team`); Python code reads it with `address_of`. When this module is imported, it reads the
+addresses of arrays of several kinds in this way, and checks them. If the check fails (PyPy),
+NumPy's attributes are used.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _by_numpy(array: Any) -> int:
 
 
 def _behind_header(array: Any, header: int = object.__basicsize__) -> int:
-    """Return the address that is stored in the array object."""
+    """Return the address that the array object stores behind its header."""
     return _word(id(array) + header).value
 
 

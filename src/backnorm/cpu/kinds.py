@@ -82,8 +82,8 @@ class Library:
     family: str
 
 
-#: The names of the libraries with the benchmark kernel `floor`, with the handler of XLA's calls,
-#: with the threads, and with the probe of the processor's features.
+#: The names of four libraries. They have, in this order: the benchmark kernel `floor`, the handler
+#: of XLA's calls, the code of threads, and the probe of the processor's features.
 FLOOR, XLA, THREADS, PROBE = "floor", "xla", "threads", "probe"
 
 #: The libraries that do not depend on the processor's level.

@@ -110,7 +110,7 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def reduce(self) -> Stage:
-        """Sum every channel, and write the results; the table then has the coefficients."""
+        """Sum every channel, write the results, and write the coefficients to the table."""
         return self._of(self._summed, self._summed, prepares=self._source, finishes=True)
 
     @functools.cached_property
@@ -121,8 +121,8 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def finish(self) -> Stage:
-        """Write the output and the results: in a forward pass from moments, in a backward pass from
-        sums.
+        """Write the output and the per-channel results: in a forward pass from moments, in a
+        backward pass from sums.
         """
         fields = {"prepares": self._source, "settles": True, "finishes": True}
         return self._of(0, self._written, **fields)
@@ -136,8 +136,8 @@ class Launch(interfaces.Launch):
 
 
 def _beyond(ceiling: float, dtype: np.dtype) -> int:
-    """Return an integer above the bit patterns of all positive elements below the ceiling: see
-    `record`.
+    """Return an integer that is greater than the bit pattern of every positive element below the
+    ceiling. Kernels compare bit patterns with it (the field `beyond` in `record`).
     """
     (bits,) = np.array([ceiling]).astype(dtype).view(f"i{dtype.itemsize}")
     return int(bits) + math.isinf(ceiling)

@@ -1,7 +1,7 @@
 """Levels of processors: the features of each level, and the levels of this processor.
 
-The x86-64 levels are those of the psABI; ``x86-64-v4-bf16`` is v4 with the conversion to bfloat16
-(AVX512_BF16). Other processors have one level, the host's.
+The x86-64 levels are those of the psABI; ``x86-64-v4-bf16`` is v4 with AVX512_BF16, the
+instructions that convert float32 to bfloat16. Other processors have one level, the host's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A set of features of processors, for which there are libraries.
+    """A set of processor features. A level has libraries for the processors that have these
+    features.
 
     Attributes
     ----------

@@ -101,7 +101,7 @@ def load(name: str) -> ctypes.CDLL:
 def path_of(name: str) -> Path | None:
     """Return the path of a library's best existing build, or None if this processor can use none.
 
-    A checkout does not fall back to a lower level, because a missing library can be built.
+    In a checkout, the library of a lower level never replaces a missing one, which can be built.
     """
     if _FROM_SOURCES:
         from backnorm.cpu.build.demand import place
@@ -123,7 +123,7 @@ def digest(name: str) -> str:
 
 
 def levels_of(name: str) -> tuple[str, ...]:
-    """Return the levels whose build of a library this processor can use, the best first."""
+    """Return the levels of a library's builds that this processor can use, the best first."""
     if name in OF_ALL:
         return ("x86-64",) if is_x86() else (HOST,)
     return tuple(found for found in below(level()) if has(found, name))

@@ -27,7 +27,8 @@ AT_ONCE = ("inference", "activation_backward")
 _CHUNK = 2048
 
 # A channel has at most `_MOST_BLOCKS` blocks. All channels together have at most `_MOST_PARTIALS`
-# blocks, or one block each. The partial sums of `_MOST_PARTIALS` blocks take 512 KiB.
+# blocks; if there are more channels than this, each has one block. The partial sums of
+# `_MOST_PARTIALS` blocks take 512 KiB.
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
@@ -40,7 +41,7 @@ _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 # The fewest rows of a block: an item of fewer rows has too little work for its overhead.
 _LEAST_ROWS = 128
 
-# The fewest elements of a segment: shorter ones are summed as columns.
+# The fewest elements of a segment. If runs of a channel are shorter, the geometry is *columns*.
 _SHORT = 16
 
 # The approximate number of elements per sample in a group of channels. These elements are adjacent
@@ -55,21 +56,22 @@ _OWN_CACHE = 2 << 20
 # reading one after the other.
 _SMALL_CACHE = 1 << 20
 
-# The most channels of a group: their running sums fit in the first-level cache.
+# The most channels of a group. The running sums of so many channels fit in the first-level cache.
 _MOST_GROUP = 64
 
-# The most columns of a tile: its running sums and coefficients fit in the first-level cache.
+# The most columns of a tile. The running sums and coefficients of so many columns fit in the
+# first-level cache.
 _TILE = 1024
 _LEAST_TILE = 128
 
-# The most and the fewest elements of an item. Smaller items would be slower, because claiming an
-# item costs 0.3 us. Even a single thread gets several items, because the second pass begins with
-# the last item of the first pass, whose x and dy are still in the cache.
+# The most and the fewest elements of an item. With smaller items, claiming them (0.3 us each) would
+# take too large a part of the time. Even a single thread gets several items: the second pass begins
+# with the last item of the first pass, because the x and dy of that item are still in the cache.
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
-# Coefficients of a row fit in the first-level cache, together with the row, if they have at most
-# this many bytes.
+# If the coefficients of a row have at most this many bytes, they fit in the first-level cache
+# together with the row.
 _COEFFICIENTS = 16 << 10
 
 # With fewer elements, a second thread costs more time than it saves.
@@ -164,7 +166,9 @@ class _Task(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Elements of an item: 1/8 of a thread's, within limits; a multiple of 64 (mask bytes)."""
+        """The number of elements of an item: an eighth of those of a thread, within limits. It is a
+        multiple of 64, so that an item writes whole bytes of a mask.
+        """
         even = round_up(self.problem.size // (8 * self.threads), 64)
         return max(_LEAST_SHARE, min(_SHARE, even))
 
@@ -205,8 +209,8 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     operands = problem.signature.operands
     inputs = sum(operand.kind == "data" and operand.required for operand in operands)
     # If inputs and output do not fit in the cache, streaming stores write the output, bypassing the
-    # cache. Inputs that are read twice should stay in the cache, so half of it is reserved for
-    # them.
+    # cache. If inputs are read twice, half of the cache is reserved for them, so that they stay in
+    # it.
     written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
     room = shared if problem.operation in AT_ONCE else shared // 2
@@ -245,10 +249,11 @@ def is_legal(decided: Plan) -> bool:
 def _segments(task: _Task) -> Segments:
     outer, channels, inner = task.extents
     pieces = max(1, -(-inner // _CHUNK))
-    # The pieces of a row are about equally long. All but the last have a multiple of 16 elements.
+    # The pieces of a segment are about equally long. All but the last have a multiple of 16
+    # elements.
     length = max(16, round_up(-(-inner // pieces), 16))
     pieces = -(-inner // length)
-    # A chunk is either whole rows or a piece of one row.
+    # A chunk is one or more whole segments, or one piece of a segment.
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
     chunks = -(-outer // rows) * pieces
     # Groups have many channels, so that memory is read in long runs, but every thread has at least
@@ -267,10 +272,10 @@ def _segments(task: _Task) -> Segments:
 def _together(task: _Task) -> int:
     """Return how many channels are summed together, so that memory is read in long runs.
 
-    The pieces of a segment that is longer than a chunk are read one after the other. Summing pieces
-    of other channels in between would interrupt this run, so the channel of such a segment is
-    summed alone. If a core has a large cache of its own, it reads short runs as fast as long ones,
-    so groups are smaller.
+    If a segment is longer than a chunk, its pieces are adjacent in memory, and the channel is
+    summed alone. With several channels together, the pieces of one channel would not be read one
+    after the other. If a core has a large cache of its own, it reads short runs as fast as long
+    ones, so groups are smaller.
     """
     inner = max(1, task.extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
@@ -282,10 +287,10 @@ def _together(task: _Task) -> int:
 def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
-    Each block costs as much time as a few hundred elements. Therefore long segments have few
-    blocks. An item sums one block, and the next item sums the same block of other channels. Short
-    segments have many blocks, so that items read the next channels, which are adjacent in memory,
-    before the next rows of the same channels.
+    Each block adds a fixed cost, about the time of summing a few hundred elements. Therefore long
+    segments have few blocks. An item sums one block, and the next item sums the same block of other
+    channels. Short segments have many blocks, each of few rows. So the next item reads the same
+    rows of the next channels, which are adjacent in memory.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -297,8 +302,9 @@ def _block(chunks: int, channels: int, inner: int) -> int:
 def _reproducible_block(pieces: int, groups: int, threads: int) -> int:
     """Return how many pieces make a block of reproducible sums.
 
-    There are no more blocks than the threads need, because every block initialises its bins. The
-    bits of reproducible sums do not depend on how pieces are divided into blocks.
+    The groups have about two blocks per thread together, or one block each if that is more. More
+    blocks would take time, because every block initialises its bins. The bits of reproducible sums
+    do not depend on how pieces are divided into blocks.
     """
     blocks = min(_MOST_BLOCKS, -(-2 * threads // max(1, groups)))
     return max(1, -(-pieces // blocks))
@@ -318,7 +324,7 @@ def _columns(task: _Task) -> Columns:
     width, rest = row * repeats, left * row
     if task.problem.reproducible:
         # Tiles are as wide as possible, because the short runs of narrow tiles take longer to read.
-        # Therefore the blocks, if possible, are numerous enough to give work to all threads.
+        # A few wide tiles may not give work to all threads, so the rows are divided into blocks.
         block = round_up(_reproducible_block(rows, -(-width // _TILE), threads), 64)
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
@@ -332,7 +338,8 @@ def _columns(task: _Task) -> Columns:
     by_tile = blocks == 1 and _writes_by_tile(width, tile, task)
     height = max(1, task.share // max(1, tile if by_tile else width))
     if width % 8:
-        # An item must end where a byte of a ReLU's mask ends.
+        # The mask of a ReLU has the bits of eight elements in a byte, and no two items may write
+        # to one byte.
         height = round_up(height, 8)
     depth = _depth(width, task)
     abreast = 8 if by_tile else _abreast(width, task)
@@ -341,8 +348,8 @@ def _columns(task: _Task) -> Columns:
 
 
 def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
-    """Whether the thread that sums a tile also writes it, while it is in the core's own large
-    cache.
+    """Whether the thread that sums a tile also writes the tile's output, while the tile's x and dy
+    are in the core's own large cache.
 
     If the output has a mask, the result is False, because two threads would write to one cache line
     of the mask.
@@ -356,9 +363,10 @@ def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
 def _depth(width: int, task: _Task) -> int:
     """Return how many rows are summed side by side.
 
-    Rows side by side share one load and store of the running sums. But each row is a separate
-    stream of loads. The hardware prefetcher follows several streams only if the data is in a cache,
-    or if rows are narrow or at least as long as a page of float32.
+    If rows are summed side by side, the running sums are loaded and stored once for all of them.
+    But each row is a separate stream of loads. The hardware prefetcher follows several streams if
+    the data is in a cache. Otherwise it does so only if rows are narrow, or have at least the 1024
+    float32 elements of a page.
     """
     if width <= 32:
         return 8
@@ -373,13 +381,16 @@ def _depth(width: int, task: _Task) -> int:
 
 
 def _abreast(width: int, task: _Task) -> int:
-    """Return how many rows are written side by side if output is not written by tile (`by_tile`).
+    """Return how many rows are written side by side: the first lines of all these rows, then the
+    second lines, and so on. The number is not used if output is written by tile (`by_tile`).
 
-    Rows side by side share the loads of their coefficients. But each row is a separate stream of
-    loads and stores. Rows are written in order where few coefficients are loaded, where a core's
-    own cache is small, or where x is in no cache, as in the backward pass of an activation.
+    If rows are written side by side, a coefficient is loaded once for all of them. But each row
+    adds a stream of loads and a stream of stores, which can cost more time than that saves. Rows
+    are written one after another where few coefficients are loaded, where a core's own cache is
+    small, or where x is in no cache, as in the backward pass of an activation.
     """
-    # The coefficients of a row are counted: three for each column, or four if dy is read.
+    # A row has three coefficients for each column, or four if dy is read. `few`: they take at most
+    # `_COEFFICIENTS` bytes.
     few = (2 + task.inputs) * task.coefficient * width <= _COEFFICIENTS
     if task.problem.operation == "activation_backward":
         return 1

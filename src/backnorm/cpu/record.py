@@ -1,11 +1,11 @@
 """The record, the only argument of every kernel, and its description.
 
-A record is a block of memory that begins at a cache line. It has three parts: a *head* of named
-fields of eight bytes each; the cells in which participants *claim* items, a cache line for each
-participant and phase; and *scratch* memory, which is all other memory that the kernel needs (see
-`scratch`). `fields` describes the head, both for Python, which fills the head in, and for kernels,
-which read it. `LAYOUT` identifies this description. A library that was built with another `LAYOUT`
-is not loaded, and XLA's handler rejects a record that has another `LAYOUT`.
+A record is a block of memory that begins at a cache line. It has three parts. The *head* has named
+fields of eight bytes each. In the next cells, participants *claim* items; each participant has a
+cache line there for each phase. *Scratch* memory is all other memory that the kernel needs (see
+`scratch`). Python fills the head in, and kernels read it. For both, `fields` describes the head.
+`LAYOUT` identifies this description. A library that was built with another `LAYOUT` is not loaded,
+and XLA's handler rejects a record that has another `LAYOUT`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the head: eight bytes.
+    """A field of a record's head: eight bytes.
 
     Attributes
     ----------
@@ -148,9 +148,9 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
 }
 _NUMBERS = max(map(len, GEOMETRIES.values()))
 
-#: The fields after the geometry. Kernels change the values of all except `participants`. When a
-#: call begins, `done`, `arrived`, `opened` and `refused` are set to zero, and `deadline` is
-#: computed.
+#: The fields that follow those of the geometry. Kernels change the values of all except
+#: `participants`. When a call begins, `done`, `arrived`, `opened` and `refused` are set to zero,
+#: and `deadline` is computed.
 _SHARED = _described(
     "int",
     participants="the largest number of participants",
@@ -166,40 +166,40 @@ LINE = 8
 
 
 def fields(geometry: str) -> tuple[Field, ...]:
-    """Return all fields of a head in order; fields without a meaning are not used."""
+    """Return all fields of a head in order; the fields called `spare_...` are not used."""
     numbers = GEOMETRIES[geometry]
     spare = tuple(Field(f"spare_{k}", "int", "") for k in range(_NUMBERS - len(numbers)))
     return (*_CALL, *_PROBLEM, *numbers, *spare, *_SHARED)
 
 
 def dtype_of(geometry: str) -> np.dtype:
-    """Return the head as a structured type of NumPy."""
+    """Return the structured NumPy type of a record's head."""
     formats = {"address": "<i8", "int": "<i8", "float": "<f8"}
     named = [(field.name, formats[field.kind]) for field in fields(geometry)]
     return np.dtype(named, align=True)
 
 
-#: The number of a field's cell by the name of the field, for the fields of all geometries.
+#: Maps the name of a field to the number of its cell, for the fields that every geometry has.
 SLOTS = {
     field.name: slot
     for slot, field in enumerate(fields("floor"))
     if field in (*_CALL, *_PROBLEM, *_SHARED)
 }
 
-#: The cell where the claims begin. Each participant has `LINE` cells for the first phase. After
-#: them, each participant has `LINE` cells for the second phase. A participant's first cell counts
-#: the items that were claimed from its range of items. If a participant of the first phase is a
-#: thread of the pool, the participant's second cell has the thread's slot (see `slots`), and its
-#: third cell has the slot's state.
+#: The cell where the claims begin. First come the cells for the first phase, `LINE` for each
+#: participant, then as many cells for the second phase. A participant's first cell counts the items
+#: that were claimed from its range of items. If a participant of the first phase is a thread of the
+#: pool, the participant's second cell has the thread's slot (see `slots`), and its third cell has
+#: the slot's state.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
-# Increase this when the meaning of a field or the use of scratch memory changes, because a
-# record may come from a function that another process exported.
+# `LAYOUT` depends on this number. Increase it when the meaning of a field or the use of scratch
+# memory changes: a record may come from a function that another version of backnorm exported.
 _MEANING = 3
 
-# Sizes of scratch memory for a few numbers of channels. They are part of `LAYOUT`. A kernel whose
-# code computes other sizes might use more memory than it gets; it has another `LAYOUT`, and is not
-# loaded.
+# Sizes of scratch memory for a few numbers of channels. They are part of `LAYOUT`. A kernel that
+# was compiled from code with other sizes might use more memory than it gets. Such a kernel has
+# another `LAYOUT`, so it is not loaded.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
     *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),

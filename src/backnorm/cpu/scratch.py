@@ -1,7 +1,7 @@
 """The scratch memory of a record: the table of channels, partial sums, memory of participants.
 
-All sizes are in float64 elements, and every part begins at a cache line. Both `launch`, which fills
-the records, and the kernels compute the layout with the functions of this module.
+All sizes are in float64 elements, and every part begins at a cache line. The functions of this
+module compute the layout, both for `launch`, which fills the records, and for the kernels.
 
 The table has an element for every channel in each of its rows, which are `table_pitch` apart:
 
@@ -16,8 +16,8 @@ SECOND   sum_dy_xmu, or variance
 =======  =====================================================================================
 
 A row has at least eight elements more than there are channels. The coefficients of the first
-channels are repeated after those of the last, so that a vector may extend from the end of a row of
-the array to the beginning of the next.
+channels are repeated after those of the last channel. So coefficients can be loaded for a vector of
+elements that begins in one row of the array and ends in the next row.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from __future__ import annotations
 #: A vector has `LANES` float64 or `SINGLES` float32 elements.
 LANES, SINGLES = 8, 16
 
-#: How many float64 elements the running sums of a channel have in `segments`. To hide the latency
-#: of additions, each of the two sums is computed in two vectors. Each vector has low parts in
-#: another vector.
+#: How many float64 elements the running sums of a channel have in `segments`. Each of the two sums
+#: is computed in two vectors, to hide the latency of additions. Two more vectors hold the low parts
+#: of these vectors.
 SUMS = 8 * LANES
 
 #: How many vectors of terms are put into bins at a time: see `kernels.bins`.
@@ -55,8 +55,9 @@ def whole(count: int) -> int:
 def segments_own(group: int, channels: int, *, narrow: bool) -> int:
     """Return how many float64 elements a participant's memory has in the kernels of `segments`.
 
-    It has the running sums of a group, the group's pairs for a block and for all blocks, the pairs
-    of eight channels, and float32 coefficients if `narrow` (float32 arithmetic).
+    The memory has the running sums of a group, the group's pairs for one block and its pairs for
+    all blocks, the pairs of eight channels, and float32 coefficients if `narrow` (float32
+    arithmetic).
     """
     coefficients = 2 * narrow_pitch(channels) if narrow else 0
     return (SUMS + 8) * whole(group) + 4 * LANES + coefficients
@@ -65,8 +66,9 @@ def segments_own(group: int, channels: int, *, narrow: bool) -> int:
 def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
     """Return how many float64 elements the memory of a participant has in the kernels of `columns`.
 
-    It has twelve rows of a tile; coefficients for each column if columns are not channels
-    (`spread`); and float32 coefficients if `narrow` (float32 arithmetic).
+    The memory has twelve rows of a tile. If columns are not channels (`spread`), it also has
+    coefficients for each column; in float32 arithmetic (`narrow`), it also has float32
+    coefficients.
     """
     coefficients = 4 * table_pitch(width) if spread else 0
     return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)
@@ -84,7 +86,7 @@ def bins_own(pitch: int, rows: int) -> int:
     """Return the size of the additional memory of a participant for reproducible sums.
 
     The memory has three buffers of terms. In the geometry *segments*, `pitch` is the `table_pitch`
-    of a group, and the memory also has the bins of every channel of the group and of every lane of
-    each channel. In *columns*, `pitch` is 0.
+    of a group. The memory then also has bins for each channel of the group: one set of the channel,
+    and one of each of its `LANES` lanes. In *columns*, `pitch` is 0, and the memory has no bins.
     """
     return 3 * TERMS * LANES + rows * (LANES + 1) * pitch

@@ -1,9 +1,9 @@
 """The data of the thread library: addresses of C functions, and a slot for each worker thread.
 
 Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). The state
-of a slot is eight times the number of requests that it has received, plus one of the states below.
-So a compare-exchange that expects an old state fails if the slot has since received another
-request.
+cell of a slot has eight times the number of requests that the slot has received, plus one of the
+states below, such as `IDLE`. So a compare-exchange that expects an old state fails if the slot has
+since received another request.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CELLS = TABLE + SLOTS * SLOT_CELLS
 #: affinity mask of the caller, and that of the worker (16 cells each).
 STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 
-#: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: it sleeps on the
-#: futex. TAKEN: a caller fills in the slot. CALLED: there is a request, which may be cancelled.
-#: RUNNING: the worker runs the kernel. WAITED: the worker runs the kernel, and the caller sleeps
-#: until the worker is done.
+#: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: the worker sleeps on
+#: the slot's futex. TAKEN: a caller fills in the slot. CALLED: there is a request, which may be
+#: cancelled. RUNNING: the worker runs the kernel. WAITED: the worker runs the kernel, and the
+#: caller sleeps until the worker is done.
 NEW, IDLE, SLEEPING, TAKEN, CALLED, RUNNING, WAITED = range(7)
 STATES = 8

@@ -1,11 +1,11 @@
 """Call a kernel: fill in a record, and call one native function.
 
-A kernel takes the address of a record, whose fields `record` describes, and the index of a
-participant. The native function that `threads.runner` returns calls the kernel in up to as many
-threads as the record says. When this function returns, no other thread uses the record. Therefore,
-while another thread uses the record, the calling thread runs no signal handler, raises no exception
-and does not fork. The native function returns after a tenth of a second even if the kernel is
-unfinished, and is called again, so that Python can run signal handlers.
+The arguments of a kernel are the address of a record (`record` describes its fields) and the index
+of a participant. The native function, which `threads.runner` returns, calls the kernel in several
+threads: at most as many as the record says. When this function returns, no other thread uses the
+record. Therefore, while another thread uses the record, the calling thread runs no signal handler,
+raises no exception and does not fork. The native function returns after a tenth of a second even if
+the kernel is unfinished, and is called again, so that Python can run signal handlers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from backnorm.cpu.record import ADDRESSES, SLOTS, head_of, template
 from backnorm.cpu.scratch import ROWS, table_pitch
 from backnorm.cpu.threads import region, runner
 
-# Every call fills in the first fields: addresses, "ready", "region", "function". The native format
-# "n" takes 25 ns less per field than "q", the format of a fixed size.
+# Every call fills in the first fields of a record: the addresses, "ready", "region" and "function".
+# The native format "n" takes 25 ns less per field than "q", the format of a fixed size.
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into
 _weigh = struct.Struct("d").pack_into
 _MOMENTUM, _COUNT, _EXCHANGED = map(SLOTS.__getitem__, ("momentum", "count", "exchanged"))
@@ -59,8 +59,8 @@ class _Record:
         self.address, self.view = address_of(self.cells), self.cells.data
 
 
-# The store is a deque, whose operations are atomic, because any thread or finaliser may take or add
-# a record at any time.
+# Any thread or finaliser may take or add a record at any time, so the store is a deque: its
+# operations are atomic.
 _large: deque[_Record] = deque(maxlen=_MOST)
 
 
@@ -172,7 +172,8 @@ class Stage:
             record = self._spare.pop()
         except IndexError:
             record = _record(self.template, self._size)
-        # Every field is filled in, because an earlier call may have used the record. "ready" is 0.
+        # Every field is filled in, because an earlier call may have used the record. The 0 after
+        # `exchanged` is the field "ready".
         team = 0 if self.participants == 1 else region()
         _fill(
             record.view, 0, x, dy, out, residual, mask, mean, variance, gamma, beta, result,
@@ -190,7 +191,8 @@ class Stage:
         while not ended:
             ended = run(record.address, 0)
         if ended > 0:
-            # The momentum is not reset: without running statistics the kernel does not read it.
+            # The record keeps the momentum of this call. The next call overwrites it, or has no
+            # running statistics and does not read it.
             if self._keeps:
                 if count is not None:
                     record.view[_COUNT] = self._count

@@ -67,7 +67,7 @@ def runner() -> Callable[[int, int], int]:
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     # The compiled `_run` of kernels/team.py.
     run = loaded.bn_run
-    # To convert a number of more than 32 bits, ctypes takes 0.1 us less for a pointer than for an
+    # If a number has more than 32 bits, ctypes converts it to a pointer in 0.1 us less than to an
     # int64.
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64
     return run
@@ -121,8 +121,8 @@ def _team() -> tuple[bool, str]:
     if own is None:
         return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
     # The functions are searched for in the order in which the dynamic linker resolves PyTorch's own
-    # calls: first among the symbols that are global in the process, which an earlier library may
-    # define; then in PyTorch's own libraries.
+    # calls. The symbols that are global in the process come first; a library that was loaded
+    # earlier may define them. PyTorch's own libraries come second.
     addresses = _addresses(_loaded(None), _TEAM) or own
     runner()
     data = _data()
@@ -134,7 +134,7 @@ def _team() -> tuple[bool, str]:
 
 
 def _loaded(place: str | None) -> ctypes.CDLL:
-    """Return a library that is already loaded; for None, the global symbols of the process."""
+    """Return the loaded library at `place`; for None, the global symbols of the process."""
     return ctypes.CDLL(place, mode=os.RTLD_NOW | (os.RTLD_NOLOAD if place else 0))
 
 
@@ -163,13 +163,14 @@ def _lies_in(address: int, span: str) -> bool:
 
 
 def _data() -> Any:
-    """Return the library's cells: see `slots`."""
+    """Return the cells of the thread library: see `slots`."""
     return (ctypes.c_int64 * CELLS).in_dll(library.load(THREADS), "bn_threads")
 
 
 _barred = False
 
-# Whether PyTorch's team was found and may be used. Repeated calls read only this flag.
+# Whether PyTorch's team was found and may be used. Once this flag is True, calls read nothing
+# else to decide it.
 _found = False
 
 

@@ -56,7 +56,8 @@ def _introduce(kinds: Iterable[Kind]) -> None:
             at = _TABLE + 2 * known
             environment[at : at + 2] = [name, address]
             known += 1
-            # The count is written last, so that a running handler sees only complete entries.
+            # The count is written last, so that a handler in another thread sees only complete
+            # entries.
             environment[_KNOWN] = known
 
 

@@ -52,8 +52,8 @@ MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
 
 
 def parsed(fields: str) -> list[tuple[str, int | str]]:
-    """Return each field of a structure as its name, and its size in bytes or the name of its
-    structure.
+    """Return the name and the kind of each field of a structure. The kind is the field's size in
+    bytes or, if the field is a structure, the name of that structure.
     """
     found: list[tuple[str, int | str]] = []
     for field in fields.split():

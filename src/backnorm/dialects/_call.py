@@ -131,8 +131,8 @@ class CanonicalCall:
     def as_canonical(self, role: str, array: np.ndarray) -> np.ndarray:
         """Return an input or output of the dialect in the form of the canonical operator.
 
-        If the channel axes differ from the channel axis of `data_format`, the result has two axes,
-        and the second axis merges the channel axes.
+        If the dialect's channel axes are not the one channel axis of `data_format`, the result has
+        two axes; the second has the elements of all channel axes.
         """
         if role not in _DATA:
             return array.reshape(-1)

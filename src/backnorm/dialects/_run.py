@@ -1,8 +1,9 @@
 """Bind a checked call to an executable. Later calls with equal shapes, types and options reuse it.
 
-The checks of a dialect imply those of the canonical operator, so the Problem is made without
-further checks. The executable checks values and the memory for an output. An error of the
-executable is raised again with the dialect's names.
+The checks of a dialect include those of the canonical operator, so this module makes the Problem
+without further checks. The executable checks the values (variance + epsilon must be positive), and
+the memory for an output. If the executable raises an error, the error is raised again with the
+dialect's names of the arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _EMPTY = np.empty(0, FLOAT32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundCall:
-    """A checked call with its executable, for all calls with the same shapes, types and options.
+    """A checked call with its executable. All calls with the same shapes, types and options share
+    it.
 
     Attributes
     ----------
@@ -94,15 +96,16 @@ class BoundCall:
     def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
         """Return the outputs of the call for the values of `inputs`.
 
-        The inputs have the shapes and types in `call.inputs`. `memory` is memory for the first
-        output.
+        The inputs have the shapes and types in `call.inputs`. `memory`, if given, is the array to
+        which the first output is written.
         """
         operands = self.operands((*inputs, None))
         if self.converted is not None:
             operands = self._prepared(operands, self.converted)
         running = () if self.running is None else self.running(inputs)
         if self.numbers:
-            # The running statistics, which are updated in place, are the last operands.
+            # The last operands are the running statistics. They are replaced by copies, which the
+            # kernel updates in place.
             operands = (*operands[: -len(running)], *running)
         if self.memory is not None and memory is None:
             memory = inputs[self.memory]
@@ -163,8 +166,8 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. An absent
-    # operand has the place of this None.
+    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. The place of an
+    # absent operand is that of the final None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
@@ -239,8 +242,8 @@ def _result(
 
 
 def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
-    """Return the function that rounds a per-channel result to the type of the input that determines
-    it; None if the kernel's result already has this type, or if no input determines it.
+    """Return the function that rounds a per-channel result to its type in the dialect. Return None
+    if the kernel's result already has this type, or if no input determines the type.
     """
     dtype = _type_of_result(call, name)
     if dtype is None or dtype == problem.statistics_dtype:
@@ -251,7 +254,9 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 def _selection(
     call: Call, results: Sequence[tuple[str, Convert | None]]
 ) -> Callable[[Results], tuple[np.ndarray, ...]]:
-    """Return the function that maps `results` to the outputs of the call."""
+    """Return a function from the kernel's results, which `results` describes, to the call's
+    outputs.
+    """
     roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
     places = {role: (place, convert) for place, (role, convert) in enumerate(results)}
     recipes = [places[roles[name]] for name in call.outputs if roles[name] in places]
@@ -286,9 +291,9 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
 def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> np.dtype:
     """Return the element type in which kernels read and write statistics and parameters.
 
-    The per-channel inputs of a call have one type, or some are float32 and the others have one
-    16-bit type. If the results have several types, kernels write float64, and each result is then
-    rounded to its type.
+    The per-channel inputs of a call all have the same type, or they have float32 and one 16-bit
+    type. If the results have several types, kernels write float64, and each result is then rounded
+    to its type.
     """
     inputs = {
         native(call.inputs[name])
@@ -301,7 +306,7 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
         return FLOAT64
     if canonical.operation == "backward" and len(inputs) > 1:
         return FLOAT64
-    # If inputs have several types, these are float32 and one 16-bit type.
+    # Inputs of several types are of float32 and of one 16-bit type, so float32 suffices for them.
     common = FLOAT32
     if len(inputs) <= 1:
         (common,) = inputs or results or {FLOAT32 if is_16_bit(dtype) else dtype}

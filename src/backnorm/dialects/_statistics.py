@@ -21,12 +21,13 @@ def native(like: Any) -> np.dtype:
 
 
 def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
-    """Return, in float64, the v with ``1 / sqrt(v) == inverse``, to within 2^-52.
+    """Return the v with ``1 / sqrt(v) == inverse``, in float64, with a relative error up to 2^-52.
 
-    `inverse` is an inverse standard deviation, so v is variance + epsilon. Rounding v to float32
-    would change the last bit of results. For an infinite inverse (variance + epsilon = 0), v is
-    1e-300 instead of 0, because backnorm's operations reject variance + epsilon = 0. The inverse of
-    this v overflows float32, so the infinity propagates to results of 32 or 16 bits.
+    `inverse` is an inverse standard deviation, so v is variance + epsilon. v is not rounded to
+    float32, because that would change the last bit of results. For an infinite inverse (variance +
+    epsilon = 0), v is 1e-300 instead of 0, because backnorm's operations reject variance + epsilon
+    = 0. With this v, 1 / sqrt(v) = 1e150 overflows float32, so results of 32 or 16 bits become
+    infinite or NaN, as they must.
 
     Negative values are invalid and give NaN; callers reject them first.
     """

@@ -46,7 +46,9 @@ __all__ = [
 
 
 def _unread(name: str, role: TensorRole) -> TensorSpec:
-    """Return the rule of a statistic that is not read. PyTorch's forward may return it empty."""
+    """Return the rule of an unread statistic, for which PyTorch's forward may return an empty
+    tensor.
+    """
     return TensorSpec(name, role, "U", "opaque", required=False)
 
 
@@ -161,7 +163,6 @@ class _NativeBatchNormBackward(Operator):
         - A call also takes output_mask, three booleans: an output that is not requested is None.
         - batch_norm_backward_reduce and batch_norm_backward_elemt of the same module are the
           two phases of this operator. Between the phases, sums may be added up over processes.
-          PyTorch has no CPU kernels for the two phases.
         """
         wants_input, wants_weight, wants_bias = check_mask(self.schema, output_mask)
         grad_input, grad_weight, grad_bias = self._run(

@@ -168,10 +168,9 @@ class _BatchNormalizationBackward(Operator):
 
         - Per-channel tensors have the rank of x: 1 x C x 1 x 1 in mode SPATIAL, 1 x C x H x W
           in mode PER_ACTIVATION. The layout (NCHW or NHWC) is given by the strides.
-        - An output becomes alpha * result + beta * old contents, with the Data attributes for dx
-          and the Param attributes for dBnScale and dBnBias. The result is first rounded to the
-          output's type. If beta is 0, the old contents are not read. MIOpen only accepts alpha 1
-          and beta 0.
+        - dx becomes alphaDataDiff * result + betaDataDiff * old contents. dBnScale and dBnBias do
+          likewise, with alphaParamDiff and betaParamDiff. The result is rounded to the output's
+          type before it is multiplied. If beta is 0, the old contents are not read.
         - Without savedMean and savedInvVariance, both are computed from x and epsilon.
         """
         dx, dBnScale, dBnBias = self._run(
@@ -183,8 +182,8 @@ class _BatchNormalizationBackward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call. If an alpha is not 1 or a beta is not 0, `finish` writes all
-        outputs, so the canonical call has none.
+        """Return the canonical call. If an alpha is not 1 or a beta is not 0, `finish` computes all
+        outputs from the results, so no result of the canonical call is itself an output.
 
         Raise if no array is passed for an output whose beta is not 0, or if an array for an output
         is not writable.

@@ -173,9 +173,9 @@ class BatchNormTrainingBackward(Operator):
         f16 with f32.
 
         - diff_src may be the memory of diff_dst, which is then overwritten.
-        - If neither diff_gamma nor diff_beta is requested, gamma is ignored, i.e. taken as 1.
-          In this case the oneDNN library computes diff_dst / sqrt(variance + epsilon), the
-          formula for constant statistics; single_output="onednn" does the same.
+        - If neither diff_gamma nor diff_beta is requested, gamma is taken as 1. In this case the
+          oneDNN library computes the formula for constant statistics, diff_dst / sqrt(variance +
+          epsilon); so does single_output="onednn".
         - The library accepts epsilon <= 0, a gamma that is too short, and rank 6, where it
           leaves half of the output unwritten. Here such an epsilon or gamma is an error, and every
           rank from 2 up works.

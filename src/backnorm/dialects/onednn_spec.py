@@ -60,7 +60,8 @@ Revision = Literal["latest", "2020-21", "early"]
 
 _REVISION = AttributeSpec("revision", "string", choices=REVISIONS, extension=True)
 _IS_TRAINING = AttributeSpec("is_training", "bool", role="training", default=True)
-# For each revision: the type symbols of data and of per-channel tensors, and the permitted types.
+# For each revision: the symbol for the type of data, the symbol for the type of per-channel
+# tensors, and the permitted types.
 _TYPES = {
     "latest": ("T1", "T2", TYPE_RULES),
     "2020-21": ("T", "f32", type_rules(f32="f32", bf16="f32", f16="f32")),
@@ -260,8 +261,7 @@ class BatchNormTrainingBackprop(_OfRevision):
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
           input's type, independently of the others.
-        - A gradient has the type of its parameter; if the parameter is absent, the type of gamma
-          or, without gamma, of mean.
+        - A gradient has the type of its parameter or, if that is absent, of gamma, else of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, outputs=outputs, memory=input_delta, arithmetic=arithmetic)

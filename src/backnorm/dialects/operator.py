@@ -4,8 +4,8 @@ Each operator is a class with a table of rules (`rules`), a method ``__call__`` 
 and the documentation of the specification, and methods for behaviour that rules cannot express.
 ``__call__`` passes its arguments to `Operator._run`. The first call is checked against the rules
 (`_check`), translated to a call of backnorm's own operation (the canonical call, `_call`), bound to
-an executable (`_run`) and cached. A repeated call, of plain arrays with the same metadata, finds
-the bound call by its key and runs it.
+an executable (`_run`) and cached. A later call of plain arrays with the same types, shapes and
+attributes finds the bound call in the cache, and runs it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Operator:
 
     @classmethod
     def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
-        """Return the schema of a call with constant statistics; its revision is that of `schema`.
+        """Return the schema, of the same revision, that calls with constant statistics follow.
 
         If the operator has no attribute for constant statistics, the result is `schema` itself.
         """
@@ -199,7 +199,7 @@ class Operator:
             key = (
                 self._identity,
                 options,
-                # The key contains the classes of the options, because True == 1 == 1.0.
+                # Without the classes of the options, True, 1 and 1.0 would have equal keys.
                 *map(type, options),
                 *[
                     None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
@@ -212,8 +212,9 @@ class Operator:
         except NO_FACTS:
             key = repeated = None
         except Exception:
-            # Either a method of an invalid attribute raised the exception, and `_first` raises a
-            # clearer one, or a signal handler raised it.
+            # If a method of an invalid attribute raised the exception, `_first` raises a clearer
+            # one. If a signal handler raised it, `_first` returns, and the exception is raised
+            # again.
             self._first(None, inputs, attributes, outputs, memory, arithmetic)
             raise
         if repeated is None:
@@ -229,7 +230,7 @@ class Operator:
         memory: object,
         arithmetic: Arithmetic | None,
     ) -> tuple[np.ndarray, ...]:
-        """Check and run a call; cache it under the key, if there is one."""
+        """Check and run a call; cache the bound call, unless `key` is None."""
         # If kernels cannot read the arrays in place, the plan also depends on the arrays' layouts,
         # which are then part of the key.
         layouts = None if key is None else NUMPY.layouts(inputs)

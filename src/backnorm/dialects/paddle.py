@@ -179,12 +179,12 @@ class _BatchNormGrad(Operator):
 
         - Despite its name, saved_variance is the inverse standard deviation. variance_out is the
           variance.
-        - The statistics that a call does not use are not checked, and may be empty. saved_mean
-          and saved_variance are always required.
+        - saved_mean and saved_variance are always required. Statistics that a call does not use
+          are not checked, so an empty array will do.
         - In training, a batch of one element per channel gives x_grad = out_grad and zeros for
           scale_grad and bias_grad: Paddle's forward copies such a batch to its output.
-        - Without scale or bias, Paddle returns no gradients of the parameters. This operator
-          returns both gradients.
+        - Without scale or bias, Paddle returns no gradients of the parameters; this operator
+          returns them.
         """
         statistics = mean_out, variance_out, saved_mean, saved_variance
         x_grad, scale_grad, bias_grad = self._run(
@@ -204,8 +204,9 @@ class _BatchNormGrad(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call. The call has no outputs if Paddle's forward pass copies the
-        batch, as it does if a channel has only one element.
+        """Return the canonical call. If a channel has only one element, Paddle's forward pass
+        copies its input to its output. The canonical call then has no outputs, and `finish` returns
+        the gradients.
         """
         canonical = super().translate(call)
         is_copied = call.schema.copies_one and canonical.training and call.count == 1

@@ -333,9 +333,7 @@ class OperatorSchema:
     takes_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for a wrong word or type in the tables, which would make kernels read absent
-        operands.
-        """
+        """Raise if a table has a wrong word or type: kernels would read absent operands."""
         for name, came, accepted in self._words():
             if came not in accepted:
                 expected = " or ".join(map(repr, accepted)) or "none"
@@ -343,7 +341,7 @@ class OperatorSchema:
                 raise ValueError(f"{operator}: {name}: got {came!r}; expected {expected}")
 
     def _words(self) -> Iterator[tuple[str, object, Collection[object]]]:
-        """Yield every checked value of the tables: its name, the value, and the accepted values."""
+        """Yield name, value and accepted values of everything that is checked in the tables."""
         yield "operation", self.operation, SIGNATURES
         for table, (kind, fields) in _TABLES.items():
             yield table, type(getattr(self, table)).__name__, ["tuple"]
@@ -358,11 +356,13 @@ class OperatorSchema:
         ):
             for spec in getattr(self, table):
                 yield f"{table}: the role of {spec.name} (each role once)", spec.role, roles
-                # No other tensor or attribute of the table may have the role.
+                # A role may occur once in a table, so the tensors or attributes that follow have
+                # fewer roles to choose from.
                 if spec.role not in ("ignored", "empty", None):
                     roles.remove(spec.role)
         names = {tensor.role for tensor in self.inputs}
-        # An operator that computes a part of a gradient may have no statistics.
+        # Only these three operations need all operands: an operator that computes only a part of a
+        # gradient may have no statistics.
         if self.operation in ("backward", "forward", "inference"):
             for operand in SIGNATURES[self.operation].operands:
                 accepted_roles = [operand.name]
@@ -472,7 +472,8 @@ class OperatorSchema:
         }
 
 
-#: For each table, the type of its entries, and the accepted values of an entry's fields.
+#: For each list in an `OperatorSchema`: the type of its elements, and the accepted values of an
+#: element's fields. Fields that are not listed accept all values of their type.
 _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
     "ranks": (int, {}),
     "type_rules": (TypeRule, {}),
@@ -496,7 +497,7 @@ _TYPES_OF_ROLES: Mapping[AttributeRole, tuple[AttributeType, ...]] = {
     "reduced_axes": ("axes",),
 }
 
-#: The names that each phrase may have in braces.
+#: The names that the text of each phrase may have in braces, such as x.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "rank": ("ranks",),
     "gradient_shape": ("x",),

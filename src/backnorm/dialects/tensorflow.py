@@ -48,7 +48,7 @@ __all__ = [
     "GradientV3",
 ]
 
-# `tuple.__new__` takes half the time of the method `_make`.
+# To make a named tuple, `tuple.__new__` takes half the time of the method `_make` of its class.
 _new = tuple.__new__
 
 
@@ -425,7 +425,8 @@ class _Forward(Operator):
         canonical = super().translate(call)
         _check_statistics(call)
         if call.attributes["is_training"]:
-            # An empty batch updates no running statistics here; `finish` returns NaN for them.
+            # Without a weight, no running statistics are computed. For an empty batch, `finish`
+            # returns NaN.
             weight = call.number("exponential_avg_factor") if call.count else None
             return replace(canonical, weight=weight)
         inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
@@ -435,7 +436,9 @@ class _Forward(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add statistics: NaN for an empty batch in training, the input statistics in inference."""
+        """Add statistics: in training NaN, because the batch is empty; in inference those of the
+        inputs.
+        """
         for role in ("mean", "variance"):
             if call.attributes["is_training"]:
                 results[f"running_{role}"] = np.full_like(results[role], np.nan)
@@ -528,7 +531,7 @@ class _FusedBatchNormV3(_Forward):
         - is_training=False returns the given mean and variance as batch_mean and batch_variance,
           and again as reserve_space_1 and reserve_space_2.
         - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
-          and zeros for the reserved statistics.
+          and zeros for reserve_space_1 and reserve_space_2.
         """
         results = self._run(
             (x, scale, offset, mean, variance),
@@ -619,7 +622,7 @@ class _FusedBatchNorm(_Forward):
         - is_training=False returns the given mean and variance as batch_mean and batch_variance,
           and again as reserve_space_1 and reserve_space_2.
         - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
-          and zeros for the reserved statistics.
+          and zeros for reserve_space_1 and reserve_space_2.
         """
         results = self._run(
             (x, scale, offset, mean, variance),
@@ -636,7 +639,7 @@ class _FusedBatchNormV2(_FusedBatchNorm):
 
 
 def _check_statistics(call: Call) -> None:
-    """Check mean and variance if they are read."""
+    """Raise if the call reads mean and variance, and one does not have a value for each channel."""
     training = call.attributes["is_training"]
     if training and call.number("exponential_avg_factor") == 1.0:
         return

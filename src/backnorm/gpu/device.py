@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Compute capabilities whose float64 runs at half the rate of float32 (CUDA C++ Programming
-#: Guide, "Throughput of Native Arithmetic Instructions"): P100, V100, A100, H100 and H200, B200.
-#: On other devices, float64 runs at a 32nd of the rate or less.
+#: Compute capabilities of devices that compute float64 at half the rate of float32 (CUDA C++
+#: Programming Guide, "Throughput of Native Arithmetic Instructions"): P100, V100, A100, H100 and
+#: H200, B200. On other devices, float64 runs at a 32nd of the rate of float32, or more slowly.
 _FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 
 
@@ -31,7 +31,7 @@ class Gpu:
         return self.capability in _FAST_FLOAT64
 
 
-#: Devices for which plans can be made without access to the device.
+#: GPUs by name. Plans can be made for them on machines that do not have the GPU.
 KNOWN = {
     "h200": Gpu("NVIDIA H200", (9, 0)),
     "a100": Gpu("NVIDIA A100", (8, 0)),

@@ -21,22 +21,24 @@ from backnorm.interfaces import Launch
 from backnorm.layout import Extents
 from backnorm.problem import Problem
 
-#: Takes a number n and returns a pointer to new memory for n float64 on the current device.
+#: A function that takes a number n, and returns a pointer to new memory for n float64 on the
+#: current device.
 New = Callable[[int], Any]
 
 #: Arrays on a device, None for an absent one.
 Pointers = Sequence[Any]
 
-#: Takes the arguments of `Kernel`; returns a `Kernel`, or an object that is called like a `Kernel`.
+#: A function that takes the arguments of `Kernel`. It returns a `Kernel`, or an object that is
+#: called like one.
 Make = Callable[..., Any]
 
 #: The compiler must not fuse a product and a sum: it would omit a rounding on which error-free
 #: transformations depend (see `kernels.arithmetic`).
 OPTIONS = {"enable_fp_fusion": False}
 
-# Sizes of the kernel that adds up partial results. A program adds up `_PARTS` of them at a time,
-# for `_TOGETHER` channels, because the float64 numbers of 4 channels fill one memory access of 32
-# bytes. With fewer than `3 * _FEW_CHANNELS` channels in all, a program has only one or two
+# Sizes of the kernel that adds up partial results. A program adds up `_PARTS` partial results of
+# `_TOGETHER` channels at a time, because the float64 numbers of 4 channels fill one memory access
+# of 32 bytes. With fewer than `3 * _FEW_CHANNELS` channels in all, a program has only one or two
 # channels, because more programs are then faster.
 _PARTS = 1024
 _TOGETHER = 4
@@ -76,7 +78,9 @@ class Kernel:
     def __call__(
         self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], numbers: tuple[float, ...] = ()
     ) -> None:
-        """Run the kernel. All calls must have pointers of equal types, alignment and device."""
+        """Run the kernel. In all calls, an argument must be a pointer of the same type, alignment
+        and device.
+        """
         if self._run is not None:
             self._run(*inputs, *self._sizes, *numbers, *outputs, *self._values)
             return
@@ -124,7 +128,7 @@ _FORWARD = _Functions(
 
 
 class _Launch:
-    """Base class of the launches of both passes.
+    """Base class of the launches of the backward pass and of the forward pass.
 
     Parameters
     ----------
@@ -191,7 +195,7 @@ class BackwardLaunch(_Launch):
     def reduce(self, operands: Pointers, per_channel: Pointers = (None, None)) -> Any:
         """Return an array of sum_dy, sum_dy_xmu and the element count; write dgamma and dbeta.
 
-        The arrays of several processes can be added up; `apply` then takes their sum.
+        Callers may add up the arrays of several processes, and pass the sum to `apply`.
         """
         x, dy, bits, mean, variance, _ = operands
         partials, sums = self._new(self._partials), self._new(2 * self._channels + 1)
@@ -238,7 +242,7 @@ class ForwardLaunch(_Launch):
         """Return three float64 rows: the mean, its rounding error (exact minus rounded), the
         variance.
 
-        Also write mean and variance to `per_channel`, and update running statistics, like `run`.
+        Also write mean and variance to `per_channel`, and update the `running` statistics.
         """
         mean, variance = per_channel
         old = tuple(_some(one, mean) for one in running)
@@ -350,8 +354,8 @@ def _form(problem: Problem, plan: GpuPlan) -> Form:
         epsilon=problem.epsilon,
         ceiling=problem.ceiling,
     )
-    # The values become constants explicitly, because older versions of Triton treat the plain
-    # values of a tuple as variables.
+    # Each value is marked as a constant, because older versions of Triton treat plain values in a
+    # tuple as variables.
     return Form(*map(tl.constexpr, values))
 
 
@@ -398,7 +402,7 @@ def _some(pointer: Any, otherwise: Any) -> Any:
 def _in_two(value: float) -> tuple[float, float]:
     """Return two numbers whose sum is `value`.
 
-    Triton passes a number to a kernel as a float32. The sum of two float32 numbers has 48 bits.
+    Triton passes a number to a kernel as a float32, which has 24 bits. Two of them have 48.
     """
     high = float(np.float32(value))
     return high, value - high

@@ -39,7 +39,8 @@ _RUN = 64
 # `_MOST_REPEATS`, `_FEW` and `_PROGRAMS` are not measured, but estimates. `docs/gpu.md` has times
 # of calls with these numbers.
 
-# If the runs of one channel have fewer elements than this, rows that contain all channels are read.
+# A run is the adjacent elements of one channel. If runs have fewer elements than this number,
+# programs read rows that contain all channels.
 _SHORT = 1024
 
 # Rows with several values per channel are summed by columns if there are at least this many rows.
@@ -59,27 +60,28 @@ _SHARES = (_SHARE, 2 * _SHARE)
 # tiles are not read faster, and each program stores a partial result for each column of its tiles.
 _COLUMNS = 256
 
-# In the geometry *columns*, the fewest rows of a program. A program stores two or four float64
-# numbers for each column. With fewer rows, these would be a large part of the program's memory
-# traffic. If programs of `_LEAST_ROWS` rows would be more than `_ENOUGH`, each program has more
-# rows, so that the second kernel has fewer results to add up. If there would be fewer than `_FEW`
-# programs, tiles are made narrower.
+# The fewest rows that a program reads, in the geometry *columns*. A program stores two or four
+# float64 numbers for each column. If a program had fewer rows, storing these numbers would be a
+# large part of its memory traffic. If `_LEAST_ROWS` rows for each program made more than `_ENOUGH`
+# programs, each program has more rows, so that the second kernel has fewer results to add up. If
+# there would be fewer than `_FEW` programs, tiles are made narrower.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
 
 # In the geometry *segments*, a problem with enough tiles is divided among at least this number of
-# programs, several for each multiprocessor.
+# programs, so that each multiprocessor runs several.
 _PROGRAMS = 1024
 
 # If a unit (a channel, or the columns of a tile) has at most this number of elements, one launch is
-# faster than three (sum, finish, apply): a single program reads about 100 GB/s, and a launch costs
-# about 3 microseconds. The number is lower for odd runs, see `_ODD`.
+# faster than three (sum, finish, apply). In the one launch, a single program reads a unit, at about
+# 100 GB/s. Each further launch costs about 3 microseconds. For odd runs (see `_ODD`), the number is
+# `_COMPLETE_ODD`.
 _COMPLETE = 32768
 _COMPLETE_ODD = 8192
 
-# If the work is divided in segments, a program that computes a whole unit prefetches tiles of units
-# with more elements than this.
+# In the geometry *segments*, a program that computes a whole unit prefetches tiles if the unit has
+# more elements than this.
 _AHEAD = 16384
 
 # A channel's runs (contiguous elements) are odd if their size is not a multiple of this number of
@@ -202,8 +204,9 @@ def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tu
     """Return the arithmetic of elements, that of mean and variance, and the reasons.
 
     In float32 arithmetic, only the sums for mean and variance have the accuracy of float64. The
-    variance is computed by a subtraction, which may cancel digits of these sums. Other sums are
-    compensated sums in float32. Each takes as many registers as a float64 number.
+    variance is a difference of numbers that are computed from these sums, so their digits may
+    cancel. Other sums are compensated sums in float32, which take as many registers as float64
+    sums.
     """
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
@@ -215,7 +218,9 @@ def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tu
 
 
 def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
-    """Return the arithmetic that gives this device the accuracy of float64, and the reason."""
+    """Return the arithmetic that has the accuracy of float64 and is fast on this device, and the
+    reason.
+    """
     if problem.dtype == FLOAT64:
         return "compensated", "compensated: no type is wider than float64"
     if gpu.fast_float64:
@@ -240,11 +245,11 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
 
 
 def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
-    """Return the knobs that are used for a schedule without tuning.
+    """Return the knobs of a schedule for which tuning has chosen none.
 
-    A program of the schedule "two passes" is small, so that many programs run on a multiprocessor.
-    Each of them loads up to four tiles at a time. A program that computes whole channels may run
-    alone on its multiprocessor, so it has 8 or 16 warps, or 4 if it reads odd runs (see `_ODD`).
+    In the schedule "two passes", a program is small, so that many programs run on a multiprocessor.
+    It loads up to four tiles at a time. In the schedule "complete", a program may run alone on its
+    multiprocessor, so it has 8 or 16 warps, or 4 if it reads odd runs (see `_ODD`).
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)
@@ -316,7 +321,7 @@ def _tiling(problem: Problem, extents: Extents, knobs: Knobs) -> Tiling:
 
 
 def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bool) -> bool:
-    """Whether to read rows that contain all channels."""
+    """Whether to use the geometry "columns", whose rows contain all channels."""
     outer, channels, inner = extents
     if inner == 1:
         return True
@@ -332,13 +337,15 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
 
 
 def _has_mask(problem: Problem) -> bool:
-    """Whether the mask of a ReLU is read or written."""
+    """Whether the problem's kernels read or write the mask of a ReLU."""
     reads = any(operand.kind == "mask" for operand in problem.signature.operands)
     return problem.relu and (reads or problem.writes_mask)
 
 
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
-    """Return how often a row repeats all channels, to make rows wide and aligned if possible."""
+    """Return how many times a row contains all channels: so many that rows are wide and aligned, if
+    possible.
+    """
     row = extents.channels * extents.inner
     multiple = max(vector, 8 if problem.relu else 1)
     repeats = multiple // math.gcd(row, multiple)
@@ -350,7 +357,11 @@ def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
 
 
 def _best(width: int, least: int, most: int) -> int:
-    """Return a tile's number of columns: the largest power of two with few columns beyond a row."""
+    """Return a tile's number of columns, a power of two.
+
+    The tiles that cover a row also have columns beyond the row. The number is the largest with
+    which the tiles have at most 9/8 of the fewest possible columns.
+    """
     candidates = [1 << power for power in range(least.bit_length() - 1, most.bit_length())]
     spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
     fewest = min(spent.values())
@@ -358,7 +369,7 @@ def _best(width: int, least: int, most: int) -> int:
 
 
 def _holds_channels(problem: Problem, extents: Extents) -> bool:
-    """Whether the operation has two phases, and every channel can be part of a single unit."""
+    """Whether the operation has two phases, and one unit can have all elements of a channel."""
     vector = _VECTOR // problem.dtype.itemsize
     return problem.operation in ("backward", "forward") and (
         not _as_columns(problem, extents, vector, complete=True)
@@ -372,7 +383,7 @@ def _is_odd(problem: Problem, extents: Extents) -> bool:
 
 
 def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
-    """Return the numbers that are used by default, and the reason for their schedule."""
+    """Return the knobs that are used by default, and the reason for their schedule."""
     apart = _knobs(problem, extents, "two passes")
     if problem.operation not in ("backward", "forward"):
         return apart, "the operation has only one of the passes"

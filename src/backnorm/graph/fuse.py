@@ -1,10 +1,10 @@
 """Fuse a batch normalisation with the ReLU or ReLUBackward next to it.
 
 Two pairs of steps are fused, without a change of bits. The first pair is a normalisation and a
-ReLU, if only the ReLU reads the normalisation's `dst`. The second pair is a ReLUBackward and the
-BatchNormTrainingBackward that reads its `diff_src` as `diff_dst`, if no other step reads this
-tensor. In oneDNN's own pattern, BatchNormTrainingBackward reads that `diff_src` as its `src`. That
-pattern is a different computation and is not fused.
+ReLU, if only the ReLU reads the normalisation's `dst`. The second pair is a ReLUBackward and a
+BatchNormTrainingBackward that reads the `diff_src` of the ReLUBackward as its own `diff_dst`, if no
+other step reads this tensor. In oneDNN's own pattern, BatchNormTrainingBackward reads the
+`diff_src` as its `src`. That pattern is a different computation and is not fused.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def fused(program: Program) -> Program:
             joined = producer.outputs["dst"] == between
             dst = tensors[step.outputs["dst"]]
             if joined and _agree(tensors[between], dst):
-                # In the order of steps, the fused step stands where the normalisation stood,
-                # because steps before the ReLU may read the statistics.
+                # The fused step takes the place of the normalisation in the order of steps, because
+                # steps before the ReLU may read the statistics.
                 steps[steps.index(producer)] = _normalisation(producer, step)
                 steps.remove(step)
                 shape = tensors.pop(between).shape if dst.shape is None else dst.shape

@@ -20,7 +20,7 @@ OLDER_NAMES: Mapping[str, str] = {
 
 
 class Port(NamedTuple):
-    """An input or output of an operator. A port that is not data has a value per channel."""
+    """An input or output of an operator. It is data, or has one value per channel."""
 
     name: str
     types: Types

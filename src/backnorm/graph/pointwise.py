@@ -67,7 +67,7 @@ def _use_dst(
     label: str, attributes: Attributes, types: Mapping[str, np.dtype]
 ) -> dict[str, object]:
     value = attributes.get("use_dst", True)
-    # oneDNN writes booleans as 0 and 1.
+    # In the graphs that oneDNN writes, booleans are 0 and 1.
     return {"use_dst": check_flag(f"{label}.use_dst", bool(value) if value in (0, 1) else value)}
 
 

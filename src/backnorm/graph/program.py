@@ -9,7 +9,8 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-#: The input that fusion with a ReLUBackward adds to a backward pass: the ReLU's src or dst.
+#: The name of the input that a backward pass has only if it is fused with a ReLUBackward: the
+#: ReLU's src or dst.
 RELU_PORT = "relu"
 
 

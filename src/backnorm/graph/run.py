@@ -68,7 +68,8 @@ def errors_of(step: Step) -> Iterator[None]:
 def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:
     """Check `array` against the declaration of the tensor `key`; return it in the declared layout.
 
-    The axes of the result have the declared order in memory. Declared padding is left out.
+    In memory, the result's axes have the order that the declared strides give. The result has no
+    gaps between elements, even if the declared strides have.
     """
     tensor = program.tensors[key]
     _check_declared(tensor, array)
@@ -79,7 +80,7 @@ def supply(program: Program, key: str, array: np.ndarray) -> np.ndarray:
 
 
 def gather(step: Step, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs of `step`, by the operator's names for them."""
+    """Return the inputs of `step` by the names of the operator's ports."""
     return {port: values[key] for port, key in step.inputs.items()}
 
 
@@ -107,8 +108,8 @@ def run_step(
 def _masked_backward(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> dict[str, np.ndarray]:
-    """Return the gradients; a ReLU passes dy where its src, or its dst if that is given, is
-    positive.
+    """Return the gradients of a normalisation with a ReLU. The ReLU passes dy where its input (src)
+    is positive, or, if the step gives its output (dst), where that is positive.
     """
     arrays = dict(inputs)
     x, relu = arrays["src"], arrays.pop(RELU_PORT)

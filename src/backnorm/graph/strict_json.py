@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
-#: The size of the largest accepted file. Files that describe operators are much smaller.
+#: The size of the largest accepted file, in bytes. Files that describe operators are much smaller.
 MAX_BYTES = 16 * 2**20
 
 _LONGEST_NAME = 200

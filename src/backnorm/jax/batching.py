@@ -1,10 +1,10 @@
 """Primitives with a batching rule: `jax.vmap` gives their operands a leading batch axis.
 
 A primitive has the parameter `batched`. If it is set, every operand and every result has a batch
-axis. The axis has size 1 if all problems of the batch share the operand (the convention of
-`jax.ffi.ffi_call` with ``vmap_method="expand_dims"``). Nested `jax.vmap`s are merged into one batch
-axis. Functions that compute a batch need this axis in all operands; `with_batch_axes` adds it to
-unbatched ones.
+axis. If all problems of the batch share an operand, its batch axis has size 1 (the convention of
+`jax.ffi.ffi_call` with ``vmap_method="expand_dims"``). The axes of nested `jax.vmap`s are merged
+into one batch axis. Functions that compute a batch need this axis in all operands;
+`with_batch_axes` adds it to unbatched ones.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any
 
 
 def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return `function`, which computes a batch. If not `batched`, return a function that adds a
-    batch axis to its operands and removes it from the results.
+    """Return `function`, which computes a batch. If not `batched`, return instead a function that
+    computes one problem, as a batch of 1.
     """
 
     def expanded(*operands: Any, **parameters: Any) -> Any:
@@ -75,7 +75,7 @@ def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[...
 
 
 def lowering(function: Callable[..., Any]) -> Any:
-    """Return the lowering rule of a primitive that computes a function of a batch."""
+    """Return the lowering rule of a primitive that computes `function` of batched operands."""
 
     def lowered(*operands: Any, batched: bool, **parameters: Any) -> Any:
         return with_batch_axes(function, batched)(*operands, **parameters)

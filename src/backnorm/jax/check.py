@@ -28,11 +28,12 @@ def read(name: str, value: Any) -> Any:
     kind = type(value)
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
         value = as_array(name, value)
-        # JAX's error for an unknown element type does not name the argument.
+        # The type is checked here, because JAX's error for an unknown type does not name the
+        # argument.
         native = element_type(value.dtype)
         if native is None:
             raise problem.unsupported_type(name, value.dtype)
-        # JAX ignores the byte order.
+        # JAX ignores the byte order of an array, so an array in another order is converted.
         return value if value.dtype.isnative else value.astype(native)
     if _is_of_jax(value):
         return value
@@ -144,8 +145,8 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless a mapped axis with this name is in scope.
 
-    The check comes before compilation. Otherwise JAX would store a wrong name, and compare it with
-    the names of later calls.
+    The check comes before the call of a compiled function. Without it, JAX would store a wrong name
+    before it raises, and compare it with the names of later calls.
     """
     try:
         jax.lax.psum(1, name)
@@ -159,7 +160,7 @@ def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
 
 
 def _is_name(name: object) -> bool:
-    """Whether JAX can look up an axis by this name: a string, or another hashable value."""
+    """Whether JAX can look up an axis by this name: a string, or another hashable object."""
     kind = type(name)
     if kind is str:
         return True
@@ -184,7 +185,8 @@ def check_operands(
         epsilon=options.epsilon,
         data_format=(options.axis,),
         activation=activation,
-        # Reproducible sums limit the number of elements, which is unknown for a symbolic shape.
+        # Reproducible sums limit the number of elements. For a symbolic shape this number is not
+        # known, so it is not checked here.
         reproducible=options.reproducible and is_known(arrays["x"].shape),
     )
 

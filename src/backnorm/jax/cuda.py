@@ -51,7 +51,8 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
         return False
     reason = _reason_against(shape)
     if reason is None:
-        # XLA splits formulas over devices, but not calls of kernels: it would gather the arrays.
+        # XLA splits formulas over several devices, but for a call of a kernel it would gather the
+        # arrays.
         return setting == "triton" or not _is_split(context)
     if setting == "triton":
         raise ArgumentValueError(
@@ -93,7 +94,7 @@ def _is_split(context: Any) -> bool:
     """Whether the compiler may split the arrays of a function over devices."""
     mesh = getattr(context, "mesh", None)
     if mesh is None:
-        # Under `jax.pmap` a context has neither `mesh` nor `num_devices`.
+        # Under `jax.pmap` a context has neither `mesh` nor `num_devices`; arrays are not split.
         return getattr(context, "num_devices", 1) > 1
     manual = context.manual_axes
     return any(size > 1 for name, size in mesh.shape.items() if name not in manual)
@@ -132,7 +133,7 @@ def computed(
 
 
 class _Memories(Arrays[Memory, Gpu]):
-    """Operands of the shape (outer, channels, inner) for kernels that XLA launches."""
+    """The arrays of kernels that XLA launches; data arrays are (outer, channels, inner)."""
 
     code = Code(
         arrays="jax, cuda",

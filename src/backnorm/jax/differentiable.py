@@ -2,10 +2,10 @@
 
 A derivative is a linear map. `push` maps tangents of the operands to tangents of the results; its
 transpose, `pull`, maps cotangents of the results to cotangents of the operands. In JAX the map is
-one primitive: forward mode runs it, and reverse mode transposes it and saves only the residuals of
-the rule. (A `jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse mode saves the
-intermediate values of the derivative's formula.) Higher derivatives are derivatives of `push` and
-`pull`.
+one primitive; its operands are the tangents, and the residuals (the arrays that the rule keeps).
+Forward mode runs this primitive. Reverse mode transposes it, and saves only the residuals. (A
+`jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse mode saves the intermediate
+values of the derivative's formula.) Higher derivatives are derivatives of `push` and `pull`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
 The handler of the calls is `backnorm.cpu.kernels.xla_handler`. Importing `backnorm.jax` loads the
-machine code of the handler and of all kernels, because functions that another process exported may
-call it.
+machine code of the handler and of all kernels, because this process may run functions that another
+process exported, which call the handler.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def register() -> None:
         return
     found = version()
     assert found is not None
-    # This line is outside of the lock, because building the handler, if necessary, takes long.
+    # This call is outside of the lock, because it may build the handler, which takes long.
     handler = xla.handler(*found)
     with _lock:
         if not _registered:
@@ -176,13 +176,11 @@ def register() -> None:
 
 
 def _register_built_kernels() -> None:
-    """Register the handler and all kernels, because functions exported by other processes call
-    them.
-    """
+    """Register the handler and all kernels; exported functions of other processes use them."""
     if reason_against() is not None:
         return
-    # Importing compiles no kernels. If there is no machine code for this machine, the import
-    # succeeds, and the first call raises the error.
+    # Importing this module compiles no kernels. If there is no machine code for this machine, the
+    # import succeeds, and the first call raises the error.
     with contextlib.suppress(MachineCodeError, ArgumentValueError):
         if library.path_of(XLA) is not None:
             register()

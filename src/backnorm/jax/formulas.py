@@ -45,7 +45,7 @@ def type_for(x: jax.Array, arithmetic: Arithmetic | None) -> Any:
     ArgumentValueError
         If `arithmetic` is float64 and JAX has no float64.
     """
-    # If x has no elements, nothing is computed, and JAX need not have float64.
+    # If x has no elements, nothing is computed, so it does not matter whether JAX has float64.
     if arithmetic != "float64" or 0 in x.shape:
         return working_type(x.dtype)
     if jnp.result_type(float) != jnp.float64:
@@ -63,8 +63,8 @@ def count_of(x: jax.Array, axis: int) -> int:
     """Return the number of elements of a channel, or 1 if there are none."""
     shape: tuple[int, ...] = x.shape
     count = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :])
-    # `max` cannot be used: JAX knows that a symbolic dimension is not 0, but not that it is more
-    # than 1.
+    # `max(count, 1)` would fail: JAX knows that a symbolic dimension is not 0, but not whether it
+    # is more than 1.
     return 1 if count == 0 else count
 
 
@@ -108,7 +108,7 @@ class _Masked(_Namespace):
 
 
 def statistics(x: jax.Array, options: Options) -> tuple[jax.Array, jax.Array]:
-    """Return the mean and the biased variance of every channel, in the compute dtype."""
+    """Return mean and biased variance of every channel, in the type that `type_for` returns."""
     x = x.astype(type_for(x, options.arithmetic))
     return formulas.statistics(_Namespace(x, options.axis), x)
 
@@ -118,7 +118,8 @@ def masked_statistics(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the statistics and the number of the elements where `mask` is set, for every channel.
 
-    The types are those of `statistics`. Statistics are 0 for a channel without such elements.
+    Mean and variance have the types that `statistics` returns. Statistics are 0 for a channel
+    without such elements.
     """
     # An element outside the mask may be NaN, which would propagate through derivatives.
     x = jnp.where(mask, x, 0).astype(type_for(x, options.arithmetic))
@@ -213,7 +214,7 @@ def rounded_like(values: Any, arrays: Any) -> tuple[jax.Array, ...]:
 def statistics_pushed(
     x: jax.Array, mean: jax.Array, dx: jax.Array, axis: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return, in the mean's type, the tangents of x's statistics, given dx, the tangent of x."""
+    """Return the tangents of x's mean and variance, in the mean's type; dx is the tangent of x."""
     xp, wide = _Namespace(x, axis), dx.astype(mean.dtype)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
     return xp.sum(wide) / xp.count, 2 * (xp.sum(wide * centred) / xp.count)
@@ -225,8 +226,8 @@ def through_statistics(
     """Return dmean/M + 2*(x - mean)*dvariance/M, the cotangent of x, in the type of the mean."""
     xp = _Namespace(x, axis)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
-    # The cotangent of a variance of 0 may be infinite. Where x equals the mean, the term of the
-    # variance must still be 0, but 0 * infinity would be NaN.
+    # If a variance is 0, its cotangent may be infinite. Elements that equal the mean must still
+    # get 0 from the variance, but 0 * infinity would be NaN.
     of_variance = xp.spread(2 * dvariance / xp.count, x)
     of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
     return xp.spread(dmean / xp.count, x) + centred * of_variance

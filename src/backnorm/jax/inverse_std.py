@@ -21,8 +21,8 @@ def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     refused = sign & (magnitude >= _bits(jnp.asarray(bound))[1])
     if epsilon != 0:
         return refused
-    # LLVM would turn a comparison of these bits with 0 into a comparison of the floating-point
-    # number, which XLA flushes to 0.
+    # These bits cannot be compared with 0: LLVM would turn that into a comparison of the
+    # floating-point number, which XLA flushes to 0 if it is subnormal.
     return refused | (jnp.sqrt(magnitude.astype(variance.dtype)) < 0.5)
 
 
@@ -38,8 +38,8 @@ def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.A
         return jax.lax.rsqrt(wide + epsilon)
     _, magnitude = _bits(variance)
     is_small = magnitude < _bits(jnp.asarray(limits.tiny))[1]
-    # Python code must not compute with subnormal numbers here, because XLA may enable
-    # flush-to-zero.
+    # Python code must not compute with subnormal numbers here: XLA may have set this thread to
+    # flush them to zero.
     exponent = limits.minexp - limits.nmant
     unit = math.ldexp(epsilon, -exponent)
     of_small = 2.0 ** (-exponent / 2) * jax.lax.rsqrt(magnitude.astype(wide.dtype) + unit)
@@ -51,7 +51,7 @@ def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.A
 
 
 def _bits(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return whether the sign bits of numbers are set, and the other bits as integers."""
+    """Return, for each number, whether its sign bit is set, and its other bits as an integer."""
     whole = jnp.int64 if array.dtype == jnp.float64 else jnp.int32
     bits = jax.lax.bitcast_convert_type(array, whole)
     return bits < 0, bits & jnp.iinfo(whole).max

@@ -1,9 +1,8 @@
 """Launch Triton kernels by XLA calls, through jax-triton.
 
 A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
-arrays. `Memory` connects the two: the launch receives instances of `Memory` in place of memory.
-Each instance to which a kernel writes then gets, from the kernel's `Call`, the array that XLA
-returned.
+arrays. Therefore a launch receives instances of `Memory` in place of memory. If a kernel writes to
+an instance, the kernel's `Call` stores in it the array that XLA returned.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ class Call:
         numbers: tuple[float, ...] = (),
     ) -> None:
         """Store the results of the kernel in the outputs."""
-        # An input without a value, and an output that occurs a second time, are placeholders for
-        # unused arguments.
+        # The kernel does not use inputs without a value, nor outputs that occur a second time.
+        # Such an input is replaced by the first input, such an output by an array of one element.
         unused = inputs[0].value
         arrays = [unused if memory.value is None else memory.value for memory in inputs]
         again = [memory in outputs[:k] for k, memory in enumerate(outputs)]
@@ -103,8 +102,8 @@ class Call:
             **self._options,
         )
         for memory, is_again, array in zip(outputs, again, results, strict=True):
-            # If 64-bit types are disabled (`jax_enable_x64`), some functions of JAX replace float64
-            # by float32, and sums would lose digits.
+            # While 64-bit types are disabled (`jax_enable_x64`), some functions of JAX replace
+            # float64 by float32. Sums would then lose digits.
             if array.dtype != memory.kind.dtype:
                 raise TypeError(
                     f"jax_triton.triton_call returned {array.dtype} instead of {memory.kind.dtype}"
@@ -159,7 +158,7 @@ def reason_against() -> str | None:
     """Return the reason why the installed jax-triton cannot be used, or None if it can."""
     try:
         version = str(_library().__version__)
-    except Exception as error:  # Any kind, because jax-triton uses internals of JAX and Triton.
+    except Exception as error:  # jax-triton uses internals of JAX and Triton: any error can occur.
         return f"jax-triton cannot be imported: {type(error).__name__}: {error}"
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers < _OLDEST:

@@ -22,10 +22,11 @@ __all__ = ["BatchNorm"]
 class BatchNorm(linen.BatchNorm):
     """flax's `flax.linen.BatchNorm`, computed by `backnorm.jax`.
 
-    The layer has the fields of flax's layer and two more. Its parameters (``scale``, ``bias``) and
-    ``batch_stats`` (``mean``, ``var``) are those of flax's layer, so a model's variables fit either
-    layer. The statistics are computed before x is rounded to `dtype`; `use_fast_variance` has no
-    effect on their accuracy. Running statistics keep their type.
+    The layer has the fields of flax's layer, and the two that are described below. Its parameters
+    (``scale``, ``bias``) and ``batch_stats`` (``mean``, ``var``) are those of flax's layer, so a
+    model's variables fit either layer. The statistics are computed before x is rounded to `dtype`;
+    `use_fast_variance` has no effect on their accuracy. An update of the running statistics does
+    not change their type.
 
     Attributes
     ----------

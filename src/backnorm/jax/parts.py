@@ -74,7 +74,7 @@ def _sums(
     groups: Groups,
     whole: Callable[[jax.Array, Groups], jax.Array],
 ) -> jax.Array:
-    """Return the sums of all parts: for every problem of a batch, rows of one value per channel."""
+    """Return the sums of all parts, shape (batch, rows, C): the rows of a problem are its sums."""
     x, dtype, rows = operands[0], jnp.float64, 2
     if options.reproducible:
         dtype, rows, whole = jnp.int64, bin_rows(x.dtype.itemsize), _whole_bins
@@ -90,7 +90,9 @@ def _finished(
     options: Options,
     groups: Groups,
 ) -> Arrays:
-    """Return a part's results, with the shapes and types of the operands at the indices `like`."""
+    """Return the results of a part. `like` has, for each result, the index of an operand of the
+    same shape and type.
+    """
     parts, results = len(groups["axis_index_groups"][0]), [operands[k] for k in like]
     return tuple(ffi.call(operation, operands, results, options, parts=parts))
 

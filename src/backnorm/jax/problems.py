@@ -16,12 +16,13 @@ from backnorm.problem import Problem
 from backnorm.signature import Operation
 
 #: The names of the operands of primitives and of their kernels, as in the operation's signature.
-#: `sums` are the sums of all parts of a batch.
+#: `sums` are the sums, or in a forward pass the moments, of the whole batch, combined from its
+#: parts.
 OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
     "backward": ("x", "dy", "mean", "variance", "gamma"),
-    # The phases of a forward or backward pass on one part of a batch.
+    # Each of the following is a phase of a forward or backward pass, on one part of a batch.
     "reduce_forward": ("x",),
     "apply_forward": ("x", "gamma", "beta", "sums"),
     "reduce": ("x", "dy", "mean"),
@@ -63,7 +64,7 @@ def problem_of(
     options: Options,
     activation: Activation | None = None,
 ) -> Problem:
-    """Return one problem of a batch of problems; its shape is (outer, channels, inner).
+    """Return the problem that all entries of a batch share, of shape (outer, channels, inner).
 
     `operands` are the arrays that `OPERANDS` names for the operation, each with a leading batch
     axis (`batching`). A residual may follow.
@@ -90,7 +91,7 @@ def problem_of(
 
 @functools.cache
 def warn_of_formulas(problem: str, reason: str) -> None:
-    """Warn, once per problem and reason, that jax.numpy code runs in place of the kernels."""
+    """Warn that jax.numpy code runs in place of the kernels, once for each pair of texts."""
     warnings.warn(
         f"backnorm cannot {problem} and runs jax.numpy code: {reason}", RuntimeWarning, stacklevel=3
     )

@@ -4,7 +4,7 @@ A data array may be split along any of its axes; per-channel arrays are split li
 a batch is split, every device sums up its part, and the devices exchange the sums (`parts`). If
 only channels, or the batch axis of `jax.vmap`, are split, each device runs the kernel without an
 exchange. XLA calls this code while it compiles a function, when the placement of the arrays is
-known. The partitioner must be Shardy; with GSPMD, arrays are gathered.
+known. XLA's partitioner must be Shardy; its older partitioner, GSPMD, gathers the arrays.
 
 The *holders* of an array A of rank r are an array of rank r + 1, whose elements are device numbers.
 Its first r sizes are the numbers of parts along the axes of A. The devices along its last axis all
@@ -62,9 +62,9 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
     rule = mlir.lower_fun(split, multiple_results=True)
 
     def lowered(context: Any, *operands: Any, **parameters: Any) -> Any:
-        # JAX requires a list of devices here, but only their number matters. Without the list, the
-        # primitive would have to declare to JAX that a function depends on its devices, and then no
-        # function could have arrays on two meshes.
+        # JAX requires a list of devices here, but only their number matters. A primitive can do
+        # without the list only if it declares to JAX that functions with the primitive depend on
+        # their devices. JAX would then reject functions that have arrays on two meshes.
         module = context.module_context
         axis_context = dataclasses.replace(module.axis_context, device_assignment=devices)
         context = context.replace(module_context=module.replace(axis_context=axis_context))
@@ -74,7 +74,7 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
 
 
 def devices_of(context: Any) -> tuple[Any, ...]:
-    """Return the devices that the compiler may split a function's arrays over, or none."""
+    """Return the devices over which the compiler may split a function's arrays, if any."""
     module = context.module_context
     axis_context = module.axis_context
     # In `jax.shard_map`, arrays are already split. An exported function cannot call the Python code
@@ -89,7 +89,7 @@ def devices_of(context: Any) -> tuple[Any, ...]:
 
 
 class _Split:
-    """A call of a primitive that the compiler splits.
+    """One call of a primitive, which the compiler splits over devices.
 
     Parameters
     ----------
@@ -159,10 +159,12 @@ class _Split:
         )
 
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
-        """Return the holders of an array that has all axes, and the sharding of one of the arrays.
-        `_sharding_of` makes the shardings of other arrays from both.
+        """Return the holders that the data arrays are to have, and the sharding of one of the
+        arrays. From these holders and this sharding, `_sharding_of` makes the shardings of other
+        arrays.
 
-        Data arrays may be split in different ways; the array with the most parts is not moved.
+        Data arrays may be split in different ways. The split with the most parts is chosen, so the
+        arrays with this split are not moved between devices.
         """
         sizes: dict[str, int] = {}
         for array, names in zip(arrays, axes, strict=True):
@@ -222,10 +224,9 @@ def _parts_of(holders: np.ndarray) -> int:
 
 
 def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Undo splits into unequal parts: return the holders of an array whose uneven axes are not
-    split.
+    """Return the holders of the same array without splits of an axis into unequal parts.
 
-    XLA pads the last part of such an axis with arbitrary elements.
+    XLA would pad the last of the unequal parts with arbitrary elements.
     """
     uneven = [axis for axis, size in enumerate(shape) if size % holders.shape[axis]]
     kept = [axis for axis in range(len(shape)) if axis not in uneven]
@@ -233,8 +234,8 @@ def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Given the holders of an array A, return those of an array with only A's `axes`, in this
-    order.
+    """Return the holders of an array that has only the given `axes` of A, in this order, from the
+    holders of A.
     """
     rest = [axis for axis in range(holders.ndim) if axis not in axes]
     moved = holders.transpose(*axes, *rest)

@@ -25,8 +25,8 @@ def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _varying(array: jax.Array) -> frozenset[Any]:
     kind: Any = jax.typeof(array)
-    # The axes over which an array varies are in `vma` before JAX 0.9, and in `mat.varying` since
-    # then.
+    # The axes over which an array varies are in `vma` in versions of JAX before 0.9, and in
+    # `mat.varying` in later ones.
     return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
 
 

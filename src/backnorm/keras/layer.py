@@ -26,14 +26,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     The base class, Keras's layer, computes everything else:
 
-    - inference, and a layer with ``trainable=False``, by the framework's own elementwise operators,
-      which compilers and file formats support;
+    - inference, and every call of a layer with ``trainable=False``. Keras computes these by the
+      framework's own elementwise operators, which compilers and file formats support;
     - calls with a `mask`, layers with ``renorm=True``, and batches whose shape shows that they have
       no elements, except in a synchronized layer.
 
     With ``synchronized=True`` (TensorFlow only), a training step normalises over the batch of all
     replicas of a `tf.distribute.Strategy`. Its results are those of one device with the whole
-    batch, however the batch is divided. A synchronized layer is differentiable once.
+    batch, however the batch is divided. Gradients of a synchronized layer cannot be differentiated
+    again.
 
     The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow, the
     training step runs eagerly and in a `tf.function`. If XLA compiles the step
@@ -105,14 +106,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
         # If the input does not consist of real numbers, Keras's layer is called, and raises its own
         # error.
         special = special or not dtype.startswith(_NUMBERS)
-        # A replica without elements must exchange statistics, too. If no replica has elements, the
-        # statistics are 0, as in Keras's layer.
+        # With `synchronized`, Keras's layer is not called for an empty input: a replica without
+        # elements must exchange statistics, too. If no replica has elements, the statistics are 0,
+        # as in Keras's layer.
         shape = () if self.synchronized else tuple(inputs.shape)
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         wide = "float64" if dtype == "float64" else "float32"
-        # Keras casts 16-bit inputs to the wide type. The kernels read 16-bit inputs directly, so
-        # inputs are cast only if results have another type than the input.
+        # Keras's own layer casts 16-bit inputs to `wide`. The kernels read 16-bit inputs
+        # directly, so this layer casts them only if results have another type than the input.
         if dtype != self.compute_dtype:
             inputs = keras.ops.cast(inputs, wide)
         gamma = keras.ops.cast(self.gamma, wide) if self.scale else None
@@ -135,11 +137,11 @@ def _one_unless_empty(inputs: Any, dtype: str) -> Any:
     """Return 1, or NaN for an empty batch, as a tensor: the size is unknown during tracing.
 
     In Keras's layer, an empty batch gives NaN as the statistics and as the gradient of gamma.
-    Multiplying by this number makes them NaN here, too.
+    Multiplying gamma and the statistics by this number has the same effect here.
     """
     empty = keras.ops.equal(keras.ops.size(inputs), 0)
     return keras.ops.cast(keras.ops.where(empty, float("nan"), 1.0), dtype)
 
 
-# Lets Keras load files that contain this layer, once this module is imported.
+# After the import of this module, Keras can load files that contain this layer.
 keras.saving.register_keras_serializable(package="backnorm")(BatchNormalization)

@@ -13,8 +13,8 @@ For each element of a result, T is the sum of the magnitudes of its formula's te
 cancel, rounding errors are measured relative to T (:mod:`backnorm.conformance.judge`).
 
 The oracle computes with about 106 significant bits, so it can judge float64 results. The oracle
-works in small blocks, so memory beyond the results does not grow with the problem. Where a result
-is not finite, the float64 value of the same formula decides between infinity and NaN.
+works in small blocks, so memory beyond the results does not grow with the problem. If a result is
+not finite, it is the infinity or NaN that the same formula gives in float64.
 """
 
 from backnorm._doubledouble import Exact

@@ -14,9 +14,11 @@ from backnorm._doubledouble import Exact
 from backnorm.problem import channel_axis_of
 from backnorm.reference._terms import Term
 
-# Elements of a block: twenty float64 temporaries of this size take 2.5 MiB, and so stay in a cache.
+# The number of elements of a block. Twenty float64 temporaries of this size take 2.5 MiB, and so
+# stay in a cache.
 _BLOCK = 1 << 14
-# The least number of channels in a block. It lets channels-last data be read in whole cache lines.
+# The least number of channels in a block. With 16 channels, channels-last data is read in whole
+# cache lines.
 _BLOCK_CHANNELS = 16
 
 _Cell = tuple[slice, slice, slice]
@@ -50,11 +52,13 @@ class Part:
 
     def __init__(self, blocks: Blocks, channels: slice) -> None:
         self.blocks, self.channels = blocks, channels
-        #: The index of the range in a per-channel array that is viewed as (1, channel, 1).
+        #: The index that selects this range of channels in an array of shape (1, channels, 1).
         self.cell: _Cell = slice(None), channels, slice(None)
 
     def channel(self, values: np.ndarray | None, absent: float = 0.0) -> Term:
-        """Return values of channels in shape (channels, 1): all `absent` if `values` is None."""
+        """Return this range of `values`, in shape (channels, 1). If `values` is None, every value
+        is `absent`.
+        """
         if values is None:
             return Term.of(np.full((self.channels.stop - self.channels.start, 1), absent))
         return Term.of(np.asarray(values[self.channels], np.float64)[:, None])
@@ -71,13 +75,13 @@ class Part:
                 yield slice(i, i + outer_step), self.channels, slice(j, j + inner_step)
 
     def load(self, view: np.ndarray, cell: _Cell) -> Term:
-        """Return a block of an array, shape (channels, elements)."""
+        """Return the elements of an array in one block, as a term of shape (channels, elements)."""
         block = np.moveaxis(view[cell], 1, 0)
         return Term.of(block.astype(np.float64, order="C").reshape(block.shape[0], -1))
 
 
 def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]:
-    """Return `number` sums for each channel; for each block, `terms` yields a term of every sum."""
+    """Return `number` sums of each channel; `terms` yields a term of each sum for each block."""
     totals = [part.channel(None)] * number
     for block in terms:
         totals = [total + term.sum() for total, term in zip(totals, block, strict=True)]

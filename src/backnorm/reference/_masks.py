@@ -28,7 +28,7 @@ def unpack_mask(mask: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def pack_mask(positive: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return the mask for booleans in x's shape; its last bytes store the memory order of x."""
+    """Pack booleans in x's shape into a mask, whose last bytes store the memory order of x."""
     order = memory_order(x)
     mask = np.zeros(mask_size(x.size), np.uint8)
     packed = np.packbits(in_order(positive, order, np.dtype(bool)).ravel(), bitorder="little")

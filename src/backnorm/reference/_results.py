@@ -29,7 +29,7 @@ class ExactGradients:
 
 @dataclass(frozen=True, slots=True)
 class ExactNormalized:
-    """Exact training forward pass: y, the batch mean and the biased variance, with their terms."""
+    """Exact y, batch mean and biased variance of a forward pass in training, with their terms."""
 
     y: Exact
     mean: Exact
@@ -49,7 +49,7 @@ class ExactOutput:
 
 @dataclass(frozen=True, slots=True)
 class ExactSecondGradients:
-    """Exact gradients of the backward pass with respect to x, dy and gamma, with their terms."""
+    """Exact second-order gradients, and for each the sum of the magnitudes of its terms."""
 
     x: Exact
     dy: Exact

@@ -13,7 +13,7 @@ from backnorm.reference._terms import inverse_deviation
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Three magnitudes of each element of an output, besides T, as float64 arrays of its shape.
+    """Three magnitudes (besides T) of each element of an output, as float64 arrays of its shape.
 
     An output is ``direct + sum_j w_j S_j`` with sums ``S_j = sum_i t_ij``.
 
@@ -52,7 +52,8 @@ def gradient_scales(
     data_format: str = "NCX",
     training: bool = True,
 ) -> GradientScales:
-    """Return the magnitudes to which the gradients' expected errors are proportional, in float64.
+    """Return, in float64, the magnitudes to which expected errors of the gradients are
+    proportional.
 
     The parameters are those of :func:`backward`. With M elements per channel, c = x - mean,
     s = 1/sqrt(variance + epsilon), D = sum(dy) and P = sum(dy c), the scale of dx is::

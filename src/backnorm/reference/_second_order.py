@@ -100,18 +100,18 @@ def _gamma(k: _Channel) -> Term:
 
 
 def _by_q(k: _Channel) -> Term:
-    """Return dL/d(s*Q). s*s can overflow, so the second s is multiplied by P first."""
+    """Return dL/d(s*Q). One factor s is multiplied by P first, because s*s can overflow."""
     return k.ddgamma - k.gamma * k.s * (k.s * k.p) / k.elements
 
 
 def _dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/d(dy): the terms through R, Q and D. d is dy, and e is ddx."""
+    """Return dL/d(dy); L depends on dy through R, Q and D. d is dy, and e is ddx."""
     by_d = k.ddbeta - k.gamma * k.s * k.i / k.elements
     return k.gamma * k.s * e + _by_q(k) * (k.s * c) + by_d
 
 
 def _x(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/dx: the terms through c in Q and in P, and through the mean and the variance."""
+    """Return dL/dx; L depends on x through c in Q and in P, and through mean and variance."""
     by_q, by_p = _by_q(k), k.gamma * k.s * (k.s * k.q) / k.elements
     by_c, by_mean = by_q * d - by_p * e, by_p * k.i - by_q * k.d
     # s = (variance + epsilon)**(-1/2), so dL/dvariance is -s**3/2 times dL/ds.

@@ -62,14 +62,15 @@ class Term:
         return Term(exact, exact.hi, self.size)
 
     def single(self) -> Term:
-        """Return the value as a single term, whose T is its magnitude."""
+        """Return the same value with its own magnitude as T."""
         return Term(self.exact, self.plain, np.abs(self.plain))
 
 
 def inverse_deviation(variance: Term, epsilon: float) -> Term:
     """Return ``1 / sqrt(variance + epsilon)`` as one term."""
     total = variance.exact + epsilon
-    # Small sums are scaled, because their low part would underflow.
+    # If variance + epsilon is small, it is scaled, because rounding errors that `sqrt` uses would
+    # underflow.
     scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
     root = (total * (scale * scale)).sqrt()
     plain = 1.0 / np.sqrt(variance.exact.hi + epsilon)

@@ -150,8 +150,8 @@ def double_backward(
 def _reduce(left: np.ndarray, right: np.ndarray, pivot: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the results of `blocks.sums`, computed by the engine: compensated, and in parallel.
 
-    The engine subtracts the pivot rounded to float32 (float64 for float64 data); this function
-    corrects the rounding.
+    The engine's pivot is a float32 (a float64 for float64 data), so `pivot` is rounded. This
+    function corrects the sums for the rounding.
     """
     dtype = FLOAT32 if is_16_bit(right.dtype) else right.dtype
     columns = np.zeros((right.shape[1], 1)) if pivot is ABSENT else pivot

@@ -30,8 +30,8 @@ Reduce = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 
 class _Absent:
-    """A missing value: it counts as zero, and terms with it are left out. So a NaN in another
-    factor of a term has no effect (0 * NaN would be NaN).
+    """A missing array. Adding it changes nothing, and a product with it is missing, too, so a NaN
+    in the other factor has no effect (0 * NaN would be NaN).
     """
 
     # None makes NumPy's operators defer to those of this class.
@@ -69,7 +69,7 @@ class Channels(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The per-channel values from which elements are computed."""
+    """The per-channel values from which elements of the second-order gradients are computed."""
 
     # D/M and I/M.
     mean_dy: Array
@@ -81,12 +81,12 @@ class Factors(NamedTuple):
     # dL/dQ is also the factor of s*c in the gradient of dy.
     of_dy: Array
     of_ddx: Array
-    # Multiplied by s, this is the factor of s*c in the gradient of x. This term of the gradient
-    # comes from the variance.
+    # s*of_h is the factor of s*c in the gradient of x. This term of the gradient comes from the
+    # variance.
     of_h: Array
     ddbeta: Array
-    # Gradients of per-channel arrays. `mean` and `variance` are used only if the statistics are
-    # arguments, not functions of x.
+    # The derivatives of L in gamma, the mean and the variance. The last two are used only if the
+    # statistics are arguments, not functions of x.
     gamma: Array
     mean: Array
     variance: Array
@@ -132,7 +132,8 @@ def factors(
     scale = gamma * s
     of_dy = ddgamma + scale * -(p * share)
     of_ddx = scale * -(q * share)
-    # -s*dL/ds. The derivative of s = (variance + epsilon)**(-1/2) is -s**3/2.
+    # This is -s*dL/ds. The derivative of s = (variance + epsilon)**(-1/2) with respect to the
+    # variance is -s**3/2.
     by_s = -(scale * (covariance + 3.0 * p * q * -share) + ddgamma * q)
     return Factors(
         mean_dy=d * share,
@@ -163,5 +164,5 @@ def by_x(k: Factors, h: Array, d: Array, e: Array) -> Array:
 
 
 def by_x_alone(k: Factors, dy: Array, ddx: Array) -> Array:
-    """Return dL/dx of elements if the statistics are arguments like x."""
+    """Return dL/dx of elements if mean and variance are arguments that do not depend on x."""
     return k.s * (k.of_dy * dy + k.of_ddx * ddx)

@@ -1,6 +1,6 @@
 """Checks of the arguments of the TensorFlow functions, by the rules of `problem.py`.
 
-In an eager call, the operation on NumPy arrays checks its operands. While a function is traced
+In an eager call, the operation on NumPy arrays checks its operands. While a function is traced,
 there are no arrays yet, so the known sizes are checked here. The traceback of an error then has the
 line of the wrong call.
 """
@@ -25,7 +25,7 @@ _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
 _AXIS = "must be an integer, the position of the channels"
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
-# Types that TensorFlow converts to a tensor, or for which it raises its own error.
+# TensorFlow itself converts values of these types to tensors, or raises its own error for them.
 _OWN = (tf.Tensor, tf.Variable, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 
 
@@ -60,8 +60,8 @@ def as_tensors(**arguments: Any) -> dict[str, Any]:
 def check_axis(axis: Any, x: Any) -> int:
     """Return the channel axis as a number from 0 to rank - 1, or raise.
 
-    For a traced x of unknown rank, return the argument unchanged; `resolve_axis` checks it when the
-    function runs.
+    If x is traced and its rank is unknown, return `axis` unchanged; `resolve_axis` checks it when
+    the function runs.
     """
     rank: int | None = x.shape.rank
     if rank is None:
@@ -90,7 +90,7 @@ def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
 
 
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
-    """Return the metadata of the tensors of a traced call, with the channels last.
+    """Return the metadata of the tensors of a traced call, as if the channel axis were the last.
 
     A size that is unknown in one tensor is taken from another tensor; if no tensor has it, the size
     is 1. If no rank is known, the rank is 2.
@@ -142,15 +142,14 @@ def _as_tensor(name: str, value: Any) -> Any:
 
 
 def _is_readable(value: object) -> bool:
-    """Whether a value is a number, a tensor of TensorFlow, or a list of these, which TensorFlow can
-    read.
+    """Whether TensorFlow can read a value: a number, a tensor of TensorFlow, or a list of these.
 
     Other values are not passed to TensorFlow: TensorFlow compares them, and an exception that a
     comparison raises can end the process.
     """
     kind = type(value)
     if kind is list or kind is tuple:
-        # A list may contain itself.
+        # A list that contains itself causes a RecursionError.
         try:
             return all(map(_is_readable, value))  # type: ignore[call-overload]
         except RecursionError:
@@ -163,8 +162,8 @@ def _read(name: str, value: Any) -> np.ndarray:
     array = as_array(name, value)
     kind = element_type(array.dtype)
     if kind is not None:
-        # TensorFlow ignores the byte order of a constant in a graph, so the array gets the native
-        # one.
+        # TensorFlow ignores the byte order of a constant in a graph, so the array is converted to
+        # the native byte order.
         return array if array.dtype.isnative else array.astype(kind)
     if issubclass(type(value), np.ndarray):
         raise _unsupported(name, array.dtype)

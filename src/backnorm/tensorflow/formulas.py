@@ -42,7 +42,7 @@ class _Namespace:
         self.count = tf.cast(tf.maximum(tf.reduce_prod(sizes), 1), _CHANNELS)
 
     def channels(self, values: Any) -> Any:
-        """Return a per-channel tensor as float64, in a shape that broadcasts; None for None."""
+        """Return a per-channel tensor (or None) as float64, in a shape that broadcasts with x."""
         return None if values is None else tf.reshape(tf.cast(values, _CHANNELS), self._shape)
 
     def sum(self, elements: Any) -> Any:
@@ -63,9 +63,9 @@ class _Namespace:
 
     def scaled(self, elements: Any, s: Any, gamma: Any) -> Any:
         elements = elements * self.spread(s, elements)
-        # The factors are multiplied one after the other. If x - mean is multiplied by the product
-        # of two per-channel factors, TensorFlow 2.21 computes wrong second-order derivatives in
-        # nested eager forward mode.
+        # `elements` are multiplied by one factor after the other. With the product of the two
+        # factors instead, TensorFlow 2.21 computes wrong second-order derivatives in nested eager
+        # forward mode.
         return elements if gamma is None else elements * self.spread(gamma, elements)
 
     def rounded(self, channels: Any, elements: Any) -> Any:
@@ -84,8 +84,8 @@ def forward(
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and variance.
 
-    If x is a part of a batch, `exchange` takes the mean and variance of x, of shape (C,), and x. It
-    returns the mean and variance of the whole batch.
+    If x is a part of a batch, `exchange` is called with the mean and variance of x, each of shape
+    (C,), and x. Its first two results are the mean and variance of the whole batch.
     """
     _check(options)
     # x is converted once. With two conversions, each would round its part of the gradient to x's

@@ -21,10 +21,10 @@ except ImportError:
 def wants_formulas(*tensors: Any) -> bool:
     """Whether XLA compiles a call with these tensors, or one of the tensors has a tangent.
 
-    XLA cannot call Python. While a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
-    treats a function that calls Python as a constant. If such a function is called eagerly, forward
-    mode transposes the function's gradient. The result then has no derivatives, so derivatives of
-    the next order are lost.
+    In both cases formulas replace the kernels, which TensorFlow reaches by a call of Python. XLA
+    cannot call Python. While a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
+    treats the result of a call of Python as a constant. In an eager call, forward mode transposes
+    the function's gradient; the tangent that results has no derivatives of its own.
     """
     return has_tangent(*tensors) or is_for_xla()
 

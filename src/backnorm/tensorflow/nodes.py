@@ -7,9 +7,10 @@ in functions that copy nodes one by one: `tf.vectorized_map`, `GradientTape.jaco
 
 - An attribute of the node itself names its gradient. TensorFlow uses this name when it
   differentiates a graph, including loops and functions.
-- The node's results pass through ``PreventGradient``, whose gradient is an error. In graphs, an
-  attribute of ``PreventGradient`` names the identity as its gradient. A tape that is recording
-  while a node is copied ignores both names, and raises the error of ``PreventGradient``.
+- The node's results pass through ``PreventGradient``, an operator whose gradient raises an error.
+  In graphs, an attribute names another gradient for it, the identity. A tape that is recording
+  while a node is copied ignores the names in both attributes. So it raises the error, and does not
+  treat the gradient as zero.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
-    # The results of `compute` have no gradient. `of_operands` therefore reads the statistics from
-    # these results of `tf.custom_gradient`, so that the gradient itself is differentiable.
+    # `of_operands` reads the statistics (mean and variance) from the results of
+    # `tf.custom_gradient`, which have a gradient, so that the backward pass is differentiable. The
+    # results of `compute` have no gradient.
     statistics += results[len(node.like) :]
     return results
 
@@ -90,9 +92,9 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
 def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
     """Return the results of a call: eager tensors, or, while tracing, the outputs of a new node.
 
-    The first tensor is x; each other tensor may be None. The node calls Python. It is stateless:
-    TensorFlow may merge equal nodes, and omits nodes whose results are not used. The node has no
-    gradient on a tape; the caller adds it by `tf.custom_gradient`.
+    The first tensor is x; each other tensor may be None. The node calls Python. It is stateless, so
+    TensorFlow may merge it with an equal node, and may omit it if its results are not used. The
+    node has no gradient on a tape; the caller adds it by `tf.custom_gradient`.
     """
     presence = tuple(tensor is not None for tensor in tensors)
     present = pick(tensors, presence)
@@ -131,7 +133,7 @@ def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
 def _registered(
     name: str, gradient: _Gradient, options: Options, presence: tuple[bool, ...], elements: int
 ) -> str:
-    """Register the gradient of nodes with these properties, and return its name.
+    """Register a gradient for nodes with these properties; return the gradient's name.
 
     Parameters
     ----------

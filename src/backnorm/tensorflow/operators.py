@@ -306,7 +306,7 @@ def _checked(
 ) -> tuple[Options, Problem | None]:
     """Return the checked options and the problem of the call. The problem is None in an eager call.
 
-    In that case the function on NumPy arrays constructs the problem.
+    An eager call runs the function on NumPy arrays, which constructs the problem.
     """
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)

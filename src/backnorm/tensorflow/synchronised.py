@@ -3,20 +3,22 @@
 Replicas exchange float64 or int64 numbers by `all_reduce`.
 
 *Forward*: each replica sends 2C + 1 numbers: the mean and variance of its own elements in each
-channel, and their number. Each replica writes its numbers to its own row of a matrix of zeros. The
-sum of all matrices, computed by one `all_reduce`, has the rows of all replicas. Adding zeros does
-not round. The rows are combined by the formula for parallel variances (Chan, Golub and LeVeque,
-1979). The formula does not lose digits, however large the means are. (Variances from sums of
-squares would lose digits by cancellation.) The rows are in the order of the replicas, so all
-replicas get the same bits.
+channel, and the number of its elements per channel. Each replica writes its numbers to its own row
+of a matrix of zeros. The sum of all matrices, computed by one `all_reduce`, has the rows of all
+replicas. Adding zeros does not round. The rows are combined by the formula for parallel variances
+(Chan, Golub and LeVeque, 1979). The formula loses no digits if the means are much larger than the
+deviations. (Variances from sums of squares would then lose digits by cancellation.) The rows are in
+the order of the replicas, so all replicas get the same bits.
 
-*Backward*: the replicas add up 2C numbers; the number of elements is known from the forward pass.
+*Backward*: the replicas add up two sums for each channel; the number of elements is known from the
+forward pass.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
-(four for float64 elements), and the number of elements. These are 8C + 1 or 10C + 1 numbers. In
-both passes the integers are exchanged as a row for each replica, like the statistics, and each
-replica adds up all rows. (`all_reduce` cannot compute maxima. If it could, replicas would first
-agree on the top bins, and then add up digits.)
+(four for float64 elements), and the number of elements. Together they are 8C + 1 numbers (10C + 1
+for float64 elements). In both passes, the integers of a replica are its row of a matrix, like the
+statistics in the forward pass, and each replica adds up all rows. (Replicas with the same top bins
+could add up digits by `all_reduce`. But to find the largest top bin, `all_reduce` would have to
+compute maxima, which it cannot do.)
 
 In every distribution strategy, `all_reduce` has a gradient and can be called eagerly, in graphs and
 under XLA. (`all_gather` is not available if XLA compiles replicas on GPUs.)
@@ -83,7 +85,8 @@ def forward(
         x, gamma, beta = here([x, *place(parameters, presence)])
         y, mean, variance, *whole = _normalised(x, gamma, beta, options, statistics, replica)
 
-        # Mean and variance pass `stop_gradient`, so their cotangents are zero.
+        # The outputs mean and variance pass through `tf.stop_gradient` below, so their cotangents
+        # (`of_statistics`) are zero.
         def gradient(dy: Any, *of_statistics: Any) -> Any:
             # A cotangent may be tf.IndexedSlices, for example from tf.gather.
             dy = tf.convert_to_tensor(dy)
@@ -98,7 +101,7 @@ def forward(
 
 
 def _backward(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
-    """Return the results of `_gradients`, which are not differentiable."""
+    """Return the results of `_gradients` as tensors whose differentiation raises an error."""
     presence = [tensor is not None for tensor in saved]
 
     def operation(*present: Any) -> Any:
@@ -111,7 +114,10 @@ def _backward(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
 def _normalised(
     x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
 ) -> list[Any]:
-    """Return y of this part, mean and variance of the whole batch, and other fields of `_Saved`."""
+    """Return y of this part, and mean and variance of the whole batch.
+
+    Unless sums are reproducible, also return `exact` and `count` of `_Saved`.
+    """
     own = compute(_reduction("batch_norm_moments", calls.moments, x, options), [x], options)
     saved: list[Any] = []
     if options.reproducible:
@@ -146,7 +152,9 @@ def _gradients(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]
 
 
 def _reduction(name: str, call: Any, x: Any, options: Options) -> Node:
-    """Return the node that sums up this part: two float64 values per channel, or bins."""
+    """Return the node that computes the statistics or sums of this part. Its results are two
+    float64 values per channel, or bins.
+    """
     if options.reproducible:
         return Node(name, call, [], [tf.int64], rows=(bin_rows(x.dtype.size),))
     return Node(name, call, [], [tf.float64] * 2)
@@ -188,7 +196,8 @@ def sums_of_all(sum_dy: Any, sum_dy_xmu: Any, replica: Any) -> Any:
 
 
 def bins_of_all(bins: Any, x: Any, replica: Any) -> Any:
-    """Return a row for each replica: its bins, flattened, and its number of elements per channel.
+    """Return one row per replica. It has the replica's bins, flattened, and its number of elements
+    per channel.
 
     Parameters
     ----------

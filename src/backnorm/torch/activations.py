@@ -1,4 +1,4 @@
-"""Activations, computed by PyTorch's operators, and the modules that compute them.
+"""Activations by PyTorch's operators, and the activations that PyTorch's modules compute.
 
 PyTorch's ReLU6 is ``hardtanh(y, 0, 6)``. The derivative of hardtanh is 0 where y equals a bound, as
 in the kernels; the derivative of ``clamp`` would be 1.
@@ -27,7 +27,7 @@ def _silu_in_place(dy: Tensor, z: Tensor) -> Tensor:
 class _Smooth(NamedTuple):
     """PyTorch's functions for an activation whose derivative is computed from the input z.
 
-    `overwriting` is a derivative that may write its result to z.
+    `overwriting` computes the same as `derivative`, but may write its result to the memory of z.
     """
 
     function: Callable[..., Tensor]
@@ -65,7 +65,8 @@ def activation_of(
 
 
 def _is_exact_ceiling(lower: object, upper: object) -> bool:
-    """Whether `hardtanh` is a ReLU with a ceiling that every element type represents exactly.
+    """Whether a Hardtanh with these bounds is a ReLU whose ceiling every element type represents
+    exactly.
 
     If the ceiling is rounded, PyTorch's gradient depends on the direction of rounding.
     """

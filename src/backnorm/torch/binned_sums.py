@@ -13,19 +13,20 @@ from torch import Tensor
 from backnorm.binned import SPECIAL, two_product
 from backnorm.cpu.scratch import bin_rows
 
-# The lowest top bin by the number of digits, and the least magnitude that counts as infinite: see
-# `cpu.kernels.bins`.
+# `_LEAST` maps the number of digits to the lowest top bin. `_HUGE` is the least magnitude that
+# counts as infinite. See `cpu.kernels.bins`.
 _LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
 
 
 def of_forward(x: Tensor) -> tuple[Tensor, int]:
-    """Return the bins of sum(x) and sum(x^2), int64 (rows, C), and the elements per channel."""
+    """Return the bins of sum(x) and sum(x^2), int64 (rows, C), and the count per channel."""
     wide = _channels_first(x).double()
     return _both(wide, wide, x)
 
 
 def of_backward(x: Tensor, dy: Tensor, counts: Tensor | None, mean: Tensor) -> tuple[Tensor, int]:
-    """Return the bins of sum(dy) and of sum(dy * (x - mean)), in the form of `of_forward`.
+    """Return the bins of sum(dy) and of sum(dy * (x - mean)), in the form that `of_forward`
+    returns.
 
     dy is replaced by 0 where `counts` is False.
     """
@@ -54,7 +55,8 @@ def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
 def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
     """Return, for each channel, the top bin and the digits of the sum of all terms in `parts`.
 
-    Each part has shape (C, M); the first has the largest terms.
+    Each part has shape (C, M). The first part has the term of the largest magnitude, which
+    determines the top bin.
     """
     terms = parts[0]
     channels, count = terms.shape

@@ -159,7 +159,7 @@ def _check_like_input(residual: object, input: Tensor) -> None:
 
 
 def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
-    """Return an operation's error with PyTorch's argument names; if `check` fails, raise its error.
+    """Return an operation's error with PyTorch's argument names, unless `check` raises an error.
 
     `operands` are the arguments of `check`.
     """
@@ -168,7 +168,7 @@ def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
 
 
 def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
-    """Return the error with tensors renamed, as a RuntimeError like the errors of PyTorch."""
+    """Return the error with other names of tensors, as a RuntimeError like PyTorch's errors."""
     error = error.in_words(names)
     if isinstance(error, RuntimeError):
         return error

@@ -23,20 +23,21 @@ Model = TypeVar("Model", bound=Module)
 
 # Maps modules that define layers to backnorm's modules, which define classes of the same names.
 # backnorm's module for timm imports timm, so it is imported only if a model has a layer of timm.
-# The same holds for torchvision, and for its blocks.
+# Likewise, backnorm's modules for torchvision and for its blocks are imported only if a model needs
+# them.
 _LIBRARIES = {
     "torch.nn.modules.batchnorm": "backnorm.torch.modules",
     "timm.layers.norm_act": "backnorm.torch.timm",
     "torchvision.ops.misc": "backnorm.torch.torchvision",
 }
-# Like `_LIBRARIES`, for modules that define blocks. `convert` changes the classes of blocks only
-# with `fuse`.
+# Maps modules that define blocks of layers, in the same way. `convert` changes the classes of
+# blocks only with `fuse`.
 _BLOCKS = {"torchvision.models.resnet": "backnorm.torch.resnet"}
 _ORIGINALS = {ours: library for library, ours in (_LIBRARIES | _BLOCKS).items()}
 _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
 # The classes whose `arithmetic` can be set.
 _OURS = modules._BatchNorm, modules.FrozenLayer
-# The name of the attribute for the class that a layer had before `sync` changed it.
+# The attribute with this name holds the class that a layer had before `sync` changed the class.
 _CLASS_BEFORE_SYNC = "_class_before_sync"
 _FOREIGN = (
     "its class is not PyTorch's own, and may do something else; if it does not, use PyTorch's class"
@@ -103,8 +104,8 @@ def convert(
     """Let backnorm compute the batch normalisation of a model.
 
     Every `torch.nn.BatchNorm1d`, `2d`, `3d` and `SyncBatchNorm` in `model`, including `model`
-    itself, becomes a layer of `backnorm.torch` in place: the modules stay the same objects with the
-    same parameters, buffers and hooks, and only their class changes. The same holds for their lazy
+    itself, becomes a layer of `backnorm.torch` in place. The modules stay the same objects with the
+    same parameters, buffers and hooks; only their class changes. The same holds for their lazy
     forms, for timm's `BatchNormAct2d` and `FrozenBatchNormAct2d`, and for torchvision's
     `FrozenBatchNorm2d`. Other subclasses of these classes are not changed.
 
@@ -282,7 +283,7 @@ def _check_model(model: object) -> None:
 
 
 def is_batch_norm(module: Module) -> bool:
-    """Whether a module is batch normalisation, by its class or the name of its class."""
+    """Whether a module's class is PyTorch's batch normalisation, or has "batchnorm" in its name."""
     return (
         isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
         or "batchnorm" in type(module).__name__.lower()
@@ -300,8 +301,8 @@ def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | Non
 def _set_class(module: Module, cls: type[Module]) -> None:
     """Change the class of a module.
 
-    A parametrised module has a class of its own, whose properties are the module's parameters. It
-    gets a new subclass of `cls` with the same properties.
+    A parametrised module has a class of its own, whose properties are the module's parameters. The
+    module's new class is then a subclass of `cls` with the same properties.
     """
     if is_parametrized(module):
         cls = type(type(module).__name__, (cls,), dict(vars(type(module))))

@@ -5,9 +5,9 @@ computes calls under a transform of `torch.func`, and gradients that are differe
 
 Eager calls have their own classes, because a forward and backward pass on (8, 16, 8, 8) takes 0.13
 ms with these classes and 0.55 ms with the operators `torch.ops.backnorm` (AMD EPYC, one thread).
-These operators have two other costs. Autograd also handles the batch's statistics, because the
-operators return them. The operators cannot save a ReLU's mask as bits: the bits are in the memory
-order of x, and a compiler may change the layout of x between the passes.
+The operators have two more disadvantages. They return the batch's statistics, which autograd then
+also handles. And they cannot save a ReLU's mask as bits: the bits are in the memory order of x, and
+a compiler may change the layout of x between the passes.
 
 The classes have names that users can read: a node in the autograd graph has the name of its class
 followed by "Backward", and a profiler shows the qualified name of the class.
@@ -50,8 +50,8 @@ class _Normalisation(Function):
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, residual, weight and bias."""
         needed = ctx.needs_input_grad
-        # Unpack the saved tensors even if dy is None. In a checkpoint, unpacking is what starts the
-        # recomputation of its layers.
+        # Unpack the saved tensors even if dy is None. If the layer is in a checkpoint, unpacking
+        # starts the recomputation of the checkpoint's layers.
         x, mask, weight, bias, mean, variance, order = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
@@ -182,7 +182,7 @@ def _in_order(x: Tensor, order: Tensor) -> Tensor:
 
 
 def name_of(options: Options, residual: Tensor | None) -> str:
-    """Return the name of a forward pass in a profile."""
+    """Return the name by which a profiler shows a forward pass."""
     name = "batch_norm"
     if options.activation is not None:
         name = "batch_norm_activation"
@@ -208,12 +208,12 @@ def profiled(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _function(base: type[Function], name: str) -> Any:
-    """Return the `apply` of a new subclass of `base`, whose name appears in graphs and profiles.
+    """Return the `apply` of a new subclass of `base`. Graphs and profiles show the subclass's name.
 
     This `apply` does not handle transforms of `torch.func`, unlike `Function.apply`. In the calls
     of this module, no transform is active.
     """
-    # A graph shows "BatchNormRelu" for the name "batch_norm_relu".
+    # For the name "batch_norm_relu", the autograd graph shows "BatchNormReluBackward".
     cls = type(name.title().replace("_", ""), (base,), {"__module__": __name__})
     cls.__name__ = f"backnorm::{name}"
     return super(Function, cls).apply

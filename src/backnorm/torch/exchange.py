@@ -1,14 +1,14 @@
 """Exchange of statistics between the processes of a group, for C channels.
 
 *Forward*: the processes exchange mean, variance and number of their own elements. The formula for
-parallel variances (Chan, Golub and LeVeque, 1979) combines them. This formula does not lose digits,
-however large the means are; sums of squares could lose all digits. A small group gathers 2C + 1
-float64 numbers from every process and combines them in the order of ranks. In a large group,
-gathering would take long, because the number of bytes (and on rings also the latency) grows with
-the size of the group. So a large group makes two all-reduce sums: first of the weighted means, then
-of the variances and the squared distances of the means. The two sums have 2C + 1 numbers together.
-A ring passes each number twice, so a process receives 16 * (2C + 1) bytes (and padding) for any
-size of the group.
+parallel variances (Chan, Golub and LeVeque, 1979) combines them. The formula loses no digits if the
+means are much larger than the deviations; sums of squares could then lose all digits. A small group
+gathers 2C + 1 float64 numbers from every process and combines them in the order of ranks. In a
+large group, gathering would take long, because the number of bytes (and on rings also the latency)
+grows with the size of the group. So a large group makes two all-reduce sums: first of the weighted
+means, then of the variances and the squared distances of the means. The two sums have 2C + 1
+numbers together. On a ring, an all-reduce sends each number to a process twice. So a process
+receives 16 * (2C + 1) bytes (and padding), however large the group is.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
@@ -17,13 +17,13 @@ size of the group.
 (float64: 10C + 1). A small group gathers the numbers of all processes here, too. A large group
 first agrees on the top bins, by an all-reduce maximum over 2C numbers, and then adds up the digits.
 
-*Agreement*: processes that call their layers in different orders, or with different settings, would
-combine the statistics of different layers. Therefore the first message begins with a description of
-layer, channels, pass and settings. In an all-reduce, the message has only the digest of the
-description. The first message is padded to one length for all layers, because a backend may end a
-process that receives more than it expects. If descriptions differ, every process raises before it
-exchanges more numbers. On a GPU, raising would need synchronisation with the device, so the
-statistics become NaN instead.
+*Agreement*: if processes called their layers in different orders, or with different settings, they
+would combine statistics that do not belong together. Therefore the first message begins with a
+description of layer, channels, pass and settings. In an all-reduce, the message has only the digest
+of the description. The first message is padded to one length for all layers, because a backend may
+end a process that receives more than it expects. If descriptions differ, every process raises
+before it exchanges more numbers. On a GPU, raising would need synchronisation with the device, so
+the statistics become NaN instead.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from backnorm.errors import BacknormError
 # three take 6 * log2(n). For 12 processes, gathering takes 22 hops, and the sums take 21.5.
 _GATHERED = 12
 
-# A first message has two parts; these are their lengths, in units of 8 bytes. The first part is for
-# a text that describes layer, channels, pass and settings: it has a digest of the text, and the
-# text's first 120 bytes. The second part has the first 1025 numbers of the statistics. Further
-# numbers are in a second message.
+# The first message of an exchange has two parts of these lengths, in units of 8 bytes. The first
+# part is for a text that describes layer, channels, pass and settings: it has a digest of the text,
+# and the text's first 120 bytes. The second part has the first 1025 numbers of the statistics.
+# Further numbers are in a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
-# Maps a group to the numbers of its layers without a name, and to the counter that gives the next
-# number.
+# For each group: the numbers that its layers without a name have, and the counter from which the
+# next such layer gets its number.
 _NUMBERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-# Older versions of PyTorch call `all_gather_single` by the name `all_gather_into_tensor`. A PyTorch
-# that was built without `torch.distributed` has neither name.
+# In older versions of PyTorch, the function `all_gather_single` is named `all_gather_into_tensor`.
+# A PyTorch that was built without `torch.distributed` has neither name.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
     dist, "all_gather_into_tensor", None
 )
@@ -95,7 +95,8 @@ def name_of(layer: torch.nn.Module, group: Any) -> str:
 
 
 class Exchange:
-    """One exchange between the processes of a group, and the check that they agree.
+    """One exchange between the processes of a group, which also checks that all have the same
+    `description`.
 
     Parameters
     ----------
@@ -117,7 +118,9 @@ class Exchange:
         self._is_gathered = self._size <= _GATHERED
 
     def moments(self) -> Tensor:
-        """Return means and biased variances of the elements of all processes, and their number."""
+        """Return means and biased variances of the elements of all processes, and the elements'
+        number.
+        """
         channels = self._local.shape[0] // 2
         if self._is_gathered:
             every = self._gathered()
@@ -161,7 +164,7 @@ class Exchange:
         return self._result(total.flatten(), numbers[-1:])
 
     def _gathered(self) -> Tensor:
-        """Return the numbers of all processes, one row each, and compare descriptions."""
+        """Return the numbers of all processes, a row for each process, and compare descriptions."""
         begin, rest = _split(self._local)
         expected = _described(self._text).to(begin.device)
         rows = self._rows(torch.cat((expected, begin.view(torch.int64))))
@@ -172,11 +175,13 @@ class Exchange:
         return found[:, : self._local.shape[0]].contiguous()
 
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
-        """Return the sum or maximum over all processes, and compare the digests of their texts."""
+        """Return the sum or maximum of `own` over all processes; check that they have the same
+        text.
+        """
         begin, rest = _split(own)
-        # The digest has 32 bits, so that float64 sums of digests are exact. The maxima of d and of
-        # -d over the processes, where d is the digest, show the largest and the smallest digest.
-        # These two are equal only if all digests are equal.
+        # The digest has 32 bits, so that float64 sums of digests are exact. Each process sends its
+        # digest d, and -d. The maxima of the two over all processes show the largest and the
+        # smallest digest. These two are equal only if all digests are equal.
         digest = int(_described(self._text)[0]) & 0xFFFFFFFF
         head = own.new_tensor([digest, -digest])
         message = torch.cat((head, begin))
@@ -188,12 +193,12 @@ class Exchange:
         return torch.cat((message[2:], rest))[: own.shape[0]]
 
     def _sum(self, own: Tensor) -> Tensor:
-        """Return the sum of the numbers of all processes, written to `own`."""
+        """Replace the numbers in `own` by their sums over all processes; return `own`."""
         self._call(dist.all_reduce, own, op=dist.ReduceOp.SUM)
         return own
 
     def _result(self, *parts: Tensor) -> Tensor:
-        """Return the parts as one tensor; on a GPU, a tensor of NaN if the descriptions differ."""
+        """Return the parts as one tensor; on a GPU, NaN (or `SPECIAL`) if descriptions differ."""
         numbers = torch.cat(parts)
         if numbers.is_cpu:
             return numbers
@@ -231,13 +236,13 @@ class Exchange:
 
 
 def _split(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the first message, padded with zeros, and the rest."""
+    """Return the numbers of the first message, padded with zeros, and those of the second."""
     numbers = pad(numbers, (0, max(0, _STATISTICS - numbers.shape[0])))
     return numbers[:_STATISTICS], numbers[_STATISTICS:]
 
 
 def _described(text: str) -> Tensor:
-    """Return a text as int64 numbers, of which the first is its digest."""
+    """Return the digest of a text, and then its first 120 bytes, as int64 numbers."""
     encoded = text.encode()
     digest = hashlib.blake2b(encoded, digest_size=8).digest()
     whole = (digest + encoded)[: 8 * _DESCRIPTION].ljust(8 * _DESCRIPTION, b"\0")

@@ -157,7 +157,8 @@ def batch_norm(
     try:
         return _eager(operands, momentum, options)
     except OpaqueTensorError:
-        # Another operand than the input is a tensor whose memory a kernel cannot read.
+        # A kernel cannot read the memory of some operand (the memory of the input was checked
+        # before).
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
         refused = error
@@ -184,7 +185,7 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     input, residual, weight, bias, running_mean, running_var = operands
     wants_gradient = torch.is_grad_enabled() and (
         input.requires_grad
-        # The kernels raise for an operand that is not a tensor.
+        # An operand that is not a tensor passes here; the kernels raise an error for it.
         or getattr(weight, "requires_grad", False)
         or getattr(bias, "requires_grad", False)
         or getattr(residual, "requires_grad", False)
@@ -292,8 +293,8 @@ def _is_exporting_to_onnx() -> bool:
 def _allow_in_graph() -> None:
     """Make Dynamo put three functions of `operations` into its graph without tracing them.
 
-    Tracing would lose the derivatives of these functions. This function is called late, because it
-    imports Dynamo, which takes longer than importing backnorm.
+    Tracing would lose the derivatives of these functions. `_allow_in_graph` is called only when
+    Dynamo traces, because it imports Dynamo, which takes longer than importing backnorm.
     """
     torch.compiler.allow_in_graph(
         [operations.forward, operations.inference, operations.move_below_transforms]

@@ -76,7 +76,7 @@ def named_pairs(
 def fuse_sequences(model: Module) -> dict[Module, str]:
     """Fuse each layer in a `torch.nn.Sequential` with the activation that follows it.
 
-    Return, by layer, the reasons why layers in sequences could not be fused.
+    Return a mapping from each layer in a sequence that could not be fused to the reason.
     """
     structure = _Structure(model)
     obstacles: dict[Module, str] = {}

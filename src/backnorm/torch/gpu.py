@@ -3,9 +3,8 @@
 This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `kernels` and
 `synchronised` call. Kernels run on the current stream of the tensors' device. No function waits for
 a kernel or reads a value from the device. So a CUDA graph can capture a call, if the same call has
-run before and has compiled its kernels. Because no function reads values, none raises if variance +
-epsilon is not positive in a channel. The results of such a channel are infinite or NaN, as in
-PyTorch.
+run before and has compiled its kernels. Therefore no function raises an error if variance + epsilon
+is not positive in a channel. The results of such a channel are infinite or NaN, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ from backnorm.torch.activations import activate, derivative
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
-# The compiler assumes that addresses of arrays are multiples of this number of bytes. The addresses
-# that PyTorch's allocators return are multiples of more bytes.
+# The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
+# allocators return addresses that are multiples of a larger power of two.
 _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
-# Where the two per-channel results begin and end among the addresses of a call.
+# Among the addresses of a call: the position of the first of the two per-channel results, and the
+# position after the second.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
 #: The key of tuned knobs: a problem, its memory layout and its device. In the key,
@@ -143,7 +143,7 @@ class _CudaTensors(Tensors[torch.device]):
         return problem.channels, statistics, mask_size(problem.size), problem.count
 
     def data(self, x: Tensor) -> Tensor:
-        # Kernels read tensors that are dense, plain and aligned.
+        # Kernels read only tensors that are dense, plain and aligned; other tensors are copied.
         x = dense(x)
         return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
 
@@ -222,7 +222,7 @@ def reduce(
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a process's message into two tensors, each with a number per channel, and a count."""
+    """Split a process's message into three tensors: two with a number per channel, and a count."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
 
@@ -266,13 +266,13 @@ def double_backward(
 
 @cache
 def gpu_of(device: torch.device) -> Gpu:
-    """Return those properties of a device that a plan depends on."""
+    """Return the properties of a device."""
     properties = torch.cuda.get_device_properties(device)
     return Gpu(properties.name, (properties.major, properties.minor))
 
 
 def _place(problem: Problem, extents: Extents, device: torch.device) -> Place:
-    """Return the key of the knobs that tuning has chosen for a problem."""
+    """Return the key under which the knobs that tuning has chosen for a problem are stored."""
     return replace(problem, running=False), extents, gpu_of(device)
 
 
@@ -282,7 +282,7 @@ def place_of(
     activation: Activation | None = None,
     **options: Any,
 ) -> Place:
-    """Check the tensors of a call; return the key of the knobs for its kernel."""
+    """Check the tensors of a call; return the key by which the knobs of its kernel are stored."""
     fused, _ = _split(activation)
     problem, (x, *_) = TENSORS.checked(name, operands, activation=fused, **options)
     extents = extents_of(problem.shape, problem.channel_axes, order_of(x))

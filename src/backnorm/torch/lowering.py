@@ -167,11 +167,11 @@ def lower() -> None:
         # decomposed: Inductor's code calls it.
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
-    # `fast_random_decomps` caches a copy of the table of decompositions when the first graph is
-    # compiled.
+    # When PyTorch compiles the first graph, its function `fast_random_decomps` caches a copy of the
+    # table of decompositions. The copy lacks new entries, so it is dropped.
     decomposition.fast_random_decomps.cache_clear()
     # PyTorch's caches on disk identify a graph by the names of its operators. Without backnorm's
-    # tag, they could return code with the formulas of another version of backnorm.
+    # tag, a cache could return code with the formulas of another version of backnorm.
     torch.compiler.config.cache_key_tag += _cache_tag()
 
 

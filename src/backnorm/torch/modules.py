@@ -1,12 +1,12 @@
 """Modules: PyTorch's layers of batch normalisation, computed by backnorm.
 
 A layer can be fused with the module of the activation that follows: the layer then computes the
-activation, too. Fusion keeps both module objects. The layer gets an `activation`, which its forward
-applies. The activation's module becomes a `FusedActivation`, which returns its input while the
-layer has an `activation`, and applies the activation otherwise.
+activation, too. Fusion keeps both module objects. The attribute `activation` of the layer is set,
+and the layer's forward applies it. The activation's module becomes a `FusedActivation`, which
+returns its input while the layer has an `activation`, and applies the activation otherwise.
 
-So one attribute of the layer decides which of the two modules computes the activation: when the
-layer loses the attribute, the activation is still computed exactly once. Both modules remove the
+So one attribute of the layer decides which of the two modules computes the activation. If the layer
+loses the attribute, the activation is still computed exactly once. Both modules remove the
 attribute (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
 settings of the activation, a graph of `torch.fx`. The layer then only normalises, and the
 activation's module applies the activation.
@@ -49,7 +49,7 @@ def described_activation(activation: Activation) -> str:
 
 
 def alteration_of(module: torch.nn.Module) -> str | None:
-    """Return None if calling `module` runs only its class's `forward`; otherwise, the reason."""
+    """Return None if a call of `module` runs only the `forward` of its class, else what it has."""
     hooks = (
         module._forward_hooks, module._forward_pre_hooks,
         module._backward_hooks, module._backward_pre_hooks,
@@ -61,7 +61,7 @@ def alteration_of(module: torch.nn.Module) -> str | None:
     return None
 
 
-# The attribute of a fused layer's output that holds the `_origin` of the output.
+# A fused layer stores the `_origin` of its output in this attribute of the output.
 _ORIGIN = "_backnorm_origin"
 
 
@@ -92,7 +92,7 @@ class Separable(torch.nn.Module):
 
 
 def _separating(register: Callable[..., Any]) -> Any:
-    """Return a method that separates a pair, and then registers a hook."""
+    """Return a method that separates a layer and its fused activation, then registers a hook."""
 
     @functools.wraps(register)
     def separate_and_register(self: Separable, *arguments: Any, **options: Any) -> Any:
@@ -161,8 +161,8 @@ class FusedActivation(Separable, torch.nn.Identity):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Setting an attribute that only the activation has, such as `max_val`, separates the pair.
-        # Every module has `training` and private attributes; setting these keeps the pair.
+        # Setting a public attribute of the activation, such as `max_val`, separates the pair.
+        # Setting `training`, which every module has, does not.
         if name != "training" and not name.startswith("_"):
             self.separate()
         super().__setattr__(name, value)
@@ -174,7 +174,7 @@ class FusedActivation(Separable, torch.nn.Identity):
 
 @tools.unscriptable
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
-    """The mixin of all layers has the forward and its options. Everything else is PyTorch's."""
+    """The mixin of all layers: it has the forward and its options; all else is PyTorch's."""
 
     #: The type in which elements are computed; None: the default that `backnorm.arithmetic`
     #: describes.
@@ -285,9 +285,9 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        # The module of a fused activation recognises y by a mark. A compiled forward does not mark
-        # y. It does not assign y to a local variable either: after a graph break in the call,
-        # Dynamo would read `y.grad`, and PyTorch would warn.
+        # If an activation module is fused with this layer, the module recognises y by a mark. A
+        # compiled forward does not mark y. It does not assign y to a local variable either: after a
+        # graph break in the call, Dynamo would read `y.grad`, and PyTorch would warn.
         if self.activation is None or self.owns_activation or is_compiling():
             return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
@@ -342,7 +342,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
 def _rank_error(input: Tensor, accepted: str) -> ArgumentValueError:
     """Return the error for a rank that the layer does not accept."""
-    # `check_tensor` rejects a nested tensor, whose shape cannot be read below.
+    # `check_tensor` raises for a nested tensor: reading its shape below would raise another error.
     check_tensor("input", input)
     return ArgumentValueError(
         "input",
@@ -421,10 +421,10 @@ class SyncBatchNorm(_BatchNorm):
     In training, if `torch.distributed` is initialised and the process group has more than one
     process, mean and variance are those of the elements of all processes, combined without loss of
     digits (`exchange`). The batches of the processes may differ in size, and may be empty. The
-    gradient of the input takes the whole batch into account. The gradients of weight and bias in a
-    process are those of its own part; DistributedDataParallel averages them over the processes. In
-    all other cases the layer computes what `BatchNorm2d` computes, for inputs with two or more
-    axes.
+    gradient of the input takes the whole batch into account. In each process, the gradients of
+    weight and bias are those of the process's own batch; DistributedDataParallel averages them over
+    the processes. In all other cases the layer computes what `BatchNorm2d` computes, for inputs
+    with two or more axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
@@ -499,19 +499,19 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):
-    """`torch.nn.LazyBatchNorm1d`, which becomes `BatchNorm1d` with its first batch."""
+    """`torch.nn.LazyBatchNorm1d`, which becomes `BatchNorm1d` when it gets its first batch."""
 
     cls_to_become = BatchNorm1d
 
 
 class LazyBatchNorm2d(_BatchNorm, torch.nn.LazyBatchNorm2d):
-    """`torch.nn.LazyBatchNorm2d`, which becomes `BatchNorm2d` with its first batch."""
+    """`torch.nn.LazyBatchNorm2d`, which becomes `BatchNorm2d` when it gets its first batch."""
 
     cls_to_become = BatchNorm2d
 
 
 class LazyBatchNorm3d(_BatchNorm, torch.nn.LazyBatchNorm3d):
-    """`torch.nn.LazyBatchNorm3d`, which becomes `BatchNorm3d` with its first batch."""
+    """`torch.nn.LazyBatchNorm3d`, which becomes `BatchNorm3d` when it gets its first batch."""
 
     cls_to_become = BatchNorm3d
 

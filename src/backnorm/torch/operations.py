@@ -1,18 +1,18 @@
 """Batch normalisation, its gradient and its second-order gradient, as differentiable operators.
 
-The operators serve `torch.compile`, `torch.export`, fake tensors, and dispatch modes, which see
-every operator (such as FLOP counters). The subclasses of PyTorch's `Function` define derivatives
-for autograd, forward mode and `torch.func`. An operator only normalises: PyTorch's operators add a
+The operators serve `torch.compile`, `torch.export`, fake tensors, and dispatch modes, such as FLOP
+counters, which see every operator. The subclasses of PyTorch's `Function` define derivatives for
+autograd, forward mode and `torch.func`. An operator only normalises: PyTorch's operators add a
 residual and apply an activation, and `move` updates the running statistics. Eager calls on tensors
 in memory do not use this module (see `eager`).
 
 If the argument `arithmetic` is None, an operator computes in the default arithmetic of the element
 type, so that a graph does not depend on the `backnorm.arithmetic` block in which it runs.
-Inductor's code has another default (`lowering`).
+Code that Inductor compiles computes in another default arithmetic (`lowering`).
 
-The batch's mean and variance are returned for the backward pass, and have no gradients. Gradients
-that may be differentiated again are composed of PyTorch's operators (`composed`) if they are
-batched (``is_grads_batched``) or of the second order.
+The forward operators also return the batch's mean and variance, for the backward pass. These
+results have no gradients. If batched gradients (``is_grads_batched``) or second-order gradients may
+be differentiated again, they are composed of PyTorch's operators (`composed`).
 
 The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Therefore forward mode uses
 the operators of reverse mode.
@@ -114,8 +114,8 @@ class BatchNormBackward(Function):
     ) -> Gradients:
         x, dy, *channels = _primals(ctx)
         tdx, tdweight, tdbias = None, None, None
-        # dx, dweight and dbias are linear in dy. Their derivative in x and weight is the Hessian of
-        # <dy, y> times the tangents.
+        # dx, dweight and dbias are linear in dy. The tangents of x and weight add the Hessian of
+        # <dy, y> times these tangents.
         if tdy is not None:
             options = ctx.eps, ctx.training, ctx.arithmetic
             tdx, tdweight, tdbias = BatchNormBackward.apply(x, tdy, *channels, *options)
@@ -130,9 +130,9 @@ class BatchNormBackward(Function):
 
 
 class _Normalisation(Function):
-    """The derivatives of y. The statistics are those of the batch, or they are given.
+    """The derivatives of y, for the statistics of the batch or for given statistics.
 
-    The first inputs of every subclass are x, weight and bias.
+    The first arguments of every subclass's `forward` are x, weight and bias.
     """
 
     @staticmethod
@@ -223,7 +223,7 @@ def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
 
 def _primals(ctx: Any) -> list[Tensor | None]:
     """Return the saved tensors without the tangents of the current level of forward mode."""
-    # While a compiler traces, `forward_ad.unpack_dual` has no default level.
+    # The public function `forward_ad.unpack_dual` has no default level while a compiler traces.
     return [
         None if tensor is None else torch._VF._unpack_dual(tensor, level=0).primal
         for tensor in ctx.saved_tensors
@@ -259,7 +259,8 @@ batch_norm_double_backward = register(
 )
 
 
-# Functions that every transform can differentiate; their arguments are those of the operators.
+# Every transform of `torch.func` can differentiate these functions, which take the arguments of the
+# operators.
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,9 +278,9 @@ def inference(
     *settings: Any,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
-    # Pass copies: autograd does not detect that a later batch updates the running statistics. The
-    # copies keep the tangents of the originals, because the operation must raise an error if the
-    # statistics have tangents.
+    # Copies are saved, because autograd does not detect that a later batch updates the running
+    # statistics. The copies keep the tangents of the originals, so that the operation can raise an
+    # error for statistics with tangents.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
     y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
@@ -336,7 +337,7 @@ def _move(
     count: int,
 ) -> None:
     # The new statistics are computed in float64 and rounded once, as in the kernels. The product
-    # begins with the variance, because under `torch.jit.trace` counts are integer tensors, whose
+    # begins with the float64 variance: under `torch.jit.trace`, counts are integer tensors, whose
     # ratio would be a float32.
     unbiased = variance.double() * count / (count - 1)
     running_mean.copy_(running_mean.double() * (1.0 - momentum) + mean.double() * momentum)
@@ -344,7 +345,9 @@ def _move(
 
 
 def move_below_transforms(*arguments: Any) -> Tensor:
-    """Update the running statistics in place, by writing to the tensors that transforms wrap."""
+    """Update the running statistics in place: write to the plain tensors inside the wrappers of
+    transforms.
+    """
     empty: Tensor = MoveRunningStatistics.apply(*arguments)
     return empty
 
@@ -355,8 +358,8 @@ class MoveRunningStatistics(Function):
     @staticmethod
     def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:
         # Writing to `data` does not change the tensor's version counter. As in PyTorch, autograd
-        # must not detect the update: a weight may be a view of the same base tensor as the running
-        # statistics, and would count as changed, too.
+        # must not detect the update. A weight may be a view of the same base tensor as the running
+        # statistics. With the shared counter, autograd would treat this weight as changed, too.
         _move(running_mean.data, running_var.data, *arguments)
         return running_mean.new_empty(0)
 
@@ -379,10 +382,10 @@ class MoveRunningStatistics(Function):
                     accepted="a tensor that vmap maps over, or None",
                     hint="torch.func.stack_module_state gives each model its own",
                 )
-        # The update is elementwise, so the vmap axis may be the first in all tensors.
+        # The update is elementwise, so the vmap axis can be moved to the front of every tensor.
         moved = [
-            # If vmap maps over one of the running statistics alone, the other one is copied here.
-            # Its original is not updated, as in PyTorch.
+            # If vmap maps over only one of the two running statistics, the other is copied here,
+            # and only the copy is updated, as in PyTorch.
             value.expand(info.batch_size, *value.shape).clone()
             if axis is None
             else value.movedim(axis, 0)

@@ -70,7 +70,7 @@ def eager_options(
         return _cached.__wrapped__(*arguments)
 
 
-# With `typed`, arguments of different types have different keys: True == 1 == 1.0. Errors are not
+# Without `typed`, True, 1 and 1.0 would have one key, because they are equal. Errors are not
 # cached.
 @functools.lru_cache(maxsize=1024, typed=True)
 def _cached(
@@ -95,11 +95,12 @@ def traced_options(
         )
     ceiling = None
     if isinstance(activation, Activation):
-        # Dynamo cannot pass a named tuple from traced code to a function that it does not trace.
+        # Dynamo cannot pass a named tuple from traced code to a function that it does not trace, so
+        # `_traced_activation` gets the two fields of the tuple.
         activation, ceiling = activation.name, activation.ceiling
     if ceiling is not None:
         # Dynamo turns a number that differs between calls or layers into a symbol. `guard_scalar`
-        # makes this number a constant of the graph.
+        # makes the ceiling a constant of the graph.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
         ceiling = guard_scalar(ceiling)
@@ -113,7 +114,9 @@ def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> 
 
 
 def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None:
-    """Return the requested arithmetic; if it is None, guard the graph on `backnorm.arithmetic`."""
+    """Return the arithmetic of a traced call. If the call requests none, a guard makes Dynamo trace
+    again when `backnorm.arithmetic` sets another arithmetic.
+    """
     if arithmetic is None:
         # Dynamo does not guard context variables: without this guard, all calls would use the value
         # of the first call.

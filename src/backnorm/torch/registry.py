@@ -4,8 +4,8 @@ An operator declares the kinds of its results (`Result`). The kinds determine th
 kernels return, and the axes along which DTensor may shard results.
 
 Channels are independent of each other, so the vmap rule computes B problems of C channels in one
-call, as a problem of B * C channels. A tensor that vmap does not map over is expanded to all
-problems. Tensors that DTensor shards over channels stay sharded. DTensor gathers tensors that are
+call, as a problem of B * C channels. A tensor that vmap does not map over is repeated for each
+problem. Tensors that DTensor shards over channels stay sharded. DTensor gathers tensors that are
 sharded over batch or space, because statistics are those of the whole batch. DTensor treats
 PyTorch's own operators in the same way.
 """
@@ -38,9 +38,9 @@ _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 #: Maps the names that kernels give to tensors to the operators' argument names, as in PyTorch.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
-#: The kind of a result. data: like x. statistics: a mean or variance, computed from x alone.
-#: parameter: like the weight, or, without a weight, like statistics. coefficients: four numbers per
-#: channel (`lowering`).
+#: The kind of a result, which determines its shape and type. data: those of x. statistics: those of
+#: a mean or variance, which is computed from x alone. parameter: those of the weight, or, without a
+#: weight, those of statistics. coefficients: four numbers per channel (see `lowering`).
 Result = Literal["data", "statistics", "parameter", "coefficients"]
 
 
@@ -74,14 +74,16 @@ def register(
     tags : tuple of torch.Tag
         Tags that tell Inductor which layouts of operands the operator accepts.
     """
-    # `torch.library.custom_op` does the same, and takes 3 us more in every call (AMD EPYC, Zen 3).
+    # `torch.library.custom_op` could define the operator, too, but every call would take 3 us more
+    # (AMD EPYC, Zen 3).
     schema = infer_schema(kernel, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-    # `None` means all devices. Dynamo does not trace the Python code of kernels registered in this
-    # way.
+    # The argument `None` registers the kernel for all devices. Dynamo does not trace the Python
+    # code of kernels registered in this way.
     register_kernel(f"backnorm::{name}", None, _with_names(kernel), lib=_LIBRARY)
-    # The kernels handle lazily negated tensors and zero tensors themselves. PyTorch would copy such
-    # tensors first, and would read beyond the end of a storage that was shortened.
+    # The kernels handle lazily negated tensors and zero tensors themselves. Without the two
+    # fallthroughs, PyTorch would copy such a tensor before the call. If the tensor's storage had
+    # been shortened, the copy would read beyond the end of the storage.
     for key in ("Negative", "ZeroTensor"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
     operator = getattr(torch.ops.backnorm, name).default
@@ -161,9 +163,9 @@ def _new_result(
 def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `jvp` rule that forward mode can differentiate again.
 
-    PyTorch disables forward mode at all levels while a rule runs, so the outer levels would get a
-    tangent of 0. This wrapper enables forward mode; the rule itself ignores the tangents of the
-    current level.
+    While a rule runs, PyTorch disables forward mode at all levels of nested `jvp` calls, so the
+    outer levels would get a tangent of 0. This wrapper enables forward mode. The rule itself
+    ignores the tangents of its own level.
     """
 
     @functools.wraps(jvp)
@@ -194,7 +196,7 @@ def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Cal
             return _split(results, size, channels)
         split = [_split(result, size, channels) for result in results]
         batched = [
-            # Problems with the same x have the same statistics.
+            # All problems have the same x, and so the same statistics: return them once.
             (result.select(axis, 0), None)
             if kind == "statistics" and axis_of_x is None and size
             else (result, axis)

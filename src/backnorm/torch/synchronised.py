@@ -41,8 +41,8 @@ from backnorm.torch.tensors import (
 
 
 class SecondOrderError(BacknormError, NotImplementedError):
-    """The gradients of a batch in several processes, or of reproducible sums, cannot be
-    differentiated.
+    """The gradients cannot be differentiated again, because the batch is in several processes, or
+    because sums are reproducible.
     """
 
 
@@ -65,7 +65,7 @@ class Processes:
     reproducible: bool
 
 
-#: This process alone, with reproducible sums.
+#: The value for a layer with reproducible sums whose batch is in this process alone.
 ALONE = Processes(None, "", True)
 
 
@@ -86,8 +86,9 @@ def _forward(
     engine, computed_in, exchange = engine_of(x), arithmetic_of(x.dtype, arithmetic), None
     moments = _message(*engine.reduce_forward(x, "NCX", computed_in, reproducible))
     if group is not None:
-        # `settings`, which the processes compare, leave out the arithmetic: it depends on the
-        # element type, and the element type may differ in a process without elements.
+        # `settings` is a text that the processes compare. It does not contain the arithmetic, which
+        # depends on the element type, because a process without elements may have another element
+        # type.
         settings = f"{layer}, {x.shape[1]} channels, forward, {reproducible=}, {eps=}"
         exchange = Exchange(group, settings, moments)
     if reproducible:
@@ -172,7 +173,7 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
 
 
 def _message(sums: Tensor, count: int) -> Tensor:
-    """Return sums and the number of elements as one tensor; on a GPU, the host does not wait."""
+    """Return sums and the number of elements as one tensor, without waiting for a GPU."""
     return torch.cat((sums.flatten(), sums.new_full((1,), count)))
 
 
@@ -216,12 +217,12 @@ class _BatchNorm(Function):
         if dy is None and group is None:
             return (None,) * 8
         if dy is None:
-            # This process must take part in the exchange: other processes may have a dy, and dx of
-            # this process depends on it.
+            # This process must take part in the exchange. Other processes may have a dy, and
+            # their dy contributes to dx of this process.
             dy = torch.zeros_like(x)
         if torch.is_grad_enabled() and is_batched(dy):
             # PyTorch cannot differentiate the gradients for a batched dy (``is_grads_batched``)
-            # again, and would raise no error.
+            # again. Without this check, it would raise no error.
             _refuse_second_order()
         group = group if needs_x or reproducible else None
         local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
@@ -318,21 +319,23 @@ def batch_norm_with_moments(
     options: Options,
     processes: Processes,
 ) -> tuple[Tensor, Tensor]:
-    """Return the normalised values, and the moments of all elements.
+    """Return the normalised values of this process, and the moments of the elements of all
+    processes.
 
     The caller has checked the arguments.
     """
     if processes.reproducible and processes.group is not None:
-        # No process knows the sizes of the other parts here. So each process checks the count that
-        # the batch would have if all parts were as large as its own.
+        # No process knows the sizes of the other parts here. So each process checks the number of
+        # elements per channel that the batch would have if all parts were as large as this
+        # process's part.
         count = input.numel() // max(input.shape[1], 1)
         binned.check_count("input", dist.get_world_size(processes.group) * count)
     layer, group = processes.layer, None
     if processes.group is not None:
         group = processes.group.group_name
         if options.activation is not None:
-            # The activation is not computed here. It is in the text that processes compare, because
-            # they must use the same activation.
+            # The activation is computed elsewhere, but all processes must use the same one. So it
+            # is added to the text that they compare.
             name, ceiling = options.activation
             layer = f"{layer}, {name}" + ("" if ceiling is None else f" up to {ceiling}")
     run = _BatchNorm.apply if is_transformed() else _batch_norm

@@ -5,7 +5,7 @@ treated as a plain tensor if it has memory, even if the subclass overrides `shap
 tensor has no memory; only operators can read its elements.
 
 PyTorch, not NumPy, allocates new tensors. A tensor in the memory of a NumPy array cannot be
-resized. If it is a view, and an autograd function returns it, it cannot be changed in place, for
+resized. A view in this memory that an autograd function returns cannot be changed in place, for
 example by a ReLU.
 """
 
@@ -71,12 +71,12 @@ dispatch_keys = torch._C._dispatch_keys
 
 
 def _keys_in_memory() -> int:
-    """Return the dispatch keys of tensors that have memory, as bits."""
+    """Return the dispatch keys that tensors with memory may have, as a bit mask."""
     keys = torch._C.DispatchKey
     devices = [keys.CPU, keys.AutogradCPU, keys.AutocastCPU]
     devices += [keys.CUDA, keys.AutogradCUDA, keys.AutocastCUDA]
     bits = 0
-    # `Conjugate` marks complex tensors. They have memory; the checks of types reject them.
+    # Complex tensors with the key `Conjugate` have memory; the checks of types reject them.
     for key in (*devices, keys.Negative, keys.Conjugate, keys.ZeroTensor, keys.ADInplaceOrView):
         bits |= torch._C.DispatchKeySet(key).raw_repr()
     return bits
@@ -128,7 +128,7 @@ def needs_dispatcher(tensor: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` or forward mode is active."""
+    """Whether forward mode, or a transform of `torch.func`, is active."""
     return forward_ad._current_level >= 0 or _are_transforms_active()
 
 
@@ -228,7 +228,7 @@ def order_of(x: Tensor) -> Order:
 def wide(tensor: Tensor, x: Tensor) -> Tensor:
     """Return a per-channel tensor, contiguous and `plain`.
 
-    If the tensor and x have the same 16-bit type, the tensor is converted to float32.
+    If its type is 16-bit and that of x, the tensor is converted to float32.
     """
     if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
         return tensor.detach().float().contiguous()

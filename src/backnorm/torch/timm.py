@@ -21,7 +21,7 @@ class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
     fuse_activation: bool = False
 
     def fusion_obstacle(self) -> str | None:
-        """Return why the module `act` must compute the activation; None if backnorm can."""
+        """Return why the module `act` must compute the activation, or None if backnorm can."""
         drop, act = self.drop, self.act
         if not self.fuse_activation:
             return "it was converted without fuse=True"

@@ -1,4 +1,4 @@
-"""Support for tools that recognise PyTorch's layers by class, but not backnorm's layers.
+"""Support for tools that recognise layers by PyTorch's classes, and so miss backnorm's layers.
 
 Passes over a graph of `torch.fx` look for PyTorch's layers and do not change backnorm's, so
 `warn_of_tracing` warns when `torch.fx` traces a layer of backnorm. Opacus rejects batch
@@ -29,10 +29,10 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
     """Warn if a PyTorch tracer records a layer of backnorm, because no pass over the graph can fold
     it.
 
-    Passes fold a normalisation into the preceding convolution only in evaluation mode, but
-    quantisation folds every layer that it traces. The tracers of other libraries, such as
-    torchvision's feature extraction, cause no warning, because no pass folds the layers that they
-    record.
+    The passes of `torch.fx` fold a normalisation into the preceding convolution only in evaluation
+    mode, so a layer in training causes no warning there. Quantisation (`torch.ao`) folds every
+    layer that it traces. The tracers of other libraries, such as torchvision's feature extraction,
+    cause no warning, because no pass folds the layers that they record.
     """
     module = type(tracer).__module__
     if module.startswith("torch.ao.") or (module.startswith("torch.fx.") and not training):
@@ -48,7 +48,7 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
 
 
 def unscriptable(target: _Target) -> _Target:
-    """Make `torch.jit.script` raise for a function or a module class, also within other modules."""
+    """Make `torch.jit.script` raise for a function or module class, and for modules that use it."""
     scripted: Any = target
     # TorchScript calls this attribute of each function and module that it compiles.
     scripted.__prepare_scriptable__ = _raise_unscriptable
@@ -66,7 +66,8 @@ def _raise_unscriptable(*_: object) -> NoReturn:
 def register_with_opacus(base: type[torch.nn.Module]) -> None:
     """Register `base` and its subclasses with Opacus' validator and fixer, if Opacus is imported.
 
-    The validator then reports these layers like PyTorch's, and the fixer replaces them.
+    The validator then rejects these layers, as it rejects PyTorch's batch normalisation. The fixer
+    replaces them as it replaces PyTorch's layers.
     """
     validators = sys.modules.get("opacus.validators")
     if validators is not None:
@@ -88,7 +89,7 @@ def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
     A layer with an activation of its own is returned unchanged, because a replacement would lose
     the activation. The validator rejects such a layer.
     """
-    # Imported here, because the layers import this module.
+    # `conversion` is imported here, because it imports the layers, which import this module.
     from backnorm.torch.conversion import original_of, revert
 
     fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS.get(original_of(layer))

@@ -104,7 +104,7 @@ def tune(
 
 
 def _tried(use: Callable[..., None], place: Any, call: Callable[[], Any]) -> list[Trial]:
-    """Measure a call with the knobs of every candidate, and use the fastest knobs from now on."""
+    """Measure a call with each of the `candidates`; later calls use the fastest knobs."""
     trials = []
     problem, extents, _ = place
     for knobs in candidates(problem, extents):

@@ -23,8 +23,8 @@ FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Allowed error of an element: ``ulps`` units in the last place plus ``terms`` times the T of
-    `budget`.
+    """Allowed error of an element: ``ulps`` units in the last place plus ``terms`` times T, which
+    `budget` defines.
     """
 
     ulps: float
@@ -74,26 +74,27 @@ def budget(
       gradient is rounded four times before it is added up in float64. The roundings are those of
       x - mean, of the product, and of two additions in a run of at most four terms; together they
       are 4 u T = 2**-22 T. The coefficients of dx are computed from these sums. An element of dx is
-      gain * (dy - shift - slope * (x - mean)). For a float32 output, the rounding of the product
-      with the gain is the half ulp of the output. The term dy has three earlier roundings: of the
-      subtraction of the shift, of the subtraction of slope * (x - mean), and of the gain. The term
-      of sum dy, the shift, has six: two in the sum, one of the shift, and the three of dy. The term
-      of slope * (x - mean) has eight: four in the sum, and one each of the slope, of x - mean, of
-      the subtraction and of the gain. If the last product is larger than the exact value, and a
-      power of two lies between them, an ulp of the product is twice an ulp of the exact value. The
-      rounding of this product then adds half a u T. With 16-bit data the last product is rounded to
+      gain * (dy - shift - slope * (x - mean)). The last operation, the product with the gain, is
+      rounded to the half ulp that every float32 output is allowed. It is not counted in T's
+      coefficient. The term dy has three earlier roundings: of the subtraction of the shift, of the
+      subtraction of slope * (x - mean), and of the gain. The term of the shift, sum(dy)/M, has six:
+      two in the sum, one of the shift itself, and the three of dy. The term of slope * (x - mean)
+      has eight: four in the sum, and one each of the slope, of x - mean, of the subtraction and of
+      the gain. If the last product is larger than the exact value, and a power of two lies between
+      them, an ulp of the product is twice an ulp of the exact value. So its rounding adds up to
+      half a u T to the half ulp of the output. With 16-bit data the last product is rounded to
       float32 before it is rounded to 16 bits, which makes nine roundings. Together they are less
       than 16 u T = 2**-20 T, which leaves room for the additions of longer runs.
     - mean and variance are sums that are rounded once. Their budget is a whole ulp, plus T times
       the coefficient of a parameter gradient. The second part matters only if the terms of the mean
       cancel. The terms of the variance are all positive, so its T is the variance itself.
     - y is like dx, with the T of its own formula. In float32 arithmetic, three values are rounded
-      once each: x - mean, the gain, and the constant (beta and the low part of the mean). The
-      addition of a residual is one more rounding. With all these roundings, the error of y is at
-      most 2**-21 T. A ReLU does not enlarge an error.
+      once each: x - mean, the gain, and the constant (beta and the low part of the mean). Adding a
+      residual rounds once more. With all these roundings, the error of y is at most 2**-21 T. A
+      ReLU does not enlarge an error.
     - A term of the second order has up to two sums and s**5 as factors. For float64 data, whose
       sums are compensated, no term has more than 32 roundings, and 2**-48 T is allowed. For float32
-      data, a sum loses a few dozen roundoffs of 2**-53. The gradient of gamma loses as many, and is
+      data, a sum loses a few dozen roundoffs of 2**-53, and so does the gradient of gamma, which is
       allowed 2**-44 T. The gradients of x and dy are allowed 2**-40 T, like dx. For 16-bit data, a
       sum has an error of 2**-22 T, and a product of two sums has 2**-21 T. 2**-20 T is allowed in
       all results. (A bfloat16 result is rounded to float32 first, which adds less than 2**-25 T.)

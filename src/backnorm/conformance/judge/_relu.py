@@ -91,7 +91,7 @@ def check_relu_backward(
 
 
 def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Return `verdict`, or a failure if y is outside the ReLU's range, however little."""
+    """Return `verdict`, or a failure if any y is outside the ReLU's range, without a tolerance."""
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")

@@ -93,7 +93,8 @@ def judge(
         # T (`terms`, the sum of magnitudes) may be infinite or NaN where the exact result is
         # finite. There T adds nothing to the allowed error.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
-        # A pair of float64 cannot represent parts below 2**-1074, so the oracle has that error.
+        # The oracle's pairs of float64 cannot represent parts below 2**-1074, so its results may
+        # have this error.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
         excess = error / allowed
         ulps, allowed_ulps = error / ulp, allowed / ulp
@@ -117,13 +118,13 @@ def judge_all(
     arithmetic: Arithmetic | None = None,
     more: Sequence[float] | None = None,
 ) -> dict[str, Verdict]:
-    """Judge each output by its exact value, a field of the oracle's result `exact`.
+    """Judge each output against its exact value, which is a field of the oracle's result `exact`.
 
     Parameters
     ----------
     exact : ExactGradients, ExactNormalized, ExactOutput or ExactSecondGradients
     quantities : sequence of str
-        The quantity of each output; the field of "second_x" is "x".
+        The quantity of each output. Without a prefix "second_", it is the name of the field.
     outputs : sequence of numpy.ndarray
     types : sequence of numpy.dtype or None
         The element type that each output must have; None: any.

@@ -14,7 +14,7 @@ from backnorm.problem import problem_of
 from backnorm.scalars import as_array
 from backnorm.signature import SIGNATURES, Operation
 
-# The shape and the element type of each result; None: any type.
+# Maps each result to its shape and its element type; the type is None if any type is accepted.
 Expected = Mapping[Quantity, tuple[tuple[int, ...], np.dtype | None]]
 
 
@@ -32,7 +32,7 @@ def read_results(
     results: object,
     expected: Expected,
 ) -> dict[Quantity, np.ndarray]:
-    """Return the results that a caller passes, by name.
+    """Check the results that a caller passes in one argument, and return them by name.
 
     Parameters
     ----------

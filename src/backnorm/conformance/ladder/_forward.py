@@ -37,19 +37,21 @@ from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.results import Normalized
 
-# How many roundings a term and the result have together, besides those of additions: for the mean,
-# for the variance, and for an element of y.
+# The number of roundings of one term plus those of the result, without the roundings of additions:
+# for the mean, the variance, and an element of y.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
-# For float64 data, whose sums are compensated: the number of roundings of the mean, and also that
-# of the variance (see `judge.budget`).
+# How many roundings the mean has, and also the variance, if data are float64: their sums are
+# compensated (see `judge.budget`).
 _COMPENSATED = 32
-# Roundings after the sum. The mean has one: the division. The variance has three: the division, the
-# square of the shifted mean, and the subtraction of this square.
+# How many roundings follow the additions. For the mean one follows, that of the division. For the
+# variance three follow: those of the division, of the square of the shifted mean, and of the
+# subtraction of this square.
 _AFTER_MEAN, _AFTER_VARIANCE = 1, 3
-# The factor of the term 0.05 (2 u M)^1.5 v in docs/tolerance.md. The term is for squares that a
-# serial sum loses because they are below half a unit in the sum's last place.
+# The factor 0.05 in the term 0.05 (2 u M)^1.5 v of docs/tolerance.md. The term bounds the loss of
+# squares that a serial sum drops because they are below half a unit in the sum's last place.
 _SMALL_SQUARES = 0.05
-# In expected bounds, x is shifted by a number within this many standard deviations of the mean.
+# Expected bounds hold if a kernel shifts x by a number within this many standard deviations of the
+# mean.
 _SHIFT = 2.0
 
 
@@ -80,11 +82,11 @@ class _Channels(NamedTuple):
 
 
 class _Errors(NamedTuple):
-    """Bounds of the errors of each channel's statistics, without the rounding to the output's type.
+    """Bounds of the errors of a channel's statistics before they are rounded to the output's type.
 
-    `used` bounds the error of the number that is subtracted from x as the mean. `variance` bounds
-    errors in both directions. It does not include the square of this error, which can only enlarge
-    the variance.
+    `used` bounds the error of the number that is subtracted from x as the mean. The square of this
+    error can only enlarge the variance. `variance` bounds all other errors of the variance, which
+    have either sign.
     """
 
     mean: FloatArray
@@ -137,7 +139,7 @@ class ForwardLadder:
         beta: np.ndarray | None,
         **options: Unpack[ForwardOptions],
     ) -> ForwardLadder:
-        """Return the exact results of the given inputs; see :func:`reference.forward`."""
+        """Return the ladder of the exact results of these inputs; see :func:`reference.forward`."""
         values = reference.forward(x, gamma, beta, **options)
         axis = 1 if options.get("data_format", "NCX") == "NCX" else x.ndim - 1
         others = tuple(k for k in range(x.ndim) if k != axis)
@@ -241,8 +243,9 @@ class ForwardLadder:
                 slack = [self._slack(name, rung, each, output, below) for each in kinds]
             least = np.where(finite, np.fmin.reduce(slack), 0.0)
             if not np.isfinite(least).all():
-                # Leave out this rung: for so many additions, or for so large an error of the
-                # inverse standard deviation, the error analysis (docs/tolerance.md) gives no bound.
+                # Leave out this rung: the error analysis (docs/tolerance.md) gives no bound if
+                # there are too many additions, or if the error of the inverse standard deviation is
+                # too large.
                 continue
             allowed = np.maximum(allowed, half + least + (2.0**-1074 if output == FLOAT64 else 0.0))
             found[rung] = allowed
@@ -251,7 +254,7 @@ class ForwardLadder:
     def _slack(
         self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: bool
     ) -> FloatArray:
-        """Return the allowed error of each element besides half an ulp."""
+        """Return the allowed error of each element, without the half ulp for the last rounding."""
         if rung == "exact":
             return np.zeros(self.value(name).shape)
         errors = self._errors(rung, kind, output)
@@ -301,7 +304,7 @@ class ForwardLadder:
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
-        # The errors of all partial means, for the updates m + (x - m)/i.
+        # If the mean is updated by m + (x - m)/i, this bounds the error of every partial mean m.
         partial = levels * mean + unit * known.terms
         moved = 4.0 * (known.furthest * partial + np.square(partial))
         lost = of_variance + (1.0 + of_variance) * in_a_row(height, unit)
@@ -327,8 +330,9 @@ class ForwardLadder:
             + unit * known.mean * self._drift(rung)
         )
         used = mean + unit * known.mean
-        # Errors that have the same sign in many terms: two roundings of x - mean and, in serial
-        # sums of 16-bit data, ties (squares that are exactly half of the sum's last place).
+        # Some errors have the same sign in many terms: those of the two roundings of x - mean and,
+        # in serial sums of 16-bit data, those of ties (squares that are exactly half of the sum's
+        # last place).
         halves = 2.0 * ROUNDOFF[self.data] ** 2 if rung == "serial" and is_16_bit(self.data) else 0
         one_sign = 2.0 * unit + halves
         small = (2.0 * unit * self.count) ** 1.5 if rung == "serial" else 0.0
@@ -344,11 +348,11 @@ class ForwardLadder:
     def _drift(self, rung: Rung) -> FloatArray:
         """Return the error, in roundoffs, of additions that are all rounded in one direction.
 
-        Additions of nearly equal terms are rounded in one direction as soon as the last place of
-        the partial sum is larger than the deviation of the terms.
+        If terms are nearly equal, additions are rounded in one direction as soon as the unit in the
+        last place of the partial sum exceeds the standard deviation of the terms.
         """
-        # The number of elements after which the last place of their sum is as large as their
-        # standard deviation.
+        # The number of elements after which the unit in the last place of their sum is as large
+        # as their standard deviation.
         with np.errstate(all="ignore"):
             start = self.channels.deviation / (2.0 * self._unit * self.channels.mean)
         start = np.where(np.isnan(start), np.inf, start)
@@ -365,7 +369,7 @@ class ForwardLadder:
         return np.zeros_like(start)
 
     def _roundings(self, output: np.dtype) -> tuple[int, int]:
-        """Return how many roundings the mean and the variance have, besides those of additions."""
+        """Return how many roundings the mean and the variance have in addition to those of sums."""
         if self.data == FLOAT64:
             return _COMPENSATED, _COMPENSATED
         narrow = int(is_16_bit(output))
@@ -412,8 +416,8 @@ def grade_forward(
 
 
 def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:
-    """Return the error, in roundoffs, of a serial sum whose additions after the first `start` terms
-    are all rounded in one direction.
+    """Return the relative error, in roundoffs, of a serial sum if all additions after the first
+    `start` terms are rounded in one direction.
     """
     first = np.minimum(start, terms)
     result: FloatArray = 0.5 * (terms - first * first / max(terms, 1.0))

@@ -11,9 +11,9 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 #: The unit roundoff of each type.
 ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 
-# The expected error of n roundings with independent signs is at most this number times sqrt(n)
-# roundoffs. One rounding error has a root mean square of 0.43 roundoffs, so 2 roundoffs are 4.7
-# standard deviations.
+# The expected error of n roundings with independent signs is at most DEVIATIONS * sqrt(n)
+# roundoffs. One rounding error has a root mean square of 0.43 roundoffs. The sum of n errors has
+# 0.43 * sqrt(n), so this bound is 4.7 standard deviations of the sum.
 DEVIATIONS = 2.0
 # Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
 RUN = 16
@@ -72,12 +72,13 @@ def _in_blocks(count: int, size: int) -> Additions:
 
 
 def _row(count: int, single: bool = False) -> Additions:
-    """Return the rounding errors of a `single` serial sum, or the average over many serial sums.
+    """Return the rounding errors of a serial sum: if `single`, of one sum, else the average over
+    many.
 
-    A sum of n = `count` terms has partial sums of k terms, for k from 2 to n. Each is k/n of the
-    whole sum, plus a random part. The square of the random part is k/n of the sum of the squared
-    terms. The squares of the random parts of one sum often exceed the average over many sums, so
-    `single` doubles them.
+    A sum of n = `count` terms has partial sums of k terms, for k from 2 to n. A partial sum of k
+    terms is k/n of the whole sum, plus a random part. The square of the random part is k/n of the
+    sum of the squared terms. The squares of the random parts of one sum often exceed the average
+    over many sums, so `single` doubles them.
     """
     sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
     root = (count + 1) / 2 - 1 / count

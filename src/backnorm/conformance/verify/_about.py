@@ -15,7 +15,7 @@ from backnorm.conformance.verify.proof import catches
 
 
 def show_about(case: Case, console: Console) -> None:
-    """Print the inputs of a case, the bounds of its outputs, and the wrong kernels it rejects."""
+    """Print the inputs of a case, the bounds of its outputs, and the wrong kernels that fail it."""
     ladder = GradientLadder.of(*case.operands, **case.options)
     caught = catches(case, ladder)
     passed = [mutant.__name__ for mutant in MUTANTS if mutant.__name__ not in caught]
@@ -51,7 +51,9 @@ def _inputs(case: Case) -> Table:
 
 
 def _outputs(ladder: GradientLadder) -> Table:
-    """Return a table: a column for each gradient has type, condition, and median of each bound."""
+    """Return a table with a column for each gradient: its type, its condition, and the median of
+    each bound.
+    """
     columns: list[list[str]] = []
     for name in GRADIENTS:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)

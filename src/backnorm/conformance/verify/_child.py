@@ -2,8 +2,8 @@
 
 The process reads a job, one line of JSON, from its standard input. It writes a line of JSON for
 each event to the file descriptor that the job names, and the outputs of each case to a file. The
-subject may print to standard output. If the subject ends the process, the last event names the
-case.
+subject may print to standard output. If the subject ends the process, the last event names the case
+that was running.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ class Runner:
         }
 
     def _calls(self, inputs: dict[str, Guarded | None], case: Case) -> _Calls:
-        """Call the subject on a case up to three times."""
+        """Call the subject on a case. If the case is small, call it again with another input, and
+        once more with the first input.
+        """
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
@@ -158,7 +160,7 @@ class Runner:
         if faults or not size or size > _REPEATED:
             return _Calls(first, faults=faults)
         # Call again with another dy (or, in a forward pass, another x) in the same buffers: the
-        # results must differ.
+        # results must differ from those of the first call.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         original = varied.array.copy()

@@ -79,7 +79,7 @@ def read_expectations(path: Path) -> list[Expectation]:
 
 
 def fails(verdict: Verdict, at_least: Rung) -> bool:
-    """Whether an output was judged, and is not on the rung `at_least` or a better one."""
+    """Whether an output was judged, and its status is worse than the rung `at_least`."""
     return verdict.is_judged and not is_at_least(verdict.status, at_least)
 
 
@@ -88,9 +88,9 @@ def with_expected(
 ) -> tuple[Results, list[str], list[str]]:
     """Return the results with expected failures marked, and two lists of unmet expectations.
 
-    `expectations` must not be expired. An expected failure gets the status "expected_to_fail", and
-    its text is the reason that the expectation gives. The first list has the outputs that passed
-    unexpectedly, the second the patterns that match no output.
+    `expectations` must not be expired. The verdict on an expected failure gets the status
+    "expected_to_fail" and, as its text, the reason that the expectation gives. The first list has
+    the outputs that passed unexpectedly, the second the patterns that match no output.
     """
     verdicts, passed, unmatched = [], [], [each.pattern for each in expectations]
     for verdict in results.verdicts:
@@ -145,14 +145,14 @@ class Baseline:
 
         `mistake` is the text that `findings.mistake_of` returns for the verdict. The rungs exact
         and float64 count as equal, because an output of float64 arithmetic can be exact by
-        accident. An output on the rung `sufficient`, or a better one, is not worse.
+        accident. An output that reaches the rung `sufficient` does not count as worse.
         """
         key = verdict.case, verdict.output
         before = self.statuses.get(key)
         if before is None:
             return verdict.is_judged and verdict.status not in RUNGS
         # A right output may get the status "proves_nothing" when the other outputs of its case
-        # become right, too. So this status is not worse.
+        # become right, too. So this status does not count as worse.
         if verdict.status in ("proves_nothing", "expected_to_fail"):
             return False
         if sufficient is not None and is_at_least(verdict.status, sufficient):

@@ -1,5 +1,5 @@
-"""Forward passes of other packages, with the parameters and results of backnorm's forward pass in
-training.
+"""Forward passes of other packages, as functions that are called like
+`backnorm.batch_norm_forward`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def torch(
 
     weight, bias = (None if a is None else torch_tensor(a) for a in (gamma, beta))
     if weight is None and is_16_bit(x.dtype):
-        # Without a weight PyTorch returns 16-bit statistics.
+        # If the weight is None, PyTorch returns statistics in x's 16-bit type.
         channels = x.shape[1 if data_format == "NCX" else -1]
         weight, bias = framework.ones(channels), framework.zeros(channels)
     tensor = torch_tensor(x)

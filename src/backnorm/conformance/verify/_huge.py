@@ -98,7 +98,7 @@ def worst_parts(
 def _worst_part(array: np.ndarray, times: int) -> np.ndarray:
     channels = array.shape[1] if array.ndim > 1 else array.size
     if channels % times:
-        # The judge reports the wrong shape.
+        # An array of a wrong shape is returned as it is: the judge reports the shape.
         return array
     parts = array.reshape(times, -1)
     first, worst, most = parts[0], 0, 0.0

@@ -1,9 +1,10 @@
 """Arrays between unreadable pages.
 
-An access to such a page ends the process. The bytes between an array and the pages are canaries,
-whose change shows a write. The canaries of inputs are NaN in every element type. Outputs have a
-different canary, because a kernel that reads beyond an input may copy the input's canary to the
-bytes beyond an output. With equal canaries, this write would not show.
+An access to such a page ends the process. The bytes between an array and the pages have known
+values (canaries). If a call changes a canary, it has written outside of the array. The canaries of
+inputs are NaN in every element type. Outputs have a different canary, because a kernel that reads
+beyond an input may copy the input's canary to the bytes beyond an output. If both canaries were
+equal, such a write would not be detected.
 """
 
 from __future__ import annotations

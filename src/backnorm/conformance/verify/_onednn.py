@@ -22,7 +22,7 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 DISTRIBUTION = "onednn-cpu-gomp"
 _SONAME = "libdnnl.so.3"
 
-#: DNNL_ARG_*: the role of an array in a primitive.
+#: Values of oneDNN's constants DNNL_ARG_*, each for the role of an array in a primitive.
 ARGUMENTS = {"src": 1, "dst": 17, "mean": 49, "variance": 50, "scale": 51, "shift": 52,
              "diff_src": 129, "diff_dst": 145, "diff_scale": 255, "diff_shift": 256}  # fmt: skip
 
@@ -61,14 +61,14 @@ class _ExecutionArgument(ctypes.Structure):
 
 
 def find() -> Path | None:
-    """Return the path of the library in the wheel, or None if the wheel is not installed."""
+    """Return the path of the library in oneDNN's wheel, or None if the wheel is not installed."""
     try:
         distribution = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return None
     files = [file for file in distribution.files or () if file.name == _SONAME]
     paths = [Path(str(distribution.locate_file(file))) for file in files]
-    # Wheels contain the library as a data file, which some installers do not list.
+    # The library is a data file of the wheel, and some installers do not list data files.
     paths.append(Path(sys.prefix) / "lib" / _SONAME)
     return next((path.resolve() for path in paths if path.exists()), None)
 
@@ -99,7 +99,7 @@ class Library:
         return ".".join(map(str, function().contents))
 
     def function(self, name: str) -> Any:
-        """Return the function dnnl_`name`; it returns a status."""
+        """Return the library's function dnnl_`name`, whose result is a status."""
         return getattr(self._library, f"dnnl_{name}")
 
     def memory(self, dims: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...]) -> Handle:
@@ -128,7 +128,7 @@ class Library:
         return self._create("primitive_desc", name, self._engine, *rest)
 
     def primitive(self, descriptor: Handle) -> Handle:
-        """Return the primitive of a descriptor."""
+        """Return the primitive, an operation that can be executed, for a descriptor."""
         return self._create("primitive", "primitive_create", descriptor)
 
     def view(self, memory: Handle, array: np.ndarray) -> Handle:

@@ -80,7 +80,8 @@ def torch(
 ) -> _Gradients:
     """Return the gradients of PyTorch's native_batch_norm_backward on the CPU.
 
-    NXC is passed as a permuted view, which PyTorch calls channels_last if x has four axes.
+    Arrays in NXC are passed as permuted views. PyTorch calls such a view of four axes
+    channels_last.
     """
     import torch as framework
 
@@ -97,7 +98,7 @@ def torch(
         statistics = [torch_tensor(mean), torch_tensor(variance), None, None]
     weight = None if gamma is None else torch_tensor(gamma)
     if weight is None and is_16_bit(x.dtype):
-        # Without a weight PyTorch expects 16-bit statistics.
+        # If the weight is None, PyTorch expects statistics in x's 16-bit type.
         weight = torch_tensor(np.ones_like(mean))
 
     def backward(*operands: Any) -> Any:
@@ -131,8 +132,8 @@ def jax(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -
 def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> Any:
     """Return the compiled gradient of a batch normalisation with flax's formula.
 
-    In training the gradient passes through the means of x and of x**2, as in flax, but the
-    statistics have the values that are supplied.
+    In training, the gradient passes through the means of x and of x**2, as in flax, but the
+    statistics have the values that the caller supplies.
     """
     import jax as framework
     from jax import numpy as jnp
@@ -288,8 +289,8 @@ def missing_package(name: str) -> str | None:
     """Return the missing package that a peer needs, or None."""
     if name == "onednn":
         return None if library.find() else library.DISTRIBUTION
-    # The packages onnxruntime and onnxruntime-training provide the module onnxruntime; only that of
-    # onnxruntime-training has gradients.
+    # The packages onnxruntime and onnxruntime-training both provide a module named onnxruntime.
+    # Only the module of onnxruntime-training computes gradients.
     module, package = {
         "onnxruntime": ("onnxruntime.training", "onnxruntime-training"),
         "torch-compiled": ("torch", "torch"),

@@ -63,8 +63,8 @@ def show(
 
 
 def _where(results: Results, finding: Finding) -> str:
-    """Return a text: how many cases a finding has, their element types if other types were also
-    judged, and their layouts if other layouts were also judged.
+    """Return a text that says how many cases a finding has. If other element types were also
+    judged, the text names those of these cases; likewise their layouts.
     """
     judged = [verdict for verdict in results.verdicts if verdict.is_judged]
     text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"

@@ -75,8 +75,8 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
 
 
 class _Narrow(Kernel):
-    """A right kernel that computes s, x - mean and the terms of sums in float32 (in float64 if x is
-    float64), and adds up the terms by `add`.
+    """A kernel without a mistake. It computes the inverse, x - mean and the terms of sums in
+    float32 (in float64 if x is float64), and adds up the terms by `add`.
     """
 
     def __init__(self, add: Callable[[np.ndarray], np.ndarray], data: np.dtype) -> None:
@@ -109,8 +109,8 @@ def _wide(terms: np.ndarray) -> np.ndarray:
     return total.astype(np.float64)
 
 
-#: Right kernels, named by how they add up terms. Each function returns the kernel for an element
-#: type.
+#: Kernels without a mistake, by the name of the way in which they add up terms. Each function takes
+#: an element type and returns the kernel for it.
 RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
     "serial sums": lambda data: _Narrow(_serial, data),
     "pairwise sums": lambda data: _Narrow(_pairwise, data),

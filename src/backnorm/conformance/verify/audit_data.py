@@ -15,7 +15,7 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
 
-#: The losses of which dy can be the gradient. With "none", dy is random like x.
+#: The losses whose gradient dy can be. With "none", dy is random like x.
 LOSSES = ("none", "sum", "mean", "square", "cube")
 SEEDS = 3
 

@@ -41,7 +41,8 @@ _NETWORKS = {
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
-# (N, C, space) of the data whose channels are repeated in the case that `Selection.huge` adds.
+# Sizes (N, C, space) of the data of the case that `Selection.huge` adds. The case repeats the
+# channels of these data.
 _HUGE = (1, 64, 1 << 12)
 
 

@@ -1,11 +1,10 @@
 """Export cases as files, for tests in any language, and judge results that are read from files.
 
 The exported folder has ``manifest.json`` and a folder for each case. A case's folder has the
-inputs. For each output it has the exact value as a sum of two float64 (``high`` and ``low``), the
-sum T of the magnitudes of each element's terms, the absolute bound of each rung, and the exact
-value rounded to the output's type. So a test can read the bound of every element and need not
-compute it. Raw arrays are little-endian, in C order. Exports of the same selection of cases have
-the same bytes.
+inputs. For each element of an output, it has the exact value as a sum of two float64 (``high`` and
+``low``), the sum T of the magnitudes of the terms, the absolute bound of each rung, and the exact
+value rounded to the output's type. So a test need not compute any bound. Raw arrays are
+little-endian, in C order. Exports of the same selection of cases have the same bytes.
 """
 
 from __future__ import annotations
@@ -90,12 +89,12 @@ def _write_manifest(
         "cases": described,
     }
     (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
-    # A line for each call and each array, for programs that cannot read JSON.
+    # This file is for programs that cannot read JSON. It has a line for each call and each array.
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
 
 
 def _arrays(case: Case, ladder: GradientLadder) -> dict[str, np.ndarray]:
-    """Return the arrays of a case by the names of their files, without extensions."""
+    """Return the arrays of a case. The keys are the names of their files without extensions."""
     arrays = {name: array for name, array in case.inputs.items() if array is not None}
     for name in GRADIENTS:
         value = ladder.value(name)
@@ -238,7 +237,10 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
 
 
 def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
-    """Return a function that returns the outputs of a case, and a reason if there are none."""
+    """Return a function that reads the outputs of a case from `results`, a file or a folder. The
+    function returns the outputs by name and, if the tested program does not support the case, a
+    reason (else "").
+    """
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
         with np.load(results, allow_pickle=False) as file:
@@ -276,7 +278,9 @@ def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]
 
 
 def _typed(output: str, array: np.ndarray, case: Case) -> np.ndarray:
-    """Return an array, reinterpreting 16-bit elements as bfloat16 if the output has that type."""
+    """Return an array; if the output is bfloat16, its 16-bit elements are reinterpreted as
+    bfloat16.
+    """
     dtype = case.data.like(output).dtype
     if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
         return array.view(dtype)

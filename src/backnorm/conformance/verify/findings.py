@@ -29,7 +29,7 @@ _FAULTS = {
     "out_of_memory": "the subject takes more memory than allowed",
 }
 
-# Faults whose verdicts have a text with details.
+# The text of a verdict with one of these faults describes what happened.
 _EVENTS = "wrote_outside", "error", "hang", "crash", "out_of_memory"
 # The largest number of cases that a finding names.
 _NAMED = 8
@@ -114,7 +114,9 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
 
 
 def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
-    """Return a verdict's text, else that of the first finding that explains it, else its status."""
+    """Return the text of a verdict. If it has none, return the text of the first finding that
+    explains it, or else its status.
+    """
     says = (each.says for each in found if each.explains(verdict))
     return verdict.text or next(says, verdict.status)
 
@@ -122,8 +124,9 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
 
-    For a diagnosis, the text is its sentence with its evidence; for any other finding, it is the
-    id. Errors in ulps differ from run to run, so the text contains none.
+    If the finding is a diagnosis, the text is its sentence (`says`) with the numbers of its
+    evidence. For any other finding, the text is the finding's id. Errors in ulps differ from run to
+    run, so the text contains none.
     """
     finding = next((each for each in found if each.explains(verdict)), None)
     if finding is None or not finding.is_diagnosis:
@@ -133,13 +136,13 @@ def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
 
 
 def _of_formula(results: Results) -> Iterator[Finding]:
-    """Yield each mistake that diagnostic cases show, with all cases that it explains."""
+    """Yield each mistake that diagnostic cases show, with the names of the cases it explains."""
     inexact = [verdict for verdict, _ in _inexact(results)]
     if not inexact:
         return
     names = {verdict.case for verdict in inexact}
     groups: dict[str, tuple[str, str, bool]] = {}
-    # Cases of one element per channel, in which a sum has one term.
+    # The names of cases with at most one element per channel, so that a sum has one term.
     single = set()
     # Maps the text of a diagnosis to all cases that have this diagnosis.
     diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
@@ -182,7 +185,9 @@ def _exceeds_few_bits(verdict: Verdict) -> bool:
 
 
 def _group(case: Case) -> tuple[str, str, bool]:
-    """Return what matches a case to a diagnostic case: its type, layout and training."""
+    """Return the element type, layout and training of a case. A diagnosis of a case also explains
+    errors of other cases in which these three are the same.
+    """
     return str(case.data.x.dtype), case.data.data_format, case.training
 
 
@@ -195,7 +200,9 @@ def _diagnosis(case: Case, results: Results) -> Diagnosis:
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield findings for wrong, undiagnosed outputs: one per output, kind of data and status."""
+    """Yield findings for wrong outputs that no other finding explains: one for each output name,
+    kind of data and status.
+    """
     wrong = [
         (v, g) for v, g in _inexact(results) if not any(each.explains(v) for each in explained)
     ]

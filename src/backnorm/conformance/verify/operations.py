@@ -37,7 +37,7 @@ class Ladder(Protocol):
         """Return the exact value of a result."""
 
     def grade(self, name: Quantity, actual: np.ndarray) -> Grade:
-        """Return the best rung whose bound holds."""
+        """Return the best rung whose bound holds for every element of `actual`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Operation:
 
 
 def varied_input(array: np.ndarray) -> np.ndarray:
-    """Return -0.5 * `array`, an input with other gradients, another mean and another variance.
+    """Return -0.5 * `array`: with this input, the gradients, the mean and the variance change.
 
     With a factor of -1, a kernel that wrongly adds up the results of three calls, for dy, -dy and
     dy, would return the correct result.

@@ -71,7 +71,7 @@ class Policy:
 
 
 def policy_of(name: str) -> Policy:
-    """Return the policy with a name.
+    """Return the policy called `name`.
 
     Raises
     ------
@@ -92,8 +92,8 @@ def _hipdnn(comparison: Comparison) -> float:
     """Return hipDNN's tolerance for float32, computed from the largest magnitudes of the inputs.
 
     hipDNN takes 1/max|x| for the inverse deviation (apart from epsilon), and therefore x/max|x| for
-    a normalised element. The relative error of a sum is taken as n/(1 - n) with n = 2 M eps. If n
-    is at least 0.01, this error is taken as 6 sqrt(2 M) eps.
+    a normalised element. For the relative error of a sum, it takes n/(1 - n) if n = 2 M eps is
+    below 0.01, and else 6 sqrt(2 M) eps.
     """
     x, dy, _, _, gamma = comparison.inputs
     largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
@@ -120,7 +120,7 @@ def _benchdnn(threshold: float) -> dict[str, str]:
 
 
 #: Policies by name. oneDNN's test computes a norm only if an element exceeds the threshold, and
-#: then the norm decides. So its policy has only the norm, `l2`.
+#: then the norm decides. So oneDNN's policy here has only the norm, `l2`.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "pytorch": Policy(

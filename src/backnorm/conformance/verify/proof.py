@@ -1,4 +1,4 @@
-"""Find the wrong kernels that a case rejects, and whether it rejects any wrong formula."""
+"""Find the wrong kernels that a case rejects, and whether one of them has a wrong formula."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from backnorm.conformance.mutants import (
 
 __all__ = ["catches", "proves"]
 
-# `proves` tries kernels and outputs in these orders. In most cases it returns after a few of them:
-# most cases reject the first kernels. The first outputs are small.
+# `proves` tries the wrong kernels in the order `_ORDER`, and returns at the first that the case
+# rejects. Most cases reject the first kernels. The smallest output of a kernel is judged first.
 _ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
 _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 
@@ -59,7 +59,7 @@ def _rejected(
     kind: BoundKind,
 ) -> Iterator[type[Kernel]]:
     if not case.data.x.size:
-        # Without elements every formula gives 0.
+        # Without elements, every formula gives 0.
         return
     for mutant in mutants:
         outputs = mutant()(*case.operands, **case.options)

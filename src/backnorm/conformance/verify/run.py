@@ -150,7 +150,7 @@ class Verdict:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the status is not one of :data:`UNJUDGED`."""
+        """Whether the output was judged: its status is not in :data:`UNJUDGED`."""
         return self.status not in UNJUDGED
 
 
@@ -219,7 +219,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                     results.verdicts += _verdicts(case, event, results)
                     ends = ends + 1 if event["event"] in ("crash", "hang") else 0
                     # If the subject is a command, each call is a process of its own. So several
-                    # calls can crash or hang before the child ends.
+                    # calls can crash or hang in one run of `_child`.
                     if ends == _MOST_ENDS:
                         break
                     if progress is not None:
@@ -310,7 +310,9 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of a child. If an event does not come in time, yield "hang" and stop."""
+    """Yield the events that a child process reports. If an event does not come in time, yield
+    "hang" and stop.
+    """
     read, limit = b"", max(timeout, _IMPORT)
     while True:
         ready, _, _ = select.select([reader], [], [], limit)
@@ -361,7 +363,8 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         unchanged -= _right_if_varied(case, outputs)
     results.unchanged |= {(case.name, name) for name in unchanged}
     # A wrong formula may give an output that does not depend on the varied input. So a wrong output
-    # counts as stale (left over from an earlier call) only if all outputs are unchanged.
+    # counts as stale (left over from an earlier call) only if no output depends on the varied
+    # input.
     is_stale = unchanged == outputs.keys()
     varying: dict[str, str] = {
         name: "stale" for name in unchanged if is_stale or graded_outputs[name][0] in RUNGS
@@ -399,8 +402,9 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 def _with_stale_outputs(results: Results) -> list[Verdict]:
     """Return the verdicts, some of them with their status changed to "stale".
 
-    `results.unchanged` lists outputs whose bits wrongly did not change with the input. Such an
-    output is stale if the output of the same name is stale in another case.
+    `results.unchanged` lists outputs that should have changed when the input changed, but kept
+    their bits. A listed output becomes "stale" if an output of the same name is stale in another
+    case.
     """
     stale = {verdict.output for verdict in results.verdicts if verdict.status == "stale"}
     return [

@@ -56,7 +56,7 @@ _PACKAGES = (
 
 
 class Subject(Protocol):
-    """A callable that takes the inputs of a case by name, and the case itself for its options."""
+    """A callable that takes the inputs of a case, by name, and the case, whose options it reads."""
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         """Return results by name. For an unsupported case, raise an error that `is_unsupported`
@@ -65,7 +65,7 @@ class Subject(Protocol):
 
 
 class OutputError(AssertionError):
-    """A subject returned objects that are not its outputs."""
+    """A subject returned a wrong number of outputs, or an object that is not an array."""
 
 
 class Function:
@@ -263,7 +263,7 @@ def _kept_shape(case: Case) -> tuple[int, ...]:
 class OfLibrary:
     """A function of a shared library; ``cases export`` writes its declaration in C.
 
-    The function returns 0, or another number for a case that it does not support.
+    The function returns 0, or another number if it does not support the case.
     """
 
     _TYPES: ClassVar[dict[str, int]] = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
@@ -282,7 +282,7 @@ class OfLibrary:
             ctypes.c_int,
         )
 
-    #: The subject writes to memory that is passed to it.
+    #: The subject writes its results to arrays that the caller passes.
     writes = True
 
     def __call__(self, inputs: Inputs, case: Case, memory: Mapping[str, np.ndarray]) -> Outputs:
@@ -453,7 +453,9 @@ def _place(error: Exception) -> str:
 
 
 def _by_name(names: Any, results: Any) -> Outputs:
-    """Return arrays by name, from a tuple or mapping of objects that NumPy can read."""
+    """Return the results of a subject, a tuple or mapping of arrays of any kind, as NumPy arrays by
+    name.
+    """
     if isinstance(results, Mapping):
         values = {name: results.get(name) for name in names}
     else:

@@ -1,4 +1,4 @@
-"""Comparisons of a gradient with the expected gradient, like those in a project's tests."""
+"""Comparisons of a gradient with the expected gradient, as the tests of projects make them."""
 
 from __future__ import annotations
 

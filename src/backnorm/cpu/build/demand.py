@@ -32,10 +32,11 @@ def environment(level: str) -> dict[str, str]:
     if level in LEVELS:
         features = [f"+{name}" for name in LEVELS[level].features]
         numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
-        # An empty string would mean the features of this processor.
+        # Numba would read an empty string as the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
     # With PYTHONPATH, the process that compiles imports backnorm from the same sources as this
-    # process. With PYTHONHASHSEED, every process iterates over sets in the same order.
+    # process. With the given PYTHONHASHSEED, every process iterates over sets of strings in the
+    # same order.
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}

@@ -10,7 +10,7 @@ from backnorm.cpu.levels import LEVELS
 
 
 def target_machine(level: str) -> Any:
-    """Return LLVM's target machine for a level."""
+    """Return LLVM's target machine for a level of `LEVELS`, or else for this processor."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
@@ -27,7 +27,7 @@ def target_machine(level: str) -> Any:
 
 
 def optimised(module: Any, machine: Any) -> Any:
-    """Remove unused code from a module and optimise it in place, without LLVM's vectorisers."""
+    """Change a module in place: remove unused code, and optimise without LLVM's vectorisers."""
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = False

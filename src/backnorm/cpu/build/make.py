@@ -81,9 +81,9 @@ def build_all(
 def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
     """Return groups of libraries, the slowest group first; one process builds each group.
 
-    Libraries of one element type share functions, and a process translates each function once.
-    Groups are as large as possible, but there are at least two groups for every job (process) if
-    possible.
+    Libraries of one element type share functions. A process that builds several of them translates
+    such a function only once. If possible, there are at least two groups for every job (a process).
+    Within this condition, groups are as large as possible.
     """
     for words in (slice(1, 2), slice(0, 2), slice(None)):
         groups: dict[tuple[str, str], list[str]] = {}

@@ -10,7 +10,7 @@ from backnorm.cpu.kinds import LIBRARIES
 
 _CPU = Path(__file__).parent.parent
 
-# Sources that only one family of libraries is built from.
+# Source files from which only one family of libraries is built.
 _OF_FAMILY = {
     "segments": ("kernels/segments.py",),
     "columns": ("kernels/columns.py", "kernels/tiles.py"),

@@ -1,8 +1,7 @@
-"""The activations SiLU and Hardswish after the normalisation. Their gradients depend on their
-argument z.
+"""The activations SiLU and Hardswish after the normalisation.
 
-z is not stored. A forward pass writes the value of the activation. Before a backward pass, a kernel
-normalises x again and writes the gradient of z.
+Their gradients depend on their argument z, which is not stored. A forward pass writes the value of
+the activation. Before a backward pass, a kernel normalises x again and writes the gradient of z.
 
 =========  ==============================  =====================================================
            value                           derivative
@@ -10,7 +9,8 @@ SiLU       z * s, s = 1/(1 + e^-z)         s * (1 + z * (1 - s))
 Hardswish  z * min(max(z + 3, 0), 6) / 6   0 up to -3; (z + 3/2) / 3; 1 from 3 on
 =========  ==============================  =====================================================
 
-The formulas are those of PyTorch's operators. SiLU uses only e^-|z|, so that nothing overflows.
+The formulas are those of PyTorch's operators. The kernels compute SiLU from e^-|z| instead of e^-z,
+so that nothing overflows.
 
 Activations of float64 elements are computed in float64. Activations of float32 elements are
 computed in float32, from a z rounded to float32, as in PyTorch; float64 would take nearly three
@@ -49,7 +49,7 @@ _LN2 = math.log(2.0)
 _LN2_REST = 2.3190468138462996e-17
 
 # If z is below `_LEAST_DOUBLE` in float64, or below `_LEAST_SINGLE` in float32, e^z and SiLU become
-# 0. In float32, e^z is not subnormal for z above `_LEAST_SINGLE`.
+# 0. For z above `_LEAST_SINGLE`, the float32 e^z is a normal number.
 _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
 
@@ -70,7 +70,7 @@ def _number_of(typingctx, activation):
 
 @by_type
 def value(activation, z):
-    """Return a vector with the activation applied."""
+    """Return the activation of each lane of z."""
     if z == Vec and in_singles(activation.dtype):
         return lambda activation, z: low_half(_value(activation, joined(z, z)))
     return lambda activation, z: _value(activation, z)
@@ -102,14 +102,14 @@ def _gradient(activation, dy, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
     if _number_of(activation) == SILU:
         # The derivative is s * (1 + z * (1 - s)), where s is the sigmoid of z. With d = 1 + e^-|z|,
-        # s is 1/d and 1 - s is e^-|z|/d if z >= 0. If z is negative, the two values are swapped.
+        # s is 1/d and 1 - s is e^-|z|/d if z >= 0. If z < 0, s is e^-|z|/d and 1 - s is 1/d.
         e = _exponential(z)
         d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
         slope = (rising * multiply_add(z, falling, d)) / (d * d)
         return _within(activation, z, dy * slope)
     three = _filled(z, 3.0)
-    # The sum z + 3/2 is computed before the division by 3, because it is exact where it is nearly
-    # 0. There, z/3 + 1/2 would lose digits.
+    # First 3/2 is added to z, and then the sum is divided by 3: where this sum is nearly 0, it is
+    # exact, but z/3 + 1/2 would lose digits.
     slope = (z + _filled(z, 1.5)) * _filled(z, 1.0 / 3.0)
     rising = where_less(z, three, dy * slope, dy)
     # NaN stays NaN.
@@ -126,8 +126,8 @@ def _filled(builder, like, number):
 
 @by_type
 def _within(activation, z, result):
-    """Return `result`. For 16-bit elements in float32, replace it by NaN where z < `_LEAST_SINGLE`,
-    because e^z may be subnormal there, and so inexact.
+    """Return `result`, which was computed from z. If 16-bit elements are computed in float32, lanes
+    with z < `_LEAST_SINGLE` become NaN, because e^z may be subnormal there, and so inexact.
     """
     if z == Vec or in_singles(activation.dtype):
         return lambda activation, z, result: result
@@ -140,7 +140,8 @@ def _exponential(builder, z):
     """Return e^-|z| of a vector, with 0 for large |z|.
 
     Let n be the integer nearest to -|z|/ln 2, and r = -|z| - n ln 2. The result is 2^n times the
-    Taylor series of e^r. The omitted terms are less than half a unit in the last place.
+    Taylor series of e^r. The omitted terms of the series add up to less than half a unit in the
+    last place of the result.
     """
     kind = z.type
     single = kind.element == _SINGLE
@@ -174,8 +175,8 @@ def _exponential(builder, z):
     if single:
         found = times_power(found, shifted)
     else:
-        # The factor 2^n is applied in two steps: it may be subnormal, and `times_power` makes only
-        # normal factors.
+        # The factor 2^n may be subnormal, but `times_power` makes only normal factors. So n is
+        # split into two halves, and the power of each half is a factor.
         half = builder.fadd(builder.fmul(n, all_of(0.5)), magic)
         rest = builder.fadd(builder.fsub(n, builder.fsub(half, magic)), magic)
         found = times_power(times_power(found, half), rest)

@@ -77,9 +77,7 @@ def compare_exchange(builder, address, expected, value):
 
 @emitted(types.int64(types.int64, types.int64))
 def call_c(builder, function, argument):
-    """Call a C function with one argument; return its result, which is arbitrary if it returns
-    void.
-    """
+    """Call a C function with one argument; return its result (if void, any number)."""
     shape = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.inttoptr(function, shape.as_pointer()), [argument])
 
@@ -100,7 +98,7 @@ stack_8_words, stack_32_words = _on_the_stack(8), _on_the_stack(32)
 def address_of(name: str, kind: Any = _I64) -> Any:
     """Return a function that returns the address of an exported symbol of the library.
 
-    The symbol is a function of one int64, or data of the type `kind`.
+    Without `kind`, the symbol is a function of one int64; else it is data of the type `kind`.
     """
 
     @emitted(types.int64())

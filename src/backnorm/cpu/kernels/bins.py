@@ -3,10 +3,11 @@
 A sum is stored as integers. A *bin* has 32 binary digits at a fixed position: bin j counts
 multiples of 2^(32 j), for any integer j. A term is split at these positions: it is rounded to a
 multiple of the unit of a bin, and the remainder is split further. Each bin adds up integers, so the
-order has no effect. A sum has three bins (four if elements are float64), from the bin of the
-largest magnitude downwards; the remainder of a term below them is rounded to the lowest bin. The
-split of a term depends only on the term and the positions. If a larger term needs a higher top bin,
-the lowest bins are dropped, and the result is the same as if they had never been used.
+order has no effect. A sum has three adjacent bins (four if elements are float64). The term of the
+largest magnitude determines the top bin. The part of a term below the lowest bin is rounded to
+a multiple of that bin's unit. The split of a term depends only on the term and the positions. If a
+term is too large for the top bin, a higher bin becomes the top bin, and the lowest bins are
+dropped. The result is the same as if the sum had begun with the higher top bin.
 
 A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^(32 j + 31), where j
 is the top bin; the magnitudes of all terms are below the limit. A term is rounded by at most half
@@ -21,13 +22,13 @@ term is NaN or infinite, the limit is 0, and the digits count the terms that are
 -infinity.
 
 The method is based on Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and Ahrens,
-Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. Their
-bins are floating-point numbers, so carries must be propagated after a limited number of terms.
-Integer bins have room for 2^31 elements, so terms need not be counted.
+Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. In these
+papers, bins are floating-point numbers, so carries must be propagated after a limited number of
+terms. Integer bins have room for 2^31 elements, so terms need not be counted.
 
-The bins of columns are stored in rows of float64 memory, `pitch` elements apart: the limit and the
-digits (as int64) of the first sum, then the limit and the digits of the second sum. Each column,
-which is a lane of a vector, has its own limit.
+Bins are stored in float64 memory, in rows that are `pitch` elements apart. The rows have, in this
+order, the limits of the first sums, the digits of the first sums (as int64), and the limits and
+digits of the second sums. A row has an element for each column (a lane of a vector).
 """
 
 from __future__ import annotations
@@ -70,19 +71,19 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.scratch import LANES, TERMS
 
 # The lowest top bin is `_LEAST` for a sum with three digits, and `_LEAST_OF_FOUR` for a sum with
-# four digits. With a lower top bin, the number that rounds terms to the unit of the lowest bin
-# (1.5 * 2^52 * u, see below) would be subnormal.
+# four digits. With a lower top bin, the number 1.5 * 2^52 * u (see below), which rounds terms to
+# the unit u of the lowest bin, would be subnormal.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
 # The top bin of a sum with terms that are not finite.
 _SPECIAL = 1 << 20
 
-# Magnitudes from this number on count as infinite, because there are no bins for them.
+# A term of at least this magnitude counts as infinite, because there are no bins for it.
 _HUGE = 2.0**991
 
-# Adding and subtracting 1.5 * 2^52 * u rounds a term to a multiple of u, the unit of a bin.
-# `_TO_TOP` is the number 1.5 * 2^52 * u of a sum's top bin, divided by the limit of the sum.
-# Multiplying a bin's number by `_DOWN` gives the number of the next lower bin.
+# Adding 1.5 * 2^52 * u to a term, and subtracting it again, rounds the term to a multiple of u, the
+# unit of a bin. For the top bin of a sum, the number 1.5 * 2^52 * u is `_TO_TOP` times the limit of
+# the sum. `_DOWN` times the number 1.5 * 2^52 * u of a bin is that of the next lower bin.
 _TO_TOP = 1.5 * 2.0**21
 _DOWN = 2.0**-32
 
@@ -92,7 +93,8 @@ _EXPONENT, _BIAS = 52, 1023
 
 _SIZE = TERMS * LANES
 
-# Bins are loaded and stored once for `_STRIP` rows, or for `_VISIT` vectors of a segment.
+# The bins of a column are loaded, and stored again, once for `_STRIP` rows. In a segment, this is
+# done once for `_VISIT` vectors.
 _STRIP, _VISIT = 16, 64
 
 
@@ -258,9 +260,9 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(patterns, term, units):
-    """Split a term into one part for each bin. For each bin, `units` has a number. The bits of part
-    + number are added, as an integer, to the bin's digit. `_store_digits` subtracts the numbers'
-    bits again.
+    """Split a term into one part for each bin. For each bin, `units` has a number n that depends on
+    the bin's unit. The bits of (part + n) are added, as an integer, to the bin's digit. Later,
+    `_store_digits` subtracts the bits of n from the digit, once for each term.
     """
 
     def three(patterns, term, units):
@@ -352,8 +354,8 @@ def _put_with_care(operands, part, m, bins, at, terms):
 def _begin(x, bins, at):
     """Load the bins of eight columns; each column has two sums.
 
-    Return four pairs, which have one part for each sum: limits, units, digits, and the largest
-    terms so far (0).
+    Return limits, units, digits, and the largest terms so far (0). Each is a pair, whose parts
+    belong to the two sums.
     """
     place = _second(x, bins, at)
     limits = load(bins.values, at), load(bins.values, place)
@@ -376,8 +378,8 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the larger one of `most` and the magnitude of the product. In a forward pass return
-    `most`, because `_largest_product` squares the largest term.
+    """Return the larger one of `most` and the magnitude of the product. A forward pass does not
+    need this maximum, because `_largest_product` squares the largest term: there, return `most`.
     """
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
@@ -386,7 +388,9 @@ def _larger_product(dy, most, product):
 
 @by_type
 def _largest_product(dy, most):
-    """Return the largest product of all; in a forward pass, the square of the largest term."""
+    """Return the largest product, `most[1]`; in a forward pass, the square of the largest
+    `most[0]`.
+    """
     if isinstance(dy, Epilogue):
         return lambda dy, most: most[0] * most[0]
     return lambda dy, most: most[1]
@@ -402,7 +406,7 @@ def _centred(dy, value, mean):
 
 @by_type
 def _take_error_apart(x, patterns, factors, units):
-    """If elements are float64, put the rounding error of a product into the bins, like a term."""
+    """If elements are float64, also put the rounding error of a product into the bins."""
 
     def error(x, patterns, factors, units):
         slope, centred, product = factors
@@ -413,7 +417,7 @@ def _take_error_apart(x, patterns, factors, units):
 
 @inlined
 def _end(operands, state, count, bins, at):
-    """If all terms were below the limits, write both sums of `count` vectors and return True."""
+    """Write both sums of `count` vectors and return True, if all terms were below the limits."""
     limits, units, digits, most = state
     product = _largest_product(operands.dy, most)
     if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
@@ -428,9 +432,9 @@ def _end(operands, state, count, bins, at):
 def _visit(operands, part, m, bins, at, terms):
     """Put the terms of vectors into the bins of eight columns.
 
-    `part` is the first element, the distance of two vectors, the number of whole vectors, and the
-    number of elements after them. If a term is not below the limits, the result is discarded, and
-    `_put_with_care` puts the terms into bins again.
+    `part` is a tuple: the index of the first element, the distance between two vectors (in
+    elements), the number of whole vectors, and the number of elements after them. If a term is not
+    below the limits, the result is discarded, and `_put_with_care` puts the terms into bins again.
     """
     i, stride, count, left = part
     x, dy = operands
@@ -459,7 +463,8 @@ def _visit(operands, part, m, bins, at, terms):
 def _visit_first(operands, part, m, bins, at, terms):
     """Put terms into the bins of `lanes` < 8 columns. Each column has one lane of a vector.
 
-    `part` is the first element, the distance of two vectors, their number, and `lanes`.
+    `part` is a tuple: the index of the first element, the distance between two vectors (in
+    elements), the number of vectors, and `lanes`.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -476,7 +481,8 @@ def _visit_first(operands, part, m, bins, at, terms):
 
 @inlined
 def put_segment(operands, i, end, mean, bins, terms):
-    """Put the terms of a segment into the bins of its channel; each lane has its own bins.
+    """Put the terms of a segment into the bins of its channel. Each of the eight lanes has its own
+    bins.
 
     `bins` has rows of eight elements; `terms` has three buffers of `TERMS` vectors.
     """
@@ -559,7 +565,8 @@ def _pair(bins, at, digits):
     numbers, limit = integers_at(bins), load_one(bins, at)
     if limit == 0.0:
         return _special(numbers[at + pitch], numbers[at + 2 * pitch], numbers[at + 3 * pitch]), 0.0
-    # From the lowest up, reduce each digit to -2^31 .. 2^31 - 1 and carry the rest to the next one.
+    # Beginning with the lowest digit, reduce each to -2^31 .. 2^31 - 1, and carry the rest to the
+    # next higher digit.
     fourth, carry = 0.0, 0
     if digits == 4:
         digit, carry = _carried(numbers[at + 4 * pitch], 0)
@@ -605,7 +612,7 @@ def _infinity():
 
 @outlined
 def write_no_bins(digits, channels, out):
-    """Write empty sums in the form of `write_bins`."""
+    """Write the bins of empty sums to `out`, in the layout that `write_bins` uses."""
     to = integers_at(out)
     for place in range(2 * (digits + 1) * channels):
         to[place] = 0

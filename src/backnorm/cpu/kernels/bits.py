@@ -40,7 +40,7 @@ larger = _combining(_larger)
 
 @emitted(Vec(Vec, Vec, types.intp))
 def patterns_less(builder, value, other, times):
-    """Return the lanes of `value` - `times` * `other`, modulo 2^64."""
+    """Return value - times * other in every lane, for bit patterns as integers modulo 2^64."""
     minuend, subtrahend = (builder.bitcast(each, _INTEGERS) for each in (value, other))
     nothing = ir.Constant(_INTEGERS, ir.Undefined)
     first = builder.insert_element(nothing, times, ir.Constant(ir.IntType(32), 0))
@@ -64,7 +64,7 @@ def without(builder, total, term, one):
 
 @emitted(types.boolean(Vec, Vec))
 def all_below(builder, left, right):
-    """Return whether each lane of `left`, as an integer, is less than that of `right`."""
+    """Return whether `left` is less than `right` in all lanes, read as integers."""
     left, right = (builder.bitcast(each, _INTEGERS) for each in (left, right))
     mask = builder.bitcast(builder.icmp_signed("<", left, right), ir.IntType(LANES))
     return builder.icmp_unsigned("==", mask, ir.Constant(ir.IntType(LANES), -1))

@@ -56,8 +56,8 @@ from backnorm.cpu.scratch import (
 _SAMPLE = 16
 
 # This number replaces larger inverse standard deviations, because infinity times a difference of 0
-# would be NaN. If a difference is not 0, its product with this number overflows to infinity in
-# float32, as its product with infinity would.
+# would be NaN. If a difference is not 0, its product with this number is infinite in float32, as
+# its product with infinity is.
 _MOST = 1e150
 
 
@@ -117,7 +117,7 @@ def prepare(table, statistics, present, epsilon, inverse):
 
 @outlined
 def prepare_means(table, mean):
-    """Fill only the means, because the sums of a backward pass need no other coefficient."""
+    """Fill only the means in the table: the sums of a backward pass need no other coefficient."""
     values, pitch, channels = table
     for c in range(0, channels, LANES):
         store_some(values, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
@@ -156,14 +156,15 @@ def prepare_forward(table, x, extents, affine, present):
         else:
             sample = 0
         pivot = total / splat(float(max(sample, 1)))
-        # A pivot that is not finite would change the sums of finite elements.
+        # A pivot that is not finite is replaced by 0: with it, the sums of finite elements would
+        # become infinite or NaN.
         store_some(values, MEAN * pitch + c, count, where_finite(pivot, pivot, zero))
     wrap(table)
 
 
 @inlined
 def _power_of_two(most, limit):
-    """Return the power of two `most`, halved until it is at most `limit`: an exact divisor."""
+    """Halve `most`, a power of two, until it is at most `limit`, so that divisions are exact."""
     while most > limit:
         most //= 2
     return most
@@ -176,9 +177,9 @@ def _sample(x, c, channels, inner, sample):
 
 @by_type
 def solve(kind, pairs, k, total, table, c, count, epsilon):
-    """Turn the sums of `count` channels from c on into their coefficients and results.
+    """Compute the coefficients and results of `count` channels, from channel c on, from their sums.
 
-    The sums are the columns of `pairs` from column k on. `total` is the number of elements of a
+    The sums are in the columns of `pairs`, from column k on. `total` is the number of elements of a
     channel.
     """
 
@@ -276,8 +277,8 @@ def combine(kind, head, partial, grid, total, table):
     """Add up the partial sums of columns in order, and compute results and coefficients of
     channels.
 
-    `partial` has the address of the partial sums, which are pairs, and the number `far`. For each
-    block there are four rows of `far` elements. `combine_bins` explains `grid`.
+    `partial` is a `Pairs`: the address of the partial sums, and the distance `far` between their
+    rows. Each block has four rows. `combine_bins` explains `grid`.
     """
     blocks, inner, repeats = grid
     sums, far = partial
@@ -296,9 +297,9 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
     `head.exchanged` is an address (not 0), write the bins of channels there.
 
     `partial` is memory for three arrays, one after the other: the bins of columns, of shape
-    (blocks, rows, far); the bins of channels; the pairs of channels. `grid` has three numbers: that
-    of blocks, that of neighbouring columns of a channel, and that of repetitions of the sequence of
-    all channels in a row.
+    (blocks, rows, far); the bins of channels; the pairs of channels. `grid` has three numbers: how
+    many blocks there are, how many neighbouring columns a channel has, and how often a row repeats
+    the sequence of all channels.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -354,7 +355,8 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
     start, stop = span
     inner, repeats = cut
     for c in range(start, stop, LANES):
-        # The sums of channels are written from k on, over pairs of columns that have been read.
+        # The sums of eight channels replace the pairs of the columns from k on, which have already
+        # been read.
         k = start * inner + c - start
         if inner * repeats > 1:
             _gather(pairs, cut, (c, stop, table.channels), k)
@@ -363,7 +365,9 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
 
 @inlined
 def _gather(pairs, cut, ends, to):
-    """For each of eight channels, add the pairs of its columns; write these sums from `to` on."""
+    """Add up the pairs of the columns of eight channels. Write the sums of the channels from `to`
+    on.
+    """
     partial, far = pairs
     inner, repeats = cut
     c, stop, channels = ends

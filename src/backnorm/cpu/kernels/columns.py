@@ -1,15 +1,16 @@
 """The kernel for arrays whose rows have several channels (NXC, and NCX with few spatial elements).
 
-The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel
-(k // inner) % channels. NXC has inner = 1. NCX has one row per sample. If a row would be shorter
-than two vectors, several are joined to one row. Elements after the last full row are the `rest`.
+The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel (k // inner) %
+channels, where `inner` is the number of adjacent elements of a channel: 1 in NXC. In NCX, a row is
+a sample. If the channels of a position, or a sample, are shorter than two vectors, several make one
+row. Elements after the last full row are the `rest`.
 
 An item of the reduction is one tile of columns in one block of rows. A running sum (see `sums`)
-adds up 64 rows of a column (in a backward pass with float32 arithmetic, four rows are first added
-up in float32). The running sums of a block are added to pairs of float64 (compensated sums), and
-the sums of blocks are added up in order. Blocks depend only on the shape, and a column's sum
-depends only on the column, so a channel's sums have the same bits for every distribution of the
-work.
+adds up 64 rows of a column. In a backward pass with float32 arithmetic, each number that is added
+to it is a float32 sum of four rows. The running sums of a block are added to pairs of float64
+(compensated sums), and the sums of blocks are added up in order. Blocks depend only on the shape,
+and a column's sum does not depend on its tile. So a channel's sums have the same bits, however the
+work is distributed.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
 # A running sum adds up at most this number of rows, and is then added to the compensated sum of its
-# column (a pair). The error budget allows up to 128. The bits of results depend on this number.
+# column (a pair). The error budget would allow 128 rows. The bits of results depend on this number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
@@ -103,13 +104,14 @@ def _extents(head):
 
 @inlined
 def _sums_of(kind, head, cells, table, own):
-    """Return what a participant needs for the sums: the operands, and its memory.
+    """Return what a participant needs to compute sums: the operands, and the memory to write to.
 
     Partial sums have the shape (blocks, 4, pitch of a row of `width` columns): two pairs for every
-    block and column. For reproducible sums they are bins: see `channels.combine_bins`.
+    block and column. If sums are reproducible, partial sums are bins: see `channels.combine_bins`.
     """
     x = values_at(kind, head.x)
-    # `own` is the memory of the tile; if sums are reproducible, the memory of the sums comes first.
+    # `own` has the memory of the tile. If sums are reproducible, the memory of their bins precedes
+    # it.
     tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
     partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
     return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
@@ -148,8 +150,8 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_tile(kind, head, sums, item):
-    """Sum one block of rows in one tile of columns. Elements after the last full row, if any, are
-    the last block.
+    """Sum one block of rows in one tile of columns. If there are elements after the last full row,
+    they are the last block.
     """
     operands, table, scratch, partial = sums
     width, tile, block = head.width, head.tile, head.block
@@ -246,7 +248,7 @@ def _write_share(head, output, item):
 
 @inlined
 def _write_tile(head, output, part, first):
-    """Write the rows of one part, in one tile of columns: whole lines, by ordinary stores."""
+    """Write the rows of one part, in one tile of columns. Ordinary stores write whole lines."""
     width, share, abreast = head.width, head.share, head.abreast
     row, columns = part * share, (first, min(width, first + head.tile))
     end = min(head.rows, row + share)
@@ -282,11 +284,12 @@ def _spread(values, wide, first, width, inner, channels):
 
 @by_type
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add up a block of rows; store the sums in the pairs of the block's columns. The pairs must be
-    zero before the call.
+    """Add up a block of rows; store the sums of its columns in `pairs`, which must be zero before
+    the call.
 
-    `part` is the first element, the distance of two rows, and the numbers of rows and columns.
-    `running` is scratch memory of eleven rows.
+    `part` has the index of the first element, the distance from one row to the next, the number of
+    rows, and the number of columns. `running` is the address of eleven rows of scratch memory, and
+    the distance of two rows there.
     """
     if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
         return lambda kind, head, operands, part, pivot, running, pairs: _add_block(
@@ -309,7 +312,7 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
             _add_block(_add_strip_at_once, operands, part, 4, singles, running, pairs)
         for k in range(0, width, LANES):
             place, far = offset(pairs.values, k), pairs.far
-            # In lanes after the last column, sums are zero, and stay zero for any mean.
+            # Lanes after the last column have sums of 0, which `recentre` leaves 0 for any pivot.
             kept = recentre(load_some(pivot, k, width - k), pairs, k)
             columns = (start + k, stride, rows, min(LANES, width - k))
             if not all_finite(kept, width - k) and head.in_float64 == 0:
@@ -329,11 +332,11 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 
 @rare
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
-    """Return `kept`, with zero in the lanes where dy is zero in all rows, unless sum_dy_xmu is NaN.
-    Sums are computed again where a lane of the result is not finite.
+    """Return `kept`, but zero in each lane where dy is zero in all rows and sum_dy_xmu is not NaN.
+    The caller computes the sums of a lane again if its result is not finite.
 
     Sums of zeros are exact, so they need not be computed again. Behind a ReLU, dy is often zero in
-    whole channels. With dy zero in one channel in ten, computing these channels again in float64
+    whole channels. If dy was zero in one channel in ten, computing these channels again in float64
     made the backward pass of (2, 64, 32, 32) in bfloat16 take 1.5 times as long.
     """
     start, stride, rows, width = part
@@ -352,13 +355,14 @@ def _add_block_again(operands, part, pivot, run, pairs):
 
 @inlined
 def _add_block(add, operands, part, depth, pivot, running, pairs):
-    """Add the rows of a part to the pairs of its columns; `add` adds `depth` rows at a time."""
+    """Add the rows of `part` to `pairs`, the compensated sums of its columns. The function `add`
+    adds `depth` rows at a time.
+    """
     start, stride, rows, width = part
     for first in range(0, rows, _RUN):
         clear(running.values, 4 * running.far)
         end = min(rows, first + _RUN)
-        # This is not a `range`, for which Numba would compile a check that raises if the step is
-        # zero.
+        # For a `range` with this step, Numba would compile a check that raises if the step is zero.
         row = first
         while row < end:
             some = (start + row * stride, stride, min(depth, end - row), width)
@@ -383,7 +387,8 @@ def _add_strip_by_rows(operands, part, pivot, running):
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES
-        # `pair` and `third` have two float32 rows each. Every row has the memory of a float64 row.
+        # `pair` has two float32 rows of sums over the first two rows, `third` two for the third
+        # row. Each of the four takes the memory of a float64 row.
         pair = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
         third = Pairs(offset(pair.values, 2 * pair.far), pair.far)
         _begin_pair(operands, start, first, pivot, pair)
@@ -475,7 +480,7 @@ def _if(there, count):
 
 @inlined
 def _along(k, lanes, period):
-    """Return the column of the vector that follows the vector of column k."""
+    """Return the column `lanes` after column k, where columns are counted modulo `period`."""
     return k + lanes - period if k + lanes >= period else k + lanes
 
 
@@ -502,16 +507,17 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 
 @inlined
 def _write_rows(output, i, rows):
-    """Write several rows of whole lines, which begin at element i: the first line of every row,
-    then the second line of every row, and so on.
+    """Write several rows, which consist of whole lines and begin at element i, in this order: the
+    first line of every row, then the second line of every row, and so on.
 
     The coefficients of wide rows exceed the first-level cache, so they are read once for several
     rows.
 
-    If stores are streaming, only the two ends of a row, which share cache lines with other rows,
-    are written by ordinary stores. The rest of a row has no ordinary stores, because they make the
-    processor prefetch neighbouring lines into a cache. A streaming store to a line in a cache takes
-    five times as long as to another line (AMD Zen 3, shape (50, 64, 112, 112), float32 arithmetic).
+    If stores are streaming, the two ends of a row are still written by ordinary stores, because
+    they share cache lines with other rows. The rest of the row has no ordinary stores, which would
+    make the processor prefetch neighbouring lines into a cache. A streaming store to a line that is
+    in a cache takes five times as long as one to a line that is in no cache (AMD Zen 3, shape (50,
+    64, 112, 112), float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -527,7 +533,9 @@ def _write_rows(output, i, rows):
 
 @inlined
 def _write_lines(output, i, rows, columns, streaming):
-    """Write the whole cache lines between two columns of `rows` rows, from element i on."""
+    """Write `rows` rows, between two columns, in whole cache lines. The first row begins at element
+    i.
+    """
     x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)
     line = 2 * lanes
@@ -545,7 +553,7 @@ def _write_lines(output, i, rows, columns, streaming):
 
 @inlined
 def _write(output, i, end):
-    """Write elements i .. end-1 of memory; i is at column 0."""
+    """Write the elements from i to end - 1 in the order of memory; element i is in column 0."""
     k = 0
     if output.streaming:
         k = min(aligned_head(output.out, i, lanes_of(output.rows.values)), end - i)
@@ -559,10 +567,10 @@ def _write(output, i, end):
 
 @inlined
 def _write_whole(output, i, k, end, streaming):
-    """Write whole vectors beginning with element i, in column k; return where they end.
+    """Write whole vectors from element i (in column k) on; return the element and column after.
 
-    Callers pass a constant as `streaming`, because LLVM does not always split a loop with a branch
-    on a variable into two loops.
+    Callers pass a constant as `streaming`. If it were a variable, LLVM might test it in every
+    iteration of the loops.
     """
     x, dy, _, _, coefficients, period, _ = output
     lanes = lanes_of(coefficients.values)
@@ -582,7 +590,7 @@ def _write_whole(output, i, k, end, streaming):
 
 @inlined
 def _write_part(output, i, count, k):
-    """Write `count` elements, fewer than a line, from column k on."""
+    """Write `count` elements, fewer than a cache line. The first is element i, in column k."""
     lanes = lanes_of(output.rows.values)
     while count > 0:
         _write_first(output, i, count, k, _coefficients(output.rows, k))

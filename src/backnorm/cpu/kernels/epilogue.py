@@ -1,4 +1,4 @@
-"""Types of operands for which a load or store also computes an epilogue of the normalisation.
+"""Types of operands. A load or store of such an operand also computes an epilogue.
 
 A kernel loads and stores elements at addresses. If a ReLU or another activation follows the
 normalisation, one of these types replaces an address, and loads and stores (see `memory`) apply the
@@ -36,7 +36,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-# The Numba types of a structure's parts that are not addresses of elements.
+# The Numba types of those parts of a structure that are not addresses of elements.
 _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
@@ -46,7 +46,7 @@ _PARTS = {
 
 
 class Epilogue(types.Type):
-    """Base class of the types of dy in a forward pass, which describe the epilogue."""
+    """Base class of types that describe an epilogue. A forward pass has one in the place of dy."""
 
 
 class Identity(Epilogue, types.Opaque):
@@ -66,7 +66,8 @@ class Unread(types.Opaque):
 class Addresses(types.Type):
     """A structure of addresses and numbers.
 
-    `parts` are their names and types, and `dtype` is the elements' type.
+    `parts` maps the names of these addresses and numbers to their types. `dtype` is the type of the
+    elements.
     """
 
     is_address = True
@@ -92,10 +93,8 @@ class ReLU(Epilogue, Addresses):
 
 
 class Activation(Epilogue, Addresses):
-    """The number that identifies the activation, and the address of gradients (0 if there are
-    none).
-
-    The gradients are those with respect to the activation's value.
+    """The address of the gradients with respect to the activation's value (0 if there are none),
+    and the number that identifies the activation.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -103,15 +102,15 @@ class Activation(Epilogue, Addresses):
 
 
 class Marking(Addresses):
-    """The addresses of y and of a mask (or 0), and the number `beyond` (see `cpu.record`)."""
+    """The addresses of y and of a mask (0 if none is written), and `beyond` (`cpu.record`)."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
-    """The addresses of dx, of the residual's gradient (or 0), of dy and of a mask. Stores write to
-    the first two.
+    """The addresses of dx, of the residual's gradient (or 0), of dy and of a mask. Stores write dx
+    and the residual's gradient.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -139,9 +138,10 @@ def part_of(builder: Any, kind: Any, value: Any, name: str = "values") -> Any:
 
 
 def masked(builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any = None) -> Any:
-    """Emit a vector `raw`, loaded from `index` on, with zero where the bit of the mask is not set.
+    """Emit `raw`, a vector of the elements from `index` on, with zero for each element whose bit in
+    the mask is not set.
 
-    With a `count`, the lanes of `raw` after the first `count` have no elements.
+    If `count` is given, only the first `count` lanes of `raw` have elements.
     """
     if not isinstance(kind, Masked):
         return raw
@@ -169,9 +169,9 @@ def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None)
 def _in_register(builder: Any, raw: Any) -> Any:
     """Emit an instruction without effect that separates a load from the instructions after it.
 
-    With AVX-512, LLVM would combine a load and a selection to a masked load, and masked loads are
-    not prefetched: the backward pass of (16, 56, 56, 64) float32 took 3.6 ns per element instead of
-    0.6 (AMD Zen 5).
+    With AVX-512, LLVM would combine a load and a selection to a masked load, and the processor does
+    not prefetch for masked loads. With masked loads, the backward pass of (16, 56, 56, 64) in
+    float32 took 3.6 ns per element instead of 0.6 (AMD Zen 5).
     """
     if not has_feature("avx512vl"):
         return raw
@@ -181,7 +181,8 @@ def _in_register(builder: Any, raw: Any) -> Any:
 def after_store(
     builder: Any, kind: Any, target: Any, index: Any, raw: Any, write: Any, count: Any = None
 ) -> None:
-    """Emit the stores that follow the store of `raw`, or of its first `count` lanes, at `index`.
+    """Emit what else is stored for the elements `raw`, or its first `count` lanes, at `index`: bits
+    of the mask (`Marking`), or elements of the gradient of the residual (`WithResidual`).
 
     `write(pointer, vector)` emits a store of the same kind, ordinary or streaming, as the store of
     `raw`.
@@ -202,8 +203,8 @@ def after_store(
 
 
 def _is_there(builder: Any, place: Any) -> Any:
-    """Emit whether an address is not 0. During a call the result does not change, so a branch on it
-    is predicted well.
+    """Emit whether an address is not 0. During a call, the result does not change, so a branch on
+    it is predicted well.
     """
     return builder.icmp_unsigned("!=", builder.ptrtoint(place, _I64), ir.Constant(_I64, 0))
 
@@ -212,8 +213,8 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
     _, bits, beyond = (part_of(builder, kind, target, name) for name in kind.parts)
     lanes = raw.type.count
     element = ir.IntType(kind.dtype.bitwidth)
-    # The bits of positive elements, read as integers, are in the order of the elements' values, and
-    # those of NaN are beyond those of infinity.
+    # Read as integers, the bits of positive elements have the order of the elements' values. The
+    # bits of a NaN are a larger integer than those of infinity.
     pattern = builder.bitcast(raw, ir.VectorType(element, lanes))
     if element != beyond.type:
         beyond = builder.trunc(beyond, element)
@@ -241,7 +242,7 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
 
 @intrinsic
 def values_of(typingctx, addresses):
-    """Return the address of the elements, which is one of the `addresses`."""
+    """Return the one of the `addresses` at which the elements are."""
 
     def codegen(context, builder, signature, arguments):
         return part_of(builder, addresses, arguments[0])
@@ -251,7 +252,7 @@ def values_of(typingctx, addresses):
 
 @intrinsic
 def has_values(typingctx, addresses):
-    """Return whether `addresses` has elements: the address of absent elements is 0."""
+    """Return whether the array at `addresses` is present: an absent array has the address 0."""
 
     def codegen(context, builder, signature, arguments):
         return _is_there(builder, part_of(builder, addresses, arguments[0]))
@@ -276,7 +277,7 @@ def relu(typingctx, epilogue, value):
         if value != Vec:
             ceiling = builder.fptrunc(ceiling, kind.element)
         ceiling = spread(builder, ceiling, kind.count)
-        # On x86-64, LLVM compiles a comparison and a select of this form to one minimum or maximum.
+        # On x86-64, LLVM compiles a comparison and a select of this form to one instruction.
         below = builder.select(builder.fcmp_ordered("<", ceiling, vector), ceiling, vector)
         if value == Vec:
             return builder.select(builder.fcmp_ordered("<=", below, zero), zero, below)
@@ -307,12 +308,13 @@ def _in_line(typingctx, out):
 
 @by_type
 def same_line(out):
-    """Return whether streaming `out` suits its second output: the residual's gradient, or the mask.
+    """Return whether the addresses of `out` and of its second output suit streaming stores. The
+    second output is the residual's gradient, or the mask.
 
-    For the residual's gradient, the result is True if it begins at the same offset in a cache line
-    as dx: each streamed line of dx then has a whole line of the gradient. For a mask, the result is
-    True if y begins a cache line: each streamed line of y then has whole bytes of the mask. Without
-    a second output, the result is True.
+    For the residual's gradient, the result is True if the gradient begins at the same offset in a
+    cache line as dx. Each streamed line of dx then goes with a whole line of the gradient. For a
+    mask, the result is True if y begins at the start of a cache line: each streamed line of y then
+    has whole bytes of the mask. If `out` has no second output, the result is True.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

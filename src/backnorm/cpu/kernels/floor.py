@@ -31,7 +31,8 @@ _READY = SLOTS["ready"]
 def run(kind, record, index):
     """Read x and dy in the first phase; in the second, read both again and write `out`.
 
-    Without dy, only x is read. Arrays have `size` elements; an item has up to `share` of them.
+    Without dy, only x is read. Each array has `size` elements, of which an item takes up to
+    `share`.
     """
     if index == JOINED:
         return 1

@@ -18,8 +18,8 @@ and that constant would cancel if |mean| is much larger than the standard deviat
 pass, slope is beta, and shift is the exact mean minus the float64 `mean`. The coefficients for
 float32 arithmetic are derived from these: see `singles.narrow_rows`.
 
-The types of x and dy determine the formula when a kernel is compiled: dy is an `Epilogue` in a
-forward pass, and x is `Unread` in a frozen backward pass (see `epilogue`).
+When a kernel is compiled, the types of x and dy select the formula. A dy of a type `Epilogue`
+selects the forward pass, and an x of the type `Unread` the frozen backward pass (see `epilogue`).
 """
 
 from __future__ import annotations
@@ -119,10 +119,11 @@ def in_pairs_of(dy):
 
 @by_type
 def in_pairs(dy, values):
-    """Return whether writing two vectors at a time is faster; `values` is the coefficients' memory.
+    """Return whether it is faster to write two vectors at a time. `values` is the memory of the
+    coefficients.
 
-    Writing two float64 vectors at a time is faster only if their activation is computed in one
-    float32 vector.
+    With float32 coefficients it is faster. With float64 coefficients it is faster only if the
+    activation of two float64 vectors is computed in one float32 vector.
     """
     pairs = values.dtype == types.float32 or in_pairs_of(dy)
     return lambda dy, values: pairs
@@ -132,9 +133,9 @@ def in_pairs(dy, values):
 def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    x and the residual are prefetched. If stores are not streaming, the output is prefetched, too,
-    because an ordinary store reads its cache line first. In a model, a convolution has just written
-    x, which is then in the shared cache only. Prefetching does not make a backward pass faster: its
+    These are x, the residual and, unless stores are streaming, the output: an ordinary store reads
+    its cache line first. Prefetching x helps in a model, because there x is at best in the shared
+    cache: a convolution has just written it. Prefetching does not make a backward pass faster: its
     sums have just read x and dy, and dx often has the memory of dy.
     """
     dy = output[1]
@@ -182,7 +183,7 @@ def solve_backward(sum_dy, sum_dy_xmu, count, scale):
     if count == 0:
         return splat(0.0), splat(0.0)
     elements = splat(float(count))
-    # In this order scale² is not computed: for the smallest epsilon, scale² would overflow.
+    # The parentheses avoid scale * scale, which would overflow for the smallest epsilon.
     return sum_dy / elements, scale * (scale * sum_dy_xmu / elements)
 
 
@@ -195,7 +196,8 @@ def solve_forward(sums, count, pivot, epsilon):
     d². The pivot is the mean of some of the channel's elements, so (pivot - mean)² is at most M
     times the variance. Therefore the subtraction of d² loses at most about log2(M) of the 53 bits
     for any data, and hardly any bits for data in random order. Reproducible sums have the pivot 0,
-    so the subtraction may lose more bits. They also have more bits (see `bins`).
+    so the subtraction may lose more bits. But a term of a reproducible sum is rounded by at most
+    2^-64 of the largest term (see `bins`).
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements

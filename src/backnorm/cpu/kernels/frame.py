@@ -36,7 +36,7 @@ from backnorm.cpu.record import JOINED
 
 
 class Steps(NamedTuple):
-    """The functions of a geometry.
+    """The functions in which the kernels of one geometry differ from those of another.
 
     Attributes
     ----------

@@ -24,8 +24,8 @@ _OPTIONS = {
 }
 
 #: The dispatchers of all outlined functions, and LLVM attributes for them (see `build.frontend`).
-#: LLVM must not inline these functions: each has several callers, and optimising small functions
-#: takes less time than optimising large ones.
+#: LLVM must not inline these functions into their callers, because it takes longer to optimise
+#: large functions than small ones.
 OUTLINED: list[tuple[Any, tuple[str, ...]]] = []
 
 
@@ -42,7 +42,8 @@ def outlined(function: Callable[..., Any]) -> Any:
 def rare(function: Callable[..., Any]) -> Any:
     """Compile `function` separately, and mark it as rarely called.
 
-    LLVM then spills no registers in a loop of the caller to prepare for the call.
+    Without the mark, LLVM might spill registers in a loop of the caller, to prepare for a call that
+    hardly ever happens.
     """
     return _outlined(function, "noinline", "cold")
 
@@ -76,9 +77,9 @@ def nothing(*_: Any) -> None:
 def emitted(signature: Any) -> Any:
     """Compile a function whose LLVM code is emitted by the decorated function.
 
-    The emitter takes the IR builder and the values of the arguments, and returns the value of the
-    result. `signature` is the Numba signature, or a function that takes the types of the arguments
-    and returns the signature (or None if it does not accept these types).
+    The decorated function takes the IR builder and the values of the arguments, and returns the
+    value of the result. `signature` is the Numba signature, or a function of the arguments' types
+    that returns the signature, or None for types that are not accepted.
     """
 
     def decorate(emit: Callable[..., Any]) -> Any:

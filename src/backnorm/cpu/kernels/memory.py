@@ -1,10 +1,10 @@
 """Memory in Numba code: addresses, loads and stores of vectors.
 
-Kernels take addresses. Arrays are possible (tests use them), but Numba counts references to every
-array argument, even of inlined functions. The counting takes as long as computing a few elements.
-Memory is contiguous. `storage` converts elements to float64 or float32 and back. Loads are exact,
-and a store rounds once. Float32 vectors are not stored to float64 elements. Float32 vectors are
-stored to 16-bit elements only if all lanes are zero or normal (see `vector.sound`).
+Kernels take addresses, not arrays. (Tests pass arrays.) Numba counts the references to every array
+argument, even of an inlined function, which takes as long as computing a few elements. Memory is
+contiguous. `storage` converts elements to float64 or float32 and back. Loads are exact, and a store
+rounds once. Float32 vectors are not stored to float64 elements. Float32 vectors are stored to
+16-bit elements only if all lanes are zero or normal (see `vector.sound`).
 """
 
 from __future__ import annotations
@@ -118,8 +118,7 @@ def load_like(typingctx, array, index, count, like):
 def prefetch(array, index, count):
     """Prefetch the cache lines of `count` elements, even after the array's end; skip absent arrays.
 
-    By themselves, processors prefetch neither rows that are far apart nor memory beyond the end of
-    a page.
+    Without these instructions, processors prefetch neither distant rows nor the next page.
     """
     if isinstance(array, Unread | Identity):
         return nothing
@@ -141,7 +140,7 @@ def _prefetch(typingctx, array, index):
         pointer = builder.bitcast(_pointer(context, builder, array, *arguments), _BYTES)
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # The numbers request a prefetch of data, for reading, into all caches.
+        # The numbers mean: for reading (0), into all caches (3), data and not instructions (1).
         builder.call(call, [pointer, *(ir.Constant(_I32, number) for number in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -152,7 +151,8 @@ def _prefetch(typingctx, array, index):
 def load_first(typingctx, array, index, count):
     """Return `count` elements from `index` on, and zero in the lanes after them.
 
-    Memory after the elements is not accessed. `count` may exceed the number of lanes.
+    Memory after the elements is not accessed. If `count` exceeds the number of lanes, all lanes
+    have elements.
     """
     return _loading(array, count, Vec)
 
@@ -201,7 +201,7 @@ def load_one(typingctx, array, index):
 
 @intrinsic
 def load_apart(typingctx, array, index, step, last):
-    """Return elements index, index + step, ... as a Vec; `last` replaces indices above it."""
+    """Return elements index, index + step, ... as a Vec; an index above `last` counts as `last`."""
     if not accepts(array):
         return None
 
@@ -230,7 +230,7 @@ def load_some(values, index, count):
 
 @inlined
 def store_some(values, index, count, value):
-    """Write the first `count` lanes of a Vec, at most eight, each rounded once."""
+    """Write the first `count` lanes of a Vec (all if `count` is above 8), each rounded once."""
     if count >= LANES:
         store(values, index, value)
     else:
@@ -286,10 +286,10 @@ def stream(typingctx, array, index, value):
 
 @intrinsic
 def stored_sound(typingctx, array, left, right):
-    """Return whether the 16-bit elements of two float32 vectors prove the vectors `sound`.
+    """Return whether two float32 vectors are certainly `sound`, judged by their 16-bit roundings.
 
-    A `store` of the vectors follows. It needs the same 16-bit elements, so the compiler merges the
-    two conversions.
+    The caller then stores the vectors. `store` converts them to the same 16-bit elements, so the
+    compiler merges the two conversions.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -307,7 +307,7 @@ def store_one(typingctx, array, index, value):
 
 @intrinsic
 def store_first(typingctx, array, index, count, value):
-    """Write the first `count` lanes of a vector, or all if it has fewer, each rounded once."""
+    """Write the first `count` lanes of a vector, or all if there are fewer, each rounded once."""
     if not accepts(array):
         return None
 

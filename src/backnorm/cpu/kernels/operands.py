@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Table(NamedTuple):
     """The table of channels: see `backnorm.cpu.scratch`.
 
-    Its rows are `pitch` float64 elements apart.
+    `pitch` is the distance between two rows, in float64 elements.
     """
 
     values: Any
@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The arrays that are summed. In a forward pass `dy` is an `Epilogue`, and only x is summed."""
+    """The arrays that are summed: x and dy; in a forward pass only x, and `dy` is an `Epilogue`."""
 
     x: Any
     dy: Any

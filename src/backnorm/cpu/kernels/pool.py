@@ -1,12 +1,13 @@
 """The thread pool: worker threads that help callers, and their slots.
 
-The threads run no Python: no GIL, no objects, no exceptions. They block all signals except those
-that an error in their own code raises (such as SIGSEGV). An idle worker spins on its slot for a
-moment, because a wake-up takes longer than a small problem, and then sleeps on a futex. A caller
-requests idle workers: at most one less than the number of processors that it may use. It never
-waits for a worker to start: when all items are done, it cancels the requests that no worker has
-accepted. So no late, busy or missing worker delays a call. `docs/threads.md` describes how a call
-begins, ends and is interrupted; `slots` describes a slot and its states.
+The threads run no Python code: they need no GIL, use no objects and raise no exceptions. They block
+all signals except those that an error in their own code raises (such as SIGSEGV). An idle worker
+first spins on its slot for a moment, because waking a sleeping thread takes longer than a small
+problem. Then it sleeps on a futex. A caller that may use P processors requests at most P - 1 idle
+workers. The caller never waits for a worker to start: when all items are done, it cancels the
+requests that no worker has accepted. So no late, busy or missing worker delays a call.
+`docs/threads.md` describes how a call begins, ends and is interrupted; `slots` describes a slot and
+its states.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ _work = address_of("bn_work")
 
 _FUNCTION = 8 * FIELDS["function"]
 
-# Nanoseconds after a failed pthread_create before the next attempt.
+# If pthread_create fails, it is not called again for this many nanoseconds.
 _RETRY_NS = 1_000_000_000
 
 
 @outlined
 def start_helpers(record, helpers):
-    """Request at most `helpers` workers for a record, as its participants 1, 2, ..."""
+    """Request at most `helpers` idle workers, to run a record's kernel as participants 1, 2, ..."""
     mask = stack_32_words()
     most = min(SLOTS, get_affinity(mask) - 1)
     index = 1
@@ -155,7 +156,7 @@ def _may_create():
 
 @outlined
 def _wait_for_call(slot):
-    """Wait for a request in a slot; return the state."""
+    """Wait until a slot has a request; return the state of the slot."""
     while True:
         for _ in range(YIELD_AFTER):
             state = load_acquire(slot)
@@ -184,7 +185,7 @@ def _wait_until_left(slot, running):
 
 @inlined
 def _set_affinity_of_caller(slot):
-    """Set the worker's affinity to that of its caller, if it differs."""
+    """Set the worker's affinity mask to that of its caller, if the two differ."""
     same = True
     for cell in range(MASK_CELLS):
         wanted = load_word(slot + 8 * (MASK + cell))

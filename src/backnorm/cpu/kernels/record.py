@@ -73,15 +73,15 @@ def _of_pass(kind: Kind) -> Kind:
     return Kind(kind.element, kind.arithmetic, direction, "")
 
 
-#: of_operation(kind): the kind without its epilogue. of_pass(kind): in addition, a frozen backward
-#: pass becomes a backward pass. A function compiled for such a reduced kind is shared by several
-#: kernels.
+#: `of_operation` returns a kind without its epilogue. `of_pass` also replaces a frozen backward
+#: pass by a backward pass. Several kernels share a function that is compiled for such a reduced
+#: kind.
 of_operation = _reduced(lambda kind: Kind(kind.element, kind.arithmetic, kind.operation, ""))
 of_pass = _reduced(_of_pass)
 
 
 def _head_as(geometry: str) -> Any:
-    """Return a function that converts an address to the head of a record of a geometry."""
+    """Return a function that converts a record's address to its head, in the form of a geometry."""
     head = numba.from_dtype(dtype_of(geometry))
 
     @intrinsic
@@ -101,7 +101,7 @@ common_head = floor_head
 
 
 def _addressed(element_of: Any) -> Any:
-    """Return a function (kind, number) that converts a number to the address of elements."""
+    """Return a function (kind, number) that makes the number an address of `element_of(kind)`."""
 
     @intrinsic
     def at(typingctx, kind, number):
@@ -115,8 +115,8 @@ def _addressed(element_of: Any) -> Any:
     return at
 
 
-#: Functions (kind, number) that convert a number to the address of elements of the kind, of
-#: float32, or of float64.
+#: Functions (kind, number) that return the number as an address: of elements of the kind, of
+#: float32 elements, or of float64 elements.
 values_at = _addressed(lambda kind: kind.element)
 singles_at = _addressed(lambda kind: types.float32)
 doubles_at = _addressed(lambda kind: types.float64)
@@ -161,7 +161,8 @@ def cancel(head, cells, refused):
 def _operand(choose: Any) -> Any:
     """Return a function (kind, cells) that reads an operand from fields of the record.
 
-    `choose` returns the operand's type and the names of the fields of its parts.
+    `choose` takes `kind`. It returns the operand's type, and for each part of the operand the name
+    of the field to read.
     """
 
     @intrinsic
@@ -213,8 +214,8 @@ def _written(kind: Kind) -> tuple[Any, ...]:
     return WithResidual(kind.element), "out", "residual", "dy", "mask"
 
 
-#: Functions (kind, cells) that return operands: the dy that is summed, the dy from which the output
-#: is computed, and the output.
+#: Each of these functions takes (kind, cells), and returns an operand: the dy that is summed, the
+#: dy from which the output is computed, or the output.
 summed_dy, output_dy, output_of = map(_operand, (_summed, _followed, _written))
 output_x = _operand(
     lambda kind: (Unread(),) if kind.operation == "frozen" else (types.CPointer(kind.element), "x")

@@ -7,9 +7,9 @@ segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
 long segment. Each chunk has running sums: see `sums` (in a backward pass with float32 arithmetic,
-four vectors are first added up in float32). A block is `block` chunks. The sums of a block's chunks
-are added up as pairs of float64 (compensated sums), and then the sums of blocks are added up in
-order. Chunks and blocks depend only on the shape, and channels are summed independently of each
+four vectors are first added up in float32). A block has `block` chunks. The sums of a block's
+chunks are added up as pairs of float64 (compensated sums), and then the sums of blocks are added up
+in order. Chunks and blocks depend only on the shape, and channels are summed independently of each
 other. So sums have the same bits however the work is divided among threads. Terms of reproducible
 sums are put into `bins`; these sums have the same bits in any order.
 """
@@ -81,9 +81,9 @@ from backnorm.cpu.scratch import (
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
-# The prefetch distances in elements. Processors prefetch long runs themselves, but not beyond a
-# page of memory. While channels are summed, a larger distance would reach the next group of
-# channels, which another thread may sum.
+# How many elements in advance memory is prefetched. Processors prefetch long runs themselves, but
+# never beyond the end of a page. While channels are summed, a larger distance would reach the next
+# group of channels, which another thread may sum.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
@@ -119,14 +119,14 @@ def _extents(head):
 
 @inlined
 def _sums_of(kind, head, cells, table, own):
-    """Return what a participant needs for the sums: the operands, and its memory.
+    """Return what a participant needs to compute sums: the operands, and the memory to write to.
 
     Partial sums have the shape (blocks, 4, pitch): two pairs for every block and channel. For
-    reproducible sums they are the bins of every block: see `channels.combine_bins`. With the
-    grouped schedule there are no partial sums.
+    reproducible sums they are the bins of every block: see `channels.combine_bins`. The grouped
+    schedule has no partial sums, because an item sums whole channels.
     """
     x, far, wide = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
-    # If the sums are reproducible, the memory begins with their buffers and bins.
+    # If the sums are reproducible, the participant's memory begins with the sums' buffers and bins.
     size = _bins_own(wide, 2 * (digits_of(x) + 1))
     running = offset(own, size) if head.binned != 0 else own
     part = offset(running, far * SUMS)
@@ -154,8 +154,8 @@ def _output_of(kind, head, cells, sums):
 
 @inlined
 def _sum_item(kind, head, sums, output, item):
-    """Sum one block of `batch` groups of channels. If the schedule is grouped, sum all their
-    blocks, and write their output.
+    """Sum one block of the channels of `batch` groups. If the schedule is grouped, sum all blocks
+    of these channels, and write their output.
     """
     group, batch = head.group, head.batch
     batches = (head.channels + group * batch - 1) // (group * batch)
@@ -174,7 +174,7 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_group(kind, head, sums, span):
-    """Sum blocks of a group.
+    """Sum some blocks of a group of channels.
 
     `span` has four numbers: the first block, the end of the blocks, the first channel, and the end
     of the channels.
@@ -258,7 +258,7 @@ def _sum_block(kind, head, operands, span, means, scratch):
     """Add one block of several channels to the pairs of these channels. These pairs are in
     `scratch.part`, and must be zero before the call.
 
-    `span` is the block, the first channel, and the end of the channels.
+    `span` is a tuple: the number of the block, the first channel, and the channel after the last.
     """
     if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
         return lambda kind, head, operands, span, means, scratch: _add_block(
@@ -430,7 +430,8 @@ def _of_two(rows, left, c, channels):
 
 @inlined
 def _exact_at(output, place, first):
-    # A place is the channel of the first element, and the number of elements left in its segment.
+    # A place has two numbers: the channel of the vector's first element, and how many elements the
+    # segment has from there on.
     return _of_two(output.exact, place[1] - first, place[0], output.period)
 
 
@@ -441,9 +442,10 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 def _write(output, span, inner):
     """Write contiguous elements, which may belong to several channels.
 
-    `span` is the first element, the end, the channel of the first element, and the end of its
-    segment. A vector that extends from one channel to the next has coefficients of both, so that
-    whole aligned vectors can be written for any length of segments.
+    `span` has four numbers: the first element, the end of the elements, the channel of the first
+    element, and the end of that channel's segment. A vector that extends from one channel to the
+    next has coefficients of both, so that whole aligned vectors can be written for any length of
+    segments.
     """
     x, dy, out, _, rows, channels, streaming = output
     lanes = lanes_of(rows.values)

@@ -4,10 +4,11 @@ Float32 has 13 bits more than float16, so its errors are small compared with the
 16 bits. Therefore the output of 16-bit arrays is computed in float32. The sums of a backward pass
 are also computed in float32, a few terms at a time, and these partial sums are added in float64.
 For float32 arrays, float32 is used only on request. It saves the conversion to float64 and back,
-which takes longer than all other operations. Float64 has more bits and also more range. Therefore a
-float32 result (an element of the output, or a block of a channel's sums) is used only if the range
-of float32 was sufficient; otherwise it is computed again in float64. The choice depends only on the
-values of that element or block, so the bits do not depend on how the work is distributed.
+which takes longer than all other operations. The range of float32 can be too small. Therefore a
+float32 result (an element of the output, or a block of a channel's sums) is used only if no
+intermediate value was outside this range. Otherwise, the result is computed again in float64. The
+choice depends only on the values of that element or block, so the bits do not depend on how the
+work is distributed.
 
 Output: a float32 element is used if it is zero or normal (`vector.sound`), for these reasons:
 
@@ -22,11 +23,12 @@ those of sums. `narrow_rows` sets the gain to NaN in channels whose coefficients
 values may be so small that float32 represents them with fewer than 24 bits. No float32 element of
 such channels is used.
 
-Sums: `add_strip` has at most four roundings per term, so its error is at most 2^-22 of the sum of
-the terms' magnitudes; each term that underflows loses at most 2^-150. The sums are those of dy and
-dy * (x - m), where m is the float32 nearest to the mean. `recentre` converts them to sums about the
-mean, and marks the sums that must be computed again in float64. The error is also at most 2^-22 of
-the sum of |dy * (x - mean)|, because no element is nearer to the mean than m:
+Sums: in `add_strip`, each term is rounded at most four times, so the error of a sum is at most
+2^-22 of the sum of the terms' magnitudes. In addition, each term that underflows loses at most
+2^-150. The sums are those of dy and dy * (x - m), where m is the float32 nearest to the mean.
+`recentre` converts them to sums about the mean, and marks the sums that must be computed again in
+float64. The error is also at most 2^-22 of the sum of |dy * (x - mean)|, because no element is
+nearer to the mean than m:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
@@ -93,7 +95,7 @@ _row = inlined(narrow_pitch)
 def rows_for(kind, exact, place, count):
     """Return the rows of `count` coefficients in the type in which elements are computed.
 
-    They are the float64 rows, or the float32 rows that `narrow_rows` writes to `place`.
+    For float64 these are the rows `exact`; for float32, those that `narrow_rows` writes to `place`.
     """
     if kind.arithmetic == types.float32:
         return lambda kind, exact, place, count: Rows(singles_within(place), _row(count))
@@ -117,7 +119,7 @@ def splat_of(values, index):
 
 @by_type
 def vector_of(values, index):
-    """Return a vector of neighbouring coefficients."""
+    """Return a vector of the coefficients from `index` on, one in each lane."""
     if values.dtype == types.float32:
         return lambda values, index: load_singles(values, index)
     return lambda values, index: load(values, index)
@@ -133,7 +135,7 @@ def ordered_for(out, of):
 
 @by_type
 def as_singles(value):
-    """Return a vector with its lanes in the order of memory."""
+    """Return `value` with its lanes in the order of the elements in memory."""
     if value == EvenOdd:
         return lambda value: in_order(value)
     return lambda value: value
@@ -141,11 +143,11 @@ def as_singles(value):
 
 @by_type
 def holds(value, count):
-    """Return whether the first `count` lanes of an output are exact enough without float64."""
+    """Return whether the first `count` lanes of an output need not be computed again in float64."""
     if value == Vec:
         return lambda value, count: True
     if value == EvenOdd:
-        # The order EvenOdd occurs only in whole vectors, so `count` is not needed.
+        # All lanes are elements, because only whole vectors are in the order EvenOdd.
         return lambda value, count: sound(value)
 
     def single(value, count):
@@ -162,8 +164,8 @@ def both_hold(output, left, right):
     x, dy, out = output[:3]
     if left == Vec:
         return lambda output, left, right: True
-    # If a lane is zero, `stored_sound` cannot decide, and both vectors are examined again. A ReLU,
-    # a Hardswish and their gradients have many zeros.
+    # If a lane is zero, `stored_sound` cannot decide, and both vectors are examined again. Outputs
+    # after a ReLU or a Hardswish, and their gradients, have many zeros.
     many_zeros = isinstance(x, Unread) or isinstance(dy, ReLU | Activation)
     if many_zeros or not tells_sound(out.dtype):
         return lambda output, left, right: both_sound(left, right)
@@ -176,8 +178,8 @@ def both_hold(output, left, right):
 def narrow_rows(output, span, refused):
     """Write the float32 coefficients of a span of channels, if elements are computed in float32.
 
-    Up to seven coefficients after those of the span are overwritten in each row. `refused` makes
-    every gain NaN, so that all elements are computed in float64.
+    Up to seven coefficients after those of the span are overwritten in each row. If `refused` is
+    true, every gain is NaN, so that all elements are computed in float64.
 
     The formulas in float32 first subtract from x the float32 nearest to the mean. The remainder of
     the mean is included in slope (forward pass) or in shift (backward pass). No element of 32 bits
@@ -210,7 +212,7 @@ def narrow_rows(output, span, refused):
 
 @by_type
 def _narrowed(x, dy, of):
-    """Return float64 coefficients of the float32 formula; a NaN gain means: do not use float32."""
+    """Return coefficients of the float32 formula, as float64. A NaN gain forbids float32."""
 
     def frozen(x, dy, of):
         return of[0], of[1], of[2], _unless_tiny(of[3], of[3])
@@ -236,7 +238,7 @@ def _narrowed(x, dy, of):
 
 @by_type
 def about_rounded(kind, of):
-    """Return the coefficients for formulas that subtract the float32 nearest to the mean."""
+    """Return the coefficients, adapted to formulas that subtract the mean rounded to float32."""
     if kind.operation == "frozen":
         return lambda kind, of: of
     if kind.operation == "forward":
@@ -266,7 +268,7 @@ def _unless_tiny(tested, gain):
 
 @inlined
 def repeat_first(rows, width):
-    """Write the first sixteen float32 coefficients of each row again, after the last.
+    """Repeat the first sixteen float32 coefficients of each row after the row's last coefficient.
 
     A vector of elements of NXC arrays can begin with the last channels of a row and end with the
     first channels of the next.
@@ -280,10 +282,10 @@ def repeat_first(rows, width):
 
 @inlined
 def add_strip(operands, i, apart, mean, totals):
-    """Add four vectors of elements, `apart` elements apart, to the four `totals`.
+    """Add a strip of four vectors to the four `totals`; the vectors begin `apart` elements apart.
 
-    The totals are the sums of dy in the first and in the last eight lanes, then the sums of
-    products in the same lanes.
+    The totals are four Vec: the sums of dy in the first eight lanes and in the last eight lanes,
+    and the sums of dy * (x - mean) in the same lanes.
     """
     x, dy = operands
     d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
@@ -297,7 +299,7 @@ def add_strip(operands, i, apart, mean, totals):
 def add_strip_first(operands, i, apart, counts, mean, totals):
     """Add the first `counts[k]` elements of each of four vectors, like `add_strip`.
 
-    In the other lanes, dy and x - mean are zero.
+    In the other lanes, dy and x - mean count as zero.
     """
     d0, c0 = _pair(operands, i, counts[0], mean)
     d1, c1 = _pair(operands, i + apart, counts[1], mean)
@@ -314,10 +316,10 @@ def _pair(operands, i, count, mean):
 
 @inlined
 def end_strip(operands, i, mean, before, totals):
-    """Add the last vector of a strip, and the sums of the first three, to the totals.
+    """Add a strip of four vectors to the totals. The last vector begins at element `i`.
 
-    `before` has the sums of dy and of products of the first two vectors, then dy and the products
-    of the third vector.
+    `before` has four values: the sum of dy and the sum of dy * (x - mean) of the first two vectors,
+    then dy and dy * (x - mean) of the third vector.
     """
     gradient = load_singles(operands.dy, i)
     product = multiply_add(gradient, load_singles(operands.x, i) - mean, before[3])

@@ -1,4 +1,5 @@
-"""The storage of elements: LLVM code that converts the four types to float64 or float32 and back.
+"""The storage of elements: LLVM code that converts the four element types to float64 or float32 and
+back.
 
 In kernels, the NumPy type of an array identifies the storage form of its elements: ``float64``,
 ``float32``, ``uint16`` for float16 and ``int16`` for bfloat16. (Numba has no arithmetic for the
@@ -35,7 +36,7 @@ def stored_type(dtype: Any) -> ir.Type:
 
 
 def accepts(array: Any) -> bool:
-    """Whether `array` is the Numba type of an array of elements, or of the address of one."""
+    """Whether `array` is the Numba type of an array of elements, or of an element's address."""
     is_address = isinstance(array, types.CPointer) or getattr(array, "is_address", False)
     return (is_address or isinstance(array, types.Array)) and array.dtype in (
         types.float64,
@@ -127,8 +128,8 @@ def split_narrow(builder: Any, single: Any) -> Any:
 
 
 def tells_sound(dtype: Any) -> bool:
-    """Whether `surely_sound` is faster than `vector.sound`, because a vector has twice as many
-    16-bit lanes as 32-bit lanes.
+    """Whether `surely_sound` is faster than `vector.sound`. It tests 16-bit elements, and a vector
+    has twice as many 16-bit lanes as 32-bit lanes.
 
     With AVX-512, `vector.sound` is one instruction and is used instead.
     """
@@ -141,19 +142,21 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     """Emit a test whether float32 values are zero or normal, given only their rounded 16-bit
     elements.
 
-    The test is true if all elements are finite and not zero, and those of bfloat16 are also more
-    than 2^-126 in magnitude: only normal numbers are rounded to such elements. A zero does not
-    pass, because it may have been rounded from a NaN. The bit pattern is doubled to remove the
-    sign.
+    The test is true if every element can have been rounded only from a normal float32. Such
+    elements are finite and not zero; if they are bfloat16, their magnitudes are also more than
+    2^-126. A zero does not pass, because it may have been rounded from a NaN. The bit pattern is
+    doubled to remove the sign.
     """
     kind = raws[0].type
     lanes = kind.count
     if dtype == types.int16:
-        # As signed integers, doubled patterns are near 0 if the exponent is all zeros or all ones.
+        # If a bfloat16's exponent is all zeros or all ones, its doubled pattern is, as a signed
+        # integer, at most 0x100 in magnitude. So the least magnitude of all lanes decides.
         name, end, least = "umin", "abs", 0x101
     else:
-        # If 1 is subtracted from doubled patterns, zero becomes 0xFFFF, and other finite numbers
-        # are at most 0xF7FD.
+        # If 1 is subtracted from the doubled pattern of a float16, zero becomes 0xFFFF, infinity
+        # and NaN are at least 0xF7FF, and other numbers are at most 0xF7FD. So the greatest of all
+        # lanes decides.
         name, end, least = "umax", "", 0xF7FD
     extreme = _of_each(builder, name, kind, kind)
     found = _constant(_I16, least, lanes)
@@ -225,8 +228,8 @@ def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
 
 
 def _round_to_bfloat16(builder: Any, bits: Any, lanes: int | None) -> Any:
-    """Round the bits of a float32 to nearest even by integer arithmetic. The bfloat16 is the upper
-    half of the result.
+    """Round the bits of a float32, by integer arithmetic, to the nearest bfloat16 (ties to even).
+    The upper half of the result is the bfloat16.
     """
     odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
     return builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
@@ -271,15 +274,16 @@ def _single_to_half(builder: Any, value: Any, lanes: int | None) -> Any:
     integer, single = _wide(_I32, lanes), _wide(_FLOAT, lanes)
     bits = builder.bitcast(value, integer)
     magnitude = builder.and_(bits, _constant(_I32, 0x7FFFFFFF, lanes))
-    # Adding 0.5 to a number below 2^-14 rounds it to a multiple of the smallest float16.
+    # Adding 0.5 to a number below 2^-14 rounds the number to a multiple of 2^-24, the smallest
+    # float16.
     anchor = _constant(_I32, 0x3F000000, lanes)
     shifted = builder.fadd(builder.bitcast(magnitude, single), builder.bitcast(anchor, single))
     tiny = builder.sub(builder.bitcast(shifted, integer), anchor)
     odd = builder.and_(
         builder.lshr(magnitude, _constant(_I32, 13, lanes)), _constant(_I32, 1, lanes)
     )
-    # Change the exponent's bias by 112, and round. A carry out of the fraction increases the
-    # exponent, at most to that of infinity.
+    # Change the exponent's bias from 127 to 15, and round. A carry out of the fraction increases
+    # the exponent, at most to that of infinity.
     biased = builder.add(magnitude, _constant(_I32, 0xFFF - (112 << 23), lanes))
     normal = builder.lshr(builder.add(biased, odd), _constant(_I32, 13, lanes))
     special = builder.select(

@@ -6,10 +6,9 @@ For float64 there are no extra bits, so a sum is a pair (high, low). Error-free 
 the pair as accurate as a sum that is computed with twice the digits (Ogita, Rump and Oishi,
 "Accurate sum and dot product", 2005).
 
-A sum is a tuple of one or two Vec, depending on the type of the array, which is known at compile
-time. In memory every sum is a pair of floats (high, low); low is 0 for plain sums. Only the
-function `value` adds low to high. It ignores low if high is infinite, because low is then often
-NaN.
+In registers, a sum is a tuple of one Vec, or of two (high, low) if the array is float64. In memory,
+every sum is a pair of float64 (high, low); low is 0 for plain sums. Only the function `value` adds
+low to high. It ignores low if high is infinite, because low is then often NaN.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def add_product(total, left, right):
 
 @by_type
 def gradient(dy, index, count, centred):
-    """Return elements of dy in a type like `centred`; in a forward pass, return `centred`."""
+    """Return elements of dy in the vector type of `centred`, in a forward pass `centred`."""
     if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)
@@ -83,10 +82,10 @@ def take(operands, index, mean, sum_dy, sum_dy_xmu):
 
 @inlined
 def take_first(operands, index, count, mean, sums):
-    """Add `count` elements from `index` on to both sums.
+    """Add the terms of `count` elements, from `index` on, to both sums.
 
-    In the other lanes both factors of the product are set to zero, because 0 * infinity would be
-    NaN.
+    In lanes from `count` on, both factors of the product are set to zero: if only one were zero, 0
+    * infinity would give NaN.
     """
     centred = blend(count, load_first(operands.x, index, count) - mean, splat(0.0))
     slope = gradient(operands.dy, index, count, centred)
@@ -110,9 +109,9 @@ def value(high, low):
 def add_totals(x, running, pitch, sums):
     """Add the running sums of eight channels to the pairs in `sums`.
 
-    A channel has two running sums: that of terms, and after it that of products. Each has two
-    parts, which `suspend` wrote `2 * LANES` apart. Channels begin `pitch` elements apart. The lanes
-    of a sum are always added in the same order.
+    A channel has two running sums: the sum of dy (or of x - pivot), followed by the sum of
+    products. Each sum has two parts, which `suspend` wrote `2 * LANES` apart. Channels begin
+    `pitch` elements apart. The lanes of a sum are always added in the same order.
     """
     return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
 

@@ -24,7 +24,7 @@ MASK_CELLS = 16
 #: thread yields the processor after each read; from the read `SLEEP_AFTER` on it sleeps.
 YIELD_AFTER, SLEEP_AFTER = 2000, 2020
 
-# Microseconds that a wait sleeps at a time.
+# Microseconds that a waiting thread sleeps before it reads the flag again.
 _NAP = 50
 
 _HUGE, _MADV_HUGEPAGE = 2 << 20, 14
@@ -35,11 +35,11 @@ _SIG_SETMASK = 2
 # Threads of the pool block all signals but those that an error in their own code raises (4 ILL, 5
 # TRAP, 7 BUS, 8 FPE, 11 SEGV).
 _SIGNALS = ~sum(1 << (number - 1) for number in (4, 5, 7, 8, 11))
-# The name of a thread in the system's tools, as a number made of its bytes.
+# The name that the system's tools show for threads of the pool. Its eight bytes are one number.
 _NAME = int.from_bytes(b"backnorm", "little")
 
 # The floating-point mode on x86: round to nearest, no flushing of subnormal numbers, no traps. On
-# aarch64 this mode is 0.
+# aarch64 the number of this mode is 0.
 _MXCSR = 0x1F80
 
 
@@ -159,7 +159,7 @@ def call_kernel(builder, function, record, index):
             cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}mxcsr")
             for name in ("st", "ld")
         )
-        # The thread's own mode, and the standard one.
+        # Memory for the thread's own floating-point mode, and for the standard mode.
         own, standard = (cgutils.alloca_once(builder, _I32) for _ in range(2))
         builder.call(store, [builder.bitcast(own, _I8.as_pointer())])
         builder.store(ir.Constant(_I32, _MXCSR), standard)
@@ -197,7 +197,7 @@ def advise_huge_pages(address, size):
 
 @emitted(types.int64(*[types.int64] * 4))
 def _futex(builder, address, operation, value, timeout):
-    """Call futex(2) for the lower half of a word, which comes first in memory."""
+    """Call futex(2) for the lower 32 bits of a 64-bit word, which come first in memory."""
     number = _FUTEX.get(_processor(builder))
     if number is None:
         return ir.Constant(_I64, -1)
@@ -213,7 +213,7 @@ def futex_wait(address, value):
 
 @inlined
 def futex_wake(address):
-    """Wake one thread that sleeps at a word."""
+    """Wake one thread that sleeps at `address` (see `futex_wait`)."""
     _futex(address, _FUTEX_WAKE, 1, 0)
 
 
@@ -239,7 +239,7 @@ def _popcount(builder, value):
 
 @outlined
 def get_affinity(mask):
-    """Store this thread's affinity mask at `mask`; return its processors' number, 1 if unknown."""
+    """Store this thread's affinity mask at `mask`; return its number of processors, or 1."""
     for k in range(MASK_CELLS):
         store_word(mask + 8 * k, 0)
     if _sched_getaffinity(0, 8 * MASK_CELLS, mask) < 0:

@@ -111,8 +111,8 @@ def _run(record, header):
         start_helpers(record, participants - 1)
         call_kernel(function, record, 0)
         join_helpers(record, participants - 1)
-    # If a channel is invalid, `cancel` (in `kernels.record`) has set the number of items to 0. No
-    # item is done then, so both numbers are equal.
+    # Some items are not done: the time limit has passed. (If a channel is invalid, `cancel` in
+    # `kernels.record` has set the number of items to 0, which is also the number of items done.)
     if load_acquire(record + _DONE) != load_word(record + _ITEMS):
         return 0
     return call_kernel(function, record, JOINED)
@@ -128,5 +128,5 @@ def entries() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 def data() -> str:
-    """Return LLVM code of the data to export."""
+    """Return LLVM code that defines the exported data."""
     return f"@bn_threads = global [{CELLS} x i64] zeroinitializer, align 64\n"

@@ -2,8 +2,8 @@
 
 These columns are a *register tile*, a part of the tile of columns in a plan. Each lane is a column.
 The running sums of a register tile are loaded, the rows are added to them in registers, and the
-sums are stored again. So a column's sum does not depend on its register tile. Running sums are
-`Pairs`; sums that are not compensated use only the high parts.
+sums are stored again. A column's rows are added in order, so its sum does not depend on its
+register tile. Running sums are `Pairs`; sums that are not compensated use only the high parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _AHEAD = 2048
 def add_rows(operands, part, pivot, running):
     """Add a few rows to the running sums of their columns.
 
-    `part` is the first element, the distance of two rows, and the numbers of rows and columns.
+    `part` is a tuple: the index of the first element, the distance between two rows (in elements),
+    and the numbers of rows and columns.
     """
     start, stride, rows, width = part
     run, pitch = running
@@ -64,7 +65,7 @@ def _take(operands, i, pivot, k, sums):
 
 
 def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any, Any, Any]:
-    """Return `lanes` doubled, and functions that handle the sums of twice as many columns."""
+    """Return twice `lanes`, and three functions like the given ones for twice as many columns."""
 
     @inlined
     def resume_both(x, run, k, pitch):
@@ -116,8 +117,8 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
 # The smallest register tile has two vectors of columns, because additions to the same vector would
 # wait for each other.
 _TWO = _doubled(LANES, resume, suspend, _take)
-# Eight vectors of columns need sixteen vectors of sums and eight of means, which take most of the
-# 32 registers of AVX-512.
+# Eight vectors of columns need sixteen registers for sums and eight for means. These are most of
+# the 32 registers of AVX-512.
 _EIGHT = _doubled(*_doubled(*_TWO))
 _add_narrow, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
 
@@ -128,9 +129,9 @@ def _add_wide(operands, part, pivot, running):
     registers do not suffice for 64 columns, add nothing and return 0.
 
     Sums are loaded and stored as often as in register tiles of 16 columns, but the overhead of a
-    register tile is divided among four times as many columns. A float32 backward pass of NXC arrays
-    that are in the caches thus takes 0.96 of the time, and for the shape (16, 128, 17, 16), 0.91 of
-    the time (one thread of an Intel Xeon).
+    register tile is divided among four times as many columns. For NXC arrays in the caches, a
+    float32 backward pass takes 0.96 of its time with 16 columns; for the shape (16, 128, 17, 16) it
+    takes 0.91 (one thread of an Intel Xeon).
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

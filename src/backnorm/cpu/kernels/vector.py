@@ -2,9 +2,9 @@
 
 A kernel is a readable Python loop over values of type ``Vec`` (float64), ``Singles`` (float32) or
 ``EvenOdd`` (float32, with the even lanes before the odd lanes; see `storage.split_widen`). The
-machine code is explicit: a vector is one register (two with AVX2, four with NEON), and fused
-operations are called by name. The kernels do not rely on LLVM's vectoriser, whose code varied
-fivefold in speed with the shape of the arrays.
+machine code is explicit: a vector is one register (two registers with AVX2, four with NEON), and
+the code calls fused operations by name. The kernels do not rely on LLVM's vectoriser, whose code
+varied fivefold in speed with the shape of the arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BYTES = ir.IntType(8).as_pointer()
 
 # The flags of `llvm.is.fpclass` for NaN (signalling, quiet), infinity (-, +) and subnormal (-, +).
 _UNSOUND = 0x1 | 0x2 | 0x4 | 0x200 | 0x10 | 0x80
-# The corresponding flags of vfpclassps.
+# The flags of the x86 instruction vfpclassps for the same six classes.
 _UNSOUND_X86 = 0x1 | 0x80 | 0x8 | 0x10 | 0x20
 
 
@@ -350,7 +350,7 @@ def _unsound(builder: Any, value: Any) -> Any:
     """Emit a mask of the lanes that are NaN, infinite or subnormal."""
     mask = ir.VectorType(ir.IntType(1), SINGLES)
     if has_feature("avx512dq"):
-        # This intrinsic is one instruction; LLVM compiles `llvm.is.fpclass` to seven instructions.
+        # LLVM compiles this intrinsic to one instruction, and `llvm.is.fpclass` to seven.
         one = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(mask, [value.type, _I32]),
@@ -435,6 +435,6 @@ def two_sum(left, right):
 
 @inlined
 def two_product(left, right):
-    """TwoProduct: return (p, e), p = fl(left * right), p + e = left * right exactly (by FMA)."""
+    """TwoProduct: return (p, e) with p = fl(left * right), p + e = left * right exactly (FMA)."""
     product = left * right
     return product, multiply_add(left, right, negated(product))

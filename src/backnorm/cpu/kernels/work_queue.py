@@ -7,8 +7,8 @@ bits are the same for any number of threads.
 Each participant takes the items of its own range first, and then steals items of other ranges. So
 in the second phase of a call, and in the next call, a thread finds data of its range in the cache
 of its processor. Processors often do not share the last-level cache that the system reports as
-shared: on two virtual processors of an AMD Zen 5, data that the other processor had read arrived
-half as fast as data that this processor had read.
+shared: on two virtual processors of an AMD Zen 5, a processor read data at half speed if only the
+other processor had read them before.
 
 Both phases of a kernel run in one call, because waking a thread costs more time than a phase of a
 medium-sized problem. A participant that waits for others spins, then yields the processor, and then
@@ -83,10 +83,10 @@ def wait_for_flag(cells, position):
 def take_item(cells, summed, items, index):
     """Take an item from the work queue; return it, or the number of items if none is left.
 
-    The first `summed` items are taken before the others. The participant `index` gets the items of
-    its own range first. The items of each phase are divided into one range per participant. Items
-    of the second phase are taken in reverse order, so that a participant begins with the data that
-    it read last.
+    The first `summed` items are those of the first phase, and are taken before those of the second
+    phase. The items of each phase are divided into one range per participant. The participant
+    `index` gets the items of its own range first. Items of the second phase are taken in reverse
+    order, so that a participant begins with the data that it read last.
     """
     parts = cells[_PARTICIPANTS]
     for phase in range(2):
@@ -110,7 +110,8 @@ def take_item(cells, summed, items, index):
 def take_next_item(cells, summed, items, index):
     """Take an item like `take_item`, unless the deadline of the call has passed.
 
-    The first item of a participant is taken without this check, so that every call makes progress.
+    A participant takes its first item by `take_item`, which does not check the deadline, so that
+    every call makes progress.
     """
     if cells[_DEADLINE] != 0 and monotonic_ns() > cells[_DEADLINE]:
         return items
@@ -119,7 +120,7 @@ def take_next_item(cells, summed, items, index):
 
 @inlined
 def arrive_at_barrier(cells, summed):
-    """Count an item of the first phase as summed; return whether it is the last one."""
+    """Count an item of the first phase as summed; return whether all items of the phase now are."""
     return _arrive(cells) + 1 == summed
 
 

@@ -1,6 +1,6 @@
 """Write vectors of the output, in float64 where float32 is not exact enough: see `singles`.
 
-A *place* identifies the coefficients of a vector; its form depends on the geometry.
+A *place* says where the coefficients of a vector are. Its parts depend on the geometry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backnorm.cpu.scratch import LANES
 
 
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
-    """Return three functions of a geometry, which write two vectors, one vector, or part of one.
+    """Return a geometry's functions that write two vectors, one vector, and a part of a vector.
 
     `exact_at(output, place, first)` returns the float64 coefficients of eight elements of the
     vector at `place`, from the element `first` (0 or 8) on.

@@ -80,7 +80,7 @@ _I64 = ir.IntType(64)
 
 @intrinsic
 def _message(typingctx, number):
-    """Return the address of a message, and the code of its error."""
+    """Return the address of the message with this number, and XLA's error code for it."""
 
     def codegen(context, builder, signature, arguments):
         place, code = ir.Constant(_I64, 0), ir.Constant(_I64, 0)
@@ -130,7 +130,7 @@ def metadata_extension(frame):
 
 @outlined
 def write_api_version(extension, major, minor):
-    """Write the API version into the metadata extension."""
+    """Write the API version that the handler supports to the metadata extension of a call frame."""
     if load_word(extension + _EXTENSION.struct_size) < _DESCRIBES.size_:
         return
     metadata = load_word(extension + _DESCRIBES.metadata)
@@ -164,7 +164,7 @@ def _attribute(frame, k):
 
 @inlined
 def call_attribute(frame, k):
-    """Return number `k` of the attribute "call"."""
+    """Return element `k` of the attribute "call", an array of 64-bit integers."""
     return load_word(load_word(_attribute(frame, _CALL) + _ARRAY.data) + 8 * k)
 
 
@@ -224,8 +224,8 @@ def advise_results(frame):
 def invalid(frame):
     """Validate a call frame; return the number of an error message, or 0."""
     args, rets, attrs = frame + _FRAME.args, frame + _FRAME.rets, frame + _FRAME.attrs
-    # Some XLA versions report a smaller size of the API table. The handler needs only its functions
-    # for errors, which all versions have.
+    # Some XLA versions report an API table that is smaller than the header says. The handler needs
+    # only the table's functions for errors, which all versions have.
     if load_word(frame) < _FRAME.size_ or load_word(api_of(frame)) < _API.Error_Destroy + 8:
         return _FOREIGN
     if (
@@ -276,14 +276,14 @@ def _attributes_fit(frame):
 
 @outlined
 def _record_fits(frame):
-    """Whether the record's sizes are consistent for a caller and its helpers as participants."""
+    """Whether the record's sizes fit its participants, a caller and its helpers."""
     participants = call_attribute(frame, HELPERS) + 1
     record, cells = record_of(frame)
     if cells != CLAIMED + 2 * LINE * participants:
         return False
     if load_word(record + _PARTICIPANTS_AT) != participants:
         return False
-    # The sizes are limited, so that no number of bytes overflows.
+    # The sizes are limited to 2^40, so that sums and products of sizes do not overflow.
     own, own_bytes, size = (
         load_word(record + _OWN_AT),
         load_word(record + _OWN_BYTES_AT),
@@ -296,7 +296,7 @@ def _record_fits(frame):
 
 @inlined
 def _spelled(span):
-    """Return a short name as a number made of its bytes."""
+    """Return a name of up to 7 bytes as a number made of its bytes; -1 for a longer name."""
     first, length, number = load_word(span + _SPAN.ptr), load_word(span + _SPAN.len), 0
     if length > 7:
         return -1

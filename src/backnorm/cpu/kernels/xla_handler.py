@@ -2,9 +2,9 @@
 
 `bn_xla_handler` is one C function for all kernels. It copies the record of the call, fills in the
 addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, also
-run the kernel. The caller never waits for a task to start, only for items in progress. A task may
-start after the call has returned, and then finds no item. Therefore the record has a reference
-count, and the last participant frees it.
+run the kernel. The caller waits for items that tasks have begun, but never for a task to start. A
+task may start after the call has returned, and then finds no item. Therefore the record has a
+reference count, and the last participant frees it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
 library's variable `bn_environment` has data that depend on the process: the version of XLA's API
@@ -81,7 +81,7 @@ environment = address_of("bn_environment", ir.ArrayType(ir.IntType(64), ENVIRONM
 def _block_of(frame, helpers):
     """Return a new block with the record of a call, or 0 if no memory is free."""
     template, cells = record_of(frame)
-    # The record begins at a cache line.
+    # The record begins at a cache line of the block.
     start = (_TASKS + 2 * helpers + 7) // 8 * 64
     raw = malloc(start + load_word(template + _BYTES) + 64)
     if raw == 0:
@@ -110,8 +110,8 @@ def _release(block, participants):
 def _task(argument):
     """Run the kernel as a helper: the body of a task on XLA's thread pool."""
     block = load_word(argument)
-    # XLA may run a task immediately in the calling thread. A helper waits until the caller has
-    # filled the table, so a caller that became a helper would wait for itself.
+    # XLA may run a task immediately in the calling thread. In that thread the task does nothing: a
+    # helper waits until the caller has filled the table, so the caller would wait for itself.
     if thread_id() != load_word(block + 8 * _CALLER):
         record = load_word(block + 8 * _RECORD)
         call_kernel(load_word(record + _FUNCTION), record, load_word(argument + 8))
@@ -130,19 +130,20 @@ def _wait_until_done(done, items):
 
 @outlined
 def _run(block):
-    """Run the kernel of a block as the caller; return the number of an error message, or 0."""
+    """Run the kernel of a call as its caller; return the number of an error message, or 0."""
     record = load_word(block + 8 * _RECORD)
     function = load_word(record + _FUNCTION)
     call_kernel(function, record, 0)
     _wait_until_done(record + _DONE, load_word(record + _ITEMS))
     ended = call_kernel(function, record, JOINED)
-    # If a channel was found invalid before the first phase, the number of items has been set to 0.
+    # Only a channel that was found invalid before the first phase is an error here:
+    # `record.cancel` has then set the number of items to 0.
     return REFUSED if ended < 0 and load_word(record + _ITEMS) == 0 else 0
 
 
 @outlined
 def _helpers(frame):
-    """Return how many tasks to schedule: as many as requested, but at most XLA's threads."""
+    """Return the number of tasks to schedule: as requested, but at most one per XLA thread."""
     requested = call_attribute(frame, HELPERS)
     if requested == 0:
         return 0
@@ -168,8 +169,7 @@ def _schedule(frame, task, block, helpers):
     for k in range(helpers):
         store_word(made + _SCHEDULES.data, block + 8 * (_TASKS + 2 * k))
         if not succeeded(api, call_c(load_word(api + _API.ThreadPool_Schedule), made)):
-            # The caller computes the items of this task and of the following tasks, which are not
-            # scheduled.
+            # This task and the following ones are not scheduled. The caller computes their items.
             _release(block, helpers - k)
             return
 
@@ -225,5 +225,5 @@ def entries() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 def data() -> str:
-    """Return LLVM code of the data to export."""
+    """Return LLVM code that defines the exported data."""
     return f"@bn_environment = global [{ENVIRONMENT_CELLS} x i64] zeroinitializer\n"

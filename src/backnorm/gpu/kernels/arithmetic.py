@@ -10,8 +10,8 @@
 
 The argument HOW is one of these names: FORM.arithmetic for elements, or FORM.moments for the sums
 from which mean and variance are computed. The two differ only if elements are computed in float32.
-The sums then need more precision than the elements. They add up x - pivot and its square. The
-variance loses digits by cancellation if the pivot is not the mean.
+The sums, of x - pivot and of its square, then need more precision than the elements, because the
+variance is computed from them by a subtraction, which loses digits unless the pivot is the mean.
 
 A pair (high, low) stands for high + low, with |low| at most half an ulp of high. A pair has 48 bits
 and the range of float32. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
@@ -38,7 +38,7 @@ def widen(b_value, HOW: tl.constexpr):
 
 @triton.jit
 def narrow(b_value, p_target):
-    """Return values rounded to the type that a pointer points to."""
+    """Return values rounded to the type that `p_target` points to."""
     # float64 is rounded to float32 first and then to bfloat16, because not every device has one
     # instruction for the whole conversion.
     if p_target.dtype.element_ty == tl.bfloat16 and b_value.dtype == tl.float64:
@@ -50,7 +50,7 @@ def narrow(b_value, p_target):
 
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
-    """Return a float32 that `narrow` rounds to the number nearest to the exact pair."""
+    """Return a float32 that `narrow` rounds to the element nearest to the pair's exact value."""
     # Where the high part is infinite, the low part may be NaN. The result is then the high part.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)
@@ -101,7 +101,7 @@ def join(b_high, b_low, HOW: tl.constexpr):
 
 @triton.jit
 def add_compensated(b_sum, b_low, b_term):
-    """Return a sum with a term added, and the sum of all its rounding errors so far."""
+    """Return `b_sum` with a term added, and `b_low` with this addition's rounding error added."""
     b_sum, b_rest = _two_sum(b_sum, b_term)
     return b_sum, b_low + b_rest
 

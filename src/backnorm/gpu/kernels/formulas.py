@@ -10,15 +10,15 @@ with a ReLU                  max(0, y), or max(0, y + residual); at most the cei
 In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
 1/sqrt(variance + epsilon). In the forward pass, slope is beta, and shift is the exact mean minus
 the float64 `mean`. The coefficients are few, and are computed in float64 on every device.
-`arithmetic.split` converts them for the functions here.
+`arithmetic.split` converts them to the arithmetic of elements, in which the functions here compute.
 
 In float32 arithmetic, the float32 nearest to the mean is subtracted from x. The remainder of the
 mean is the mean minus this float32; in a forward pass, the product of gain and this remainder is
 subtracted from `slope`. No element of 32 bits or less is nearer to the mean than this float32, so
 the remainder is at most |x - mean|, and cancellation is limited. In a backward pass or in
-inference, the caller gives the mean, and the remainder is 0. (Float32 arithmetic is for elements of
-at most 32 bits. For such elements, a given mean also has at most 32 bits: see
-`dtypes.statistics_types`.) `conformance.judge` derives the error budget.
+inference, the caller gives the mean. The remainder is 0, because the given mean has at most 32 bits
+(`dtypes.statistics_types`) if the elements have at most 32 bits, and float32 arithmetic is only for
+such elements. `conformance.judge` derives the error budget.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def inverse_deviation(b_variance, EPSILON: tl.constexpr):
 
 @triton.jit
 def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
-    """Return shift and slope."""
-    # In this order scale² is not computed: for the smallest epsilon, scale² would overflow.
+    """Return the coefficients shift and slope of dx, given the sums of a channel."""
+    # The parentheses avoid scale * scale, which would overflow for the smallest epsilon.
     return b_sum_dy / count, b_scale * (b_scale * b_sum_dy_xmu / count)
 
 

@@ -5,11 +5,11 @@
 ``forward_apply``     x and statistics -> y; with given statistics this is inference
 ``forward_complete``  all three for the channels of one unit, by one program
 
-The pivot of a program is the mean of its first tile. (In the geometry "columns" each column has its
-own pivot, the mean of its elements in the first tile.) A pivot is a mean of some of the summed
-elements. So differences from the pivot are small, and the variance that is computed from them loses
-few digits by cancellation, even if the mean is large. The remainder of the exact mean that float64
-cannot represent is kept: see `formulas`.
+The pivot of a program is the mean of its first tile. (In the geometry "columns", each column has
+its own pivot: the mean of its elements in the first tile.) So a pivot is a mean of some of the
+summed elements. Therefore differences from the pivot are small, and the variance that is computed
+from them loses few digits by cancellation, even if the mean is large. The mean is kept as a float64
+and a remainder, the part of the exact mean that this float64 lacks: see `formulas`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def forward_sums(
     p_partials,
     FORM: tl.constexpr,
 ):
-    """Store pivot, sum, squares and count as float64, each of shape (block, column or unit)."""
+    """Store float64 arrays of pivots, sums, squares and counts, by block and by column or unit."""
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0) % units
     i_block = tl.program_id(0) // units
@@ -100,8 +100,8 @@ def forward_finish(
     TILE_PARTS: tl.constexpr,
     MOVING: tl.constexpr,
 ):
-    """Store the statistics in float64 (mean, its remainder, variance), and the results' mean and
-    variance.
+    """Store the float64 statistics (mean, its remainder, variance) for the next kernel, and the
+    mean and variance that the operation returns.
     """
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
@@ -172,7 +172,8 @@ def forward_apply(
     In training, `p_mean` has the rows that `forward_finish` stores: mean, its remainder, variance.
     """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
-    # Reverse order: the elements that were read last for the sums may still be in the cache.
+    # The programs compute tiles in reverse order, because the elements that were read last for the
+    # sums may still be in the cache.
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % units
     i_first, i_last = first_and_last(i_program // units, frame)
@@ -243,7 +244,7 @@ def forward_complete(
 
 @triton.jit
 def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return pivot, sums of x - pivot and of its square, and count: per column, or one of each."""
+    """Return pivot, sums of x - pivot and its square, and count; in "columns", of every column."""
     b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
     pivot = split(per_column(b_pivot, FORM), FORM.moments)
     b_sum = zeros(FORM, FORM.moments)
@@ -288,11 +289,11 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0)
     if FORM.moments != "compensated":
         b_x = b_x.to(tl.float32)
-    # A column may have no element in the tile.
+    # If a column has no element in the tile, its sum 0 is divided by 1, not by 0.
     b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
     b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
     if FORM.moments != "compensated":
-        # Any number near the mean can be the pivot. A float32 pivot needs no low part.
+        # Any number near the mean can be the pivot. If it is a float32, its low part is 0.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
     # An infinite pivot would make the terms of finite elements infinite.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)
@@ -324,7 +325,7 @@ def _store_statistics(
     p_moved_variance,
     MOVING: tl.constexpr,
 ):
-    """Store mean and variance, and the running statistics updated by mean and unbiased variance."""
+    """Store mean and variance and, if MOVING, the updated running statistics."""
     tl.store(p_mean + i_channels, narrow(b_mean, p_mean), mask=m_channels)
     tl.store(p_variance + i_channels, narrow(b_variance, p_variance), mask=m_channels)
     if MOVING:

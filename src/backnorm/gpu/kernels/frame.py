@@ -8,8 +8,8 @@ from backnorm.gpu.geometry import Arithmetic
 
 
 class Frame(NamedTuple):
-    """Sizes in a kernel: see `geometry.Tiling`. The fields `..._units` are sizes divided by
-    Form.align.
+    """Sizes in a kernel: see `geometry.Tiling`. The fields whose names end in `_units` are sizes
+    divided by Form.align.
     """
 
     rows: Any
@@ -29,7 +29,7 @@ SIZES = Frame._fields
 #: Arguments that are sizes, in the kernels that add up partial results.
 PARTS = ("channels", "inner", "parts", "elements")
 
-#: Arguments that may differ in every call: the weight of a batch in running statistics.
+#: Arguments that may differ in every call: the two parts of a batch's weight in running statistics.
 NUMBERS = ("momentum", "momentum_low")
 
 #: Arguments that point to per-channel arrays, which may have any alignment.

@@ -75,7 +75,7 @@ def store_bits(p_bits, i_tile, i_unit, b_positive, frame, FORM: tl.constexpr):
 
 @triton.jit
 def channels_of(i_unit, frame, FORM: tl.constexpr):
-    """Return the channel of every column of a unit, or of the whole unit."""
+    """Return the channel of a unit, or in the geometry "columns" that of each of its columns."""
     i_channels = i_unit
     if FORM.columns:
         i_columns = i_unit * FORM.tile_columns + tl.arange(0, FORM.tile_columns)
@@ -85,7 +85,7 @@ def channels_of(i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def per_column(b_value, FORM: tl.constexpr):
-    """Return a value per column, or one value, in a shape that broadcasts with a tile."""
+    """Return values of a tile's columns, or one value, in a shape that broadcasts with a tile."""
     if FORM.columns:
         b_value = b_value[None, :]
     return b_value
@@ -93,7 +93,7 @@ def per_column(b_value, FORM: tl.constexpr):
 
 @triton.jit
 def collect(b_tile, FORM: tl.constexpr):
-    """Return the sums of a tile's columns, or its sum; the order of additions is fixed."""
+    """Return the sums of a tile's columns, or of the tile, always added in the same order."""
     b_sums = tl.sum(b_tile, axis=0)
     if not FORM.columns:
         b_sums = tl.sum(b_sums, axis=0)
@@ -119,9 +119,9 @@ def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
 
 @triton.jit
 def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexpr):
-    """Return the offsets of the partial results of a tile of channels, and which of them exist.
+    """Return the offsets of a tile of partial results, and a mask of those that exist.
 
-    The partial results of one sum are a plane, which has shape (parts, channels, inner).
+    The partial results of one sum are an array of shape (parts, channels, inner), called a plane.
     """
     i_parts = i_tile.to(tl.int64) * TILE_PARTS + tl.arange(0, TILE_PARTS)
     o_parts = (i_parts // inner) * channels * inner + i_parts % inner
@@ -132,7 +132,9 @@ def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexp
 
 @triton.jit
 def _corner(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return a tile's first row and column, the unit's first element, row length and stride."""
+    """Return the first row and column of a tile; and of its unit, the first element, the length of
+    a row, and the distance of two rows.
+    """
     width = frame.width_units.to(tl.int64) * FORM.align
     if FORM.columns:
         i_row = i_tile.to(tl.int64) * FORM.tile_rows
@@ -149,7 +151,7 @@ def _corner(i_tile, i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def _place_bytes(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the offsets of the bytes of a tile in the mask, and which of them exist."""
+    """Return the offsets of a tile's bytes in the mask, and which of them are in the mask."""
     i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
     i_rows = i_row + tl.arange(0, FORM.tile_rows)
     i_bytes = tl.arange(0, FORM.tile_columns // 8)

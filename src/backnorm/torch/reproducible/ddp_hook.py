@@ -88,8 +88,8 @@ def _parts(
     """Yield the gradients of micro-batches, with their elements in the order of the buffer.
 
     The buffer has the elements of a dense parameter in the memory order of the parameter. The views
-    of the bucket are contiguous. If the parameter is not contiguous, their elements are not in the
-    order of the buffer.
+    of the bucket are contiguous. So if a parameter is not contiguous, the elements of its view are
+    not in the order of the buffer.
     """
     for view, p, each_batch in zip(bucket.gradients(), bucket.parameters(), gradients, strict=True):
         dense = torch.ops.aten.is_non_overlapping_and_dense(p)

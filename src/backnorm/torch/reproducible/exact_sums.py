@@ -6,25 +6,25 @@ of such multiples to be exact in float64. Then no addition rounds, and the order
 This is the method of Demmel and Nguyen, "Fast reproducible floating-point summation", 2013, with
 one bin.
 
-1. All-reduce MAX: the largest exponent of the terms of each element, over all processes.
+1. An all-reduce MAX finds the largest exponent of the terms of each element, over all processes.
 2. The quantum of an element is 2**-40 of the next power of two above its largest term. Terms are
    rounded to multiples of the quantum (to nearest, ties to even): add an *anchor* of 1.5 * 2**52
    quanta, and subtract it.
-3. All-reduce SUM: the float64 sums of the rounded terms. Up to 2**13 terms of at most 2**40 quanta
-   each are at most 2**53 quanta, so all partial sums are exact.
+3. An all-reduce SUM adds up the rounded terms of each element, in float64. A term has at most 2**40
+   quanta, and a sum at most 2**13 terms. So a partial sum has at most 2**53 quanta, and is exact.
 4. The sum is divided by `divisor`, and rounded to the type of the elements.
 
-*Bytes* exchanged per element: 1 in step 1, 8 in step 3. (A plain all-reduce of float32 exchanges
-4.) If a block of elements shared a quantum, step 1 would exchange less, but small elements in a
-block with large ones would lose their digits. A float64 element has two quanta and two sums, and
-exchanges 4 bytes in step 1 and 16 in step 3.
+*Bytes* exchanged per element: 1 in step 1, 8 in step 3. (A plain all-reduce of float32 exchanges 4
+bytes.) If the elements of a block shared one quantum, step 1 would exchange fewer bytes, but small
+elements would lose their digits in a block with large elements. A float64 element has two quanta
+and two sums, and exchanges 4 bytes in step 1 and 16 in step 3.
 
 *Error*: rounding a term changes it by at most 2**-40 (for float64 elements, 2**-80) of the largest
 term. So the error of a sum of N terms is at most N * 2**-40 (float64: N * 2**-80) of the largest
-term, plus half a unit in the last place. A plain float32 sum is off by up to N * 2**-24 of the sum
-of all magnitudes. Sums of 16-bit elements are rounded to float32, and then to 16 bits, as in
-PyTorch. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count
-as zero.
+term, plus half a unit in the last place. The error of a plain float32 sum is up to N * 2**-24 times
+the sum of the terms' magnitudes. Sums of 16-bit elements are rounded to float32, and then to 16
+bits, as in PyTorch. float64 terms are scaled by 2**-32, so that anchors are finite; terms below
+2**-1043 count as zero.
 
 If terms are NaN or infinite, the result is the NaN or infinity that an IEEE sum gives in any order
 of these terms. Sums of zeros are +0.
@@ -59,7 +59,9 @@ class Part(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The constants of an element type. Its elements are converted to `wide`, then scaled."""
+    """The constants of an element type. Elements are converted to `wide`, then multiplied by
+    `scale`.
+    """
 
     wide: torch.dtype
     integer: torch.dtype
@@ -73,7 +75,7 @@ class _Format(NamedTuple):
     scale: float
 
 
-# 16-bit elements are converted to float32.
+# The format of float32, to which 16-bit elements are converted.
 _SINGLE = _Format(torch.float32, torch.int32, 23, 127, torch.uint8, 0, 255, 1, 1.0)
 _DOUBLE = _Format(torch.float64, torch.int64, 52, 1023, torch.int32, 28, 2014, 2, 2.0**-32)
 _FORMATS = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), _SINGLE)
@@ -120,8 +122,9 @@ def sum_of_all(
     terms = [Part(0, own), *parts]
     exponents = largest_exponents(terms, own)
     count = 1 + max(Counter(part.first for part in terms[1:]).values(), default=0)
-    # The count is encoded as bytes that add up to it: 255, 255, ..., then the rest. So the bytewise
-    # maximum over processes is the code of the largest count.
+    # The count is encoded as bytes that add up to it: 255, 255, ..., the rest, then zeros. No byte
+    # of a larger count is smaller, so the maxima of each byte over all processes are the code of
+    # the largest count.
     starts = torch.arange(0, MAX_TERMS + 1, 255, device=own.device)
     code = (min(count, MAX_TERMS + 1) - starts).clamp(0, 255).to(exponents.dtype)
     message = torch.cat((exponents, code))
@@ -181,7 +184,9 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
 
 
 def store_sums(own: Tensor, sums: Tensor, divisor: float) -> Tensor:
-    """Divide the sums by `divisor`, store them in `own`, rounded to its type, and return `own`."""
+    """Divide the sums by `divisor`, and round them to the type of `own`. Store them in `own`;
+    return it.
+    """
     scale = divisor * _FORMATS[own.dtype].scale
     for place, values in _blocks([Part(0, own)]):
         total = sums[0, place] if len(sums) == 1 else sums[:, place].sum(0)

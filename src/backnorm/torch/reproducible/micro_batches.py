@@ -31,14 +31,14 @@ from backnorm.torch.conversion import is_batch_norm
 # own, or select elements.
 _EXACT = (nn.Identity, nn.ReLU, nn.Flatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
-# Types of values, other than tensors, that are the same for all samples.
+# An argument or result of one of these types is not divided: it is the same for all samples.
 _SHARED = (
     type(None), str, bytes, bool, enum.Enum,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
 
-# In bytes. The order in which operators add may depend on the alignment of their operands (as in
-# MKL's matrix products).
+# The alignment of micro-batches in bytes. The order in which operators add may depend on the
+# alignment of their operands (as in MKL's matrix products).
 _ALIGNMENT = 64
 
 
@@ -166,9 +166,9 @@ class ReproducibleGradients:
     def _pop(self, parameters: Sequence[Tensor], summed: Sequence[Tensor]) -> list[list[Tensor]]:
         """Remove and return the gradients that were kept for each parameter.
 
-        `summed` are the gradients that autograd added up. A gradient in `summed` is not zero if its
-        parameter was used outside of micro-batches. That is an error, except for parameters of
-        excluded modules.
+        `summed` are the gradients that autograd added up. Micro-batches give zeros to autograd. So
+        if a gradient in `summed` is not zero, its parameter was used outside of micro-batches. That
+        is an error, except for parameters of excluded modules.
         """
         pairs = [pair for pair in zip(parameters, summed, strict=True) if pair[0] in self._names]
         counts = {p: gradient.count_nonzero() for p, gradient in pairs}
@@ -211,7 +211,8 @@ class _MicroBatchForward:
         # Whether micro-batches are copied. A module that works in place needs copies: PyTorch
         # raises when a view that `Tensor.split` returned is changed in place.
         self.copies = any(getattr(each, "inplace", False) for each in module.modules())
-        # The versions of the parameters in the last call: an optimizer's step increases them.
+        # The version counters of the parameters in the last call; an optimizer's step increases the
+        # counters.
         self.versions: dict[Tensor, int] = {}
 
     def remove(self) -> None:
@@ -244,10 +245,11 @@ class _MicroBatchForward:
         return self._concatenated(results)
 
     def _check_consumed(self, parameters: Iterable[Tensor]) -> None:
-        """Raise if parameters were changed while gradients were kept for them, because then the
-        hook did not run.
+        """Raise if parameters have changed since gradients were kept for them: then an optimizer's
+        step has come before the hook has run.
 
-        Without the hook, ``.grad`` stays zero, and training would go on without an error.
+        If the hook does not run, ``.grad`` stays zero. Without this check, training would go on and
+        raise no error.
         """
         for p in parameters:
             if self.gradients.get(p) and self.versions.get(p, p._version) != p._version:
@@ -312,7 +314,7 @@ class _OriginalForward(nn.Module):
     def __init__(self, module: nn.Module, attribute: Callable[..., Any] | None) -> None:
         super().__init__()
         self.module = module
-        # The forward in the instance's `__dict__`, which overrides the forward of the class.
+        # The forward in the `__dict__` of `module`, if any. It overrides the forward of the class.
         self.attribute = attribute
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
@@ -358,7 +360,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _largest_without(module: nn.Module, whole: set[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the largest modules that contain none of `whole`, except those of `_EXACT` alone."""
+    """Yield the largest modules without a module of `whole`, but none with only `_EXACT` leaves."""
     if module in whole:
         return
     inner = set(module.modules())
