@@ -28,11 +28,11 @@ A dialect is the batch normalisation of one specification, with its names and ru
 (each operator's `schema`). These rules hold except where a dialect or an operator states its own:
 
 - [Brackets] mark what is optional. An absent gamma is 1, an absent beta 0.
-- "Canonical", or a name in parentheses, is backnorm's own name, where it differs.
-  An input `inverse_deviation` is 1 / sqrt(variance + epsilon), and is used as it is.
+- The column "Canonical", or a name in parentheses, has backnorm's own name if it differs.
+  An input `inverse_deviation` is 1 / sqrt(variance + epsilon); epsilon is not added to it again.
 - x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
 - "f16 with f32": data of f16, per-channel tensors of f32. All per-channel tensors share one type.
-- A variance is biased. Running statistics are old as inputs, new as outputs.
+- A variance is biased. Running statistics are the old ones as inputs, the updated ones as outputs.
 - epsilon is added to the variance. Numeric attributes must be finite.
 - Results have the bits of the canonical operator.
 - After "Source:", OPERATOR and REVISION stand for the operator's name and its revision.
@@ -52,7 +52,8 @@ FUNCTIONS = """\
 ## Functions that compute a part of the gradient
 
 `backnorm info` lists these functions. Graphs, `backnorm run` and `backnorm verify` do not call
-them. An input whose canonical name is a result's (dgamma) comes from another of these functions.
+them. If an input has the canonical name of a result (such as dgamma), pass the output of the
+function that computes this result.
 """
 
 _CONDITIONS = {None: "", "relu": " with a ReLU", "residual": " with `residual`"}

@@ -119,5 +119,5 @@ class _Item(pytest.Item):
         return str(excinfo.value)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Return path and name of the test, which has no line in a file."""
+        """Return the path of the test, None (the test has no line in a file), and its name."""
         return self.path, None, self.name

@@ -22,8 +22,9 @@ _Operand: TypeAlias = "Exact | FloatArray | float"
 
 # This mask keeps a float64's sign, exponent and upper 26 of 53 significant bits. Splitting by a
 # mask cannot overflow; Veltkamp's splitting, by a multiplication, can. The other 27 bits are the
-# lower part. The product of two lower parts has up to 54 bits. Its last bit may be lost, which is
-# about 2**-106 of the product of the two numbers.
+# lower part of the split number. The product of two lower parts has up to 54 bits, one more than a
+# float64. So the last bit of this product may be lost. This error is about 2**-106 of the product
+# of the two numbers.
 _UPPER_BITS = np.int64(-(1 << 27))
 
 
@@ -36,8 +37,8 @@ class Exact:
         The value is ``hi + lo``; the shapes are equal.
     """
 
-    # With None, NumPy lets `ndarray + Exact` call the reflected operators below. Otherwise NumPy
-    # would loop over the elements of the array.
+    # Because this attribute is None, `ndarray + Exact` calls the reflected operators below.
+    # Otherwise NumPy would loop over the elements of the array.
     __array_ufunc__ = None
     __slots__ = ("hi", "lo")
 

@@ -89,7 +89,8 @@ def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str |
 def own(out: object) -> np.ndarray:
     """Return an output array as a plain NumPy array on the same memory.
 
-    An array of a subclass could report another address or other strides.
+    The array itself, if it is of a subclass of `ndarray`, could report an address or strides that
+    are not those of its memory.
 
     Raises
     ------
@@ -135,8 +136,9 @@ def _overlaps_itself(array: np.ndarray) -> bool:
         for stride, size in zip(array.strides, array.shape, strict=True)
         if size > 1
     )
-    # Sorted by strides, the axes of usual arrays each span fewer bytes than the stride of the
-    # next axis. Then no elements overlap.
+    # The axes are sorted by stride. No elements overlap if the stride of each axis is at least
+    # `reach`, the number of bytes that the elements along all earlier axes span together. This is
+    # the usual case.
     reach = array.itemsize
     for stride, size in strides:
         if stride < reach:
@@ -145,9 +147,9 @@ def _overlaps_itself(array: np.ndarray) -> bool:
     else:
         return False
     # Whether two elements overlap depends only on the differences of their indices. So if any
-    # elements overlap, there are two overlapping elements with these indices. On all axes before
-    # the first axis on which their indices differ, both indices are 0. On that axis, one index is
-    # 0, and the other is larger.
+    # elements overlap, there are two overlapping elements with indices of the following form. Let k
+    # be the first axis on which the two indices differ. On the axes before k, both indices are 0.
+    # On axis k, one index is 0, and the other is larger.
     rows = [array[(0,) * axis] for axis in range(array.ndim)] if array.size else []
     return any(_overlap(each[:1], each[1:]) for each in rows)
 

@@ -8,15 +8,16 @@ allocates all other outputs, and every output on systems other than Linux.
 Memory returns to the system as follows:
 
 - Two groups of freed blocks are kept: the last 12 blocks of up to 16 MiB, and the last 3 larger
-  blocks (together never more than 768 MiB). When one more block is freed, the oldest block of its
-  group is unmapped.
+  blocks (together never more than 768 MiB). If a group is full and one more of its blocks is freed,
+  the oldest block of the group is unmapped.
 - The next allocation of an output of 2 to 192 MiB reuses a kept block of its size, and unmaps every
-  other kept block whose last array was allocated more than a second ago. Between allocations, kept
-  blocks stay mapped, because no code of the package runs then.
+  other kept block whose last array was allocated more than a second ago. Between two such
+  allocations, kept blocks stay mapped however old they are, because no code runs that could unmap
+  them.
 
 An array may be freed at any point of any thread, during a garbage collection, and at interpreter
-shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python code. It
-only appends to a bounded deque, an atomic operation.
+shutdown. Freeing an array therefore takes no lock, starts no thread and runs no Python code. All
+that it does is append to a bounded deque, which is an atomic operation.
 """
 
 from __future__ import annotations
@@ -38,22 +39,25 @@ ALIGNMENT = 64
 # A block consists of whole huge pages. The times below are those of one thread that wrote an output
 # once (Intel Xeon, family 6 model 167, 2 virtual processors).
 #
-# The C library reuses freed memory for outputs of up to 32 MiB, as fast as this module reuses a
-# block. But it returns free memory at the end of its heap to the system. Therefore three outputs of
-# 3.5 MB that had been freed together took 1.0 ms each (in blocks 0.26 ms), and three of 16 MB took
-# 3.5 ms each (in blocks 1.2 ms).
+# For outputs of up to 32 MiB, the C library reuses freed memory, and this is as fast as reusing a
+# block. But the C library returns free memory at the end of its heap to the system. Therefore three
+# outputs of 3.5 MB that had been freed together took 1.0 ms each (in blocks 0.26 ms), and three of
+# 16 MB took 3.5 ms each (in blocks 1.2 ms).
 _PAGE = LARGE = 2 << 20
 
-# NumPy maps every large array anew, also in huge pages. An output of 64 MB took 15 ms with NumPy,
-# and 8.6 ms in a reused block; an output of 160 MB took 37 ms and 20 ms. An output of 512 MB would
-# gain as much from a block (61 instead of 113 ms), but kept blocks of that size would use too much
-# memory.
+# Above 32 MiB, NumPy gets new memory from the system for every array, in huge pages like a block.
+# To write an output of 64 MB took 15 ms in memory from NumPy, and 8.6 ms in a reused block. To
+# write an output of 160 MB took 37 ms in memory from NumPy, and 20 ms in a reused block. An output
+# of 512 MB would gain as much from a block (61 ms instead of 113 ms), but kept blocks of that size
+# would use too much memory.
 _LARGEST = 192 << 20
 
-# More small blocks are kept than large ones. Without a kept block, a small output would take
-# longer than with NumPy: NumPy takes its memory from the C library's heap, which is written faster
-# than a new block. Writing eight outputs of 2 to 28 MB, one after the other, took 17 ms with three
-# blocks kept, 10 ms with twelve blocks kept, and 8 ms in memory from NumPy.
+# The module keeps at most `_MOST_SMALL` free blocks of up to `_SMALL` bytes, and `_MOST_OTHERS`
+# larger ones. If no block has been kept for it, a small output takes longer in a new block than in
+# an array that NumPy allocates: NumPy takes the memory from the C library's heap, which is written
+# faster than a new block. Writing eight outputs of 2 to 28 MB, one after the other, took 17 ms if
+# three blocks were kept, and 10 ms if twelve blocks were kept. It took 8 ms in memory that NumPy
+# allocated.
 _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
@@ -81,7 +85,7 @@ def advise(address: int, size: int) -> None:
 
     A system without huge pages returns an error, which is ignored.
     """
-    # `madvise` is called for whole huge pages only.
+    # `madvise` is called only for the huge pages that are completely within the memory.
     first, last = -(-address // _PAGE) * _PAGE, (address + size) // _PAGE * _PAGE
     if first < last and _madvise is not None:
         _madvise(first, last - first, mmap.MADV_HUGEPAGE)
@@ -129,10 +133,10 @@ class _End(weakref.ref[_Lease]):
     block: _Block
 
 
-# Each shelf has references to freed leases, the newest last. A reference keeps the block of its
-# lease mapped. This thread or another may free an array between any two bytecode instructions, and
-# the freed lease is then appended to a shelf. So no code iterates over a shelf or relies on its
-# length.
+# A shelf is a deque of references (`_End`) to leases of freed arrays, the newest last. As long as a
+# shelf has the reference to a lease, the lease's block of memory stays mapped. This thread or
+# another may free an array between any two bytecode instructions, and the freed lease is then
+# appended to a shelf. So no code iterates over a shelf or relies on its length.
 _shelves: tuple[deque[_End], ...] = deque(maxlen=_MOST_SMALL), deque(maxlen=_MOST_OTHERS)
 
 

@@ -25,8 +25,8 @@ _ACCEPTED = "'float32' or 'float64'"
 
 _chosen: ContextVar[Arithmetic | None] = ContextVar("backnorm_arithmetic", default=None)
 
-#: Return the arithmetic that the surrounding ``with arithmetic(...)`` block sets, or None without
-#: such a block. This arithmetic is part of the cache key of every call.
+#: chosen(): the arithmetic that the surrounding ``with arithmetic(...)`` block sets, or None if
+#: there is no such block. This arithmetic is part of the cache key of every call.
 chosen = _chosen.get
 
 

@@ -50,8 +50,8 @@ class NumPy(CpuArrays[np.ndarray]):
     code = Code(
         arrays="numpy",
         facts="(type({}), {}.shape, {}.dtype, {}.flags.num)",
-        # A per-channel array must have one axis, so `size` can replace `shape`. Reading `size`
-        # takes 0.05 us less than reading `shape`.
+        # A per-channel array must have one axis. So the facts `size` and `ndim` together say as
+        # much as `shape`. Reading `size` takes 0.05 us less than reading `shape`.
         channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
         # The facts of a mask include the memory order of the elements that its bits stand for,
         # because the mask is read in place only if x has the same order.

@@ -19,8 +19,8 @@ from backnorm.cpu.record import ADDRESSES
 from backnorm.interfaces import AnyArrays, Call, Code
 from backnorm.signature import Number, Operand, Signature
 
-#: Exceptions that two steps can raise: reading the facts of an object that is not an array, and
-#: hashing a key that contains an unhashable option.
+#: Exceptions that can be raised while an executable is looked up: when the facts of an object that
+#: is not an array are read, and when a key with an unhashable option is hashed.
 NO_FACTS = (AttributeError, TypeError, RuntimeError)
 # The names of these exceptions in the generated code.
 _NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
@@ -30,7 +30,8 @@ def _facts(code: Code, operand: Operand) -> str:
     """Return the expressions for the facts of an operand.
 
     An optional operand has one expression: a tuple of its facts, or None. A required operand has
-    one expression for each fact: evaluating these takes half the time of building a tuple.
+    one expression for each fact, because evaluating these expressions takes half as long as
+    building a tuple of the facts.
     """
     kinds, name = {"channel": code.channel_facts, "mask": code.mask_facts}, operand.name
     of_kind = kinds.get(operand.kind) or code.facts
@@ -41,9 +42,10 @@ def _facts(code: Code, operand: Operand) -> str:
 def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
     """Return ``make(calls, first, get_num_threads, chosen)``, which returns a `Call`.
 
-    The `Call` looks up an executable in the dictionary ``calls``. If ``calls`` has none, the `Call`
-    passes the key, the operands, the options, `out` and the numbers to ``first``.
-    ``get_num_threads`` and ``chosen`` return settings that are part of the key.
+    The `Call` makes a key from the facts of its arguments, and looks up the key's executable in the
+    dictionary ``calls``. If ``calls`` does not have the key, the `Call` passes the key, the
+    operands, the options, `out` and the numbers to ``first``. ``get_num_threads`` and ``chosen``
+    return settings that are part of the key.
     """
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # The key contains the classes of the options, because the values True, 1 and 1.0 are equal.
@@ -68,8 +70,8 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         "            key = executable = None",
         "        except Exception:",
         # The exception comes from a signal handler, or from a method of an option, such as
-        # `__hash__`. `first` checks the options, and raises its own error for an option with such a
-        # method.
+        # `__hash__`. If it comes from an option, `first` raises its own error for this option,
+        # because `first` checks the options.
         f"            first(None, ({operands},), ({options},), out{numbers})",
         "            raise",
         "        if executable is None:",
@@ -91,11 +93,12 @@ def runner(
     present: tuple[str, ...],
     options: tuple[str, ...],
 ) -> Callable[..., Call]:
-    """Return ``make(stage, refuse, *constants, again)``, a function that makes the call of a stage.
+    """Return ``make(stage, refuse, *constants, again)``, which returns a function that runs a
+    stage.
 
-    The call takes the operands, the numbers, and `out` (an array for the first result, or None to
-    allocate one), and returns the results. If an operand has lost its memory (`Code.lost`), the
-    function calls ``again`` with the same arguments instead.
+    That function takes the operands, the numbers, and `out` (an array for the first result, or None
+    to allocate one), and returns the results. If an operand has lost its memory (`Code.lost`), the
+    call passes its arguments on to ``again`` instead, and returns the results of ``again``.
 
     Parameters
     ----------
@@ -118,7 +121,8 @@ def runner(
             "try:",
             f"    lost = {lost}",
             f"except {_NO_FACTS}:",
-            # If an object has the facts of an array but is not one, the expression raises.
+            # The expression raises for an object that is not an array but has an array's facts
+            # (such as a shape and a type).
             "    lost = True",
             "if lost:",
             f"    return again({every})",
@@ -183,7 +187,8 @@ def _written(title: str, lines: Iterable[str], names: dict[str, Any]) -> dict[st
     """
     source = "\n".join(lines) + "\n"
     file = f"<backnorm: {title}, {hash(source) & 0xFFFFFFFF:08x}>"
-    # With None as the modification time, `linecache.checkcache` keeps the entry.
+    # The second item of an entry is a file's modification time. If it is None,
+    # `linecache.checkcache` keeps the entry, although no such file exists.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     defined: dict[str, Any] = {}
     # The source has only names and constants of the package, and no input of the caller.

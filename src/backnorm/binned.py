@@ -18,10 +18,10 @@ from typing import Any
 
 from backnorm.errors import ArgumentValueError
 
-# A channel must have fewer elements than this. A digit is an int64. An element with one term adds
-# at most 2^31 to it; an element with two terms (a float64 product and its rounding error) adds at
-# most 1.5 * 2^31. With fewer than 2^31 elements, the digits and the carries of `_pair` therefore
-# stay below 2^63.
+# A channel must have fewer elements than this. A digit is an int64. An element with one term
+# changes a digit by at most 2^31. An element with two terms (a float64 product and its rounding
+# error) changes a digit by at most 1.5 * 2^31. With fewer than 2^31 elements, the digits and the
+# carries of `_pair` therefore stay below 2^63.
 _MOST = 1 << 31
 
 #: This number replaces the top bin of a sum that has NaN or infinite terms. The digits of such a
@@ -57,10 +57,11 @@ def tops_of(bins: Array) -> Array:
 
 
 def raised(bins: Array, tops: Array, xp: Any) -> Array:
-    """Return `bins` with its digits moved to the rows that they have if `tops` are the top bins.
+    """Return `bins` with every digit moved to the row that it has if the top bins are `tops`.
 
-    The two rows of top bins are 0. Results with the same `tops` can be added as integers;
-    `with_tops` then puts `tops` into the two rows of the sum.
+    In the result, the two rows for top bins (one for each of the two sums of a channel) are 0. So
+    arrays that were raised to the same `tops` can be added as integers. Afterwards, `with_tops`
+    writes `tops` into these two rows.
     """
     rows, found = bins.shape[0] // 2, []
     for part in range(2):
@@ -137,8 +138,8 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def _infinite(counts: Array, zero: Array, xp: Any) -> Array:
-    """Return a sum of which some terms are not finite, from the counts of NaN, +infinity and
-    -infinity.
+    """Return the value of a sum with terms that are NaN or infinite. `counts` has the numbers of
+    terms that are NaN, +infinity and -infinity.
     """
     infinity, nan = zero + float("inf"), zero + float("nan")
     value = xp.where(counts[1] > 0, infinity, zero)

@@ -53,8 +53,8 @@ class ArgumentError(BacknormError):
         accepted: object = None,
         hint: str | None = None,
     ) -> None:
-        # The arguments as given: names of other arguments are still in braces, where `in_words`
-        # replaces them.
+        # The parameters of this constructor as they were passed. Names of other arguments are still
+        # in braces in them, so that `in_words` can replace these names.
         self._given = argument, problem, came, accepted, hint
         self.argument = argument
         self.problem = _named(problem, {})
@@ -95,10 +95,11 @@ class ArgumentError(BacknormError):
 
 
 def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:
-    """Return a value as a message's text, short and on one line, even if its methods raise."""
+    """Return a short text in one line that shows a value, even if the value's methods raise."""
     try:
         text = " ".join(text_of(value).split())
-    # `text_of` can raise anything; `repr` raises ValueError for an integer with too many digits.
+    # `text_of` may raise any exception. Even `repr` raises one (ValueError) for an integer with too
+    # many digits.
     except Exception:
         return f"an object of type {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,9 +1,10 @@
 """The steps from a call to a kernel: check, plan, allocate, bind, run.
 
-An `Executable` has a planned problem, for arrays that are dense in one order of axes, and the code
-that runs it. `operation` returns a function that takes the arrays of a framework. A call of this
-function with new metadata makes an executable. Later calls with equal metadata find it in the call
-cache, and skip validation and planning.
+An `Executable` is a planned problem with the code that runs it. It is for arrays that are dense in
+one particular order of their axes. `operation` returns a function that takes the arrays of a
+framework. If this function is called with new metadata (shapes, types, options), it makes an
+executable. Later calls with equal metadata find this executable in the call cache, and skip
+validation and planning.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-# The call cache has at most this many entries, more than a model has layers.
+# The call cache has at most this many entries. A model has fewer layers.
 _MOST = 4096
 
 
@@ -35,8 +36,9 @@ class Calls(dict[Hashable, Any]):
         self[key] = value
 
 
-#: The cache of all calls. A key contains metadata of arrays, not values, with one exception: the
-#: last bytes of a mask, which say in which order of axes the mask's bits are.
+#: The cache of all calls. A key contains metadata of arrays, but not the values of their elements.
+#: There is one exception: the last bytes of a mask, which say in which order of axes the mask's
+#: bits are.
 CALLS = Calls()
 
 
@@ -114,12 +116,17 @@ class Executable:
         return make(self.stage, self._refuse, *constants, again=self._again)
 
     def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Read all operands anew and run, because one of them has lost its memory (`Code.lost`)."""
+        """Read and check all operands again, and run.
+
+        A stage calls this method if an operand has no memory, which the operand's facts do not
+        show (`Code.lost`).
+        """
         read = self._arrays.read(operands, self.problem.signature)
         return self.run(*read, out=out, **numbers)
 
     def _refuse(self, variance: object, channel: int) -> None:
-        # The variance 0 of an empty batch is valid, because there are no elements to normalise.
+        # If the batch is empty, a forward pass may get the variance 0: there are no elements to
+        # normalise.
         if not self.problem.operation.startswith("forward") or self.problem.count:
             raise variance_error(self._arrays.shown(variance), self.problem, channel)
 
@@ -132,7 +139,7 @@ def executable(
     exchanged: bool = False,
     place: Hashable = None,
 ) -> Executable:
-    """Return the executable of a problem, for arrays with x's order of axes in memory.
+    """Return the executable of a problem, for arrays whose axes are in memory in x's order.
 
     Parameters
     ----------

@@ -13,7 +13,9 @@ from backnorm.errors import ArgumentValueError
 
 
 def check_writable(path: Path) -> None:
-    """Raise if `path` cannot become a result file. Commands call this before they do any work."""
+    """Raise if a result file cannot be written at `path`. Commands call this before they do any
+    work.
+    """
     if path.exists() and not path.is_file():
         raise ArgumentValueError(str(path), "is not a regular file")
     if not path.parent.is_dir():

@@ -36,7 +36,7 @@ class Namespace(Protocol):
         """Return a per-channel array with its values rounded to the type of elements."""
 
     def at_least(self, channels: Array, bound: Any) -> Array:
-        """Return the values, with `bound` in place of smaller values; NaN stays NaN."""
+        """Return the larger of each value of `channels` and `bound`; NaN stays NaN."""
 
 
 def statistics(xp: Namespace, x: Array) -> tuple[Array, Array]:

@@ -15,8 +15,9 @@ from backnorm.signature import Operation, Signature
 A = TypeVar("A")
 P = TypeVar("P", bound=Hashable)
 
-#: The results of an operation in the signature's order: arrays of the framework, and the count of
-#: elements as an int. A result that the options exclude is None.
+#: The results of an operation, in the order of its signature. They are arrays of the framework;
+#: only the result `count`, the number of elements, is an int. A result that the options exclude is
+#: None.
 Results = tuple[Any, ...]
 
 #: A function that runs an operation. It takes the operands, the options, `out` and the numbers.
@@ -120,7 +121,7 @@ class Launch:
 
 
 class Arrays(Protocol[A, P]):
-    """A framework's arrays, of type A. Calls are planned for a machine or a device, of type P.
+    """The arrays of a framework (type A), and the machine or device that calls are planned for (P).
 
     An implementation has one instance, because cache keys depend on the instance. The default
     methods are for arrays that kernels read and write in place.
@@ -168,8 +169,8 @@ class Arrays(Protocol[A, P]):
         return read
 
     def are_plain(self, operands: Sequence[Any], order: Order, ready: Operands[A] = ()) -> bool:
-        """Whether kernels read these operands in place, and those of every other call with equal
-        facts.
+        """Whether kernels can read these operands in place, and also the operands of every other
+        call with equal facts.
         """
         return all(map(operator.is_, operands, ready or operands))
 
@@ -196,7 +197,7 @@ class Arrays(Protocol[A, P]):
         return out
 
     def put(self, result: A, out: A) -> A:
-        """Return `out`; if no kernel wrote the first result to `out`, copy it there."""
+        """Copy the first result to `out`, unless a kernel has written it there; return `out`."""
         return result
 
     def finished(

@@ -87,7 +87,7 @@ def in_order(array: np.ndarray, order: Order, dtype: np.dtype) -> np.ndarray:
 
 
 def dense(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return `array`, or if necessary a copy of it, that is contiguous, aligned and of `dtype`."""
+    """Return `array` if it is contiguous, aligned and of `dtype`; else a copy that is."""
     flags = array.flags
     if array.dtype == dtype and flags.c_contiguous and flags.aligned:
         return array
@@ -109,7 +109,7 @@ def mask_size(elements: int) -> int:
 
 
 def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
-    """Return the last bytes of a mask, which say that its bits are in this order of axes.
+    """Return the last `MARK_BYTES` bytes of a mask, which store the order of axes of its bits.
 
     They store the index of the permutation in lexicographic order, which is 0 for row-major order.
     Axes of size 1 are left out: moving such an axis does not change the layout in memory, so it
@@ -123,7 +123,8 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
     try:
         return number.to_bytes(MARK_BYTES, "big")
     except OverflowError:
-        # 20 axes have 20! orders, which are fewer than 2^64; 21! is more.
+        # The number has 64 bits. It can number the 20! orders of 20 axes, because 20! < 2^64, but
+        # not the 21! orders of 21 axes.
         raise ArgumentValueError(
             "x",
             "has too many axes for a mask of this order in memory",

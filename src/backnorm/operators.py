@@ -241,8 +241,8 @@ def batch_norm_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`; also for other activations, and for a residual without a ReLU.
     """
-    # The name of a ReLU is not checked here, which saves 0.3 us per call. The first call with a
-    # name constructs a problem, which checks the name.
+    # If the activation is given as the name of a ReLU, it is not checked here, which saves 0.3 us
+    # per call. The first call with a name constructs a problem, which checks the name.
     if activation is not None and not (type(activation) is str and activation in _RELUS):
         activation = check_activation(activation, accepted=_RELUS, hint=_NO_MASK)
     y, mean, variance, mask = _forward(
@@ -539,8 +539,8 @@ def apply(
         and sums.count * mean.size >= x.size
     )
     if not usual:
-        # The other arguments are checked first, so that an error in one of them is raised rather
-        # than the error that the sums do not match x.
+        # The other arguments are checked before the sums. If one of them is wrong, the error then
+        # names it, and does not say that the sums do not match x.
         problem, _ = _checked("apply", operands, *options)
         check_whole(sums, problem.channels, problem.count)
     both = sums.sum_dy, sums.sum_dy_xmu

@@ -1,8 +1,9 @@
 """The metadata of one call, validated once: shapes, element types, options.
 
-One loop over the operation's signature makes all checks of shapes, types and epsilon, except those
-of dialects. The checks read only the ``shape`` and ``dtype`` of arrays. The resulting
-:class:`Problem` is frozen and hashable; plans and kernels do not check it again.
+One loop over the operation's signature checks the shapes, the types and epsilon. (Calls of dialects
+are checked by the package `dialects` instead.) The checks read only the ``shape`` and ``dtype`` of
+arrays. The resulting :class:`Problem` is frozen and hashable; plans and kernels do not check it
+again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ Format = Literal["NCX", "NXC"] | tuple[int, ...]
 
 
 class Metadata(NamedTuple):
-    """The shape and element type of an operand. The checks accept it in place of an array."""
+    """The shape and element type of an operand. The functions that check the operands of a problem
+    accept a `Metadata` in place of an array.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -265,8 +268,8 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
         # With `inverse`, a forward pass returns the inverse standard deviation instead of the
-        # variance. That variance is 0 here: a forward pass never computes a negative variance, and
-        # epsilon is never negative, so both are 0 if their sum is not positive.
+        # variance. The variance itself is 0 here. A forward pass never computes a negative
+        # variance, and epsilon is never negative, so if their sum is not positive, both are 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",
@@ -383,10 +386,11 @@ def _check_channels(
     allowed: tuple[np.dtype, ...],
     common: tuple[str, np.dtype] | None,
 ) -> tuple[str, np.dtype]:
-    """Check the shape and type of a per-channel array. All must have the type of the first one.
+    """Check the shape and type of a per-channel array. All per-channel arrays of a call must have
+    the same type, that of the first one.
 
     `common` is the name and type of the first per-channel array, or None if `array` is the first
-    one. Return this name and type.
+    one. Return the name and type of the first per-channel array.
     """
     if array.shape != (channels,):
         raise ArgumentValueError(

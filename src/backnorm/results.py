@@ -27,7 +27,8 @@ class Gradients(NamedTuple):
 class SecondGradients(NamedTuple):
     """Gradients of the backward pass with respect to x, dy and gamma.
 
-    Those with respect to x and dy have x's shape, that with respect to gamma has the shape (C,).
+    The gradients with respect to x and dy have x's shape. The gradient with respect to gamma has
+    the shape (C,).
     """
 
     x: np.ndarray
@@ -143,8 +144,8 @@ class ChannelMoments(_OfChannels):
     `backnorm.apply_forward` takes.
 
     ``a + b`` combines the moments of two sets of elements by the formula of Chan, Golub and
-    LeVeque, which is accurate for any means. With w the fraction of the elements that are in a, v
-    the fraction in b, and d = mean_b - mean_a::
+    LeVeque, which is accurate for any means. Let w be the share of a's elements in all elements of
+    both sets, v = 1 - w the share of b's elements, and d = mean_b - mean_a. Then::
 
         mean     = mean_a + v * d
         variance = w * variance_a + v * variance_b + w * v * d**2
@@ -179,8 +180,8 @@ class ChannelMoments(_OfChannels):
         )
 
 
-# `_NAMES` maps a class to the name of the argument that takes its instances. `_SOURCES` maps the
-# class to the function that returns them.
+# `_NAMES` maps a class to the name of the argument that takes instances of the class. `_SOURCES`
+# maps a class to the name of the function that returns instances of the class.
 _NAMES = {ChannelSums: "sums", ChannelMoments: "moments"}
 _SOURCES = {ChannelSums: "backnorm.reduce", ChannelMoments: "backnorm.reduce_forward"}
 

@@ -22,7 +22,8 @@ def as_array(name: str, value: object, field: str = "") -> np.ndarray:
     """Return `value` as a plain array without copying, or raise if it cannot be one.
 
     A masked array raises an error, because its mask would be lost. If the value is a part of the
-    argument `name`, `field` says which part, as in "its mean: "; the error message begins with it.
+    argument `name`, `field` says which part, as in "its mean: ". The error message then begins with
+    `field`.
     """
     if type(value) is np.ndarray:
         return value
@@ -93,7 +94,7 @@ def check_integer(
 def check_word(name: str, value: object, *, accepted: str) -> str:
     """Return `value` as a plain string, or raise if it is not a string."""
     if issubclass(type(value), str):
-        # A subclass of str could override comparisons.
+        # A subclass of str could override comparisons, so a plain str is returned.
         return str.__str__(value)
     raise _no_value(name, "must be a string", value, accepted)
 

@@ -27,10 +27,11 @@ Operation = Literal[
     "activation_backward",
 ]
 
-#: data: of the shape and type of x. channel: one value per channel. mask: one bit per element, set
-#: where the output of a ReLU is positive and below its ceiling. sums: two float64 per channel.
-#: count: the number of elements of a channel. coefficients: four float64 per channel, see
-#: `cpu.kernels.formulas`. bins: the sums of a reproducible problem, see `binned`.
+#: The kinds of operands and results. data: an array with x's shape and type. channel: one value per
+#: channel. mask: one bit per element, set where the output of a ReLU is positive and below its
+#: ceiling. sums: two float64 per channel. count: the number of elements of a channel. coefficients:
+#: four float64 per channel, see `cpu.kernels.formulas`. bins: the sums of a reproducible problem,
+#: see `binned`.
 Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
 
 
@@ -172,7 +173,8 @@ _DDX = Operand("ddx", "data", required=False)
 _DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgamma", "ddbeta"))
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
-# With the option `reproducible`, sums do not depend on how the batch is divided (see `binned`).
+# With the option `reproducible`, the bits of sums do not depend on how the batch is divided into
+# parts (see the module `binned`).
 _NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
 
 _SPLIT = "data_format", "arithmetic", "reproducible"
@@ -210,8 +212,8 @@ _ALL = (
     ),
     # See `results.ChannelMoments`.
     Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
-    # In `apply_forward` and `apply_backward`, the `sums` of a reproducible problem are bins. The
-    # operation rounds them.
+    # If a problem is reproducible, the argument `sums` of `apply_forward` and `apply_backward` has
+    # bins (integers). The operation itself rounds the bins to floating-point sums.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
@@ -230,8 +232,8 @@ _ALL = (
         overwrites="dy",
         public=False,
     ),
-    # Like `apply`, but returns all gradients. It is for the compilers of frameworks, which exchange
-    # sums by their own operations.
+    # Like `apply`, but returns the gradients of gamma and beta, too. This operation is for JAX and
+    # TensorFlow, which exchange the sums of several devices by their own operations.
     Signature(
         "apply_backward",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
@@ -240,9 +242,9 @@ _ALL = (
         numbers=(_SUMS, _COUNT),
         public=False,
     ),
-    # The next two signatures are for the compilers of frameworks, which compute y or dx from the
-    # coefficients, fused with other operations. Dialects also run `backward_coefficients`, if only
-    # the gradients of the parameters are needed.
+    # The next two signatures return coefficients. They are for the compilers of frameworks:
+    # compiled code computes y or dx from the coefficients, fused with other operations. Dialects
+    # also run `backward_coefficients`, if only the gradients of the parameters are needed.
     Signature(
         "forward_coefficients",
         (_X, _GAMMA, _BETA),

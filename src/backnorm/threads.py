@@ -108,7 +108,7 @@ def get_num_threads() -> int:
 
 
 def limit() -> int:
-    """Return the limit of threads of the whole process."""
+    """Return the limit of threads for the whole process (not that of a `num_threads` block)."""
     if _most is not None:
         return _most
     if monotonic() >= _until:

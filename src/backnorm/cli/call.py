@@ -53,8 +53,9 @@ def parse_call(document: Mapping[str, object]) -> Program:
     inputs = _input_names(document.get("inputs", {}), schema)
     written = _output_names(document.get("outputs"), schema)
     requested = [t.name for t in schema.outputs if t.required or t.name in written]
-    # The keys of inputs are names from a file, and such names are printable. So a key with a line
-    # break differs from the keys of all inputs.
+    # The keys of inputs are names from the document; `expect_name` has checked that they are
+    # printable. The keys made here contain a line break, so they differ from the keys of all
+    # inputs.
     outputs = {port: f"output\n{port}" for port in requested}
     absent = [t.name for t in schema.inputs if t.name not in inputs]
     tensors = _declared(inputs, absent, document)

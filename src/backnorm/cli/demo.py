@@ -26,8 +26,8 @@ LAYERS = ("conv8", "conv4", "dense")
 # Each call is timed this many times, and the median time is shown. A call takes less than a
 # millisecond, and the median of five calls varies little.
 _REPEAT = 5
-# Most dialects have a float32 epsilon. Dialects with a float64 epsilon get the same rounded value,
-# so that results are comparable.
+# In most dialects, epsilon is a float32 number. Dialects in which it is a float64 number get the
+# same value, already rounded to float32, so that the results of all dialects can be compared.
 _EPSILON = float(np.float32(1e-5))
 
 #: Tensors of one layer in training, by their roles in schemas: float32, channels first.
@@ -208,9 +208,11 @@ class DemoReport:
         )
 
 
-# Maps a key to pairs (text of a call, its result). The results of one key must be equal. A key has
-# the type of the data, the layer, the gradient, the type of the gradient, the layout (only of
-# 16-bit data, otherwise ""), and which statistic the dialect takes besides the mean.
+# For each key, a list of pairs: the text of a call, and the gradient that the call returned. All
+# gradients of one key must be equal. A key is a tuple of six texts: the type of the data, the name
+# of the layer, the name of the gradient, the type of the gradient, the layout ("" for data that do
+# not have 16 bits), and the statistic that the dialect takes besides the mean: a variance or an
+# inverse standard deviation.
 _Groups = dict[tuple[str, ...], list[tuple[str, np.ndarray]]]
 
 

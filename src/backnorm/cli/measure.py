@@ -48,9 +48,10 @@ def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
 def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
     """Return the bytes that a call moves between memory and processor, by the convention below.
 
-    The convention assumes plain loops, one for the sums (if there are any) and one for the output,
-    and counts how often they read or write an array of x's size. Reading or writing such an array
-    once is a pass. A pass counts even if the kernel avoids it by another order of work:
+    The convention assumes that plain loops compute the call: one loop for the sums (if there are
+    any), and one for the output. It counts how often these loops read or write an array of x's
+    size. Reading or writing such an array once is a pass. All passes of these loops are counted,
+    even if the kernel itself needs fewer:
 
     - backward: x and dy are read for the sums, and again for dx, which is written: 5 passes
       (4 with frozen statistics, where dx does not depend on x);
@@ -141,8 +142,8 @@ def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
 
 
 def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return the verdict on the channels from `start` on, with its index converted to that of the
-    whole output.
+    """Return a verdict on the channels of an output from `start` on. The index in the verdict is
+    converted to an index into the whole output.
     """
     where = verdict.where
     if where:

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-#: A function that is called when a piece of work begins, with a description of the piece. The
-#: previous piece then counts as done.
+#: A function that is called when a piece of work begins, with a description of the piece. When the
+#: function is called again, the piece before counts as done.
 Advance = Callable[[str], None]
 
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Advance]:
-    """Show a bar for `total` pieces of work; yield the function that advances it by a piece."""
+    """Show a bar for `total` pieces of work; yield the function that advances the bar."""
     console, done = Console(stderr=True), itertools.count()
     with Progress(
         BarColumn(20),
@@ -26,7 +26,8 @@ def progress(total: int) -> Iterator[Advance]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        # Drawing takes processor time, and the calls that run meanwhile may be timed.
+        # The bar is drawn seldom, because drawing takes processor time, and calls that run at the
+        # same time may be timed.
         refresh_per_second=2,
         disable=not console.is_terminal,
     ) as bar:

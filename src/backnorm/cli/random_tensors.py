@@ -73,8 +73,8 @@ def random_tensors(
     types = {port: array.dtype for port, array in known.items()}
     types |= {port: tensor.dtype for port, tensor in missing.items() if tensor.dtype}
     data = [name for name, spec in specs.items() if spec.kind == "data"]
-    # The shape and type of x, if known, determine those of the tensors that are made up: when the
-    # operator runs, it compares the other inputs with x.
+    # If the shape and type of x are known, they determine the shapes and types of the tensors that
+    # are made up, because the operator later compares its other inputs with x.
     x_first = schema.words["x"], *shapes, *types
     known_shapes = (shapes[port] for port in x_first if port in data and port in shapes)
     shape = next((shape for shape in known_shapes if len(shape) > 1), ())

@@ -1,4 +1,4 @@
-"""Run operators that one file describes, on tensors that another file has (`backnorm run`)."""
+"""Run operators that are described in one file, on tensors from another file (`backnorm run`)."""
 
 from __future__ import annotations
 
@@ -299,10 +299,11 @@ def _random(
 def _canonical(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> CanonicalCall:
-    """Return the call of backnorm's own operator for a step, with its fused ReLU.
+    """Return the call of backnorm's own operator for a step of a program.
 
-    For a backward pass, the returned call has no ReLU: before the call, `_check` applies the ReLU's
-    mask to dy.
+    If the step is a forward pass with a fused ReLU, the returned call has this ReLU. If it is a
+    backward pass with a fused ReLU, the returned call has no ReLU, because `_check` applies the
+    ReLU's mask to dy first.
     """
     arrays = {port: array for port, array in inputs.items() if port != RELU_PORT}
     call = registry.canonical(

@@ -18,7 +18,8 @@ from backnorm.files import atomic_writer, check_writable
 #: The default of `--max-unpacked`.
 MEBIBYTES = 1024
 
-# NumPy writes arrays of ml_dtypes' bfloat16 to files with this type: two bytes without a meaning.
+# NumPy writes the bfloat16 arrays of ml_dtypes to files with this type, which says only that an
+# element has two bytes.
 _OPAQUE = np.dtype("V2")
 
 Selection = Callable[[Collection[str]], Mapping[str, str]]
@@ -74,7 +75,8 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         if _kind(path) == ".safetensors":
             stream.write(save(arrays))
             return
-        # The archive is written here, because `numpy.savez` cannot write an array named "file".
+        # The archive is written here, array by array, because `numpy.savez` cannot write an array
+        # named "file".
         with zipfile.ZipFile(stream, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

@@ -17,8 +17,8 @@ from rich.text import Text
 class Output(io.FileIO):
     """Standard output. Text is dropped after the reader has closed the pipe (``| head -1``).
 
-    An error other than a closed pipe, such as a full disk, is raised once, and not again when
-    Python flushes the output at exit.
+    Any other error, such as a full disk, is raised once. It is not raised again when Python flushes
+    the output at exit.
     """
 
     _is_lost = False
@@ -36,7 +36,7 @@ class Output(io.FileIO):
 
 
 def plain(value: object) -> Text:
-    """Return `value` as text without markup of rich; escape codes replace control characters."""
+    """Return `value` as rich text without markup, its control characters written as escapes."""
     return Text(_visible(str(value)))
 
 
@@ -51,8 +51,8 @@ def print_line(line: str) -> None:
 
 
 def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
-    """Print `value` as JSON, with NaN and infinity as strings, or print `tables`, which show
-    `value`.
+    """If `as_json`, print `value` as JSON, with NaN and infinity as strings. Otherwise print
+    `tables`, which show the same value.
 
     If stdout is not a terminal, a table may be 240 columns wide.
     """
@@ -76,6 +76,6 @@ def _finite(value: object) -> object:
 
 
 def _visible(text: str) -> str:
-    # Escape sequences in names that were read from a file must not reach the terminal. Nor must
-    # lone surrogates, for which `print` raises.
+    # Escape sequences in names that were read from a file must not reach the terminal. Lone
+    # surrogates must not reach it either, because `print` raises an error for them.
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

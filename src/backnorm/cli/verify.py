@@ -468,7 +468,9 @@ def tolerance(
 
 
 def _check_absent(condition: str, **options: object) -> None:
-    """Raise an error for an option that has no effect under a condition."""
+    """Raise an error if one of `options` was given. `condition` says when they have no effect, as
+    in "without --audit".
+    """
     for option, value in options.items():
         if value is not None:
             raise ArgumentValueError(
@@ -533,7 +535,10 @@ def _print_audit(
 
 
 def _comparison(name: str) -> Callable[..., Any]:
-    """Return the function that --compare names; it takes an array and the expected array."""
+    """Return the function that --compare names.
+
+    The function takes two arguments: an array, and the expected array.
+    """
     from backnorm.conformance.verify.subjects import described, function_of
 
     try:

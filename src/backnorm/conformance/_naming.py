@@ -1,7 +1,9 @@
 """Name the mistake in a formula, and describe outputs that no formula explains.
 
-A few numbers describe a call (`formula.Coefficients`, `forward_diagnosis.Normalization`). The
-functions here compare them with the numbers of right and wrong formulas.
+The outputs of a judged call are summarised by a few numbers per channel, such as the coefficients
+of a fitted formula (`formula.Coefficients`, `forward_diagnosis.Normalization`). The functions here
+compare the numbers that were found in an implementation's outputs with the numbers that right and
+wrong formulas give.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ Kind = Literal["right", "formula", "described", "precision", "indexing", "memory
 # A dataclass whose fields are numbers of a formula, such as the gain. Each field is an array of
 # shape (C,), or None if the number is not known.
 Numbers = Any
-# Maps the name of an output to its values and the right values. The values are None if the output
-# is not judged.
+# Maps the name of an output to two arrays: the values that the judged function returned, and the
+# right values. The first is None if the output is not judged.
 Outputs = Mapping[str, tuple[np.ndarray | None, np.ndarray]]
 
 # A formula matches if the relative differences between its coefficients and those fitted to the
@@ -30,35 +32,36 @@ Outputs = Mapping[str, tuple[np.ndarray | None, np.ndarray]]
 # 8 bits of bfloat16 changes a coefficient by up to a few thousandths.)
 _NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
 _NEAR_OF_WIDE = 1e-3
-# A formula also matches if its distance from the results is at most this number times the
-# distance of the nearest formula.
+# A formula counts as no worse than the nearest one if its distance from the results is at most this
+# number times the distance of the nearest formula from the results.
 _MARGIN = 2.0
-# The largest residual of a fit, relative to dx or y, if rounding is the only error of dx or y.
+# If rounding is the only error of dx or y, the residual of the formula fitted to dx or y is at most
+# this number times the norm of dx or y.
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
-# A relative error up to this limit counts as low precision. The error of an element is divided by
-# the largest magnitude in the element's channel. The error of per-channel numbers is the norm of
-# their errors, divided by the norm of the right numbers.
+# A relative error up to this limit counts as low precision. The relative error of an element is its
+# error, divided by the largest magnitude in the element's channel. The relative error of
+# per-channel numbers is the norm of their errors, divided by the norm of the right numbers.
 FEW_BITS = 2.0**-6
-# Sums in float32 can cause relative errors of dgamma and dbeta up to this number. (These are errors
-# of per-channel numbers: see `FEW_BITS`.)
+# If the sums of dgamma and dbeta are computed in float32, the relative errors of dgamma and dbeta
+# can be up to this number. (See `FEW_BITS` for the relative error of per-channel numbers.)
 _FEW_BITS_OF_WIDE = 2.0**-16
-# The same relative errors are below this number if sums are in float64, and above it if numbers are
-# rounded to float32.
+# For float64 data, the relative errors of an output (see `FEW_BITS`) are below this number if all
+# sums are in float64, and above it if numbers are rounded to float32.
 _FLOAT32_BITS = 2.0**-28
-# A number of the formula, such as the gain, has a value in each channel. A found and an expected
-# number differ by this quantile of the relative differences in all channels. It is not the median:
-# a kernel with |gamma| instead of gamma is right in about half of the channels, so the median of
-# the differences could be 0.
+# A number of the formula, such as the gain, has a value in each channel. The difference of a found
+# number from an expected one is this quantile of the relative differences in all channels. The
+# median is not suitable: a kernel with |gamma| instead of gamma is right in about half of the
+# channels, so the median of the differences could be 0.
 _QUANTILE = 0.75
-# If the difference of two values is not finite, this number replaces it.
+# If the relative difference of two values is NaN or infinite, this number replaces it.
 _FAR = 1e30
-# The largest number of channels that a sentence names.
+# A sentence of a diagnosis lists at most this many channels by their numbers.
 _MOST_CHANNELS = 8
 TINY = float(np.finfo(float).tiny)
-# Maps two mistakes in the formula that one mistake in the code causes to the name of this mistake,
-# and a sentence about it.
+# One mistake in the code can cause two mistakes in the formula. This table maps the names of the
+# two to the name of the one, and to a sentence about it.
 _AS_ONE = {
     frozenset(("gain-beta", "offset-gamma")): ("gamma-beta-swapped", "gamma and beta are swapped"),
     frozenset(("dgamma-dbeta", "dbeta-dgamma")): (
@@ -117,8 +120,9 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
 
 
 def nearness(dtype: np.dtype) -> float:
-    """Return the largest relative difference at which a number that was fitted to the results, such
-    as the gain, counts as that of a formula.
+    """Return the relative difference up to which two numbers, such as two gains, count as equal.
+
+    One of the numbers was fitted to the results. The other is that of a formula.
     """
     return _NEAR.get(dtype, _NEAR_OF_WIDE)
 
@@ -151,8 +155,8 @@ def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) 
     """Return the largest relative difference between two sets of numbers.
 
     A number, such as the gain, has a value in each channel. The difference of two values is divided
-    by the larger of their magnitudes, or by `least` if that is larger. The difference of two
-    numbers is a quantile of these quotients over the channels.
+    by the larger of their magnitudes, or by `least` if that is larger. This gives one quotient for
+    each channel. The difference of the two numbers is a quantile (`_QUANTILE`) of these quotients.
     """
     worst = 0.0
     with np.errstate(all="ignore"):
@@ -229,8 +233,8 @@ def described(
     """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
     # Maps a predicate, such as "is not 0, and should be", to the terms of which it is true.
     wrong: dict[str, list[str]] = {}
-    # Maps the term of a number that is nearly right in every channel to the count of its right
-    # bits.
+    # For each number that is nearly right in every channel: maps the number's term (the words that
+    # name it) to the count of its right bits.
     bits: dict[str, int] = {}
     for name, own, good in _pairs(found, right):
         zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
@@ -295,7 +299,7 @@ def channel_numbers(channels: Sequence[int]) -> str:
 
 
 def imprecise(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
-    """Return the diagnosis if outputs are less exact than with float32 sums, else None.
+    """Return the diagnosis if outputs are less exact than float32 sums would make them, else None.
 
     Parameters
     ----------
@@ -308,7 +312,7 @@ def imprecise(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
 
 
 def computed_in_float32(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
-    """Return the diagnosis if float64 outputs are as inexact as float32, else None."""
+    """Return the diagnosis if float64 outputs have only the accuracy of float32, else None."""
     return _of_few_bits(outputs, _FLOAT32_BITS) if dtype == FLOAT64 else None
 
 

@@ -88,8 +88,8 @@ def partly_wrong(
         By name, other outputs and their right values, of shape (C,).
     """
     texts = []
-    # Some numbers count as wrong, the others as right. This list has, for each output, the
-    # largest relative error of the others.
+    # Numbers of an output whose errors are large count as wrong; the rest count as right. For each
+    # output, this list has the largest relative error of the numbers that count as right.
     others = [0.0]
     if tensor is not None:
         few_bits = FEW_BITS * np.abs(right).max(1, keepdims=True)
@@ -97,9 +97,9 @@ def partly_wrong(
         wrong = error > np.maximum(_allowed(tensor, right), few_bits)
         if 0 < wrong.mean() <= 0.5:
             texts.append(_wrong_elements(name, tensor, wrong, axis))
-            # The errors in the channels without a wrong element. If every channel has a wrong
-            # element, take in all channels the errors before the first index that is wrong in any
-            # channel.
+            # `of_rest` has the errors of elements that count as right: those of the channels
+            # without a wrong element. If every channel has a wrong element, find the first index at
+            # which any channel is wrong, and take the elements before it in all channels.
             of_rest = error[~wrong.any(1)]
             if not of_rest.size:
                 of_rest = error[:, : wrong.any(0).argmax()]

@@ -144,8 +144,8 @@ def subjects(formats: Iterable[str]) -> Iterator[Subject]:
 
 
 def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
-    """Yield the cases that can be computed in `arithmetic`, as cases of this arithmetic. If it is
-    None, yield all cases unchanged.
+    """Yield the cases that can be computed in `arithmetic`, as cases of this arithmetic. If
+    `arithmetic` is None, yield all cases unchanged.
     """
     name = None if arithmetic is None else check_arithmetic(arithmetic)
     for case in cases:

@@ -248,7 +248,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 def _exact_channel(
     count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return b (see `exact_data`), dy, mean(dy) and mean(dy * b) of a channel."""
+    """Return b (see `exact_data`), dy, mean(dy) and mean(dy * b) of one channel."""
     pairs = count // 2
     triples = int(rng.integers(0, pairs // 16, endpoint=True))
     b = np.full(pairs, 2.0)
@@ -258,7 +258,8 @@ def _exact_channel(
     mean_dy = float(rng.choice([-2, -1, 1, 2]))
     p = rng.integers(-1, 1, pairs, endpoint=True).astype(float)
     p = mean_dy + p - _spread(p.sum(), pairs)
-    # Where b is 2, adding 1/2 to the element of q adds one to sum(b q).
+    # Below, sum(b q) is corrected only at the elements where b is 2: adding 1/2 to such an element
+    # of q adds 1 to the sum.
     twos = b == 2.0
     q = rng.integers(-1, 1, pairs, endpoint=True) + rng.choice([-1.0, 1.0]) * b
     # The mean of dy * b, which is 2 * sum(b q) / M, must be an integer. So sum(b q) is made a

@@ -3,9 +3,10 @@ r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
 For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
 x - mean. A least-squares fit gives the three coefficients of every channel; dgamma and dbeta are
 two more numbers. `diagnose` compares these five numbers with those of the right formula and of
-formulas with one or two mistakes (:mod:`backnorm.conformance.formula`). The formula with the
-nearest numbers names the mistake. A large residual of the fit means an error of indexing or of
-memory. The precision of a right formula is graded by `backnorm.conformance.ladder`.
+formulas with one or two mistakes (:mod:`backnorm.conformance.formula`). The formula whose five
+numbers are nearest to those of the backward pass determines which mistake is named. A large
+residual of the fit means an error of indexing or of memory. The precision of a right formula is
+graded by `backnorm.conformance.ladder`.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ def diagnose(
         diagnosis = misplaced("dx", "dy, 1 and x - mean", outputs[0], expected, axis)
     diagnosis = diagnosis or described(found, right, least, near, _TERMS)
     if diagnosis.kind == "right":
-        # `found` and `right` were compared by a quantile over the channels, so a few channels can
-        # still be wrong.
+        # `found` and `right` were compared by a quantile of their differences in all channels, so a
+        # few channels can still be wrong.
         parameters = {n: (getattr(found, n), getattr(right, n)) for n in ("dgamma", "dbeta")}
         rows = None if outputs[0] is None else rows_of(outputs[0], axis)
         diagnosis = (
@@ -193,9 +194,9 @@ def _in_layout(data: LayerData, layout: str) -> LayerData:
 
 
 def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
-    """Fit dx by a multiple of dy, a constant and a multiple of x - mean in each channel. Return the
-    three coefficients of each channel, with dgamma and dbeta, and the median of the channels'
-    relative residuals.
+    """Fit dx by a multiple of dy, a constant and a multiple of x - mean in each channel. Return two
+    values. The first has the three coefficients of each channel, and also dgamma and dbeta. The
+    second is the median of the relative residuals of all channels.
     """
     dx, dgamma, dbeta = outputs
     of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]
@@ -211,7 +212,8 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
         fit, *_ = np.linalg.lstsq(functions, row, rcond=None)
         rest = np.linalg.norm(row - functions @ fit)
         norm = float(np.linalg.norm(row))
-        # The fit of a row of zeros is exact: its residual is 0, not 0/0.
+        # If a row has only zeros, the fit is exact, and the relative residual is 0. (Computed as a
+        # quotient, it would be 0/0.)
         residual.append(float(rest) / norm if norm else 0.0)
         for values, value in zip((gain, offset, slope), fit, strict=True):
             values.append(float(value))
@@ -220,7 +222,7 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 
 
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return the least magnitudes by which differences of offset and of slope are divided."""
+    """Return, for offset and slope, the least numbers by which `distance` divides differences."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
     # The slope of a constant x cannot be judged, so its least magnitude is infinite.
     with np.errstate(over="ignore"):

@@ -1,8 +1,8 @@
 """The formula of the backward pass in steps, and mistakes in each step.
 
-:func:`coefficients` evaluates the steps for the channels of a call. For right steps and for wrong
-ones, dx is ``gain*dy + offset + slope*(x - mean)``, where gain, offset and slope are numbers of the
-channel.
+:func:`coefficients` evaluates the steps of the formula for each channel of a call. For right steps
+and for wrong ones, dx is ``gain*dy + offset + slope*(x - mean)``, where gain, offset and slope are
+numbers of the channel.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def rows_of(tensor: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coefficients:
-    """The five numbers per channel that describe a backward pass, of shape (C,); None: unknown."""
+    """The five numbers of each channel that describe a backward pass.
+
+    Each attribute is an array of shape (C,), or None if these numbers are not known.
+    """
 
     gain: Array | None
     offset: Array | None
@@ -166,8 +169,9 @@ def coefficients(channels: Channels, steps: Steps = RIGHT) -> Coefficients:
         offset, slope = np.zeros_like(gain), np.zeros_like(gain)
         if steps.training(channels):
             slope = -gain * steps.projection(sum_dy_xmu, count, s)
-            # The steps may subtract a wrong `mean` from x, but `slope` is the factor of x -
-            # channels.mean. So `slope` times the difference of the two means is added to `offset`.
+            # If the steps are wrong, they may subtract another `mean` from x than channels.mean.
+            # `Coefficients` defines `slope` as the factor of x - channels.mean. So `slope` times
+            # the difference of the two means is added to `offset`.
             offset = -gain * steps.mean_dy(sum_dy, count) + slope * (channels.mean - mean)
         known = sum_dy, sum_dy_xmu, s, channels.gamma, count
         return Coefficients(gain, offset, slope, steps.dgamma(*known), steps.dbeta(*known))
@@ -224,7 +228,11 @@ def _without(
 
 
 def tails_left_out(channels: Channels) -> list[Mistake]:
-    """Return mistakes of loops that add 4 to 64 elements at a time and leave out the last few."""
+    """Return the mistakes of vectorised loops that leave out the last elements.
+
+    Such a loop adds 4 to 64 elements at a time. It forgets the elements at the end of an image or
+    of a channel that do not fill a vector.
+    """
     found = []
     image = channels.count // max(channels.images, 1)
     for size, whole in {image: "each image", channels.count: "a channel"}.items():
@@ -241,8 +249,8 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
-#: Mistakes in s = 1/sqrt(variance + epsilon), as arguments of `Mistake`. The diagnoses of forward
-#: and backward passes share them.
+#: Mistakes in s = 1/sqrt(variance + epsilon), as arguments of `Mistake`. The diagnosis of forward
+#: passes and that of backward passes both use them.
 INVERSE_DEVIATION_MISTAKES = (
     ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
      lambda w, e, _: 1.0 / (np.sqrt(w) + e)),

@@ -15,8 +15,9 @@ from backnorm.dtypes import FLOAT64
 
 __all__ = ["ForwardCase", "forward_cases", "of_backward"]
 
-# The forward battery leaves out cases of the backward battery whose names begin like this. They
-# test dy, or statistics that are passed; a forward pass in training takes neither.
+# The forward battery leaves out cases of the backward battery whose names begin like this. These
+# cases test dy, or statistics that the caller passes. A forward pass in training takes neither dy
+# nor statistics.
 _OF_GRADIENTS = (
     "frozen-", "foreign-statistics-", "exact-statistics-supplied-", "huge-gradients-",
 )  # fmt: skip
@@ -26,8 +27,9 @@ _OF_GRADIENTS = (
 class ForwardCase(Case):
     """One call of a forward pass in training, whose inputs are x, gamma and beta.
 
-    `scaled` says whether gamma and beta are passed. Operators that take running statistics get
-    `data.mean` and `data.variance`, which differ from the statistics of the batch.
+    `scaled` says whether gamma and beta are passed. If an operator takes running statistics, it
+    gets `data.mean` and `data.variance` as their old values. These differ from the statistics of
+    the batch.
     """
 
     @property
@@ -45,7 +47,11 @@ class ForwardCase(Case):
 
 
 def of_backward(case: Case) -> ForwardCase:
-    """Return the forward pass on the data of a backward case, with other running statistics."""
+    """Return a forward case with the data of a backward case.
+
+    Its mean and variance, which are passed as running statistics, are not those of the backward
+    case.
+    """
     mean, variance = _other(case.data.mean), _other(case.data.variance)
     data = replace(case.data, mean=mean, variance=variance)
     return ForwardCase(case.name, data, scaled=case.scaled, repeats=case.repeats)

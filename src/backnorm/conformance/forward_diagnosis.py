@@ -65,7 +65,7 @@ class _Batch:
 
     @classmethod
     def of(cls, data: LayerData, scaled: bool) -> _Batch:
-        """Return the inputs of a call on `data`; without `scaled`, gamma is 1 and beta is 0."""
+        """Return a call's inputs from `data`; if `scaled` is False, gamma is 1 and beta is 0."""
         x = rows_of(data.x, data.channel_axis)
         gamma, beta = np.ones(len(x)), np.zeros(len(x))
         if scaled:
@@ -207,7 +207,7 @@ def forward_diagnostic_data(
 def normalization(
     data: LayerData, mistakes: tuple[Mistake, ...] = (), *, scaled: bool = True
 ) -> Normalization:
-    """Return gain, offset, mean and variance of each channel, computed with these mistakes."""
+    """Return the gain, offset, mean and variance that a layer with these mistakes computes."""
     return _normalization(_Batch.of(data, scaled), mistakes)
 
 
@@ -274,9 +274,9 @@ def diagnose_forward(
 def _fitted(
     batch: _Batch, outputs: Mapping[str, np.ndarray | None], axis: int
 ) -> tuple[Normalization, float]:
-    """Fit gain and offset to y in each channel. Return two results: a `Normalization` of the fitted
-    gain and offset and of the mean and variance in `outputs`; and the norm of the fit's residual,
-    divided by the norm of y.
+    """Fit gain and offset to y in each channel. Return a `Normalization` and a quotient. The
+    `Normalization` has the fitted gain and offset, and the mean and variance in `outputs`. The
+    quotient is the norm of the fit's residual, divided by the norm of y.
     """
     y, mean, variance = (outputs[name] for name in FORWARD_RESULTS)
     of_channels = [None if each is None else each.astype(float) for each in (mean, variance)]
@@ -284,8 +284,9 @@ def _fitted(
         return Normalization(None, None, *of_channels), 0.0
     rows, centred = rows_of(y, axis), batch.x - batch.mean[:, None]
     squares = np.square(centred).sum(1)
-    # This is a fit by least squares. The functions 1 and x - mean are orthogonal, so each
-    # coefficient is a separate projection.
+    # The gain and the offset of each channel are fitted to y by least squares. Over a channel, the
+    # functions 1 and x - mean are orthogonal, so gain and offset can each be computed alone, by a
+    # projection of y.
     gain = (rows * centred).sum(1) / np.maximum(squares, TINY)
     offset = rows.mean(1)
     rest = np.linalg.norm(rows - gain[:, None] * centred - offset[:, None], axis=1)
@@ -294,9 +295,10 @@ def _fitted(
 
 
 def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return the least scales of differences, for the offset and for the mean. To compare two
-    numbers, their difference is divided by their larger magnitude, or by the least scale if that is
-    larger, because both numbers may be near 0.
+    """Return the least scale of a difference, for the offset and for the mean. Two numbers are
+    compared by their difference divided by a scale, which is the larger of their magnitudes. Both
+    numbers may be near 0. If their magnitudes are below the least scale, the difference is divided
+    by the least scale instead.
     """
     deviation = np.sqrt(batch.variance)
     gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)

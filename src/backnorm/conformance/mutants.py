@@ -13,8 +13,8 @@ Wide = np.longdouble
 
 
 class Kernel:
-    """A kernel without a mistake. In its steps, x and dy have the shape (channels, elements), and
-    per-channel arrays the shape (channels, 1).
+    """A kernel without a mistake. Its methods are the steps of the computation. In these methods, x
+    and dy have the shape (channels, elements), and per-channel arrays have the shape (channels, 1).
     """
 
     wrong: ClassVar[str] = ""

@@ -44,7 +44,7 @@ __all__ = ["CheckedCase", "cases"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedCase:
-    """A case, and the least accurate rung of the ladder with which results pass."""
+    """A case, and the rung of the ladder (`at_least`) that results must reach to pass."""
 
     case: Case
     at_least: Rung
@@ -78,8 +78,8 @@ class CheckedCase:
         subject: Subject = Function(function)
         if dialect is not None:
             subject = OfDialect.of(function, dialect, op)
-        # The subject gets writable copies. If it wrote to the case's own arrays, which are
-        # read-only, NumPy's ValueError would not name the input.
+        # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
+        # which are read-only, NumPy's ValueError would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in self.case.inputs.items()}
         before = {n: None if a is None else a.tobytes() for n, a in inputs.items()}
         try:

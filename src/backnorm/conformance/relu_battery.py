@@ -36,7 +36,11 @@ _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
 class ReluOperators(Protocol):
-    """Three operators that take the arguments of backnorm's operators."""
+    """The operators to judge: a batch normalisation that is fused with a ReLU.
+
+    The three methods take the arguments of `backnorm.batch_norm_forward`, `batch_norm_inference`
+    and `batch_norm_backward`.
+    """
 
     def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
         """Return y, mean, variance, mask."""

@@ -8,8 +8,8 @@ An array object stores the address of its data right after the object header. Th
 (``PyArrayObject_fields`` in ``ndarraytypes.h``) is part of the ABI of NumPy 2, because extension
 modules read it directly. In a call, machine code reads the address from the array object
 (`kernels.team`); Python code reads it with `address_of`. When this module is imported, it reads the
-addresses of arrays of several kinds in this way, and checks them. If the check fails (PyPy),
-NumPy's attributes are used.
+addresses of a few test arrays in this way, and compares them with the addresses that NumPy gives.
+If the check fails (PyPy), NumPy's attributes are used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _by_numpy(array: Any) -> int:
 
 
 def _behind_header(array: Any, header: int = object.__basicsize__) -> int:
-    """Return the address that the array object stores behind its header."""
+    """Return the address of the data, which the array object stores directly behind its header."""
     return _word(id(array) + header).value
 
 
@@ -44,15 +44,18 @@ def _samples() -> list[np.ndarray]:
 
 
 def _header() -> int:
-    """Return the size of an array object's header; 0 if the data's address is not behind it."""
+    """Return the size of an array object's header, in bytes.
+
+    Return 0 if an array object does not store the address of its data right behind its header.
+    """
     if sys.implementation.name != "cpython" or struct.calcsize("P") != 8:
         return 0
     right = all(_behind_header(array) == _by_numpy(array) for array in _samples())
     return object.__basicsize__ if right else 0
 
 
-#: Size of an array object's header. The address of the first element is stored right behind the
-#: header. The size is 0 if the layout of array objects is not known.
+#: Size in bytes of the header of a NumPy array object. The field right behind the header has the
+#: address of the array's first element. HEADER is 0 if the layout of array objects is not known.
 HEADER = _header()
 
 #: address_of(array): the address of the first element of a NumPy array.

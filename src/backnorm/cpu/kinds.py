@@ -82,8 +82,8 @@ class Library:
     family: str
 
 
-#: The names of four libraries. They have, in this order: the benchmark kernel `floor`, the handler
-#: of XLA's calls, the code of threads, and the probe of the processor's features.
+#: The names of four libraries. `FLOOR` has the benchmark kernel `floor`, `XLA` the handler of XLA's
+#: calls, `THREADS` the code of threads, and `PROBE` the code that reports the processor's features.
 FLOOR, XLA, THREADS, PROBE = "floor", "xla", "threads", "probe"
 
 #: The libraries that do not depend on the processor's level.

@@ -102,15 +102,15 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def sum_all(self) -> Stage:
-        """Fill the table from x (forward) or with the given means (backward), and sum every
-        channel.
+        """Write the pivots to the table, and sum every channel. A pivot is a number near the
+        channel's mean, chosen from x (forward), or the given mean (backward).
         """
         source = FROM_DATA if self._forward else MEANS_ALONE
         return self._of(self._summed, self._summed, prepares=source)
 
     @functools.cached_property
     def reduce(self) -> Stage:
-        """Sum every channel, write the results, and write the coefficients to the table."""
+        """Sum every channel, write its results, and write its coefficients to the table."""
         return self._of(self._summed, self._summed, prepares=self._source, finishes=True)
 
     @functools.cached_property
@@ -137,7 +137,8 @@ class Launch(interfaces.Launch):
 
 def _beyond(ceiling: float, dtype: np.dtype) -> int:
     """Return an integer that is greater than the bit pattern of every positive element below the
-    ceiling. Kernels compare bit patterns with it (the field `beyond` in `record`).
+    ceiling. Kernels compare the bit patterns of elements with this integer (the field `beyond` of
+    the record).
     """
     (bits,) = np.array([ceiling]).astype(dtype).view(f"i{dtype.itemsize}")
     return int(bits) + math.isinf(ceiling)

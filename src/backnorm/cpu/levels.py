@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A set of processor features. A level has libraries for the processors that have these
-    features.
+    """A set of processor features, for which backnorm has its own compiled libraries. These
+    libraries run on the processors that have all features of the set.
 
     Attributes
     ----------

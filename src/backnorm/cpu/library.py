@@ -101,7 +101,8 @@ def load(name: str) -> ctypes.CDLL:
 def path_of(name: str) -> Path | None:
     """Return the path of a library's best existing build, or None if this processor can use none.
 
-    In a checkout, the library of a lower level never replaces a missing one, which can be built.
+    In a checkout, only the build for the best level counts. If it does not exist, the result is
+    None even if there is a build for a lower level, because `load` can build the missing one.
     """
     if _FROM_SOURCES:
         from backnorm.cpu.build.demand import place
@@ -123,7 +124,7 @@ def digest(name: str) -> str:
 
 
 def levels_of(name: str) -> tuple[str, ...]:
-    """Return the levels of a library's builds that this processor can use, the best first."""
+    """Return the levels that this processor supports and that have the library, the best first."""
     if name in OF_ALL:
         return ("x86-64",) if is_x86() else (HOST,)
     return tuple(found for found in below(level()) if has(found, name))

@@ -27,8 +27,8 @@ AT_ONCE = ("inference", "activation_backward")
 _CHUNK = 2048
 
 # A channel has at most `_MOST_BLOCKS` blocks. All channels together have at most `_MOST_PARTIALS`
-# blocks; if there are more channels than this, each has one block. The partial sums of
-# `_MOST_PARTIALS` blocks take 512 KiB.
+# blocks. But if there are more than `_MOST_PARTIALS` channels, each channel has one block. The
+# partial sums of `_MOST_PARTIALS` blocks take 512 KiB.
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
@@ -41,32 +41,35 @@ _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 # The fewest rows of a block: an item of fewer rows has too little work for its overhead.
 _LEAST_ROWS = 128
 
-# The fewest elements of a segment. If runs of a channel are shorter, the geometry is *columns*.
+# The fewest elements of a segment, a contiguous run of one channel. If the runs of x are shorter
+# than this, the geometry is *columns*.
 _SHORT = 16
 
-# The approximate number of elements per sample in a group of channels. These elements are adjacent
-# in memory.
+# How many elements a group of channels has, approximately, in each sample. These elements of the
+# sample are adjacent in memory.
 _GROUP = 4096
 _LARGE_GROUP = 4 * _GROUP
 
 # A core's own cache can hold a group if the cache has at least this many bytes.
 _OWN_CACHE = 2 << 20
 
-# If a core's own cache has fewer bytes than this, reading several rows side by side is slower than
-# reading one after the other.
+# If a core's own cache has fewer bytes than this, reading several rows of the array side by side is
+# slower than reading the rows one after the other.
 _SMALL_CACHE = 1 << 20
 
-# The most channels of a group. The running sums of so many channels fit in the first-level cache.
+# The largest number of channels in a group. The running sums of this number of channels fit in the
+# first-level cache.
 _MOST_GROUP = 64
 
-# The most columns of a tile. The running sums and coefficients of so many columns fit in the
-# first-level cache.
+# The largest number of columns in a tile. The running sums and coefficients of this number of
+# columns fit in the first-level cache.
 _TILE = 1024
 _LEAST_TILE = 128
 
-# The most and the fewest elements of an item. With smaller items, claiming them (0.3 us each) would
-# take too large a part of the time. Even a single thread gets several items: the second pass begins
-# with the last item of the first pass, because the x and dy of that item are still in the cache.
+# The most and the fewest elements of an item. If items were smaller, claiming them (0.3 us for each
+# item) would take too large a part of the time. The work is divided into several items even for a
+# single thread. The reason is that the second pass begins with the last item of the first pass,
+# whose x and dy are still in the cache.
 _SHARE = 65536
 _LEAST_SHARE = 8192
 
@@ -166,8 +169,9 @@ class _Task(NamedTuple):
 
     @property
     def share(self) -> int:
-        """The number of elements of an item: an eighth of those of a thread, within limits. It is a
-        multiple of 64, so that an item writes whole bytes of a mask.
+        """The number of elements of an item: an eighth of the elements that each thread gets, but
+        at least `_LEAST_SHARE` and at most `_SHARE`. The number is a multiple of 64, so that no two
+        items write to the same byte of a mask.
         """
         even = round_up(self.problem.size // (8 * self.threads), 64)
         return max(_LEAST_SHARE, min(_SHARE, even))
@@ -208,9 +212,10 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         reasons.append(f"serial: {size} elements are fewer than {_SERIAL}")
     operands = problem.signature.operands
     inputs = sum(operand.kind == "data" and operand.required for operand in operands)
-    # If inputs and output do not fit in the cache, streaming stores write the output, bypassing the
-    # cache. If inputs are read twice, half of the cache is reserved for them, so that they stay in
-    # it.
+    # If the inputs and the output together do not fit in the cache, the output is written by
+    # streaming stores, which bypass the cache. If the inputs are read twice (first for the sums,
+    # then for the output), inputs and output may take only half of the cache, so that the inputs
+    # stay in it.
     written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
     room = shared if problem.operation in AT_ONCE else shared // 2
@@ -273,9 +278,9 @@ def _together(task: _Task) -> int:
     """Return how many channels are summed together, so that memory is read in long runs.
 
     If a segment is longer than a chunk, its pieces are adjacent in memory, and the channel is
-    summed alone. With several channels together, the pieces of one channel would not be read one
-    after the other. If a core has a large cache of its own, it reads short runs as fast as long
-    ones, so groups are smaller.
+    summed alone. If such a channel were summed together with others, its pieces would not be read
+    one after the other. If a core has a large cache of its own, it reads short runs as fast as long
+    ones, so fewer channels are summed together.
     """
     inner = max(1, task.extents.inner)
     least = max(1, min(_MOST_GROUP, _GROUP // inner))
@@ -287,10 +292,11 @@ def _together(task: _Task) -> int:
 def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
-    Each block adds a fixed cost, about the time of summing a few hundred elements. Therefore long
+    Each block adds a fixed time, about that of summing a few hundred elements. Therefore long
     segments have few blocks. An item sums one block, and the next item sums the same block of other
-    channels. Short segments have many blocks, each of few rows. So the next item reads the same
-    rows of the next channels, which are adjacent in memory.
+    channels. If segments are short, there are many blocks, each of few rows. An item and the item
+    after it then read the same few rows: first of one group of channels, then of the next group,
+    which is adjacent in memory.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -302,9 +308,9 @@ def _block(chunks: int, channels: int, inner: int) -> int:
 def _reproducible_block(pieces: int, groups: int, threads: int) -> int:
     """Return how many pieces make a block of reproducible sums.
 
-    The groups have about two blocks per thread together, or one block each if that is more. More
-    blocks would take time, because every block initialises its bins. The bits of reproducible sums
-    do not depend on how pieces are divided into blocks.
+    All groups together have about two blocks for each thread. But each group has at least one
+    block. With more blocks, the call would take longer, because every block initialises bins of its
+    own. The bits of reproducible sums do not depend on how pieces are divided into blocks.
     """
     blocks = min(_MOST_BLOCKS, -(-2 * threads // max(1, groups)))
     return max(1, -(-pieces // blocks))
@@ -324,22 +330,23 @@ def _columns(task: _Task) -> Columns:
     width, rest = row * repeats, left * row
     if task.problem.reproducible:
         # Tiles are as wide as possible, because the short runs of narrow tiles take longer to read.
-        # A few wide tiles may not give work to all threads, so the rows are divided into blocks.
+        # There may then be fewer tiles than threads, so the rows are also divided into blocks.
         block = round_up(_reproducible_block(rows, -(-width // _TILE), threads), 64)
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
         block = max(1, round_up(-(-rows // blocks), 64))
     # An empty array has one empty block.
     blocks = max(1, -(-rows // block) + (rest > 0))
-    # A tile has all rows of a block. If there are enough columns, all blocks together have at least
-    # about two tiles for each thread.
+    # A tile has all rows of a block, and some of its columns. If there are enough columns, they are
+    # divided into so many tiles that all blocks together have about two tiles for each thread, or
+    # more.
     tiles = max(-(-width // _TILE), min(width // _LEAST_TILE, -(-2 * threads // blocks)), 1)
     tile = max(16, round_up(-(-width // tiles), 16))
     by_tile = blocks == 1 and _writes_by_tile(width, tile, task)
     height = max(1, task.share // max(1, tile if by_tile else width))
     if width % 8:
-        # The mask of a ReLU has the bits of eight elements in a byte, and no two items may write
-        # to one byte.
+        # A byte of a ReLU's mask has the bits of eight elements, and two items must not write to
+        # the same byte. So an item writes a multiple of eight rows.
         height = round_up(height, 8)
     depth = _depth(width, task)
     abreast = 8 if by_tile else _abreast(width, task)
@@ -348,11 +355,11 @@ def _columns(task: _Task) -> Columns:
 
 
 def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
-    """Whether the thread that sums a tile also writes the tile's output, while the tile's x and dy
-    are in the core's own large cache.
+    """Whether the thread that has summed a tile also writes the output of this tile at once. The x
+    and dy of the tile are then still in the core's own large cache.
 
-    If the output has a mask, the result is False, because two threads would write to one cache line
-    of the mask.
+    If the output has a mask, the result is False: the mask bits of neighbouring tiles are in one
+    cache line, to which two threads would then write at the same time.
     """
     problem = task.problem
     sums = not problem.operation.startswith((*AT_ONCE, "apply"))
@@ -365,8 +372,8 @@ def _depth(width: int, task: _Task) -> int:
 
     If rows are summed side by side, the running sums are loaded and stored once for all of them.
     But each row is a separate stream of loads. The hardware prefetcher follows several streams if
-    the data is in a cache. Otherwise it does so only if rows are narrow, or have at least the 1024
-    float32 elements of a page.
+    the data is in a cache. If the data is not in a cache, the prefetcher does so only if rows are
+    narrow, or have at least 1024 elements (a page of float32).
     """
     if width <= 32:
         return 8
@@ -381,16 +388,21 @@ def _depth(width: int, task: _Task) -> int:
 
 
 def _abreast(width: int, task: _Task) -> int:
-    """Return how many rows are written side by side: the first lines of all these rows, then the
-    second lines, and so on. The number is not used if output is written by tile (`by_tile`).
+    """Return how many rows are written side by side. Side by side means: first the first cache
+    lines of all these rows are written, then their second lines, and so on. The number that this
+    function returns is not used if the output is written by tile (`by_tile`).
 
-    If rows are written side by side, a coefficient is loaded once for all of them. But each row
-    adds a stream of loads and a stream of stores, which can cost more time than that saves. Rows
-    are written one after another where few coefficients are loaded, where a core's own cache is
-    small, or where x is in no cache, as in the backward pass of an activation.
+    If rows are written side by side, a coefficient is loaded once for all of them, which saves
+    loads. But each row adds a stream of loads and a stream of stores, which can cost more time than
+    the saved loads. So rows are written one after another (the result is 1) in these cases:
+
+    - in the backward pass of an activation, because x is in no cache;
+    - if a core's own cache is small and rows have more than 64 columns. Without streaming stores,
+      the coefficients of a row must also be few;
+    - if stores are streaming, a core's own cache is not small, and the coefficients are few.
     """
-    # A row has three coefficients for each column, or four if dy is read. `few`: they take at most
-    # `_COEFFICIENTS` bytes.
+    # A row has three coefficients for each column, or four if dy is read. `few` says whether the
+    # coefficients of a row take at most `_COEFFICIENTS` bytes.
     few = (2 + task.inputs) * task.coefficient * width <= _COEFFICIENTS
     if task.problem.operation == "activation_backward":
         return 1

@@ -1,11 +1,12 @@
 """The record, the only argument of every kernel, and its description.
 
 A record is a block of memory that begins at a cache line. It has three parts. The *head* has named
-fields of eight bytes each. In the next cells, participants *claim* items; each participant has a
-cache line there for each phase. *Scratch* memory is all other memory that the kernel needs (see
-`scratch`). Python fills the head in, and kernels read it. For both, `fields` describes the head.
-`LAYOUT` identifies this description. A library that was built with another `LAYOUT` is not loaded,
-and XLA's handler rejects a record that has another `LAYOUT`.
+fields of eight bytes each. In the cells after the head, participants *claim* items: each
+participant has one cache line for each phase. *Scratch* memory is all other memory that the kernel
+needs (see `scratch`). Python fills the head in, and kernels read it. Both use the description of
+the head that the function `fields` returns. `LAYOUT` identifies this description. A library that
+was built with another `LAYOUT` is not loaded, and XLA's handler rejects a record that has another
+`LAYOUT`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from backnorm.cpu.scratch import columns_own, segments_own, table_pitch
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a record's head: eight bytes.
+    """A field of a record's head. Each field has eight bytes.
 
     Attributes
     ----------
@@ -148,9 +149,9 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
 }
 _NUMBERS = max(map(len, GEOMETRIES.values()))
 
-#: The fields that follow those of the geometry. Kernels change the values of all except
-#: `participants`. When a call begins, `done`, `arrived`, `opened` and `refused` are set to zero,
-#: and `deadline` is computed.
+#: The last fields of every head, which follow the fields of the geometry. Kernels change the values
+#: of all these fields except `participants`. When a call begins, `done`, `arrived`, `opened` and
+#: `refused` are set to zero, and `deadline` is computed.
 _SHARED = _described(
     "int",
     participants="the largest number of participants",
@@ -179,7 +180,8 @@ def dtype_of(geometry: str) -> np.dtype:
     return np.dtype(named, align=True)
 
 
-#: Maps the name of a field to the number of its cell, for the fields that every geometry has.
+#: Maps names of fields to the numbers of their cells, for those fields that the heads of all
+#: geometries have.
 SLOTS = {
     field.name: slot
     for slot, field in enumerate(fields("floor"))
@@ -189,17 +191,18 @@ SLOTS = {
 #: The cell where the claims begin. First come the cells for the first phase, `LINE` for each
 #: participant, then as many cells for the second phase. A participant's first cell counts the items
 #: that were claimed from its range of items. If a participant of the first phase is a thread of the
-#: pool, the participant's second cell has the thread's slot (see `slots`), and its third cell has
-#: the slot's state.
+#: pool, the participant's second cell has the address of the thread's slot (see `slots`), and its
+#: third cell has the state that the caller gave to the slot.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
-# `LAYOUT` depends on this number. Increase it when the meaning of a field or the use of scratch
-# memory changes: a record may come from a function that another version of backnorm exported.
+# Increase this number when the meaning of a field or the use of scratch memory changes. It is a
+# part of `LAYOUT`, which tells the records of different versions apart: a record may come from a
+# function that another version of backnorm exported.
 _MEANING = 3
 
-# Sizes of scratch memory for a few numbers of channels. They are part of `LAYOUT`. A kernel that
-# was compiled from code with other sizes might use more memory than it gets. Such a kernel has
-# another `LAYOUT`, so it is not loaded.
+# Sizes of scratch memory for a few numbers of channels. `LAYOUT` also depends on these sizes. If a
+# kernel was compiled from another version of this code, in which these sizes differ, it might use
+# more scratch memory than its record has. Such a kernel has another `LAYOUT`, so it is not loaded.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
     *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
@@ -211,7 +214,8 @@ _sizes = [
 ]
 _described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _sizes)
 
-#: A digest of `_described_here`.
+#: A digest of `_described_here`, that is, of everything on which a record's maker and a kernel must
+#: agree.
 LAYOUT = int.from_bytes(hashlib.sha256(repr(_described_here).encode()).digest()[:7], "little")
 
 #: After all items are done and all other participants have left, the caller calls the kernel once

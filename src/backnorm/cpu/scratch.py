@@ -1,7 +1,8 @@
 """The scratch memory of a record: the table of channels, partial sums, memory of participants.
 
 All sizes are in float64 elements, and every part begins at a cache line. The functions of this
-module compute the layout, both for `launch`, which fills the records, and for the kernels.
+module compute where each part begins. `launch`, which fills the records, and the kernels call the
+same functions.
 
 The table has an element for every channel in each of its rows, which are `table_pitch` apart:
 
@@ -16,8 +17,8 @@ SECOND   sum_dy_xmu, or variance
 =======  =====================================================================================
 
 A row has at least eight elements more than there are channels. The coefficients of the first
-channels are repeated after those of the last channel. So coefficients can be loaded for a vector of
-elements that begins in one row of the array and ends in the next row.
+channels are repeated after those of the last channel. So a vector of coefficients can be loaded
+even for elements that begin in one row of the array and end in the next row.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from __future__ import annotations
 LANES, SINGLES = 8, 16
 
 #: How many float64 elements the running sums of a channel have in `segments`. Each of the two sums
-#: is computed in two vectors, to hide the latency of additions. Two more vectors hold the low parts
-#: of these vectors.
+#: is computed in two vectors, to hide the latency of additions. For each sum, two more vectors hold
+#: the low parts of these two vectors.
 SUMS = 8 * LANES
 
-#: How many vectors of terms are put into bins at a time: see `kernels.bins`.
+#: How many vectors of terms of a reproducible sum are put into bins at a time: see `kernels.bins`.
 TERMS = 32
 
 MEAN, SHIFT, SLOPE, GAIN, SCALE, FIRST, SECOND = range(7)
@@ -55,20 +56,21 @@ def whole(count: int) -> int:
 def segments_own(group: int, channels: int, *, narrow: bool) -> int:
     """Return how many float64 elements a participant's memory has in the kernels of `segments`.
 
-    The memory has the running sums of a group, the group's pairs for one block and its pairs for
-    all blocks, the pairs of eight channels, and float32 coefficients if `narrow` (float32
-    arithmetic).
+    The memory has the running sums of a group of channels; the group's pairs (compensated sums) of
+    one block, and those of all blocks; the pairs of a channel that is summed again in float64
+    (eight lanes); and, if `narrow` (float32 arithmetic), coefficients in float32.
     """
     coefficients = 2 * narrow_pitch(channels) if narrow else 0
     return (SUMS + 8) * whole(group) + 4 * LANES + coefficients
 
 
 def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
-    """Return how many float64 elements the memory of a participant has in the kernels of `columns`.
+    """Return the size of a participant's memory, in float64, in the kernels of `columns`.
 
-    The memory has twelve rows of a tile. If columns are not channels (`spread`), it also has
-    coefficients for each column; in float32 arithmetic (`narrow`), it also has float32
-    coefficients.
+    The memory has twelve rows, each with one float64 for every column of a tile. If columns are not
+    channels (`spread`), the memory also has four float64 coefficients for every column of a row. In
+    float32 arithmetic (`narrow`), the memory also has four float32 coefficients for every column of
+    a row.
     """
     coefficients = 4 * table_pitch(width) if spread else 0
     return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)
@@ -86,7 +88,8 @@ def bins_own(pitch: int, rows: int) -> int:
     """Return the size of the additional memory of a participant for reproducible sums.
 
     The memory has three buffers of terms. In the geometry *segments*, `pitch` is the `table_pitch`
-    of a group. The memory then also has bins for each channel of the group: one set of the channel,
-    and one of each of its `LANES` lanes. In *columns*, `pitch` is 0, and the memory has no bins.
+    of a group (the channels that are summed together). The memory then also has bins for each
+    channel of the group: one set for the whole channel, and one set for each of the `LANES` lanes
+    in which the channel is summed. In *columns*, `pitch` is 0, and the memory has no bins.
     """
     return 3 * TERMS * LANES + rows * (LANES + 1) * pitch

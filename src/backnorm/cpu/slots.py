@@ -1,16 +1,17 @@
 """The data of the thread library: addresses of C functions, and a slot for each worker thread.
 
 Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). The state
-cell of a slot has eight times the number of requests that the slot has received, plus one of the
-states below, such as `IDLE`. So a compare-exchange that expects an old state fails if the slot has
-since received another request.
+cell of a slot combines two numbers: eight times the number of requests that the slot has received,
+plus one of the states below, such as `IDLE`. So a compare-exchange that expects an old state fails
+if the slot has since received another request.
 """
 
 from __future__ import annotations
 
-#: Cells of the process: the addresses of GOMP_parallel and omp_get_thread_num; those of
-#: pthread_create, pthread_detach and pthread_sigmask (three cells); the earliest time to create a
-#: thread again after a failure.
+#: Cells of the process. PARALLEL and THREAD_NUMBER have the addresses of GOMP_parallel and
+#: omp_get_thread_num. CREATE and the two cells after it have the addresses of pthread_create,
+#: pthread_detach and pthread_sigmask. RETRY has the earliest time at which a thread may be created
+#: again, after creating a thread has failed.
 PARALLEL, THREAD_NUMBER, CREATE, RETRY = 0, 1, 2, 5
 
 #: The slots begin at the cell `TABLE`. There are `SLOTS` slots. Each has `SLOT_CELLS` cells, which
@@ -19,8 +20,9 @@ TABLE, SLOTS, SLOT_CELLS = 8, 256, 40
 
 CELLS = TABLE + SLOTS * SLOT_CELLS
 
-#: Cells of a slot: its state; the record of the request, and the index of the participant; the
-#: affinity mask of the caller, and that of the worker (16 cells each).
+#: Cells of a slot. STATE: the slot's state. RECORD and INDEX: the record that the caller wants the
+#: worker to run, and the worker's index among its participants. MASK and OWN_MASK: the affinity
+#: masks of the caller and of the worker, 16 cells each.
 STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 
 #: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: the worker sleeps on

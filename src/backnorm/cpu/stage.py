@@ -1,11 +1,12 @@
 """Call a kernel: fill in a record, and call one native function.
 
 The arguments of a kernel are the address of a record (`record` describes its fields) and the index
-of a participant. The native function, which `threads.runner` returns, calls the kernel in several
-threads: at most as many as the record says. When this function returns, no other thread uses the
-record. Therefore, while another thread uses the record, the calling thread runs no signal handler,
-raises no exception and does not fork. The native function returns after a tenth of a second even if
-the kernel is unfinished, and is called again, so that Python can run signal handlers.
+of a participant. The native function is the one that `threads.runner` returns. It calls the kernel
+in several threads; the record says in how many at most. When this function returns, no other thread
+uses the record. Therefore, while another thread uses the record, the calling thread runs no signal
+handler, raises no exception and does not fork. The native function returns after a tenth of a
+second even if the kernel is unfinished, and is called again, so that Python can run signal
+handlers.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class _Record:
         self.address, self.view = address_of(self.cells), self.cells.data
 
 
-# Any thread or finaliser may take or add a record at any time, so the store is a deque: its
-# operations are atomic.
+# Any thread or finaliser may take or add a record at any time. So the store of records is a deque,
+# because the operations of a deque are atomic.
 _large: deque[_Record] = deque(maxlen=_MOST)
 
 
@@ -173,7 +174,7 @@ class Stage:
         except IndexError:
             record = _record(self.template, self._size)
         # Every field is filled in, because an earlier call may have used the record. The 0 after
-        # `exchanged` is the field "ready".
+        # `exchanged` is the value of the record's field `ready`.
         team = 0 if self.participants == 1 else region()
         _fill(
             record.view, 0, x, dy, out, residual, mask, mean, variance, gamma, beta, result,
@@ -191,8 +192,9 @@ class Stage:
         while not ended:
             ended = run(record.address, 0)
         if ended > 0:
-            # The record keeps the momentum of this call. The next call overwrites it, or has no
-            # running statistics and does not read it.
+            # The momentum of this call stays in the record. It does no harm there: the next call
+            # with this record writes its own momentum, or has no running statistics and reads no
+            # momentum.
             if self._keeps:
                 if count is not None:
                     record.view[_COUNT] = self._count

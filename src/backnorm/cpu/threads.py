@@ -33,7 +33,7 @@ _HAS_POOL: bool = sys.platform == "linux"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The choice of the threads that run a call whose plan has more than one thread.
+    """Which threads run a call whose plan has more than one thread, and why.
 
     Attributes
     ----------
@@ -67,8 +67,8 @@ def runner() -> Callable[[int, int], int]:
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     # The compiled `_run` of kernels/team.py.
     run = loaded.bn_run
-    # If a number has more than 32 bits, ctypes converts it to a pointer in 0.1 us less than to an
-    # int64.
+    # The two arguments are declared as pointers, not as int64. If a number has more than 32 bits,
+    # ctypes takes 0.1 us less to convert it to a pointer than to an int64.
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64
     return run
 
@@ -76,9 +76,9 @@ def runner() -> Callable[[int, int], int]:
 def region() -> int:
     """Return how many threads a parallel region of PyTorch's team has; 0 if the team is not used.
 
-    The number is always that of PyTorch's own regions. For a region with fewer threads, libgomp
-    would end the unused threads of the team. PyTorch's next operator would then wait 4 ms until
-    libgomp has started new threads.
+    Regions of backnorm always have as many threads as PyTorch's own regions. If a region had fewer
+    threads, libgomp would end the threads of the team that the region does not use. PyTorch's next
+    operator would then wait 4 ms until libgomp has started new threads.
     """
     torch = modules.get("torch")
     if torch is None or not (_found or not _why_not(torch)):
@@ -120,9 +120,10 @@ def _team() -> tuple[bool, str]:
     own = _addresses(_loaded(path[-1]), _TEAM)
     if own is None:
         return False, "PyTorch has no OpenMP runtime with GOMP_parallel"
-    # The functions are searched for in the order in which the dynamic linker resolves PyTorch's own
-    # calls. The symbols that are global in the process come first; a library that was loaded
-    # earlier may define them. PyTorch's own libraries come second.
+    # The two functions of the OpenMP runtime are searched for in the order in which the dynamic
+    # linker resolves PyTorch's own calls of them. First, `_loaded(None)` has the symbols that are
+    # global in the process; a library that was loaded before PyTorch may define these functions
+    # there. Second come the symbols of PyTorch's own libraries (`own`).
     addresses = _addresses(_loaded(None), _TEAM) or own
     runner()
     data = _data()
@@ -163,14 +164,14 @@ def _lies_in(address: int, span: str) -> bool:
 
 
 def _data() -> Any:
-    """Return the cells of the thread library: see `slots`."""
+    """Return the 64-bit words (cells) of the thread library, which `slots` describes."""
     return (ctypes.c_int64 * CELLS).in_dll(library.load(THREADS), "bn_threads")
 
 
 _barred = False
 
-# Whether PyTorch's team was found and may be used. Once this flag is True, calls read nothing
-# else to decide it.
+# Whether PyTorch's team (its OpenMP threads) was found and may be used. Once this flag is True, a
+# call decides by this flag alone whether it can use the team.
 _found = False
 
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-#: The data of backnorm's handler (the function that XLA calls), in cells of 64 bits: major and
-#: minor version of the interface; the address of the function that runs a task of XLA's thread
-#: pool; the count of registered kernels; and, from the fifth cell on, the identifying number and
-#: the address of each kernel.
+#: The cells of the data of backnorm's handler (the function that XLA calls). Each cell has 64 bits.
+#: Cells 0 and 1 have the major and minor version of XLA's interface. Cell 2 has the address of the
+#: function that runs a task on XLA's thread pool. Cell 3 has the number of registered kernels. From
+#: cell 4 on, each kernel has two cells: its identifying number, and its address.
 ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 
 #: Codes of element types, by NumPy's names.
 ELEMENTS = {"int64": 5, "uint8": 6, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
-#: The structures that are read or made, with their fields in order. A field has 8 bytes unless
-#: another size or a structure is given. Fields that begin with an underscore are not used; their
-#: names differ between versions.
+#: The structures that are read or made, with their fields in order. A field has 8 bytes unless its
+#: size in bytes, or the structure that it has, follows a colon. Fields that begin with an
+#: underscore are not used; their names differ between versions.
 STRUCTURES = {
     "Extension_Base": "struct_size type:4 next",
     "Api_Version": "struct_size extension_start major_version:4 minor_version:4",
@@ -43,9 +43,9 @@ STRUCTURES = {
     " _ExecutionContext_Get _State_Set _State_Get _DeviceMemory_Allocate _DeviceMemory_Free"
     " ThreadPool_Schedule ThreadPool_NumThreads",
 }
-#: Structures that backnorm makes, or that are part of other structures. Their fields must be
-#: exactly those in XLA's header. In the header, other structures may have further fields after
-#: those that are listed here.
+#: Structures that backnorm makes, or that are part of other structures. For them, the fields listed
+#: above must be exactly those in XLA's header. All other structures may have further fields in the
+#: header, after those that are listed above.
 MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
     name for name in STRUCTURES if name.endswith("_Args")
 }

@@ -115,7 +115,7 @@ class CanonicalCall:
         return self.operation == "backward" and "mean" not in self.inputs
 
     def arrays(self, inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
-        """Return the inputs by canonical names, given the inputs by the dialect's names.
+        """Return the inputs by their canonical names; `inputs` has them by the dialect's names.
 
         An inverse standard deviation is converted to a float64 variance that includes epsilon.
         Absent statistics are computed in float64.
@@ -131,8 +131,9 @@ class CanonicalCall:
     def as_canonical(self, role: str, array: np.ndarray) -> np.ndarray:
         """Return an input or output of the dialect in the form of the canonical operator.
 
-        If the dialect's channel axes are not the one channel axis of `data_format`, the result has
-        two axes; the second has the elements of all channel axes.
+        The dialect may have several channel axes, or another one than `data_format`. The result
+        then has two axes: the first has the elements of a channel, the second has the channels,
+        which are all combinations of indices of the dialect's channel axes.
         """
         if role not in _DATA:
             return array.reshape(-1)

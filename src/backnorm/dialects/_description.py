@@ -41,12 +41,12 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     outputs = _entries(text.get("Returns", ""))
     attributes = _entries(of_attributes.get("Parameters", ""))
     known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
-    # If an operator has several revisions, its ``__call__`` names no inputs. The inputs then have
-    # the order of the revision's rules.
+    # If an operator has several revisions, the signature of its ``__call__`` has no names of
+    # inputs. The order of the inputs is then that of the rules of the revision.
     order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
     if is_function:
-        # The signature of a function gives the order, because a function may have parameters that
-        # its rules do not list.
+        # For a function, the inputs have the order of the parameters in its signature, because a
+        # function may have parameters that its rules do not list.
         order = tuple(name for name in call if name != "arithmetic")
     schema = replace(
         rules,
@@ -69,7 +69,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
 
 
 def _listed(parameters: Mapping[str, inspect.Parameter], rules: OperatorSchema) -> tuple[str, ...]:
-    """Return the names of parameters that are attributes, with "*" before keyword-only ones."""
+    """Return the names of parameters that are attributes; "*" precedes keyword-only ones."""
     names = [attribute.name for attribute in rules.attributes]
     listed = [parameter for name, parameter in parameters.items() if name in names]
     before = [parameter.name for parameter in listed if parameter.kind is not _KEYWORD]

@@ -1,9 +1,9 @@
 """Bind a checked call to an executable. Later calls with equal shapes, types and options reuse it.
 
-The checks of a dialect include those of the canonical operator, so this module makes the Problem
-without further checks. The executable checks the values (variance + epsilon must be positive), and
-the memory for an output. If the executable raises an error, the error is raised again with the
-dialect's names of the arguments.
+A dialect's own checks of shapes, types and options include those that backnorm's operation would
+make. So this module makes the `Problem` without further checks. In each call, the executable checks
+that variance + epsilon is positive, and that an array passed for an output can hold it. If the
+executable raises an error, the error is raised again with the dialect's names of the arguments.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _EMPTY = np.empty(0, FLOAT32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundCall:
-    """A checked call with its executable. All calls with the same shapes, types and options share
-    it.
+    """A checked call of a dialect's operator, with the executable that computes it. All calls with
+    the same shapes, types and options share one `BoundCall`.
 
     Attributes
     ----------
@@ -104,8 +104,8 @@ class BoundCall:
             operands = self._prepared(operands, self.converted)
         running = () if self.running is None else self.running(inputs)
         if self.numbers:
-            # The last operands are the running statistics. They are replaced by copies, which the
-            # kernel updates in place.
+            # The last operands are the running statistics. Copies replace them, because the kernel
+            # updates the running statistics in place.
             operands = (*operands[: -len(running)], *running)
         if self.memory is not None and memory is None:
             memory = inputs[self.memory]
@@ -166,8 +166,8 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. The place of an
-    # absent operand is that of the final None.
+    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. For an operand
+    # that the call does not pass, it picks the final None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
@@ -230,7 +230,7 @@ def _running(
 def _result(
     call: Call, canonical: CanonicalCall, problem: Problem, name: str
 ) -> tuple[str, Convert | None]:
-    """Return a canonical result's role, and the function that converts it (None: not converted)."""
+    """Return the role of a result, and the function that converts it (None: no conversion)."""
     role = "inverse_deviation" if name == "variance" and canonical.inverse_std else name
     typed = _typed(call, problem, name)
     if not any(t.role == role and t.kind == "kept" for t in call.schema.outputs):
@@ -254,8 +254,8 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 def _selection(
     call: Call, results: Sequence[tuple[str, Convert | None]]
 ) -> Callable[[Results], tuple[np.ndarray, ...]]:
-    """Return a function from the kernel's results, which `results` describes, to the call's
-    outputs.
+    """Return a function that takes the kernel's results and returns the call's outputs. `results`
+    has, for each result of the kernel, its role and the function that converts it.
     """
     roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
     places = {role: (place, convert) for place, (role, convert) in enumerate(results)}
@@ -306,7 +306,8 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
         return FLOAT64
     if canonical.operation == "backward" and len(inputs) > 1:
         return FLOAT64
-    # Inputs of several types are of float32 and of one 16-bit type, so float32 suffices for them.
+    # If the per-channel inputs have several types, these are float32 and one 16-bit type, and
+    # float32 can represent the values of both.
     common = FLOAT32
     if len(inputs) <= 1:
         (common,) = inputs or results or {FLOAT32 if is_16_bit(dtype) else dtype}

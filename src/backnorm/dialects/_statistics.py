@@ -21,13 +21,14 @@ def native(like: Any) -> np.dtype:
 
 
 def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
-    """Return the v with ``1 / sqrt(v) == inverse``, in float64, with a relative error up to 2^-52.
+    """Return the v for which ``1 / sqrt(v) == inverse``, in float64.
 
-    `inverse` is an inverse standard deviation, so v is variance + epsilon. v is not rounded to
-    float32, because that would change the last bit of results. For an infinite inverse (variance +
-    epsilon = 0), v is 1e-300 instead of 0, because backnorm's operations reject variance + epsilon
-    = 0. With this v, 1 / sqrt(v) = 1e150 overflows float32, so results of 32 or 16 bits become
-    infinite or NaN, as they must.
+    `inverse` is an inverse standard deviation, so v is variance + epsilon. The relative error of v
+    is at most 2^-52. v is not rounded to float32, because that would change the last bit of
+    results. For an infinite inverse (variance + epsilon = 0), v is 1e-300 instead of 0, because
+    backnorm's operations reject variance + epsilon = 0. With this v, 1 / sqrt(v) is 1e150, which
+    overflows in float32. So results of 32 or 16 bits become infinite or NaN, as they must be for an
+    infinite inverse.
 
     Negative values are invalid and give NaN; callers reject them first.
     """

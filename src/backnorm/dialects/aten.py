@@ -46,8 +46,8 @@ __all__ = [
 
 
 def _unread(name: str, role: TensorRole) -> TensorSpec:
-    """Return the rule of an unread statistic, for which PyTorch's forward may return an empty
-    tensor.
+    """Return the rule of a statistic that the operator does not read. Its shape is not checked
+    ("opaque"), because PyTorch's forward may return an empty tensor for it.
     """
     return TensorSpec(name, role, "U", "opaque", required=False)
 

@@ -168,9 +168,10 @@ class _BatchNormalizationBackward(Operator):
 
         - Per-channel tensors have the rank of x: 1 x C x 1 x 1 in mode SPATIAL, 1 x C x H x W
           in mode PER_ACTIVATION. The layout (NCHW or NHWC) is given by the strides.
-        - dx becomes alphaDataDiff * result + betaDataDiff * old contents. dBnScale and dBnBias do
-          likewise, with alphaParamDiff and betaParamDiff. The result is rounded to the output's
-          type before it is multiplied. If beta is 0, the old contents are not read.
+        - dx becomes alphaDataDiff * gradient + betaDataDiff * old, where old is what the memory of
+          dx contains before the call. dBnScale and dBnBias are computed in the same way, with
+          alphaParamDiff and betaParamDiff. A gradient is rounded to the output's type before it is
+          multiplied. If the factor of old is 0, the memory is not read.
         - Without savedMean and savedInvVariance, both are computed from x and epsilon.
         """
         dx, dBnScale, dBnBias = self._run(
@@ -182,11 +183,13 @@ class _BatchNormalizationBackward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call. If an alpha is not 1 or a beta is not 0, `finish` computes all
-        outputs from the results, so no result of the canonical call is itself an output.
+        """Return the canonical call. Each output is alpha * gradient + beta * old contents of the
+        output. If an alpha is not 1 or a beta is not 0, the gradients that the canonical call
+        returns are not yet the outputs: `finish` computes the outputs from them.
 
-        Raise if no array is passed for an output whose beta is not 0, or if an array for an output
-        is not writable.
+        Raise an error if an output has a scaling factor beta (such as `betaDataDiff`) that is not
+        0, but no array with old contents is passed for it. Raise an error also if an array for an
+        output is not writable.
         """
         shares = {"dx": "betaDataDiff", "dBnScale": "betaParamDiff", "dBnBias": "betaParamDiff"}
         for name, beta in shares.items():

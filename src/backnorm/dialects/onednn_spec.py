@@ -261,7 +261,8 @@ class BatchNormTrainingBackprop(_OfRevision):
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
           input's type, independently of the others.
-        - A gradient has the type of its parameter or, if that is absent, of gamma, else of mean.
+        - A gradient has the type of its parameter; if the parameter is absent, the type of gamma
+        or, without gamma, of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, outputs=outputs, memory=input_delta, arithmetic=arithmetic)

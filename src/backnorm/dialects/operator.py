@@ -82,7 +82,7 @@ class Operator:
 
     @classmethod
     def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
-        """Return the schema, of the same revision, that calls with constant statistics follow.
+        """Return the schema that calls with constant statistics follow, in the same revision.
 
         If the operator has no attribute for constant statistics, the result is `schema` itself.
         """
@@ -199,7 +199,8 @@ class Operator:
             key = (
                 self._identity,
                 options,
-                # Without the classes of the options, True, 1 and 1.0 would have equal keys.
+                # The key has the classes of the options, because calls with the options True, 1 and
+                # 1.0 would otherwise have equal keys.
                 *map(type, options),
                 *[
                     None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
@@ -212,9 +213,9 @@ class Operator:
         except NO_FACTS:
             key = repeated = None
         except Exception:
-            # If a method of an invalid attribute raised the exception, `_first` raises a clearer
-            # one. If a signal handler raised it, `_first` returns, and the exception is raised
-            # again.
+            # An exception has two possible sources. If a method of an invalid attribute raised it,
+            # `_first` checks the attribute and raises a clearer exception. If a signal handler
+            # raised it, `_first` returns, and the same exception is raised again.
             self._first(None, inputs, attributes, outputs, memory, arithmetic)
             raise
         if repeated is None:

@@ -179,8 +179,8 @@ class _BatchNormGrad(Operator):
 
         - Despite its name, saved_variance is the inverse standard deviation. variance_out is the
           variance.
-        - saved_mean and saved_variance are always required. Statistics that a call does not use
-          are not checked, so an empty array will do.
+        - saved_mean and saved_variance must always be passed. A call does not check the statistics
+          that it does not use, so an empty array will do for them.
         - In training, a batch of one element per channel gives x_grad = out_grad and zeros for
           scale_grad and bias_grad: Paddle's forward copies such a batch to its output.
         - Without scale or bias, Paddle returns no gradients of the parameters; this operator
@@ -204,9 +204,9 @@ class _BatchNormGrad(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call. If a channel has only one element, Paddle's forward pass
-        copies its input to its output. The canonical call then has no outputs, and `finish` returns
-        the gradients.
+        """Return the canonical call. If each channel has only one element, Paddle's forward pass
+        copies x to y. For the gradients of such a copy, the canonical call has no outputs. Instead,
+        `finish` returns the gradients.
         """
         canonical = super().translate(call)
         is_copied = call.schema.copies_one and canonical.training and call.count == 1

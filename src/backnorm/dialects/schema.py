@@ -95,8 +95,8 @@ class Required:
 
 REQUIRED = Required()
 
-#: The default of an attribute in a table, until the default in the operator's signature replaces
-#: it.
+#: The value of `AttributeSpec.default` in a dialect's table, until `_description` replaces it by
+#: the default in the signature of the operator's class.
 UNKNOWN = object()
 
 
@@ -333,7 +333,10 @@ class OperatorSchema:
     takes_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Raise if a table has a wrong word or type: kernels would read absent operands."""
+        """Raise if a table has a word or a type that is not accepted.
+
+        With such a table, a kernel could be called without an operand that it reads.
+        """
         for name, came, accepted in self._words():
             if came not in accepted:
                 expected = " or ".join(map(repr, accepted)) or "none"
@@ -341,7 +344,7 @@ class OperatorSchema:
                 raise ValueError(f"{operator}: {name}: got {came!r}; expected {expected}")
 
     def _words(self) -> Iterator[tuple[str, object, Collection[object]]]:
-        """Yield name, value and accepted values of everything that is checked in the tables."""
+        """For each word or type to check, yield its name, its value and the accepted values."""
         yield "operation", self.operation, SIGNATURES
         for table, (kind, fields) in _TABLES.items():
             yield table, type(getattr(self, table)).__name__, ["tuple"]
@@ -356,13 +359,13 @@ class OperatorSchema:
         ):
             for spec in getattr(self, table):
                 yield f"{table}: the role of {spec.name} (each role once)", spec.role, roles
-                # A role may occur once in a table, so the tensors or attributes that follow have
-                # fewer roles to choose from.
+                # A role may occur only once in a table. So the role of this tensor or attribute is
+                # removed from the roles that the following ones may have.
                 if spec.role not in ("ignored", "empty", None):
                     roles.remove(spec.role)
         names = {tensor.role for tensor in self.inputs}
-        # Only these three operations need all operands: an operator that computes only a part of a
-        # gradient may have no statistics.
+        # Only the operators of these three operations must have all required operands. An operator
+        # of another operation, which computes only a part of a gradient, may have no statistics.
         if self.operation in ("backward", "forward", "inference"):
             for operand in SIGNATURES[self.operation].operands:
                 accepted_roles = [operand.name]
@@ -472,8 +475,9 @@ class OperatorSchema:
         }
 
 
-#: For each list in an `OperatorSchema`: the type of its elements, and the accepted values of an
-#: element's fields. Fields that are not listed accept all values of their type.
+#: For each list in an `OperatorSchema`: the type of the elements of the list, and, for fields of an
+#: element, the values that are accepted. Fields that are not listed accept all values of their
+#: type.
 _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
     "ranks": (int, {}),
     "type_rules": (TypeRule, {}),
@@ -497,7 +501,7 @@ _TYPES_OF_ROLES: Mapping[AttributeRole, tuple[AttributeType, ...]] = {
     "reduced_axes": ("axes",),
 }
 
-#: The names that the text of each phrase may have in braces, such as x.
+#: Maps each phrase to the names that may stand in braces in the phrase's text, for example {x}.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "rank": ("ranks",),
     "gradient_shape": ("x",),

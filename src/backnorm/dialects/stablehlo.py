@@ -121,8 +121,8 @@ class _BatchNormGrad(Operator):
         f16, bf16 with bf16.
 
         - XLA's CPU code multiplies f16 gradients by the number of elements, in f16. The product
-          overflows if a channel has more than 65,504 / |grad_output| elements. Here, sums have a
-          wider type.
+          overflows if a channel has more than 65,504 / |grad_output| elements. backnorm computes
+          sums in a wider type, in which they do not overflow.
         - An empty operand gives zeros for grad_scale and grad_offset.
         """
         grad_operand, grad_scale, grad_offset = self._run(

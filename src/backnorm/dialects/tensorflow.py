@@ -48,7 +48,8 @@ __all__ = [
     "GradientV3",
 ]
 
-# To make a named tuple, `tuple.__new__` takes half the time of the method `_make` of its class.
+# Making a named tuple by `tuple.__new__` takes half as long as by the method `_make` of the tuple's
+# class.
 _new = tuple.__new__
 
 
@@ -425,8 +426,8 @@ class _Forward(Operator):
         canonical = super().translate(call)
         _check_statistics(call)
         if call.attributes["is_training"]:
-            # Without a weight, no running statistics are computed. For an empty batch, `finish`
-            # returns NaN.
+            # For an empty batch, the weight is None, so that the kernel computes no running
+            # statistics. `finish` then returns NaN in their place.
             weight = call.number("exponential_avg_factor") if call.count else None
             return replace(canonical, weight=weight)
         inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
@@ -436,8 +437,8 @@ class _Forward(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Add statistics: in training NaN, because the batch is empty; in inference those of the
-        inputs.
+        """Add the statistics that the kernel has not returned. In training, the batch is empty, and
+        the running statistics are NaN. In inference, all statistics are those of the inputs.
         """
         for role in ("mean", "variance"):
             if call.attributes["is_training"]:
@@ -527,7 +528,8 @@ class _FusedBatchNormV3(_Forward):
 
         - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
           and must then have one value per channel. Otherwise they are ignored, and may be empty.
-        - running = (1 - exponential_avg_factor) * old + exponential_avg_factor * batch.
+        - In training, with w = exponential_avg_factor, batch_mean is (1 - w) * mean + w * (the
+          mean of x), and batch_variance is (1 - w) * variance + w * (the unbiased variance of x).
         - is_training=False returns the given mean and variance as batch_mean and batch_variance,
           and again as reserve_space_1 and reserve_space_2.
         - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
@@ -618,7 +620,8 @@ class _FusedBatchNorm(_Forward):
 
         - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
           and must then have one value per channel. Otherwise they are ignored, and may be empty.
-        - running = (1 - exponential_avg_factor) * old + exponential_avg_factor * batch.
+        - In training, with w = exponential_avg_factor, batch_mean is (1 - w) * mean + w * (the
+          mean of x), and batch_variance is (1 - w) * variance + w * (the unbiased variance of x).
         - is_training=False returns the given mean and variance as batch_mean and batch_variance,
           and again as reserve_space_1 and reserve_space_2.
         - In training, an empty x gives NaN for batch_mean and batch_variance, as in TensorFlow,
@@ -639,7 +642,7 @@ class _FusedBatchNormV2(_FusedBatchNorm):
 
 
 def _check_statistics(call: Call) -> None:
-    """Raise if the call reads mean and variance, and one does not have a value for each channel."""
+    """Raise if the call reads mean and variance, and the size of one is not that of scale."""
     training = call.attributes["is_training"]
     if training and call.number("exponential_avg_factor") == 1.0:
         return

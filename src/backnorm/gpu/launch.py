@@ -28,18 +28,18 @@ New = Callable[[int], Any]
 #: Arrays on a device, None for an absent one.
 Pointers = Sequence[Any]
 
-#: A function that takes the arguments of `Kernel`. It returns a `Kernel`, or an object that is
-#: called like one.
+#: A function that takes the same arguments as the class `Kernel`. It returns a `Kernel`, or another
+#: object that is called in the same way.
 Make = Callable[..., Any]
 
 #: The compiler must not fuse a product and a sum: it would omit a rounding on which error-free
 #: transformations depend (see `kernels.arithmetic`).
 OPTIONS = {"enable_fp_fusion": False}
 
-# Sizes of the kernel that adds up partial results. A program adds up `_PARTS` partial results of
-# `_TOGETHER` channels at a time, because the float64 numbers of 4 channels fill one memory access
-# of 32 bytes. With fewer than `3 * _FEW_CHANNELS` channels in all, a program has only one or two
-# channels, because more programs are then faster.
+# Sizes of the kernel that adds up partial results. At a time, a program adds up `_PARTS` partial
+# results of each of `_TOGETHER` channels. `_TOGETHER` is 4, because 4 float64 numbers, one for each
+# channel, fill one memory access of 32 bytes. With fewer than `3 * _FEW_CHANNELS` channels in all,
+# a program has only one or two channels, because more programs are then faster.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128
@@ -78,8 +78,8 @@ class Kernel:
     def __call__(
         self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], numbers: tuple[float, ...] = ()
     ) -> None:
-        """Run the kernel. In all calls, an argument must be a pointer of the same type, alignment
-        and device.
+        """Run the kernel, which is compiled in the first call. In later calls, each pointer must
+        have the same type, alignment and device as the pointer for this argument in the first call.
         """
         if self._run is not None:
             self._run(*inputs, *self._sizes, *numbers, *outputs, *self._values)
@@ -101,7 +101,8 @@ class Kernel:
 class _Functions(NamedTuple):
     """The kernels of a pass: see the modules `kernels.backward` and `kernels.forward`.
 
-    `planes` is the number of kinds of partial results, such as the sums of dy.
+    `planes` is the number of arrays of partial results that `sums` stores; the partial sums of dy
+    are one such array.
     """
 
     sums: Any
@@ -128,7 +129,7 @@ _FORWARD = _Functions(
 
 
 class _Launch:
-    """Base class of the launches of the backward pass and of the forward pass.
+    """The base class of `BackwardLaunch` and `ForwardLaunch`.
 
     Parameters
     ----------
@@ -195,7 +196,8 @@ class BackwardLaunch(_Launch):
     def reduce(self, operands: Pointers, per_channel: Pointers = (None, None)) -> Any:
         """Return an array of sum_dy, sum_dy_xmu and the element count; write dgamma and dbeta.
 
-        Callers may add up the arrays of several processes, and pass the sum to `apply`.
+        Callers may add up the arrays that `reduce` returns in several processes, and pass the
+        result to `apply`.
         """
         x, dy, bits, mean, variance, _ = operands
         partials, sums = self._new(self._partials), self._new(2 * self._channels + 1)
@@ -262,7 +264,10 @@ class ForwardLaunch(_Launch):
 
 
 class Launches(Launch):
-    """The stages of a problem on a GPU, for any framework; stages take pointers, not addresses.
+    """The stages of a problem on a GPU, for any framework.
+
+    The stages of a CPU take addresses, which are integers. These stages take the arrays themselves
+    (`Pointers`), such as tensors of PyTorch.
 
     Parameters
     ----------
@@ -311,7 +316,7 @@ class Launches(Launch):
         return self._backward.reduce((x, dy, mask, mean, variance, gamma))
 
     def moments(self, x: Any, per_channel: Pointers) -> Any:
-        """Return what `ForwardLaunch.reduce` returns; write mean and variance to `per_channel`."""
+        """Write mean and variance to `per_channel`; return the rows of `ForwardLaunch.reduce`."""
         return self._forward.reduce(x, per_channel)
 
     def normalise(self, moments: Any, *places: Any) -> None:
@@ -402,7 +407,8 @@ def _some(pointer: Any, otherwise: Any) -> Any:
 def _in_two(value: float) -> tuple[float, float]:
     """Return two numbers whose sum is `value`.
 
-    Triton passes a number to a kernel as a float32, which has 24 bits. Two of them have 48.
+    Triton passes a Python float to a kernel as a float32, which has 24 significant bits. Two such
+    numbers together have 48.
     """
     high = float(np.float32(value))
     return high, value - high

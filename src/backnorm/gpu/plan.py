@@ -3,8 +3,8 @@
 Like a CPU's plan, a GPU's plan is a pure function of metadata. The bits of a result depend on
 tiles, blocks, schedule and arithmetic. Without tuning, tiles, blocks and schedule follow from the
 problem and its memory layout, so all devices that compute in the same arithmetic return the same
-bits. Only one choice depends on the device: which of the arithmetics with the accuracy of float64
-is used.
+bits. Only one choice depends on the device. If elements of up to 32 bits need the accuracy of
+float64, some devices compute in float64, and others in pairs of float32 (see `kernels.arithmetic`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _VECTOR = 16
 _RUN = 64
 
 # The numbers below, and those of `_knobs`, are the best of some thirty candidates. The candidates
-# were timed on an H200 for 94 layers: those of ResNet-50 at batches of 32 and 256, and small ones,
-# each contiguous and channels_last, in float32 and in bfloat16. `_TALL`, `_NARROW`,
-# `_MOST_REPEATS`, `_FEW` and `_PROGRAMS` are not measured, but estimates. `docs/gpu.md` has times
-# of calls with these numbers.
+# were timed on an H200 for 94 layers: those of ResNet-50 at batches of 32 and 256, and small
+# layers. Each layer was timed contiguous and channels_last, in float32 and in bfloat16. `_TALL`,
+# `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS` are not measured, but estimates. `docs/gpu.md`
+# has times of calls with these numbers.
 
-# A run is the adjacent elements of one channel. If runs have fewer elements than this number,
-# programs read rows that contain all channels.
+# A run is a sequence of adjacent elements of one channel. If runs have fewer elements than
+# `_SHORT`, programs read rows that contain all channels.
 _SHORT = 1024
 
 # Rows with several values per channel are summed by columns if there are at least this many rows.
@@ -57,31 +57,34 @@ _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
 # The largest number of bytes in a tile's row, in the geometry *columns* with two passes. Wider
-# tiles are not read faster, and each program stores a partial result for each column of its tiles.
+# tiles would not be read faster, but each program would store more partial results: it stores one
+# for each column of its tiles.
 _COLUMNS = 256
 
 # The fewest rows that a program reads, in the geometry *columns*. A program stores two or four
-# float64 numbers for each column. If a program had fewer rows, storing these numbers would be a
-# large part of its memory traffic. If `_LEAST_ROWS` rows for each program made more than `_ENOUGH`
-# programs, each program has more rows, so that the second kernel has fewer results to add up. If
-# there would be fewer than `_FEW` programs, tiles are made narrower.
+# float64 numbers for each column. If a program read fewer rows, storing these numbers would be a
+# large part of the program's memory traffic. If a program with only `_LEAST_ROWS` rows would mean
+# more than about `_ENOUGH` programs, each program reads more rows, so that the second kernel has
+# fewer partial results to add up. If there would be fewer than `_FEW` programs, tiles are made
+# narrower, which makes more programs.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
 
 # In the geometry *segments*, a problem with enough tiles is divided among at least this number of
-# programs, so that each multiprocessor runs several.
+# programs, so that each multiprocessor runs several programs.
 _PROGRAMS = 1024
 
-# If a unit (a channel, or the columns of a tile) has at most this number of elements, one launch is
-# faster than three (sum, finish, apply). In the one launch, a single program reads a unit, at about
-# 100 GB/s. Each further launch costs about 3 microseconds. For odd runs (see `_ODD`), the number is
+# If a unit (a channel, or the columns of a tile) has at most `_COMPLETE` elements, one launch of a
+# kernel is faster than three launches (sum, finish, apply). With one launch, a single program reads
+# the whole unit, at about 100 GB/s. With three, many programs share a unit, but each further launch
+# costs about 3 microseconds. For odd runs (see `_ODD`), the largest number of elements is
 # `_COMPLETE_ODD`.
 _COMPLETE = 32768
 _COMPLETE_ODD = 8192
 
-# In the geometry *segments*, a program that computes a whole unit prefetches tiles if the unit has
-# more elements than this.
+# In the geometry *segments*, if a program computes a whole unit with more elements than this
+# number, the program prefetches tiles.
 _AHEAD = 16384
 
 # A channel's runs (contiguous elements) are odd if their size is not a multiple of this number of
@@ -204,9 +207,9 @@ def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tu
     """Return the arithmetic of elements, that of mean and variance, and the reasons.
 
     In float32 arithmetic, only the sums for mean and variance have the accuracy of float64. The
-    variance is a difference of numbers that are computed from these sums, so their digits may
-    cancel. Other sums are compensated sums in float32, which take as many registers as float64
-    sums.
+    variance is the difference of two numbers that are computed from these sums, so the leading
+    digits of the two numbers may cancel. All other sums are float32 sums that are compensated; such
+    a sum takes as many registers as a float64 sum.
     """
     wide, reason = _wide(problem, gpu)
     if problem.arithmetic == "float64":
@@ -218,8 +221,9 @@ def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tu
 
 
 def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
-    """Return the arithmetic that has the accuracy of float64 and is fast on this device, and the
-    reason.
+    """Return how "float64" arithmetic is carried out on this device, and the reason.
+
+    All three ways meet the error budget of float64 arithmetic (`conformance.judge.budget`).
     """
     if problem.dtype == FLOAT64:
         return "compensated", "compensated: no type is wider than float64"
@@ -245,11 +249,12 @@ def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
 
 
 def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
-    """Return the knobs of a schedule for which tuning has chosen none.
+    """Return the knobs that a schedule has without tuning.
 
-    In the schedule "two passes", a program is small, so that many programs run on a multiprocessor.
-    It loads up to four tiles at a time. In the schedule "complete", a program may run alone on its
-    multiprocessor, so it has 8 or 16 warps, or 4 if it reads odd runs (see `_ODD`).
+    In the schedule "two passes", a program has only one or two warps, so that many programs run on
+    a multiprocessor at the same time. Such a program loads up to four tiles at a time. In the
+    schedule "complete", a program may run alone on its multiprocessor, so it has 8 or 16 warps, or
+    4 if it reads odd runs (see `_ODD`).
     """
     complete = schedule == "complete"
     narrow = is_16_bit(problem.dtype)
@@ -343,8 +348,8 @@ def _has_mask(problem: Problem) -> bool:
 
 
 def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
-    """Return how many times a row contains all channels: so many that rows are wide and aligned, if
-    possible.
+    """Return how many times the sequence of all channels is repeated in a row. The number is so
+    large that rows are wide and aligned, if that is possible.
     """
     row = extents.channels * extents.inner
     multiple = max(vector, 8 if problem.relu else 1)
@@ -359,8 +364,10 @@ def _repeats(problem: Problem, extents: Extents, vector: int) -> int:
 def _best(width: int, least: int, most: int) -> int:
     """Return a tile's number of columns, a power of two.
 
-    The tiles that cover a row also have columns beyond the row. The number is the largest with
-    which the tiles have at most 9/8 of the fewest possible columns.
+    The last tile of a row may extend beyond the row, so the tiles of a row can have more columns in
+    all than the row. For each candidate number the columns of all tiles are added up. Let `fewest`
+    be the smallest of these totals. The result is the largest candidate whose total is at most 9/8
+    of `fewest`.
     """
     candidates = [1 << power for power in range(least.bit_length() - 1, most.bit_length())]
     spent = {columns: -(-max(1, width) // columns) * columns for columns in candidates}
@@ -369,7 +376,7 @@ def _best(width: int, least: int, most: int) -> int:
 
 
 def _holds_channels(problem: Problem, extents: Extents) -> bool:
-    """Whether the operation has two phases, and one unit can have all elements of a channel."""
+    """Whether this is a pass with two phases, and a unit of work can have a whole channel."""
     vector = _VECTOR // problem.dtype.itemsize
     return problem.operation in ("backward", "forward") and (
         not _as_columns(problem, extents, vector, complete=True)
@@ -383,7 +390,7 @@ def _is_odd(problem: Problem, extents: Extents) -> bool:
 
 
 def _choice(problem: Problem, extents: Extents) -> tuple[Knobs, str]:
-    """Return the knobs that are used by default, and the reason for their schedule."""
+    """Return the knobs that are used without tuning, and the reason for their schedule."""
     apart = _knobs(problem, extents, "two passes")
     if problem.operation not in ("backward", "forward"):
         return apart, "the operation has only one of the passes"

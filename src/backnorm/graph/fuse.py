@@ -3,8 +3,9 @@
 Two pairs of steps are fused, without a change of bits. The first pair is a normalisation and a
 ReLU, if only the ReLU reads the normalisation's `dst`. The second pair is a ReLUBackward and a
 BatchNormTrainingBackward that reads the `diff_src` of the ReLUBackward as its own `diff_dst`, if no
-other step reads this tensor. In oneDNN's own pattern, BatchNormTrainingBackward reads the
-`diff_src` as its `src`. That pattern is a different computation and is not fused.
+other step reads this tensor. oneDNN itself fuses another pattern, in which
+BatchNormTrainingBackward reads the `diff_src` of the ReLUBackward as its `src`. That pattern is a
+different computation and is not fused here.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> Logic
 def check_elements(shape: tuple[int, ...], where: str) -> None:
     """Raise if an array of `shape` would have more than `MAX_ELEMENTS` elements.
 
-    The product leaves out dimensions of 0, for two reasons. First, NumPy limits the product of the
-    other dimensions even if the array is empty. Second, an array with one value per channel has
-    elements even if the tensor is empty.
+    The number of elements is computed without the dimensions that are 0, for two reasons. First,
+    even if a dimension is 0, NumPy raises an error if the product of the other dimensions is too
+    large. Second, an array with one value per channel has elements even if the tensor is empty.
     """
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
         raise ArgumentValueError(

@@ -20,7 +20,8 @@ def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
         If two operators produce one logical tensor, or the graph has a cycle.
     """
     producer = _producers(operators)
-    # At first, all operators are added without dependencies, in the order of the file.
+    # First, all operators are added in the order of the file, without dependencies, so that the
+    # result does not depend on the order in which dependencies are added later.
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(operators)), ()))
     for i, operator in enumerate(operators):
         sorter.add(i, *(producer[id_] for id_ in operator.inputs if id_ in producer))

@@ -141,8 +141,9 @@ def _relu_backward(
 ) -> np.ndarray:
     """Return diff_dst where the ReLU's src is positive, and 0 elsewhere.
 
-    The attribute `use_dst` (src is the ReLU's dst) makes no difference, because the ReLU's dst is
-    positive exactly where its src is.
+    If the attribute `use_dst` is true, the argument `src` has the ReLU's output (dst) instead of
+    its input. The result is the same, because the ReLU's output is positive exactly where its input
+    is.
     """
     if diff_dst.shape != src.shape:
         raise ArgumentValueError(

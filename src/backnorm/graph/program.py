@@ -9,8 +9,8 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-#: The name of the input that a backward pass has only if it is fused with a ReLUBackward: the
-#: ReLU's src or dst.
+#: If a backward pass is fused with a ReLUBackward, it has one more input, which is the src or the
+#: dst of the ReLU. This is the name of this input.
 RELU_PORT = "relu"
 
 

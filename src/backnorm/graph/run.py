@@ -108,8 +108,9 @@ def run_step(
 def _masked_backward(
     step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
 ) -> dict[str, np.ndarray]:
-    """Return the gradients of a normalisation with a ReLU. The ReLU passes dy where its input (src)
-    is positive, or, if the step gives its output (dst), where that is positive.
+    """Return the gradients of a normalisation that is followed by a ReLU. The input `RELU_PORT` of
+    the step is the ReLU's own input (src) or output (dst). The ReLU passes dy where this tensor is
+    positive.
     """
     arrays = dict(inputs)
     x, relu = arrays["src"], arrays.pop(RELU_PORT)

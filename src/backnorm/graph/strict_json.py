@@ -73,7 +73,10 @@ def expect_key(fields: dict[str, object], key: str, where: str) -> object:
 def expect_choice(
     fields: dict[str, object], key: str, accepted: tuple[str, ...], where: str
 ) -> str:
-    """Return the value of `key`, by default `accepted[0]`; raise if the value is not accepted."""
+    """Return the value of `key`, or `accepted[0]` if there is no such key.
+
+    Raise an error if the value is not one of `accepted`.
+    """
     value = expect_string(fields.get(key, accepted[0]), f"{where}.{key}")
     if value not in accepted:
         raise ArgumentValueError(

@@ -1,10 +1,10 @@
 """Primitives with a batching rule: `jax.vmap` gives their operands a leading batch axis.
 
 A primitive has the parameter `batched`. If it is set, every operand and every result has a batch
-axis. If all problems of the batch share an operand, its batch axis has size 1 (the convention of
-`jax.ffi.ffi_call` with ``vmap_method="expand_dims"``). The axes of nested `jax.vmap`s are merged
-into one batch axis. Functions that compute a batch need this axis in all operands;
-`with_batch_axes` adds it to unbatched ones.
+axis. If all problems of the batch share an operand, the batch axis of this operand has size 1, as
+in `jax.ffi.ffi_call` with ``vmap_method="expand_dims"``. The axes of nested `jax.vmap`s are merged
+into one batch axis. A function that computes a batch needs this axis in all operands. If `batched`
+is not set, `with_batch_axes` adds the axis, with size 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from jax.interpreters import batching, mlir
 
 
 def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[int] = ()) -> Any:
-    """Return a primitive that has a batching rule, but no lowerings and no derivatives.
+    """Return a new JAX primitive that has a batching rule (for `jax.vmap`), but as yet no lowerings
+    and no derivatives.
 
     Parameters
     ----------
@@ -63,8 +64,9 @@ def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any
 
 
 def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return `function`, which computes a batch. If not `batched`, return instead a function that
-    computes one problem, as a batch of 1.
+    """Return `function`, whose operands and results have a batch axis in front. If not `batched`,
+    return instead a function of operands without this axis: it adds a batch axis of size 1, calls
+    `function`, and removes the axis from the results.
     """
 
     def expanded(*operands: Any, **parameters: Any) -> Any:
@@ -75,7 +77,10 @@ def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[...
 
 
 def lowering(function: Callable[..., Any]) -> Any:
-    """Return the lowering rule of a primitive that computes `function` of batched operands."""
+    """Return the lowering rule of a primitive.
+
+    `function` computes the primitive's results. All its operands must have a batch axis.
+    """
 
     def lowered(*operands: Any, batched: bool, **parameters: Any) -> Any:
         return with_batch_axes(function, batched)(*operands, **parameters)
@@ -84,8 +89,8 @@ def lowering(function: Callable[..., Any]) -> Any:
 
 
 def _run_compiled(primitive: Any, *operands: jax.Array, **parameters: Any) -> Any:
-    """Run a primitive that is called outside compiled functions; compile it even under
-    `jax.disable_jit`.
+    """Run a primitive that was called outside of compiled functions. The primitive is compiled on
+    its own, even within `jax.disable_jit`.
     """
     with jax.disable_jit(False):
         return _compiled(primitive, tuple(sorted(parameters.items())))(*operands)

@@ -33,7 +33,8 @@ def read(name: str, value: Any) -> Any:
         native = element_type(value.dtype)
         if native is None:
             raise problem.unsupported_type(name, value.dtype)
-        # JAX ignores the byte order of an array, so an array in another order is converted.
+        # JAX ignores the byte order of an array. So an array whose byte order is not the
+        # processor's is converted.
         return value if value.dtype.isnative else value.astype(native)
     if _is_of_jax(value):
         return value
@@ -72,7 +73,8 @@ def read_mask(mask: Any, x: Any) -> Any:
 
 
 def _is_of_jax(value: object) -> bool:
-    # `isinstance` is not used, because it trusts the `__class__` of an object.
+    # `isinstance` is not used, because it trusts the `__class__` of an object, which the object can
+    # override.
     return issubclass(type(value), jax.Array | jax.core.Tracer)
 
 
@@ -145,8 +147,9 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
 def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
     """Raise unless a mapped axis with this name is in scope.
 
-    The check comes before the call of a compiled function. Without it, JAX would store a wrong name
-    before it raises, and compare it with the names of later calls.
+    This check is made before a compiled function is called. If there were no such check, JAX would
+    store the wrong name before it raises an error, and would compare the stored name with the names
+    of later calls.
     """
     try:
         jax.lax.psum(1, name)
@@ -160,7 +163,7 @@ def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
 
 
 def _is_name(name: object) -> bool:
-    """Whether JAX can look up an axis by this name: a string, or another hashable object."""
+    """Whether `name` can name a mapped axis: a string, or another hashable object."""
     kind = type(name)
     if kind is str:
         return True
@@ -185,8 +188,9 @@ def check_operands(
         epsilon=options.epsilon,
         data_format=(options.axis,),
         activation=activation,
-        # Reproducible sums limit the number of elements. For a symbolic shape this number is not
-        # known, so it is not checked here.
+        # For reproducible sums, `problem_of` checks that a channel does not have too many elements.
+        # If the shape is symbolic, the number of elements is not known, so this check is left out
+        # here.
         reproducible=options.reproducible and is_known(arrays["x"].shape),
     )
 

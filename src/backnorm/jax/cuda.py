@@ -51,8 +51,9 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
         return False
     reason = _reason_against(shape)
     if reason is None:
-        # XLA splits formulas over several devices, but for a call of a kernel it would gather the
-        # arrays.
+        # If the arrays are split over several devices, XLA can split formulas in the same way, but
+        # it would gather the arrays for a call of a kernel. So kernels then run only if the setting
+        # "triton" requires them.
         return setting == "triton" or not _is_split(context)
     if setting == "triton":
         raise ArgumentValueError(
@@ -94,7 +95,8 @@ def _is_split(context: Any) -> bool:
     """Whether the compiler may split the arrays of a function over devices."""
     mesh = getattr(context, "mesh", None)
     if mesh is None:
-        # Under `jax.pmap` a context has neither `mesh` nor `num_devices`; arrays are not split.
+        # Under `jax.pmap`, a context has neither `mesh` nor `num_devices`. The compiler then does
+        # not split arrays, so the result is False.
         return getattr(context, "num_devices", 1) > 1
     manual = context.manual_axes
     return any(size > 1 for name, size in mesh.shape.items() if name not in manual)
@@ -115,7 +117,8 @@ def computed(
     kinds = {operand.name: operand.kind for operand in signature.operands}
 
     def memory(name: str, array: jax.Array) -> Memory:
-        # If both outer and batch are more than 1, `moveaxis` makes XLA transpose the array.
+        # `moveaxis` moves the batch axis next to the channels. If both outer and batch are more
+        # than 1, XLA must transpose the array for this.
         shape = single.shape if kinds[name] == "data" else (channels,)
         apart = jnp.broadcast_to(array.reshape(-1, *shape), (batch, *shape))
         if kinds[name] == "data":

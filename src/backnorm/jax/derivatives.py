@@ -2,10 +2,10 @@
 
 The derivative of the forward pass is the backward pass, in both modes, because the Jacobian of y in
 x is symmetric. The derivative of the backward pass is a formula in which mean and variance are
-arguments that do not depend on x. If mean and variance are functions of x, JAX differentiates
-through the forward pass, too. This adds the derivatives of the mean and the variance in x. All
-terms together are the second-order gradient in closed form. From the third order on, JAX
-differentiates the formula.
+arguments that do not depend on x. If the forward pass computed mean and variance from x, JAX
+differentiates this forward pass, too. The forward pass adds the terms with the derivatives of mean
+and variance with respect to x. All terms together are the second-order gradient in closed form.
+From the third order on, JAX differentiates the formula.
 
 No derivative that is defined here contains a collective operation, such as `psum`. JAX itself
 differentiates the collectives that compute the statistics of several devices.
@@ -154,8 +154,9 @@ def _normalize_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> 
     dy, frozen = None, options._replace(training=False)
     if dx is not None:
         dy, _, _ = backward(x, dx, mean, variance, gamma, options=frozen)
-    # Up to a factor per channel, a tangent of mean has the same effect as a tangent of beta, and a
-    # tangent of variance the same effect as a tangent of gamma.
+    # A tangent of the mean has the same effect as a tangent of beta that is `by_mean` times as
+    # large. A tangent of the variance has the same effect as a tangent of gamma that is
+    # `by_variance` times as large.
     by_mean, by_variance = _by_statistics(variance, gamma, options.epsilon)
     if dmean is not None:
         dbeta = by_mean * dmean if dbeta is None else dbeta + by_mean * dmean
@@ -176,9 +177,10 @@ def _normalize_pulled(residuals: Arrays, cotangents: Arrays, options: Options) -
 def _by_statistics(
     variance: jax.Array, gamma: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return two factors per channel of the derivatives of y = gamma*s * (x - mean) + beta.
+    """Return two numbers per channel, for y = gamma*s * (x - mean) + beta.
 
-    They are the derivative by the mean, and the derivative by the variance over (x - mean)*s.
+    The first is the derivative of y by the mean. The second is the derivative of y by the variance,
+    divided by (x - mean)*s.
     """
     s = inverse_std(variance, epsilon)
     return -gamma * s, -0.5 * gamma * s * s
@@ -215,8 +217,8 @@ give_derivative(
 def _with_parameters(
     dy: Any, residuals: Arrays, dgamma: Any, dbeta: Any, options: Options
 ) -> jax.Array | None:
-    """Return the tangent of y: `dy`, that of the other operands, plus the terms of dgamma and
-    dbeta.
+    """Return the tangent of y. It is the sum of two parts: `dy`, which comes from the tangent of x,
+    and the part that comes from `dgamma` and `dbeta`.
     """
     if dgamma is None and dbeta is None:
         return dy

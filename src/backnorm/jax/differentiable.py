@@ -1,11 +1,12 @@
 """Derivatives of primitives, in forward and in reverse mode, from a rule for each primitive.
 
 A derivative is a linear map. `push` maps tangents of the operands to tangents of the results; its
-transpose, `pull`, maps cotangents of the results to cotangents of the operands. In JAX the map is
-one primitive; its operands are the tangents, and the residuals (the arrays that the rule keeps).
-Forward mode runs this primitive. Reverse mode transposes it, and saves only the residuals. (A
-`jax.custom_vjp` has no forward mode. With a `jax.custom_jvp`, reverse mode saves the intermediate
-values of the derivative's formula.) Higher derivatives are derivatives of `push` and `pull`.
+transpose, `pull`, maps cotangents of the results to cotangents of the operands. In JAX this linear
+map is one primitive. Its operands are the tangents, and the arrays that the rule keeps for the
+derivative (here called *residuals*). Forward mode runs this primitive. Reverse mode transposes this
+primitive; of the forward pass, it saves only the residuals. (A `jax.custom_vjp` has no forward
+mode. With a `jax.custom_jvp`, reverse mode saves the intermediate values of the derivative's
+formula.) Higher derivatives are derivatives of `push` and `pull`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
     """Return a JAX primitive that computes the derivative of the primitive `name`.
 
     The operands of the derivative are the residuals, which determine the batch size, and the
-    tangents that are not zero. The parameter `present` says which operands of `name` have a tangent
-    that is not zero.
+    tangents that are not zero. The parameter `present` says which operands of the primitive `name`
+    have a tangent that is not zero.
     """
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:
@@ -128,8 +129,8 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
         arrays = (*operands[:count], *_selected(cotangents, nonzero))
         results: list[Any] = list(over_batch(of_one, batched)(*arrays))
         if batched:
-            # If all problems of a batch share an operand, its cotangent is the sum of the
-            # cotangents of all problems.
+            # If all problems of a batch share an operand, the cotangent of this operand is the sum
+            # of the cotangents from all problems.
             results = [
                 result if result.shape == each.aval.shape else jnp.sum(result, 0, keepdims=True)
                 for result, each in zip(results, operands[count:], strict=True)

@@ -1,8 +1,8 @@
 """Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
 The handler of the calls is `backnorm.cpu.kernels.xla_handler`. Importing `backnorm.jax` loads the
-machine code of the handler and of all kernels, because this process may run functions that another
-process exported, which call the handler.
+machine code of the handler and of all kernels. It is loaded this early because the process may run
+a function that another process has exported, and such a function calls the handler.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _OLDEST, _NEWEST = (0, 1), (0, 4)
 def version() -> tuple[int, ...] | None:
     """Return the version of this jaxlib's foreign function interface, or None if it is unknown.
 
-    jaxlib gives the version only in a header file. The version is checked before a handler is
-    registered: with a handler of a version that XLA does not support, JAX cannot create its
-    devices.
+    jaxlib states the version only in a header file for C, which is read here. The version is
+    checked before a handler is registered. If a handler of a version that XLA does not support were
+    registered, JAX could not create its devices.
     """
     try:
         lines = (Path(jax.ffi.include_dir()) / _HEADER).read_text().splitlines()
@@ -176,7 +176,7 @@ def register() -> None:
 
 
 def _register_built_kernels() -> None:
-    """Register the handler and all kernels; exported functions of other processes use them."""
+    """Register the handler and built kernels: functions exported by other processes need them."""
     if reason_against() is not None:
         return
     # Importing this module compiles no kernels. If there is no machine code for this machine, the

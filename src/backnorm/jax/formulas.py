@@ -63,8 +63,8 @@ def count_of(x: jax.Array, axis: int) -> int:
     """Return the number of elements of a channel, or 1 if there are none."""
     shape: tuple[int, ...] = x.shape
     count = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :])
-    # `max(count, 1)` would fail: JAX knows that a symbolic dimension is not 0, but not whether it
-    # is more than 1.
+    # If a dimension is symbolic, `max(count, 1)` would fail: JAX knows that such a dimension is not
+    # 0, but not whether it is more than 1.
     return 1 if count == 0 else count
 
 
@@ -108,7 +108,7 @@ class _Masked(_Namespace):
 
 
 def statistics(x: jax.Array, options: Options) -> tuple[jax.Array, jax.Array]:
-    """Return mean and biased variance of every channel, in the type that `type_for` returns."""
+    """Return mean and biased variance of every channel, in the type chosen by `type_for`."""
     x = x.astype(type_for(x, options.arithmetic))
     return formulas.statistics(_Namespace(x, options.axis), x)
 
@@ -181,8 +181,9 @@ def wide_second_order(
 
     `backnorm.second_order.formulas` has the formulas. The compute dtype is float64 if
     `jax_enable_x64` is set, else float32. `conformance.judge.check_double_backward` has the error
-    budget for either type. If x is of the compute dtype, a compiled function needs no memory beyond
-    the results. Otherwise, on a CPU, XLA stores converted copies of arrays before it sums them up.
+    budgets for both compute dtypes. If x is of the compute dtype, a compiled function needs no
+    memory beyond the results. Otherwise, on a CPU, XLA stores converted copies of arrays before it
+    sums them up.
     """
     x, dy, mean, variance, gamma = operands
     ddx, ddgamma, ddbeta = cotangents
@@ -214,7 +215,10 @@ def rounded_like(values: Any, arrays: Any) -> tuple[jax.Array, ...]:
 def statistics_pushed(
     x: jax.Array, mean: jax.Array, dx: jax.Array, axis: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the tangents of x's mean and variance, in the mean's type; dx is the tangent of x."""
+    """Return the tangents of the mean and variance of x, given the tangent of x (`dx`).
+
+    The results have the type of the mean.
+    """
     xp, wide = _Namespace(x, axis), dx.astype(mean.dtype)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
     return xp.sum(wide) / xp.count, 2 * (xp.sum(wide * centred) / xp.count)
@@ -226,8 +230,9 @@ def through_statistics(
     """Return dmean/M + 2*(x - mean)*dvariance/M, the cotangent of x, in the type of the mean."""
     xp = _Namespace(x, axis)
     centred = x.astype(mean.dtype) - xp.spread(mean, x)
-    # If a variance is 0, its cotangent may be infinite. Elements that equal the mean must still
-    # get 0 from the variance, but 0 * infinity would be NaN.
+    # If the variance of a channel is 0, the cotangent of this variance may be infinite. For
+    # elements that equal the mean, the term of the variance must still be 0, but the product 0 *
+    # infinity would be NaN.
     of_variance = xp.spread(2 * dvariance / xp.count, x)
     of_variance = jnp.where((centred == 0) & jnp.isinf(of_variance), 0, of_variance)
     return xp.spread(dmean / xp.count, x) + centred * of_variance

@@ -21,8 +21,9 @@ def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     refused = sign & (magnitude >= _bits(jnp.asarray(bound))[1])
     if epsilon != 0:
         return refused
-    # These bits cannot be compared with 0: LLVM would turn that into a comparison of the
-    # floating-point number, which XLA flushes to 0 if it is subnormal.
+    # These bits cannot be compared with 0: LLVM would turn this integer comparison into a
+    # comparison of the floating-point number with 0. If the number is subnormal, XLA then flushes
+    # it to 0, and the result is wrong.
     return refused | (jnp.sqrt(magnitude.astype(variance.dtype)) < 0.5)
 
 
@@ -38,8 +39,8 @@ def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.A
         return jax.lax.rsqrt(wide + epsilon)
     _, magnitude = _bits(variance)
     is_small = magnitude < _bits(jnp.asarray(limits.tiny))[1]
-    # Python code must not compute with subnormal numbers here: XLA may have set this thread to
-    # flush them to zero.
+    # Here, Python code must not compute with subnormal numbers, such as 2**exponent: XLA may have
+    # set this thread to flush subnormal numbers to zero.
     exponent = limits.minexp - limits.nmant
     unit = math.ldexp(epsilon, -exponent)
     of_small = 2.0 ** (-exponent / 2) * jax.lax.rsqrt(magnitude.astype(wide.dtype) + unit)

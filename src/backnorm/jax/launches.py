@@ -1,8 +1,9 @@
 """Launch Triton kernels by XLA calls, through jax-triton.
 
 A launch (`backnorm.gpu.launch`) writes to memory that it receives, but a call of XLA returns new
-arrays. Therefore a launch receives instances of `Memory` in place of memory. If a kernel writes to
-an instance, the kernel's `Call` stores in it the array that XLA returned.
+arrays. Therefore this module passes instances of `Memory` to a launch, where PyTorch's adapter
+passes tensors. If a kernel writes to an instance, the kernel's `Call` stores in it the array that
+XLA returned.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class Call:
         numbers: tuple[float, ...] = (),
     ) -> None:
         """Store the results of the kernel in the outputs."""
-        # The kernel does not use inputs without a value, nor outputs that occur a second time.
-        # Such an input is replaced by the first input, such an output by an array of one element.
+        # An input without a value, or an output that repeats an earlier output, stands for an
+        # absent array, which the kernel does not use. The first input takes the place of such an
+        # input, and an array of one element takes the place of such an output.
         unused = inputs[0].value
         arrays = [unused if memory.value is None else memory.value for memory in inputs]
         again = [memory in outputs[:k] for k, memory in enumerate(outputs)]
@@ -102,8 +104,9 @@ class Call:
             **self._options,
         )
         for memory, is_again, array in zip(outputs, again, results, strict=True):
-            # While 64-bit types are disabled (`jax_enable_x64`), some functions of JAX replace
-            # float64 by float32. Sums would then lose digits.
+            # While 64-bit types are disabled (`jax_enable_x64` is False), some functions of JAX
+            # replace float64 by float32. Sums would lose digits in float32, so a replaced type
+            # raises an error here.
             if array.dtype != memory.kind.dtype:
                 raise TypeError(
                     f"jax_triton.triton_call returned {array.dtype} instead of {memory.kind.dtype}"
@@ -136,8 +139,9 @@ def compiling() -> Iterator[None]:
 
     For Hopper and newer devices, Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX
     assembles the PTX with the `ptxas` of its own CUDA. If that is CUDA 12, `ptxas` raises
-    "Unsupported .version 9.4". For older devices, Triton has another `ptxas`, that of CUDA 12.9,
-    and writes PTX 8.8. Within this context, Triton uses the older `ptxas` for all devices.
+    "Unsupported .version 9.4". For older devices, Triton calls its second `ptxas`, that of CUDA
+    12.9, and writes PTX 8.8. Within this context, Triton uses the `ptxas` of CUDA 12.9 for all
+    devices, and so writes PTX 8.8.
     """
     from triton import knobs
 

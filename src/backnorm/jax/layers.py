@@ -42,7 +42,7 @@ def normalised(
     mask: Any,
     groups: dict[str, Any],
 ) -> tuple[jax.Array, Sequence[jax.Array]]:
-    """Return y in type `out`, and, if not `frozen`, the mean and variance of the batch.
+    """Return y, of the type `out`; if `frozen` is False, also the batch's mean and variance.
 
     Mean and variance have one value per feature, in row-major order of the feature axes. `layer` is
     a flax layer. `statistics` are the running mean and variance. `parameters` are scale and bias.

@@ -22,8 +22,8 @@ class BatchNorm(nnx.BatchNorm):
 
     The layer has the arguments of flax's layer and two more. Parameters (``scale``, ``bias``) and
     statistics (``mean``, ``var``) are those of flax's layer, so a model's state fits either layer.
-    `use_fast_variance` has no effect on the accuracy of the statistics. An update of the running
-    statistics does not change their type.
+    `use_fast_variance` has no effect on the accuracy of the statistics. When a call updates the
+    running statistics, they keep their element type.
 
     Parameters
     ----------

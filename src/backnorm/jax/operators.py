@@ -186,9 +186,9 @@ def batch_norm_backward(
         dx     = gamma*s * (dy - sum(dy)/M - c * s**2 * sum(dy*c)/M)     training
         dx     = gamma*s * dy                                            frozen statistics
 
-    The gradients are differentiable with respect to all five arrays: mean and variance are
-    arguments like x. If they are results of `batch_norm`, JAX adds their derivatives in x by the
-    chain rule.
+    The gradients are differentiable with respect to all five arrays. Their derivatives treat mean
+    and variance as arguments that do not depend on x. If they are results of `batch_norm`, JAX adds
+    their derivatives in x by the chain rule.
 
     Parameters
     ----------

@@ -74,7 +74,9 @@ def _sums(
     groups: Groups,
     whole: Callable[[jax.Array, Groups], jax.Array],
 ) -> jax.Array:
-    """Return the sums of all parts, shape (batch, rows, C): the rows of a problem are its sums."""
+    """Return the sums of all parts, of shape (batch, rows, C). Each problem of the batch has two
+    rows, or, with reproducible sums, the rows of the two sums' bins.
+    """
     x, dtype, rows = operands[0], jnp.float64, 2
     if options.reproducible:
         dtype, rows, whole = jnp.int64, bin_rows(x.dtype.itemsize), _whole_bins
@@ -90,8 +92,8 @@ def _finished(
     options: Options,
     groups: Groups,
 ) -> Arrays:
-    """Return the results of a part. `like` has, for each result, the index of an operand of the
-    same shape and type.
+    """Return the results for this device's part of the batch. For each result, `like` has the index
+    of an operand that has the result's shape and type.
     """
     parts, results = len(groups["axis_index_groups"][0]), [operands[k] for k in like]
     return tuple(ffi.call(operation, operands, results, options, parts=parts))

@@ -110,8 +110,8 @@ def _forward_relu() -> Any:
 
     def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
         known = is_known(context.avals_in[0].shape) and ffi.reason_against() is None
-        # A kernel with a ReLU writes a mask. The mask has no axes, so it cannot be split over
-        # devices as x is.
+        # A kernel that also computes a ReLU writes a mask. The mask does not have the axes of x, so
+        # it cannot be split over devices as x is.
         split = parameters["options"].reproducible or sharding.devices_of(context)
         rule = by_call if known and not split else by_composition
         return rule(context, *operands, **parameters)

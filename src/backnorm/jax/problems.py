@@ -15,14 +15,16 @@ from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 
-#: The names of the operands of primitives and of their kernels, as in the operation's signature.
-#: `sums` are the sums, or in a forward pass the moments, of the whole batch, combined from its
-#: parts.
+#: For each operation, the names of the operands that its primitive and its kernel take. The names
+#: are those of the operation's signature. The operand `sums` has the sums of the whole batch (in a
+#: forward pass, the moments). They were combined from the sums or moments of the parts of the
+#: batch.
 OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),
     "backward": ("x", "dy", "mean", "variance", "gamma"),
-    # Each of the following is a phase of a forward or backward pass, on one part of a batch.
+    # Each of the following operations is one phase of a forward or backward pass, computed for one
+    # part of the batch.
     "reduce_forward": ("x",),
     "apply_forward": ("x", "gamma", "beta", "sums"),
     "reduce": ("x", "dy", "mean"),
@@ -64,10 +66,10 @@ def problem_of(
     options: Options,
     activation: Activation | None = None,
 ) -> Problem:
-    """Return the problem that all entries of a batch share, of shape (outer, channels, inner).
+    """Return the problem of one entry of a `jax.vmap` batch; those of all entries are equal.
 
-    `operands` are the arrays that `OPERANDS` names for the operation, each with a leading batch
-    axis (`batching`). A residual may follow.
+    The problem has the shape (outer, channels, inner). `operands` are the arrays that `OPERANDS`
+    names for the operation, each with a leading batch axis (`batching`). A residual may follow.
     """
     names, x = OPERANDS[operation], operands[0]
     shape, axis, dtype = x.shape[1:], options.axis, np.dtype(x.dtype)
@@ -91,7 +93,7 @@ def problem_of(
 
 @functools.cache
 def warn_of_formulas(problem: str, reason: str) -> None:
-    """Warn that jax.numpy code runs in place of the kernels, once for each pair of texts."""
+    """Warn that jax.numpy code runs instead of kernels; once for equal `problem` and `reason`."""
     warnings.warn(
         f"backnorm cannot {problem} and runs jax.numpy code: {reason}", RuntimeWarning, stacklevel=3
     )

@@ -121,7 +121,7 @@ def batch_norm_with_state(
 
 
 def moved(running: Any, batch: jax.Array, momentum: Any) -> jax.Array:
-    """Return the average `running`, updated by the value of a batch, in its own type."""
+    """Return a running average, updated by a batch's value, in the type of `running`."""
     work = promoted(running.dtype, batch.dtype)
     before, now = running.astype(work), ((1 - momentum) * batch).astype(work)
     return (momentum * before + now).astype(running.dtype)

@@ -4,12 +4,13 @@ A data array may be split along any of its axes; per-channel arrays are split li
 a batch is split, every device sums up its part, and the devices exchange the sums (`parts`). If
 only channels, or the batch axis of `jax.vmap`, are split, each device runs the kernel without an
 exchange. XLA calls this code while it compiles a function, when the placement of the arrays is
-known. XLA's partitioner must be Shardy; its older partitioner, GSPMD, gathers the arrays.
+known. This works only with XLA's partitioner Shardy. With its older partitioner, GSPMD, the arrays
+are gathered, not split.
 
-The *holders* of an array A of rank r are an array of rank r + 1, whose elements are device numbers.
-Its first r sizes are the numbers of parts along the axes of A. The devices along its last axis all
-have the same part. The number of a device is its index in the device assignment of the compiled
-function.
+The *holders* of an array A say which devices have which part of A. They are an array of device
+numbers. If A has r axes, its holders have r + 1. The first r sizes are the numbers of parts along
+the axes of A. The devices along the last axis all have the same part. The number of a device is its
+index in the device assignment of the compiled function.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
     rule = mlir.lower_fun(split, multiple_results=True)
 
     def lowered(context: Any, *operands: Any, **parameters: Any) -> Any:
-        # JAX requires a list of devices here, but only their number matters. A primitive can do
-        # without the list only if it declares to JAX that functions with the primitive depend on
-        # their devices. JAX would then reject functions that have arrays on two meshes.
+        # JAX requires a list of devices here, but only their number matters. The list would be
+        # unnecessary if the primitive declared to JAX that functions which call it depend on their
+        # devices. But JAX rejects functions with such a primitive if they have arrays on two
+        # meshes, so backnorm's primitives do not declare this.
         module = context.module_context
         axis_context = dataclasses.replace(module.axis_context, device_assignment=devices)
         context = context.replace(module_context=module.replace(axis_context=axis_context))
@@ -74,11 +76,11 @@ def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ..
 
 
 def devices_of(context: Any) -> tuple[Any, ...]:
-    """Return the devices over which the compiler may split a function's arrays, if any."""
+    """Return the devices over which the compiler may split a function's arrays, else ()."""
     module = context.module_context
     axis_context = module.axis_context
-    # In `jax.shard_map`, arrays are already split. An exported function cannot call the Python code
-    # that splits them.
+    # There are no such devices in `jax.shard_map`, where the arrays are already split, and in an
+    # exported function, which cannot call the Python code that splits arrays.
     if getattr(axis_context, "num_devices", 1) == 1 or module.lowering_parameters.for_export:
         return ()
     if tuple(module.platforms) != ("cpu",) or not jax.config.jax_use_shardy_partitioner:
@@ -159,12 +161,12 @@ class _Split:
         )
 
     def _holders(self, arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[np.ndarray, Any]:
-        """Return the holders that the data arrays are to have, and the sharding of one of the
-        arrays. From these holders and this sharding, `_sharding_of` makes the shardings of other
-        arrays.
+        """Return the holders that the data arrays are to have (which device has which part), and
+        the sharding of one of these arrays. `_sharding_of` needs both to make the sharding of each
+        array.
 
-        Data arrays may be split in different ways. The split with the most parts is chosen, so the
-        arrays with this split are not moved between devices.
+        The data arrays of a call may be split in different ways over devices. The split with the
+        most parts is chosen for all of them. Arrays that already have this split need not be moved.
         """
         sizes: dict[str, int] = {}
         for array, names in zip(arrays, axes, strict=True):
@@ -224,9 +226,9 @@ def _parts_of(holders: np.ndarray) -> int:
 
 
 def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return the holders of the same array without splits of an axis into unequal parts.
+    """Return the holders of the same array if it is split only along axes with equal parts.
 
-    XLA would pad the last of the unequal parts with arbitrary elements.
+    If an axis is split into unequal parts, XLA pads the last part with arbitrary elements.
     """
     uneven = [axis for axis, size in enumerate(shape) if size % holders.shape[axis]]
     kept = [axis for axis in range(len(shape)) if axis not in uneven]
@@ -234,8 +236,8 @@ def _evenly_cut(holders: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _reduced(holders: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Return the holders of an array that has only the given `axes` of A, in this order, from the
-    holders of A.
+    """Given the holders of an array A, return the holders of an array that has only the `axes` of
+    A, in this order.
     """
     rest = [axis for axis in range(holders.ndim) if axis not in axes]
     moved = holders.transpose(*axes, *rest)

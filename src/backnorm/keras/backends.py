@@ -31,6 +31,7 @@ def _function() -> Callable[..., tuple[Any, Any, Any]]:
     )
 
 
+#: The training-mode function of the adapter for Keras's backend, with the signature
 #: batch_norm(x, gamma, beta, *, epsilon, axis, arithmetic, reproducible=False)
 #: -> (y, mean, variance)
 batch_norm = _function()

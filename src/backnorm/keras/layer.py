@@ -26,19 +26,20 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     The base class, Keras's layer, computes everything else:
 
-    - inference, and every call of a layer with ``trainable=False``. Keras computes these by the
-      framework's own elementwise operators, which compilers and file formats support;
+    - inference, and every call of a layer with ``trainable=False``. Keras computes such calls by
+      the framework's own elementwise operators, which compilers and file formats support;
     - calls with a `mask`, layers with ``renorm=True``, and batches whose shape shows that they have
       no elements, except in a synchronized layer.
 
     With ``synchronized=True`` (TensorFlow only), a training step normalises over the batch of all
-    replicas of a `tf.distribute.Strategy`. Its results are those of one device with the whole
-    batch, however the batch is divided. Gradients of a synchronized layer cannot be differentiated
-    again.
+    replicas of a `tf.distribute.Strategy`. The results of the step are those of one device with the
+    whole batch, however the batch is divided among the replicas. Gradients of a synchronized layer
+    cannot be differentiated again.
 
     The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow, the
     training step runs eagerly and in a `tf.function`. If XLA compiles the step
-    (``jit_compile=True``), formulas replace the kernels. Their results have the same accuracy (see
+    (``jit_compile=True``), the layer computes its results by TensorFlow's own operations instead of
+    the kernels. These results are as accurate as those of the kernels (see
     `backnorm.tensorflow.batch_norm`).
 
     Parameters
@@ -113,8 +114,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         wide = "float64" if dtype == "float64" else "float32"
-        # Keras's own layer casts 16-bit inputs to `wide`. The kernels read 16-bit inputs
-        # directly, so this layer casts them only if results have another type than the input.
+        # Keras's own layer casts 16-bit inputs to float32. The kernels read 16-bit inputs directly,
+        # so this layer casts them only if results have another type than the input.
         if dtype != self.compute_dtype:
             inputs = keras.ops.cast(inputs, wide)
         gamma = keras.ops.cast(self.gamma, wide) if self.scale else None
@@ -134,10 +135,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def _one_unless_empty(inputs: Any, dtype: str) -> Any:
-    """Return 1, or NaN for an empty batch, as a tensor: the size is unknown during tracing.
+    """Return 1, or NaN for an empty batch.
 
-    In Keras's layer, an empty batch gives NaN as the statistics and as the gradient of gamma.
-    Multiplying gamma and the statistics by this number has the same effect here.
+    The number is a tensor, because the size of the batch is unknown during tracing. In Keras's
+    layer, an empty batch gives NaN as the statistics and as the gradient of gamma. Multiplying
+    gamma and the statistics by this number has the same effect here.
     """
     empty = keras.ops.equal(keras.ops.size(inputs), 0)
     return keras.ops.cast(keras.ops.where(empty, float("nan"), 1.0), dtype)

@@ -28,8 +28,8 @@ def convert(
 
     Every layer of the class `keras.layers.BatchNormalization` that Keras finds in `model`,
     including `model` itself, becomes a layer of `backnorm.keras` in place: only the layer's class
-    changes. It stays the same object, with its variables and settings. Layers of derived classes do
-    not change, because their behaviour is not known.
+    changes. The layer stays the same object, with the same variables and settings. Layers of
+    derived classes do not change, because their behaviour is not known.
 
     Parameters
     ----------

@@ -31,7 +31,8 @@ def batch_norm(
             accepted="a tensor on the CPU",
             hint="set KERAS_TORCH_DEVICE=cpu, or use keras.layers.BatchNormalization",
         )
-    # If the channels are last, `movedim` returns a view that the kernels read in place.
+    # `movedim` makes the channels the second axis without a copy: it returns a view, which the
+    # kernels read in place.
     x = x.movedim(axis, 1)
     options = traced_options(True, epsilon, None, arithmetic, x.dtype)
     if reproducible:

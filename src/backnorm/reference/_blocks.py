@@ -17,8 +17,8 @@ from backnorm.reference._terms import Term
 # The number of elements of a block. Twenty float64 temporaries of this size take 2.5 MiB, and so
 # stay in a cache.
 _BLOCK = 1 << 14
-# The least number of channels in a block. With 16 channels, channels-last data is read in whole
-# cache lines.
+# The least number of channels in a block. In channels-last data, 16 neighbouring float32 channels
+# fill a cache line (64 bytes), so that a block reads whole lines.
 _BLOCK_CHANNELS = 16
 
 _Cell = tuple[slice, slice, slice]
@@ -56,8 +56,8 @@ class Part:
         self.cell: _Cell = slice(None), channels, slice(None)
 
     def channel(self, values: np.ndarray | None, absent: float = 0.0) -> Term:
-        """Return this range of `values`, in shape (channels, 1). If `values` is None, every value
-        is `absent`.
+        """Return this range of `values`, in shape (channels, 1). If `values` is None, every element
+        of the result is the number `absent`.
         """
         if values is None:
             return Term.of(np.full((self.channels.stop - self.channels.start, 1), absent))
@@ -75,13 +75,18 @@ class Part:
                 yield slice(i, i + outer_step), self.channels, slice(j, j + inner_step)
 
     def load(self, view: np.ndarray, cell: _Cell) -> Term:
-        """Return the elements of an array in one block, as a term of shape (channels, elements)."""
+        """Return one block of an array as a `Term`, whose arrays have the shape (channels,
+        elements).
+        """
         block = np.moveaxis(view[cell], 1, 0)
         return Term.of(block.astype(np.float64, order="C").reshape(block.shape[0], -1))
 
 
 def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]:
-    """Return `number` sums of each channel; `terms` yields a term of each sum for each block."""
+    """Return `number` sums of each channel.
+
+    `terms` yields, for each block, a sequence with one term for each sum.
+    """
     totals = [part.channel(None)] * number
     for block in terms:
         totals = [total + term.sum() for total, term in zip(totals, block, strict=True)]

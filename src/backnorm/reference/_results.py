@@ -29,7 +29,7 @@ class ExactGradients:
 
 @dataclass(frozen=True, slots=True)
 class ExactNormalized:
-    """Exact y, batch mean and biased variance of a forward pass in training, with their terms."""
+    """Exact y, batch mean and biased variance in training, with the magnitudes of their terms."""
 
     y: Exact
     mean: Exact
@@ -49,7 +49,11 @@ class ExactOutput:
 
 @dataclass(frozen=True, slots=True)
 class ExactSecondGradients:
-    """Exact second-order gradients, and for each the sum of the magnitudes of its terms."""
+    """Exact second-order gradients, with respect to x, dy and gamma.
+
+    `x_terms`, `dy_terms` and `gamma_terms` have T of each element of these gradients, which is the
+    sum of the magnitudes of the element's terms.
+    """
 
     x: Exact
     dy: Exact

@@ -1,14 +1,17 @@
 """The oracle's second order: the chain rule through the backward pass, step by step.
 
-A channel has the sums D = sum(dy), Q = sum(dy * c), I = sum(ddx), P = sum(ddx * c) and
-R = sum(ddx * dy). The results of the backward pass, weighted by their cotangents, add up to ::
+A channel has M elements. c = x - mean and s = 1/sqrt(variance + epsilon). ddx, ddgamma and ddbeta
+are the cotangents of dx, dgamma and dbeta, the results of the backward pass. The sums of a channel
+are D = sum(dy), Q = sum(dy * c), I = sum(ddx), P = sum(ddx * c) and R = sum(ddx * dy). Each result
+of the backward pass is multiplied by its cotangent, and all these products are added up. The part
+of this sum that belongs to one channel is ::
 
     L = gamma*s*(R - I*D/M - s**2*P*Q/M) + ddgamma*s*Q + ddbeta*D       training
     L = gamma*s*R                        + ddgamma*s*Q + ddbeta*D       statistics are constants
 
-and the results are the derivatives of L. In training, L depends on x through c in P and Q, through
-the mean in c, and through the variance in s. The derivatives of mean and variance with respect to
-an element of x are 1/M and 2*c/M.
+The second-order gradients are the derivatives of L. In training, L depends on x through c in P and
+Q, through the mean in c, and through the variance in s. The derivatives of mean and variance with
+respect to an element of x are 1/M and 2*c/M.
 """
 
 from __future__ import annotations
@@ -100,18 +103,27 @@ def _gamma(k: _Channel) -> Term:
 
 
 def _by_q(k: _Channel) -> Term:
-    """Return dL/d(s*Q). One factor s is multiplied by P first, because s*s can overflow."""
+    """Return dL/d(s*Q); the module's docstring defines L, P and Q.
+
+    A term of the result has the factor s*s*P. It is computed as s*(s*P), because s*s can overflow.
+    """
     return k.ddgamma - k.gamma * k.s * (k.s * k.p) / k.elements
 
 
 def _dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/d(dy); L depends on dy through R, Q and D. d is dy, and e is ddx."""
+    """Return dL/d(dy). L depends on dy through the sums R, Q and D.
+
+    The argument `d` is dy, and `e` is ddx.
+    """
     by_d = k.ddbeta - k.gamma * k.s * k.i / k.elements
     return k.gamma * k.s * e + _by_q(k) * (k.s * c) + by_d
 
 
 def _x(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/dx; L depends on x through c in Q and in P, and through mean and variance."""
+    """Return dL/dx. L depends on x through c in the sums Q and P, and through mean and variance.
+
+    The argument `d` is dy, and `e` is ddx.
+    """
     by_q, by_p = _by_q(k), k.gamma * k.s * (k.s * k.q) / k.elements
     by_c, by_mean = by_q * d - by_p * e, by_p * k.i - by_q * k.d
     # s = (variance + epsilon)**(-1/2), so dL/dvariance is -s**3/2 times dL/ds.

@@ -62,15 +62,18 @@ class Term:
         return Term(exact, exact.hi, self.size)
 
     def single(self) -> Term:
-        """Return the same value with its own magnitude as T."""
+        """Return the term with the same value, but with T = the magnitude of the value.
+
+        Formulas that use the result count it as one term.
+        """
         return Term(self.exact, self.plain, np.abs(self.plain))
 
 
 def inverse_deviation(variance: Term, epsilon: float) -> Term:
     """Return ``1 / sqrt(variance + epsilon)`` as one term."""
     total = variance.exact + epsilon
-    # If variance + epsilon is small, it is scaled, because rounding errors that `sqrt` uses would
-    # underflow.
+    # If variance + epsilon is small, it is scaled up before the root is taken. The method `sqrt`
+    # corrects the root by a rounding error, which would underflow if the number were small.
     scale = np.where(np.abs(total.hi) < _SMALL, 2.0**400, 1.0)
     root = (total * (scale * scale)).sqrt()
     plain = 1.0 / np.sqrt(variance.exact.hi + epsilon)
@@ -78,7 +81,10 @@ def inverse_deviation(variance: Term, epsilon: float) -> Term:
 
 
 def rectified(value: Term, ceiling: float | None) -> Term:
-    """Return the ReLU of a settled term, with the same T, as a ReLU does not enlarge an error."""
+    """Return the ReLU of a settled term.
+
+    The ReLU has the same T (`Term.size`) as `value`, because a ReLU does not enlarge an error.
+    """
     hi, lo = value.exact.hi, value.exact.lo
     stays = (hi > 0) | np.isnan(hi)
     hi, lo = np.where(stays, hi, 0.0), np.where(stays, lo, 0.0)

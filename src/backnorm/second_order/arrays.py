@@ -148,10 +148,11 @@ def double_backward(
 
 
 def _reduce(left: np.ndarray, right: np.ndarray, pivot: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the results of `blocks.sums`, computed by the engine: compensated, and in parallel.
+    """Return what `blocks.sums` returns, computed by the CPU kernels, which compensate sums.
 
-    The engine's pivot is a float32 (a float64 for float64 data), so `pivot` is rounded. This
-    function corrects the sums for the rounding.
+    The kernels take a float32 pivot (for float64 data a float64), so `pivot` is rounded. So the
+    kernels sum about the rounded pivot, and this function then converts the sums to sums about
+    `pivot` itself.
     """
     dtype = FLOAT32 if is_16_bit(right.dtype) else right.dtype
     columns = np.zeros((right.shape[1], 1)) if pivot is ABSENT else pivot

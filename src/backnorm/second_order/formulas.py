@@ -1,8 +1,9 @@
 """Formulas of the second order (the gradients of the backward pass), for arrays of any framework.
 
-L is the sum of the results of the backward pass, weighted by their cotangents. With c = x - mean, s
-= 1/sqrt(variance + epsilon), M elements per channel, and the sums of a channel D = sum(dy), Q =
-s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy)::
+L is the sum of all elements of dx, dgamma and dbeta, each multiplied by its cotangent (an element
+of ddx, ddgamma or ddbeta). A channel has M elements. c is x - mean, and s is 1/sqrt(variance +
+epsilon). ddx, ddgamma and ddbeta are the cotangents. The sums of a channel are D = sum(dy), Q =
+s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy). Then::
 
     L = gamma*s*(R - I*D/M - P*Q/M) + ddgamma*Q + ddbeta*D       training
     L = gamma*s*R                   + ddgamma*Q + ddbeta*D       frozen statistics
@@ -24,14 +25,14 @@ from typing import Any, NamedTuple
 # An array of elements or of channels, of any framework, or ABSENT.
 Array = Any
 
-#: A function that takes arrays left and right, and a pivot per channel. It returns sum(right) and
-#: sum(right * (left - pivot)) of each channel.
+#: A function that takes arrays left and right, and a pivot per channel. It returns, for each
+#: channel, sum(right) and sum(right * (left - pivot)).
 Reduce = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 
 class _Absent:
-    """A missing array. Adding it changes nothing, and a product with it is missing, too, so a NaN
-    in the other factor has no effect (0 * NaN would be NaN).
+    """A missing array. Adding it to an array changes nothing. If it is multiplied by an array, the
+    product is again a missing array. So a NaN in that array has no effect (0 * NaN would be NaN).
     """
 
     # None makes NumPy's operators defer to those of this class.
@@ -77,16 +78,16 @@ class Factors(NamedTuple):
     # gamma*s, by which the backward pass multiplies its elements.
     scale: Array
     s: Array
-    # dL/dQ and dL/dP. In the gradient of x, s*dL/dQ is the factor of dy, and s*dL/dP that of ddx.
-    # dL/dQ is also the factor of s*c in the gradient of dy.
+    # of_dy is dL/dQ, and of_ddx is dL/dP. In the gradient with respect to x, dy is multiplied by
+    # s*of_dy, and ddx by s*of_ddx. In the gradient with respect to dy, s*c is multiplied by of_dy.
     of_dy: Array
     of_ddx: Array
-    # s*of_h is the factor of s*c in the gradient of x. This term of the gradient comes from the
-    # variance.
+    # In the gradient of x, one term comes from the variance: s*of_h times s*c, where c is x - mean.
     of_h: Array
     ddbeta: Array
-    # The derivatives of L in gamma, the mean and the variance. The last two are used only if the
-    # statistics are arguments, not functions of x.
+    # The derivatives of L with respect to gamma, the mean and the variance. The derivatives with
+    # respect to mean and variance are used only if mean and variance are arguments of the call, not
+    # functions of x.
     gamma: Array
     mean: Array
     variance: Array
@@ -132,8 +133,8 @@ def factors(
     scale = gamma * s
     of_dy = ddgamma + scale * -(p * share)
     of_ddx = scale * -(q * share)
-    # This is -s*dL/ds. The derivative of s = (variance + epsilon)**(-1/2) with respect to the
-    # variance is -s**3/2.
+    # `by_s` is -s*dL/ds. The derivative of s = (variance + epsilon)**(-1/2) with respect to the
+    # variance is -s**3/2. So dL/dvariance through s is s**2/2 * by_s.
     by_s = -(scale * (covariance + 3.0 * p * q * -share) + ddgamma * q)
     return Factors(
         mean_dy=d * share,

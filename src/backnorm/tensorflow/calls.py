@@ -128,7 +128,8 @@ def apply_moments(operands: Arrays, options: Options) -> Arrays:
 
     The operands are x, gamma, beta, and the float64 mean and variance of the whole batch. With
     reproducible sums, one array replaces mean and variance. This array has a row for each part of
-    the batch: the bins of the part, and its number of elements per channel.
+    the batch. The row has the bins of the part, and the number of elements that the part has in
+    each channel.
     """
     x, gamma, beta, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -172,8 +173,8 @@ def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:
     """Return the sums of all parts and the number of elements, as keyword arguments of
     `_apply_forward` and `_apply_backward`.
 
-    These functions, not NumPy, round the sums: on TensorFlow's threads, NumPy would flush subnormal
-    numbers to 0.
+    The sums are rounded in these two functions and not by NumPy, because NumPy would flush
+    subnormal numbers to 0 on TensorFlow's threads.
     """
     bins = parts[:, :-1].reshape(len(parts), bin_rows(x.itemsize), -1)
     whole = functools.reduce(functools.partial(binned.added, xp=np), bins)

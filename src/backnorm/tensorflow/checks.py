@@ -1,8 +1,8 @@
 """Checks of the arguments of the TensorFlow functions, by the rules of `problem.py`.
 
-In an eager call, the operation on NumPy arrays checks its operands. While a function is traced,
-there are no arrays yet, so the known sizes are checked here. The traceback of an error then has the
-line of the wrong call.
+In an eager call, the operation on NumPy arrays checks its operands. While a function is traced, its
+tensors have no values yet, so that operation is not called. Instead, this module checks the sizes
+that are already known. The traceback of an error then has the line of the wrong call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
 _AXIS = "must be an integer, the position of the channels"
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
-# TensorFlow itself converts values of these types to tensors, or raises its own error for them.
+# Values of these types are passed to TensorFlow, which converts them to tensors or raises its own
+# error.
 _OWN = (tf.Tensor, tf.Variable, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
 
 
@@ -90,7 +91,8 @@ def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
 
 
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
-    """Return the metadata of the tensors of a traced call, as if the channel axis were the last.
+    """Return the shapes and types of the tensors of a traced call. In the returned shapes, the
+    channel axis is moved to the end.
 
     A size that is unknown in one tensor is taken from another tensor; if no tensor has it, the size
     is 1. If no rank is known, the rank is 2.

@@ -2,9 +2,9 @@
 
 The gradient of the forward pass is the backward pass. The gradient of the backward pass is
 `backnorm.batch_norm_double_backward`, which has no gradient. With reproducible sums, the backward
-pass has no gradient. Where Python cannot be called (`modes.py`), formulas replace the kernels, and
-TensorFlow differentiates the formulas. A function whose name begins with `_of_` computes the
-gradient of an operator (`nodes.py`).
+pass has no gradient. Where a graph cannot call Python (`modes.py`), TensorFlow's own operations
+(`formulas.py`) replace the kernels, and TensorFlow differentiates these operations. A function
+whose name begins with `_of_` computes the gradient of an operator (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
 def _of_forward(operands: Any, statistics: Any, cotangents: Any, options: Options) -> Any:
     x, gamma, _ = operands
     mean, variance = statistics
-    # `forward` returns mean and variance through `stop_gradient`, so their cotangents are zero.
+    # `forward` returns mean and variance through `stop_gradient`, so the cotangents of both are
+    # zero, and are ignored here.
     dy, _, _ = cotangents
     return backward(x, dy, mean, variance, gamma, options)
 

@@ -63,9 +63,9 @@ class _Namespace:
 
     def scaled(self, elements: Any, s: Any, gamma: Any) -> Any:
         elements = elements * self.spread(s, elements)
-        # `elements` are multiplied by one factor after the other. With the product of the two
-        # factors instead, TensorFlow 2.21 computes wrong second-order derivatives in nested eager
-        # forward mode.
+        # `elements` are multiplied by one factor after the other. If `elements` were multiplied by
+        # the product of the two factors, TensorFlow 2.21 would compute wrong second-order
+        # derivatives in nested eager forward mode.
         return elements if gamma is None else elements * self.spread(gamma, elements)
 
     def rounded(self, channels: Any, elements: Any) -> Any:
@@ -84,8 +84,9 @@ def forward(
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and variance.
 
-    If x is a part of a batch, `exchange` is called with the mean and variance of x, each of shape
-    (C,), and x. Its first two results are the mean and variance of the whole batch.
+    If x is only a part of a batch, `exchange` is called as ``exchange(mean, variance, x)``, where
+    mean and variance are those of x, in shape (C,). The first two results of `exchange` are the
+    mean and variance of the whole batch.
     """
     _check(options)
     # x is converted once. With two conversions, each would round its part of the gradient to x's

@@ -1,8 +1,8 @@
 """The modes of TensorFlow in which a function cannot call Python.
 
 The modes are read from undocumented modules of TensorFlow. If a version of TensorFlow does not have
-these modules, the modes are not recognised. Then TensorFlow itself raises an error, which under XLA
-names the node.
+these modules, the modes are not recognised. If a mode is not recognised, TensorFlow itself raises
+an error. Under XLA, the message of this error has the name of the node that calls Python.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ except ImportError:
 def wants_formulas(*tensors: Any) -> bool:
     """Whether XLA compiles a call with these tensors, or one of the tensors has a tangent.
 
-    In both cases formulas replace the kernels, which TensorFlow reaches by a call of Python. XLA
-    cannot call Python. While a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
-    treats the result of a call of Python as a constant. In an eager call, forward mode transposes
-    the function's gradient; the tangent that results has no derivatives of its own.
+    In both cases, formulas made of TensorFlow's operations replace the kernels. The reason is that
+    TensorFlow runs a kernel by calling a Python function. XLA cannot call Python. If one of the
+    tensors has a tangent while a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
+    treats the result of a call of Python as a constant. In an eager call, forward mode computes the
+    tangent by transposing the gradient function that reverse mode would call. This tangent cannot
+    be differentiated again.
     """
     return has_tangent(*tensors) or is_for_xla()
 

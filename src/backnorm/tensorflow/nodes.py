@@ -5,12 +5,14 @@ TensorFlow has no gradient for a node that calls Python, and treats a missing gr
 in functions that copy nodes one by one: `tf.vectorized_map`, `GradientTape.jacobian` and
 `batch_jacobian`. Therefore a node has two safeguards, which its copies keep:
 
-- An attribute of the node itself names its gradient. TensorFlow uses this name when it
-  differentiates a graph, including loops and functions.
+- An attribute of the node has the name under which the node's gradient is registered. When
+  TensorFlow differentiates a graph (also the loops and functions in it), it finds the gradient by
+  this name.
 - The node's results pass through ``PreventGradient``, an operator whose gradient raises an error.
-  In graphs, an attribute names another gradient for it, the identity. A tape that is recording
-  while a node is copied ignores the names in both attributes. So it raises the error, and does not
-  treat the gradient as zero.
+  In graphs, an attribute of this operator names another gradient, the identity. If a tape is
+  recording while a node is copied, the tape ignores both attributes for the copy. It then calls the
+  gradient of ``PreventGradient``, which raises the error, so the tape does not treat the missing
+  gradient as zero.
 """
 
 from __future__ import annotations
@@ -82,9 +84,9 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
         return tuple(results), of_operands
 
     results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
-    # `of_operands` reads the statistics (mean and variance) from the results of
-    # `tf.custom_gradient`, which have a gradient, so that the backward pass is differentiable. The
-    # results of `compute` have no gradient.
+    # `of_operands` reads the list `statistics`. Its tensors, mean and variance, must be results of
+    # `tf.custom_gradient`, because these have a gradient, so that the backward pass is
+    # differentiable. The results of `compute` have no gradient.
     statistics += results[len(node.like) :]
     return results
 

@@ -133,8 +133,8 @@ def batch_norm_synchronised(
 
     Call this function in a function that a `tf.distribute.Strategy` runs. All replicas must make
     their calls, and compute the backward passes of these calls, in the same order. If there is no
-    strategy or only one replica, or outside of the strategy's `run`, the function computes the same
-    as `batch_norm`.
+    strategy or only one replica, or if the call is not within the strategy's `run`, the function
+    computes the same as `batch_norm`.
 
     Parameters
     ----------
@@ -306,7 +306,8 @@ def _checked(
 ) -> tuple[Options, Problem | None]:
     """Return the checked options and the problem of the call. The problem is None in an eager call.
 
-    An eager call runs the function on NumPy arrays, which constructs the problem.
+    In an eager call, the function for NumPy arrays computes the results, and that function makes
+    the problem.
     """
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)

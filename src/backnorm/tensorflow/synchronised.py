@@ -6,19 +6,20 @@ Replicas exchange float64 or int64 numbers by `all_reduce`.
 channel, and the number of its elements per channel. Each replica writes its numbers to its own row
 of a matrix of zeros. The sum of all matrices, computed by one `all_reduce`, has the rows of all
 replicas. Adding zeros does not round. The rows are combined by the formula for parallel variances
-(Chan, Golub and LeVeque, 1979). The formula loses no digits if the means are much larger than the
-deviations. (Variances from sums of squares would then lose digits by cancellation.) The rows are in
-the order of the replicas, so all replicas get the same bits.
+(Chan, Golub and LeVeque, 1979). The formula loses no digits, even if the means are much larger than
+the standard deviations. (In this case, variances that are computed from sums of squares would lose
+digits by cancellation.) The rows are in the order of the replicas, so all replicas get the same
+bits.
 
-*Backward*: the replicas add up two sums for each channel; the number of elements is known from the
-forward pass.
+*Backward*: each replica sends the two sums of each channel, and `all_reduce` adds up those of all
+replicas. The number of elements is known from the forward pass.
 
-*Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
-(four for float64 elements), and the number of elements. Together they are 8C + 1 numbers (10C + 1
-for float64 elements). In both passes, the integers of a replica are its row of a matrix, like the
-statistics in the forward pass, and each replica adds up all rows. (Replicas with the same top bins
-could add up digits by `all_reduce`. But to find the largest top bin, `all_reduce` would have to
-compute maxima, which it cannot do.)
+*Reproducible sums* are exchanged as integers (`binned`). A channel has two sums. Each sum has a top
+bin and three digits (four digits for float64 elements). With the number of elements, these are 8C +
+1 numbers (10C + 1 for float64 elements). In both passes, each replica writes its integers to its
+own row of a matrix of zeros, and `all_reduce` gives every replica all rows. Each replica then adds
+up the rows itself. (Replicas with the same top bins could add up digits by `all_reduce`. But to
+find the largest top bin, `all_reduce` would have to compute maxima, which it cannot do.)
 
 In every distribution strategy, `all_reduce` has a gradient and can be called eagerly, in graphs and
 under XLA. (`all_gather` is not available if XLA compiles replicas on GPUs.)
@@ -85,8 +86,8 @@ def forward(
         x, gamma, beta = here([x, *place(parameters, presence)])
         y, mean, variance, *whole = _normalised(x, gamma, beta, options, statistics, replica)
 
-        # The outputs mean and variance pass through `tf.stop_gradient` below, so their cotangents
-        # (`of_statistics`) are zero.
+        # `of_statistics` are the cotangents of the outputs mean and variance. They are zero,
+        # because these two outputs pass through `tf.stop_gradient` below.
         def gradient(dy: Any, *of_statistics: Any) -> Any:
             # A cotangent may be tf.IndexedSlices, for example from tf.gather.
             dy = tf.convert_to_tensor(dy)
@@ -101,7 +102,7 @@ def forward(
 
 
 def _backward(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
-    """Return the results of `_gradients` as tensors whose differentiation raises an error."""
+    """Return the results of `_gradients`. An attempt to differentiate them raises an error."""
     presence = [tensor is not None for tensor in saved]
 
     def operation(*present: Any) -> Any:
@@ -114,9 +115,10 @@ def _backward(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
 def _normalised(
     x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
 ) -> list[Any]:
-    """Return y of this part, and mean and variance of the whole batch.
+    """Return y of this replica's part of the batch, and the mean and variance of the whole batch.
 
-    Unless sums are reproducible, also return `exact` and `count` of `_Saved`.
+    If sums are not reproducible, also return two tensors of all replicas: the variance in float64,
+    and the number of elements per channel (`exact` and `count` of `_Saved`).
     """
     own = compute(_reduction("batch_norm_moments", calls.moments, x, options), [x], options)
     saved: list[Any] = []
@@ -152,8 +154,9 @@ def _gradients(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]
 
 
 def _reduction(name: str, call: Any, x: Any, options: Options) -> Node:
-    """Return the node that computes the statistics or sums of this part. Its results are two
-    float64 values per channel, or bins.
+    """Return the node that computes the statistics, or the sums of the backward pass, of this
+    replica's part of the batch. The node's results are two float64 values per channel, or bins if
+    sums are reproducible.
     """
     if options.reproducible:
         return Node(name, call, [], [tf.int64], rows=(bin_rows(x.dtype.size),))
@@ -196,8 +199,10 @@ def sums_of_all(sum_dy: Any, sum_dy_xmu: Any, replica: Any) -> Any:
 
 
 def bins_of_all(bins: Any, x: Any, replica: Any) -> Any:
-    """Return one row per replica. It has the replica's bins, flattened, and its number of elements
-    per channel.
+    """Return a matrix with one row for each replica.
+
+    A row has the bins of the replica, flattened, and then the number of elements that the replica
+    has in a channel.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Activations by PyTorch's operators, and the activations that PyTorch's modules compute.
+"""Compute activations by PyTorch's operators, and recognise those of PyTorch's modules.
 
 PyTorch's ReLU6 is ``hardtanh(y, 0, 6)``. The derivative of hardtanh is 0 where y equals a bound, as
 in the kernels; the derivative of ``clamp`` would be 1.
@@ -65,8 +65,8 @@ def activation_of(
 
 
 def _is_exact_ceiling(lower: object, upper: object) -> bool:
-    """Whether a Hardtanh with these bounds is a ReLU whose ceiling every element type represents
-    exactly.
+    """Whether a Hardtanh with these bounds is a ReLU with a ceiling. The ceiling must be a number
+    that every element type represents exactly.
 
     If the ceiling is rounded, PyTorch's gradient depends on the direction of rounding.
     """

@@ -13,13 +13,17 @@ from torch import Tensor
 from backnorm.binned import SPECIAL, two_product
 from backnorm.cpu.scratch import bin_rows
 
-# `_LEAST` maps the number of digits to the lowest top bin. `_HUGE` is the least magnitude that
-# counts as infinite. See `cpu.kernels.bins`.
+# `_LEAST` maps the number of digits of a sum (4 for float64 elements, else 3) to the lowest top bin
+# that the sum may have. `_HUGE` is the least magnitude that counts as infinite. See
+# `cpu.kernels.bins`.
 _LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
 
 
 def of_forward(x: Tensor) -> tuple[Tensor, int]:
-    """Return the bins of sum(x) and sum(x^2), int64 (rows, C), and the count per channel."""
+    """Return the bins of sum(x) and sum(x^2), and the number of elements per channel.
+
+    The bins of both sums are one int64 tensor of shape (rows, C), as described in `binned`.
+    """
     wide = _channels_first(x).double()
     return _both(wide, wide, x)
 
@@ -55,8 +59,8 @@ def _both(slope: Tensor, centred: Tensor, x: Tensor) -> tuple[Tensor, int]:
 def _bins(parts: list[Tensor], digits: int) -> list[Tensor]:
     """Return, for each channel, the top bin and the digits of the sum of all terms in `parts`.
 
-    Each part has shape (C, M). The first part has the term of the largest magnitude, which
-    determines the top bin.
+    Each part is a tensor of terms, of shape (C, M). The first part has the largest term of each
+    channel, which determines the channel's top bin.
     """
     terms = parts[0]
     channels, count = terms.shape

@@ -159,7 +159,8 @@ def _check_like_input(residual: object, input: Tensor) -> None:
 
 
 def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
-    """Return an operation's error with PyTorch's argument names, unless `check` raises an error.
+    """Return an error that an operation raised, with PyTorch's names of arguments. If `check` finds
+    an error in the same arguments, raise that error instead.
 
     `operands` are the arguments of `check`.
     """
@@ -168,7 +169,7 @@ def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
 
 
 def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
-    """Return the error with other names of tensors, as a RuntimeError like PyTorch's errors."""
+    """Return the error as a RuntimeError, like PyTorch's, with tensors renamed by `names`."""
     error = error.in_words(names)
     if isinstance(error, RuntimeError):
         return error

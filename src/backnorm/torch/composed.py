@@ -84,8 +84,8 @@ def double_backward(
     gx = by_x(found, normalised, gradient - found.mean_dy, centred_outer)
     gdy = by_dy(found, normalised, centred_outer)
     gx = torch.zeros_like(x) if gx is ABSENT else gx.to(x.dtype)
-    # Without ddx and ddweight, gdy has only one value per channel, which is expanded to all
-    # elements.
+    # If ddx and ddweight are None, the formula gives only one value of gdy per channel, which is
+    # expanded to all elements of the channel.
     gdy = torch.zeros_like(dy) if gdy is ABSENT else gdy.expand_as(dy).to(dy.dtype)
     dtype = statistics_type(x.dtype) if weight is None else weight.dtype
     if found.gamma is ABSENT:

@@ -21,17 +21,17 @@ from backnorm.torch.fusion import check_fuse, fuse_pair, fuse_sequences, named_p
 
 Model = TypeVar("Model", bound=Module)
 
-# Maps modules that define layers to backnorm's modules, which define classes of the same names.
-# backnorm's module for timm imports timm, so it is imported only if a model has a layer of timm.
-# Likewise, backnorm's modules for torchvision and for its blocks are imported only if a model needs
-# them.
+# Maps a library's module that defines layers to the module of backnorm that defines classes with
+# the same names. backnorm's module for timm imports timm, so it is imported only if a model has a
+# layer of timm. Likewise, backnorm's modules for torchvision and for its blocks are imported only
+# if a model needs them.
 _LIBRARIES = {
     "torch.nn.modules.batchnorm": "backnorm.torch.modules",
     "timm.layers.norm_act": "backnorm.torch.timm",
     "torchvision.ops.misc": "backnorm.torch.torchvision",
 }
 # Maps modules that define blocks of layers, in the same way. `convert` changes the classes of
-# blocks only with `fuse`.
+# blocks only if its argument `fuse` is set.
 _BLOCKS = {"torchvision.models.resnet": "backnorm.torch.resnet"}
 _ORIGINALS = {ours: library for library, ours in (_LIBRARIES | _BLOCKS).items()}
 _SYNCHRONISED = modules.BatchNorm1d, modules.BatchNorm2d, modules.BatchNorm3d
@@ -291,7 +291,10 @@ def is_batch_norm(module: Module) -> bool:
 
 
 def _namesake(layer: Module, libraries: Mapping[str, str]) -> type[Module] | None:
-    """Return the class in `libraries` that has the name of the layer's class, or None."""
+    """Return the class in another module that has the name of the layer's class, or None.
+
+    `libraries` maps the module that defines the layer's class to the other module.
+    """
     cls = type_before_parametrizations(layer)
     if cls.__module__ not in libraries:
         return None
@@ -302,7 +305,7 @@ def _set_class(module: Module, cls: type[Module]) -> None:
     """Change the class of a module.
 
     A parametrised module has a class of its own, whose properties are the module's parameters. The
-    module's new class is then a subclass of `cls` with the same properties.
+    new class of such a module is a subclass of `cls` that has the properties of the old class.
     """
     if is_parametrized(module):
         cls = type(type(module).__name__, (cls,), dict(vars(type(module))))

@@ -1,4 +1,4 @@
-"""`interfaces.Arrays` for CPU tensors, and the operations on the memory of such tensors.
+"""CPU tensors as `interfaces.Arrays`, and the operations that read and write their memory.
 
 Per-channel tensors have x's type; with a 16-bit x, float32 is accepted as well. 16-bit per-channel
 tensors are converted to float32, so that statistics are computed and returned in float32. Results
@@ -51,7 +51,7 @@ _RUNNING = ("running_mean", "running_variance")
 
 
 class Tensors(Arrays[Tensor, P]):
-    """The implementation of `Arrays` for strided tensors. Each kind of device has a subclass."""
+    """The implementation of `Arrays` for strided tensors; CPUs and GPUs have a subclass each."""
 
     names: ClassVar[dict[str, Any]] = {
         "bits": torch.uint8,
@@ -139,8 +139,8 @@ class Tensors(Arrays[Tensor, P]):
         signature = problem.signature
         for tensor, copy, operand in zip(operands, ready, signature.operands, strict=True):
             if tensor is not None and operand.name in _RUNNING and copy is not tensor:
-                # Writing to `data` leaves the version counter as it is; `operations` gives the
-                # reason.
+                # Writing to `data` does not change the tensor's version counter. As in PyTorch,
+                # autograd must not detect the update of running statistics.
                 tensor.data.copy_(copy)
         if not signature.operation.startswith("backward"):
             return results
@@ -161,12 +161,13 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         # negation.
         facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg())",
         # Kernels read a per-channel tensor in place if it is contiguous and has one axis. The
-        # length of such a tensor follows from `nbytes`, so the shape is not a fact.
+        # length of such a tensor follows from `nbytes`, so the shape need not be one of the facts.
         channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
         "{}.is_neg())",
         # A tensor has no memory if PyTorch treats it as zeros (`_is_zerotensor`), or if its storage
-        # has been freed. Its storage is then at address 0. The first comparison is false for most
-        # addresses, so the rest of the expression is seldom evaluated.
+        # has been freed. The storage of a tensor without memory is at address 0. The comparison
+        # with 0x10000000000 is false for most addresses, so the rest of the expression is seldom
+        # evaluated.
         lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
         "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
         known_address="at_{}",
@@ -185,7 +186,7 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
         ),
         new={
             "data": "(large_empty_like if is_large else empty_like)(x)",
-            # `empty_like` takes 0.2 us less than `empty` with a length and a type.
+            # `empty_like(statistics)` takes 0.2 us less than `empty(channels, dtype=...)`.
             "channel": "empty_like(statistics)",
             "mask": "empty(mask_bytes, dtype=bits)",
             "coefficients": "empty_like(table)",

@@ -5,9 +5,10 @@ computes calls under a transform of `torch.func`, and gradients that are differe
 
 Eager calls have their own classes, because a forward and backward pass on (8, 16, 8, 8) takes 0.13
 ms with these classes and 0.55 ms with the operators `torch.ops.backnorm` (AMD EPYC, one thread).
-The operators have two more disadvantages. They return the batch's statistics, which autograd then
-also handles. And they cannot save a ReLU's mask as bits: the bits are in the memory order of x, and
-a compiler may change the layout of x between the passes.
+The operators have two more disadvantages. They return the batch's statistics as further results, so
+that autograd has more tensors to handle. And the operators cannot save a ReLU's mask as bits: these
+bits are in the memory order of x, and a compiler may change the layout of x between the forward and
+the backward operator.
 
 The classes have names that users can read: a node in the autograd graph has the name of its class
 followed by "Backward", and a profiler shows the qualified name of the class.
@@ -44,7 +45,9 @@ _NAMES = {"x": "input", "gamma": "weight"}
 
 
 class _Normalisation(Function):
-    """The backward pass of `BatchNorm` and `BatchNormInference`; `ctx.options` is an `Options`."""
+    """The backward pass of `BatchNorm` and `BatchNormInference`. Their forward passes store an
+    `Options` in `ctx.options`.
+    """
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -208,19 +211,21 @@ def profiled(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _function(base: type[Function], name: str) -> Any:
-    """Return the `apply` of a new subclass of `base`. Graphs and profiles show the subclass's name.
+    """Make a subclass of `base` that is named after `name`, and return its method `apply`.
+
+    Autograd graphs and profiles show the name of the subclass.
 
     This `apply` does not handle transforms of `torch.func`, unlike `Function.apply`. In the calls
     of this module, no transform is active.
     """
-    # For the name "batch_norm_relu", the autograd graph shows "BatchNormReluBackward".
+    # If `name` is "batch_norm_relu", for example, the autograd graph shows "BatchNormReluBackward".
     cls = type(name.title().replace("_", ""), (base,), {"__module__": __name__})
     cls.__name__ = f"backnorm::{name}"
     return super(Function, cls).apply
 
 
-#: Maps the names that `name_of` returns in training to functions, which take the arguments of
-#: `BatchNorm.forward` and return y.
+#: For each name that `name_of` can return in training, the function that is called. It takes the
+#: arguments of `BatchNorm.forward` and returns y.
 TRAIN = {
     name: _function(BatchNorm, name)
     for name in ("batch_norm", "batch_norm_relu", "batch_norm_add_relu", "batch_norm_activation")

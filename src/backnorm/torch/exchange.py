@@ -2,13 +2,14 @@
 
 *Forward*: the processes exchange mean, variance and number of their own elements. The formula for
 parallel variances (Chan, Golub and LeVeque, 1979) combines them. The formula loses no digits if the
-means are much larger than the deviations; sums of squares could then lose all digits. A small group
-gathers 2C + 1 float64 numbers from every process and combines them in the order of ranks. In a
-large group, gathering would take long, because the number of bytes (and on rings also the latency)
-grows with the size of the group. So a large group makes two all-reduce sums: first of the weighted
-means, then of the variances and the squared distances of the means. The two sums have 2C + 1
-numbers together. On a ring, an all-reduce sends each number to a process twice. So a process
-receives 16 * (2C + 1) bytes (and padding), however large the group is.
+means are much larger than the deviations. (A variance computed from sums of squares could then lose
+all digits.) A small group gathers 2C + 1 float64 numbers from every process and combines them in
+the order of ranks. In a large group, gathering would take long, because the number of bytes (and on
+rings also the latency) grows with the size of the group. So a large group makes two all-reduce
+sums: first of the weighted means, then of the variances and the squared distances of the means. The
+two sums have 2C + 1 numbers together. If the processes form a ring, each process receives every
+number twice in an all-reduce. So a process receives 16 * (2C + 1) bytes (and padding), however
+large the group is.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
@@ -50,17 +51,17 @@ from backnorm.errors import BacknormError
 _GATHERED = 12
 
 # The first message of an exchange has two parts of these lengths, in units of 8 bytes. The first
-# part is for a text that describes layer, channels, pass and settings: it has a digest of the text,
-# and the text's first 120 bytes. The second part has the first 1025 numbers of the statistics.
-# Further numbers are in a second message.
+# part stands for a text that describes layer, channels, pass and settings. It has a digest of this
+# text (8 bytes), and the first 120 bytes of the text. The second part has the first 1025 numbers of
+# the statistics. Further numbers are in a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
-# For each group: the numbers that its layers without a name have, and the counter from which the
-# next such layer gets its number.
+# Maps each process group to two things for layers without a name (see `name_of`): the numbers that
+# such layers have got so far, and a counter that gives the next layer its number.
 _NUMBERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 # In older versions of PyTorch, the function `all_gather_single` is named `all_gather_into_tensor`.
-# A PyTorch that was built without `torch.distributed` has neither name.
+# If PyTorch was built without `torch.distributed`, it has neither of the two functions.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(
     dist, "all_gather_into_tensor", None
 )
@@ -95,8 +96,8 @@ def name_of(layer: torch.nn.Module, group: Any) -> str:
 
 
 class Exchange:
-    """One exchange between the processes of a group, which also checks that all have the same
-    `description`.
+    """One exchange of numbers between the processes of a group. The exchange also checks that all
+    processes have the same `description`.
 
     Parameters
     ----------
@@ -118,8 +119,8 @@ class Exchange:
         self._is_gathered = self._size <= _GATHERED
 
     def moments(self) -> Tensor:
-        """Return means and biased variances of the elements of all processes, and the elements'
-        number.
+        """Return the means and biased variances over the elements of all processes, followed by the
+        number of these elements.
         """
         channels = self._local.shape[0] // 2
         if self._is_gathered:
@@ -148,8 +149,8 @@ class Exchange:
         return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
 
     def bins(self, rows: int) -> Tensor:
-        """Return the total of all processes' reproducible sums, a flat tensor: the `rows` rows of
-        bins, then the number of elements.
+        """Return the reproducible sums over the elements of all processes, as a flat tensor: the
+        `rows` rows of bins, followed by the number of elements.
         """
         every = self._gathered() if self._is_gathered else self._local[None]
         bins = every[:, :-1].reshape(len(every), rows, -1).transpose(0, 1)
@@ -164,7 +165,7 @@ class Exchange:
         return self._result(total.flatten(), numbers[-1:])
 
     def _gathered(self) -> Tensor:
-        """Return the numbers of all processes, a row for each process, and compare descriptions."""
+        """Return one row of numbers for each process, and compare the processes' descriptions."""
         begin, rest = _split(self._local)
         expected = _described(self._text).to(begin.device)
         rows = self._rows(torch.cat((expected, begin.view(torch.int64))))
@@ -175,13 +176,14 @@ class Exchange:
         return found[:, : self._local.shape[0]].contiguous()
 
     def _reduced(self, own: Tensor, operation: Any) -> Tensor:
-        """Return the sum or maximum of `own` over all processes; check that they have the same
-        text.
+        """Return the sum or maximum of `own` over all processes, and check that all processes have
+        the same description (`self._text`).
         """
         begin, rest = _split(own)
-        # The digest has 32 bits, so that float64 sums of digests are exact. Each process sends its
-        # digest d, and -d. The maxima of the two over all processes show the largest and the
-        # smallest digest. These two are equal only if all digests are equal.
+        # The digest has 32 bits, so that float64 sums of digests are exact. Each process sends two
+        # numbers: its digest d, and -d. If `operation` is the maximum, the processes get the
+        # largest digest and minus the smallest digest. These are d and -d in every process only if
+        # all digests are equal.
         digest = int(_described(self._text)[0]) & 0xFFFFFFFF
         head = own.new_tensor([digest, -digest])
         message = torch.cat((head, begin))
@@ -198,7 +200,11 @@ class Exchange:
         return own
 
     def _result(self, *parts: Tensor) -> Tensor:
-        """Return the parts as one tensor; on a GPU, NaN (or `SPECIAL`) if descriptions differ."""
+        """Return the parts as one tensor.
+
+        On a GPU, every number is NaN (in an integer tensor: `SPECIAL`) if the descriptions of two
+        processes differ. On a CPU, `_compare` has then already raised an error.
+        """
         numbers = torch.cat(parts)
         if numbers.is_cpu:
             return numbers
@@ -236,7 +242,11 @@ class Exchange:
 
 
 def _split(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the first message, padded with zeros, and those of the second."""
+    """Divide the numbers of a process into two messages.
+
+    The first message has the first `_STATISTICS` numbers, padded with zeros if there are fewer. The
+    second message has the remaining numbers.
+    """
     numbers = pad(numbers, (0, max(0, _STATISTICS - numbers.shape[0])))
     return numbers[:_STATISTICS], numbers[_STATISTICS:]
 

@@ -157,8 +157,8 @@ def batch_norm(
     try:
         return _eager(operands, momentum, options)
     except OpaqueTensorError:
-        # A kernel cannot read the memory of some operand (the memory of the input was checked
-        # before).
+        # The kernels cannot read the memory of an operand other than `input`. (Whether they can
+        # read that of `input` was checked above, by `needs_dispatcher`.)
         return _by_dispatcher(operands, momentum, options)
     except ArgumentError as error:
         refused = error
@@ -185,7 +185,7 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     input, residual, weight, bias, running_mean, running_var = operands
     wants_gradient = torch.is_grad_enabled() and (
         input.requires_grad
-        # An operand that is not a tensor passes here; the kernels raise an error for it.
+        # An operand that is not a tensor raises no error here, but the kernels raise one for it.
         or getattr(weight, "requires_grad", False)
         or getattr(bias, "requires_grad", False)
         or getattr(residual, "requires_grad", False)
@@ -216,7 +216,7 @@ _NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
 
 
 def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Compute y by operators, which transforms, modes, tracers and tensor subclasses can see."""
+    """Compute y by registered operators: transforms, modes, tracers and subclasses see the call."""
     input, residual, *_ = operands
     is_traced = torch.compiler.is_compiling()
     if not is_traced:

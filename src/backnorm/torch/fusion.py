@@ -76,7 +76,8 @@ def named_pairs(
 def fuse_sequences(model: Module) -> dict[Module, str]:
     """Fuse each layer in a `torch.nn.Sequential` with the activation that follows it.
 
-    Return a mapping from each layer in a sequence that could not be fused to the reason.
+    Return a mapping whose keys are the layers in sequences that could not be fused. The value of a
+    key is the reason, as text.
     """
     structure = _Structure(model)
     obstacles: dict[Module, str] = {}

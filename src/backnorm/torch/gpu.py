@@ -2,9 +2,10 @@
 
 This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `kernels` and
 `synchronised` call. Kernels run on the current stream of the tensors' device. No function waits for
-a kernel or reads a value from the device. So a CUDA graph can capture a call, if the same call has
-run before and has compiled its kernels. Therefore no function raises an error if variance + epsilon
-is not positive in a channel. The results of such a channel are infinite or NaN, as in PyTorch.
+a kernel or reads a value from the device. So a CUDA graph can capture a call, on the condition that
+the same call has run before, so that its kernels are already compiled. No function raises an error
+if variance + epsilon is not positive in a channel, because this check would need to read values
+from the device. The results of such a channel are infinite or NaN, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
-# Among the addresses of a call: the position of the first of the two per-channel results, and the
-# position after the second.
+# A call passes its addresses in the order of `ADDRESSES`. Two of them are those of per-channel
+# results. These are the position of the first of the two, and the position after the second.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
 #: The key of tuned knobs: a problem, its memory layout and its device. In the key,
@@ -222,7 +223,7 @@ def reduce(
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a process's message into three tensors: two with a number per channel, and a count."""
+    """Split a process's message into two tensors of shape (C,) and one with a count."""
     channels = message.numel() // 2
     return message[:channels], message[channels:-1], message[-1:]
 
@@ -266,13 +267,13 @@ def double_backward(
 
 @cache
 def gpu_of(device: torch.device) -> Gpu:
-    """Return the properties of a device."""
+    """Return the name and the compute capability of a CUDA device, on which plans depend."""
     properties = torch.cuda.get_device_properties(device)
     return Gpu(properties.name, (properties.major, properties.minor))
 
 
 def _place(problem: Problem, extents: Extents, device: torch.device) -> Place:
-    """Return the key under which the knobs that tuning has chosen for a problem are stored."""
+    """Return the key of a problem in `_tuned`, the table of tuned knobs (settings of kernels)."""
     return replace(problem, running=False), extents, gpu_of(device)
 
 
@@ -282,7 +283,7 @@ def place_of(
     activation: Activation | None = None,
     **options: Any,
 ) -> Place:
-    """Check the tensors of a call; return the key by which the knobs of its kernel are stored."""
+    """Check a call's tensors; return the key under which tuning stores the call's `Knobs`."""
     fused, _ = _split(activation)
     problem, (x, *_) = TENSORS.checked(name, operands, activation=fused, **options)
     extents = extents_of(problem.shape, problem.channel_axes, order_of(x))

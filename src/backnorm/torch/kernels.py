@@ -67,8 +67,8 @@ def forward(
     `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
-    As in PyTorch, autograd does not detect the update. Therefore an inference that needs its
-    statistics for gradients saves copies of them.
+    As in PyTorch, autograd does not detect the update. Therefore, if an inference pass needs
+    running statistics for gradients, backnorm's autograd function saves copies of them.
     """
     mean, variance, momentum = running or (None, None, 0.0)
     result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(

@@ -43,8 +43,9 @@ _forward_coefficients = register(
 _backward_coefficients = register(
     "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-# The coefficients of inference have an operator of their own. In a frozen model, the operands of
-# this operator are constants, so Inductor computes the coefficients only once.
+# The coefficients of inference have an operator of their own. If Inductor freezes a model, the
+# model's parameters and statistics become constants. So the operands of this operator are
+# constants, and Inductor computes the coefficients only once.
 _inference_coefficients = register(
     "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
 )
@@ -163,15 +164,18 @@ def lower() -> None:
 
     make_fallback(_backward_coefficients, layout_constraint=_with_dy_as_x, warn=False)
     for operator, formula in _FORMULAS.items():
-        # If a kernel computes the elements (`_is_lowered` is false for x), the operator is not
-        # decomposed: Inductor's code calls it.
+        # `formula` returns NotImplemented if a kernel is to compute the elements (`_is_lowered` is
+        # false for x). Inductor then keeps the operator, and its code calls the operator.
         make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
         decomposition.register_decomposition([operator])(formula)
-    # When PyTorch compiles the first graph, its function `fast_random_decomps` caches a copy of the
-    # table of decompositions. The copy lacks new entries, so it is dropped.
+    # PyTorch's function `fast_random_decomps` returns a copy of the table of decompositions, which
+    # it caches when PyTorch compiles the first graph. A copy that was made before these lines lacks
+    # the new entries, so the cache is cleared.
     decomposition.fast_random_decomps.cache_clear()
-    # PyTorch's caches on disk identify a graph by the names of its operators. Without backnorm's
-    # tag, a cache could return code with the formulas of another version of backnorm.
+    # PyTorch's caches on disk identify a graph by the names of its operators. The names do not
+    # change if a new version of backnorm changes the formulas. So a digest of the formulas is added
+    # to the caches' key; without it, a cache could return code with the formulas of another
+    # version.
     torch.compiler.config.cache_key_tag += _cache_tag()
 
 

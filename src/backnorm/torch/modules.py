@@ -1,21 +1,22 @@
 """Modules: PyTorch's layers of batch normalisation, computed by backnorm.
 
 A layer can be fused with the module of the activation that follows: the layer then computes the
-activation, too. Fusion keeps both module objects. The attribute `activation` of the layer is set,
-and the layer's forward applies it. The activation's module becomes a `FusedActivation`, which
-returns its input while the layer has an `activation`, and applies the activation otherwise.
+activation, too. Fusion keeps both module objects. It stores the activation in the layer's attribute
+`activation`, and the forward of the layer then applies this activation. The activation's module
+becomes a `FusedActivation`, which returns its input while the layer has an `activation`, and
+applies the activation otherwise.
 
 So one attribute of the layer decides which of the two modules computes the activation. If the layer
-loses the attribute, the activation is still computed exactly once. Both modules remove the
-attribute (`separate`) when a change could make the fusion visible: a hook, another `forward`, other
-settings of the activation, a graph of `torch.fx`. The layer then only normalises, and the
-activation's module applies the activation.
+loses the attribute, the activation's module computes the activation, so it is still computed
+exactly once. Both modules remove the attribute (`separate`) when a change could make the fusion
+visible: a hook, another `forward`, other settings of the activation, a graph of `torch.fx`. The
+layer then only normalises, and the activation's module applies the activation.
 
 If a caller of `convert` names a layer and an activation as a pair, the caller guarantees that the
 activation gets the layer's output. In a `torch.nn.Sequential`, the order of the modules guarantees
-this. If an eager call passes another tensor to the activation, the activation's module raises an
-error. If another module replaces the layer or the activation in the model, the fusion does not
-detect it.
+that the activation gets the layer's output. If an eager call passes another tensor to the
+activation, the activation's module raises an error. If another module replaces the layer or the
+activation in the model, the fusion does not detect it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def described_activation(activation: Activation) -> str:
 
 
 def alteration_of(module: torch.nn.Module) -> str | None:
-    """Return None if a call of `module` runs only the `forward` of its class, else what it has."""
+    """Return what changes the call of a module, as a phrase such as "has hooks".
+
+    Return None if a call of `module` runs only the `forward` of its class.
+    """
     hooks = (
         module._forward_hooks, module._forward_pre_hooks,
         module._backward_hooks, module._backward_pre_hooks,
@@ -71,7 +75,10 @@ def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
 
 
 class Separable(torch.nn.Module):
-    """A module of a fused pair. Registering a hook or setting `forward` separates the pair."""
+    """One of the two modules of a fused pair (a layer and an activation). If a hook is registered
+    on it, or its `forward` is set, the pair is separated: each module again computes only its own
+    part.
+    """
 
     def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
         """Separate the pair, and return a call of this module in the graph of `torch.fx`.
@@ -162,7 +169,8 @@ class FusedActivation(Separable, torch.nn.Identity):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Setting a public attribute of the activation, such as `max_val`, separates the pair.
-        # Setting `training`, which every module has, does not.
+        # Setting `training` does not separate the pair: `train()` and `eval()` set it in every
+        # module.
         if name != "training" and not name.startswith("_"):
             self.separate()
         super().__setattr__(name, value)
@@ -174,10 +182,10 @@ class FusedActivation(Separable, torch.nn.Identity):
 
 @tools.unscriptable
 class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
-    """The mixin of all layers: it has the forward and its options; all else is PyTorch's."""
+    """The mixin of all layers. It has `forward` and the options; all else is PyTorch's."""
 
-    #: The type in which elements are computed; None: the default that `backnorm.arithmetic`
-    #: describes.
+    #: The type in which elements are computed. None stands for the default, which the documentation
+    #: of `backnorm.arithmetic` describes.
     arithmetic: Arithmetic | None = None
 
     #: Whether results in training have the same bits for every order of a channel's elements.
@@ -269,7 +277,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         return f"{text}, activation={(name if ceiling is None else self.activation)!r}"
 
     def separate(self) -> None:
-        """Stop computing the activation of the module that is fused with this layer."""
+        """Stop computing the activation if it is that of a module fused with this layer."""
         if not self.owns_activation:
             self.__dict__.pop("activation", None)
 
@@ -285,9 +293,10 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        # If an activation module is fused with this layer, the module recognises y by a mark. A
-        # compiled forward does not mark y. It does not assign y to a local variable either: after a
-        # graph break in the call, Dynamo would read `y.grad`, and PyTorch would warn.
+        # If an activation module is fused with this layer, the module recognises y by a mark, the
+        # attribute `_ORIGIN`. A compiled forward does not mark y. It also returns y without
+        # assigning it to a local variable. Otherwise, after a graph break in the call, Dynamo would
+        # read `y.grad`, and PyTorch would warn.
         if self.activation is None or self.owns_activation or is_compiling():
             return self._normalised(input, residual, self.activation)
         y = self._normalised(input, residual, self.activation)
@@ -342,7 +351,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
 def _rank_error(input: Tensor, accepted: str) -> ArgumentValueError:
     """Return the error for a rank that the layer does not accept."""
-    # `check_tensor` raises for a nested tensor: reading its shape below would raise another error.
+    # If `input` is a nested tensor, `check_tensor` raises an error for it. Otherwise, reading the
+    # shape of `input` below would raise a different error.
     check_tensor("input", input)
     return ArgumentValueError(
         "input",
@@ -423,8 +433,8 @@ class SyncBatchNorm(_BatchNorm):
     digits (`exchange`). The batches of the processes may differ in size, and may be empty. The
     gradient of the input takes the whole batch into account. In each process, the gradients of
     weight and bias are those of the process's own batch; DistributedDataParallel averages them over
-    the processes. In all other cases the layer computes what `BatchNorm2d` computes, for inputs
-    with two or more axes.
+    the processes. In evaluation, or in a single process, the layer computes what `BatchNorm2d`
+    computes. It accepts inputs with two or more axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the

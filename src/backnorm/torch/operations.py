@@ -1,18 +1,19 @@
 """Batch normalisation, its gradient and its second-order gradient, as differentiable operators.
 
-The operators serve `torch.compile`, `torch.export`, fake tensors, and dispatch modes, such as FLOP
-counters, which see every operator. The subclasses of PyTorch's `Function` define derivatives for
-autograd, forward mode and `torch.func`. An operator only normalises: PyTorch's operators add a
-residual and apply an activation, and `move` updates the running statistics. Eager calls on tensors
-in memory do not use this module (see `eager`).
+The operators are registered with PyTorch, so that `torch.compile`, `torch.export`, fake tensors and
+dispatch modes (such as FLOP counters) see each call of an operator. The subclasses of PyTorch's
+`Function` define derivatives for autograd, forward mode and `torch.func`. An operator only
+normalises: PyTorch's operators add a residual and apply an activation, and `move` updates the
+running statistics. Eager calls on tensors in memory do not use this module (see `eager`).
 
 If the argument `arithmetic` is None, an operator computes in the default arithmetic of the element
 type, so that a graph does not depend on the `backnorm.arithmetic` block in which it runs.
-Code that Inductor compiles computes in another default arithmetic (`lowering`).
+Formulas that Inductor compiles compute in float32 by default (see `lowering`).
 
-The forward operators also return the batch's mean and variance, for the backward pass. These
-results have no gradients. If batched gradients (``is_grads_batched``) or second-order gradients may
-be differentiated again, they are composed of PyTorch's operators (`composed`).
+The forward operators also return the batch's mean and variance, for the backward pass. The mean and
+variance that they return are not differentiable. If batched gradients (``is_grads_batched``) or
+second-order gradients may be differentiated again, they are not computed by backnorm's kernels, but
+composed of PyTorch's operators (`composed`).
 
 The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Therefore forward mode uses
 the operators of reverse mode.
@@ -114,8 +115,10 @@ class BatchNormBackward(Function):
     ) -> Gradients:
         x, dy, *channels = _primals(ctx)
         tdx, tdweight, tdbias = None, None, None
-        # dx, dweight and dbias are linear in dy. The tangents of x and weight add the Hessian of
-        # <dy, y> times these tangents.
+        # dx, dweight and dbias are the gradients of <dy, y>, the sum of all dy * y. They are linear
+        # in dy, so for a tangent of dy they are computed with the tangent in place of dy. For
+        # tangents of x and weight, the Hessian of <dy, y> is multiplied by these tangents, and the
+        # product is added.
         if tdy is not None:
             options = ctx.eps, ctx.training, ctx.arithmetic
             tdx, tdweight, tdbias = BatchNormBackward.apply(x, tdy, *channels, *options)
@@ -130,9 +133,9 @@ class BatchNormBackward(Function):
 
 
 class _Normalisation(Function):
-    """The derivatives of y, for the statistics of the batch or for given statistics.
+    """Base class with the derivatives of y, for batch statistics and for given statistics.
 
-    The first arguments of every subclass's `forward` are x, weight and bias.
+    In every subclass, the first three arguments of `forward` are x, weight and bias.
     """
 
     @staticmethod
@@ -223,7 +226,8 @@ def _check_constants(tmean: Tensor | None, tvariance: Tensor | None) -> None:
 
 def _primals(ctx: Any) -> list[Tensor | None]:
     """Return the saved tensors without the tangents of the current level of forward mode."""
-    # The public function `forward_ad.unpack_dual` has no default level while a compiler traces.
+    # The public function `forward_ad.unpack_dual` is not used, because it finds no current level
+    # while a compiler traces.
     return [
         None if tensor is None else torch._VF._unpack_dual(tensor, level=0).primal
         for tensor in ctx.saved_tensors
@@ -259,8 +263,8 @@ batch_norm_double_backward = register(
 )
 
 
-# Every transform of `torch.func` can differentiate these functions, which take the arguments of the
-# operators.
+# The functions `forward`, `inference`, `backward` and `double_backward` take the arguments of the
+# operators above. Every transform of `torch.func` can differentiate these functions.
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -278,9 +282,10 @@ def inference(
     *settings: Any,
 ) -> Tensor:
     """Return y, normalised with given statistics, which are constants."""
-    # Copies are saved, because autograd does not detect that a later batch updates the running
-    # statistics. The copies keep the tangents of the originals, so that the operation can raise an
-    # error for statistics with tangents.
+    # Copies of the statistics are saved for the backward pass. The originals may be running
+    # statistics: a later batch updates them, and autograd does not detect this. The copies keep the
+    # tangents of the originals, so that the operation can raise an error for statistics with
+    # tangents.
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
     y: Tensor = BatchNormInference.apply(x, weight, bias, mean, variance, *settings)
@@ -337,16 +342,17 @@ def _move(
     count: int,
 ) -> None:
     # The new statistics are computed in float64 and rounded once, as in the kernels. The product
-    # begins with the float64 variance: under `torch.jit.trace`, counts are integer tensors, whose
-    # ratio would be a float32.
+    # below begins with the float64 variance, so that every operation is in float64. Under
+    # `torch.jit.trace`, `count` is an integer tensor, and `count / (count - 1)` alone would be a
+    # float32.
     unbiased = variance.double() * count / (count - 1)
     running_mean.copy_(running_mean.double() * (1.0 - momentum) + mean.double() * momentum)
     running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)
 
 
 def move_below_transforms(*arguments: Any) -> Tensor:
-    """Update the running statistics in place: write to the plain tensors inside the wrappers of
-    transforms.
+    """Update the running statistics in place. Transforms of `torch.func` wrap tensors; this
+    function writes to the plain tensors inside the wrappers.
     """
     empty: Tensor = MoveRunningStatistics.apply(*arguments)
     return empty
@@ -358,8 +364,9 @@ class MoveRunningStatistics(Function):
     @staticmethod
     def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:
         # Writing to `data` does not change the tensor's version counter. As in PyTorch, autograd
-        # must not detect the update. A weight may be a view of the same base tensor as the running
-        # statistics. With the shared counter, autograd would treat this weight as changed, too.
+        # must not detect that running statistics are updated. (A weight may be a view of the same
+        # base tensor as the running statistics, and then shares their version counter. If the
+        # counter increased, autograd would treat the weight as changed, too.)
         _move(running_mean.data, running_var.data, *arguments)
         return running_mean.new_empty(0)
 
@@ -382,7 +389,8 @@ class MoveRunningStatistics(Function):
                     accepted="a tensor that vmap maps over, or None",
                     hint="torch.func.stack_module_state gives each model its own",
                 )
-        # The update is elementwise, so the vmap axis can be moved to the front of every tensor.
+        # The update treats each element alone, so it does not matter where the axis is that vmap
+        # maps over. This axis is moved to the front of every tensor.
         moved = [
             # If vmap maps over only one of the two running statistics, the other is copied here,
             # and only the copy is updated, as in PyTorch.

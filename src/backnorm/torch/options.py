@@ -70,8 +70,8 @@ def eager_options(
         return _cached.__wrapped__(*arguments)
 
 
-# Without `typed`, True, 1 and 1.0 would have one key, because they are equal. Errors are not
-# cached.
+# Without `typed`, the arguments True, 1 and 1.0 would have the same key in the cache, because they
+# are equal. Errors are not cached.
 @functools.lru_cache(maxsize=1024, typed=True)
 def _cached(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
@@ -100,7 +100,7 @@ def traced_options(
         activation, ceiling = activation.name, activation.ceiling
     if ceiling is not None:
         # Dynamo turns a number that differs between calls or layers into a symbol. `guard_scalar`
-        # makes the ceiling a constant of the graph.
+        # turns the symbol of the ceiling into a constant of the graph.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
         ceiling = guard_scalar(ceiling)
@@ -114,8 +114,8 @@ def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> 
 
 
 def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None:
-    """Return the arithmetic of a traced call. If the call requests none, a guard makes Dynamo trace
-    again when `backnorm.arithmetic` sets another arithmetic.
+    """Return the arithmetic of a traced call. If the call requests no arithmetic, a guard makes
+    Dynamo trace again as soon as a block `with backnorm.arithmetic(...)` sets another arithmetic.
     """
     if arithmetic is None:
         # Dynamo does not guard context variables: without this guard, all calls would use the value

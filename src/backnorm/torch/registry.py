@@ -38,9 +38,10 @@ _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 #: Maps the names that kernels give to tensors to the operators' argument names, as in PyTorch.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
-#: The kind of a result, which determines its shape and type. data: those of x. statistics: those of
-#: a mean or variance, which is computed from x alone. parameter: those of the weight, or, without a
-#: weight, those of statistics. coefficients: four numbers per channel (see `lowering`).
+#: The kind of a result determines the result's shape and type. data: the shape and type of x.
+#: statistics: one value per channel, in the type of a mean that is computed from x. parameter: one
+#: value per channel, in the type of the weight; without a weight, in the type of statistics.
+#: coefficients: four numbers per channel (see `lowering`).
 Result = Literal["data", "statistics", "parameter", "coefficients"]
 
 
@@ -74,16 +75,17 @@ def register(
     tags : tuple of torch.Tag
         Tags that tell Inductor which layouts of operands the operator accepts.
     """
-    # `torch.library.custom_op` could define the operator, too, but every call would take 3 us more
-    # (AMD EPYC, Zen 3).
+    # The operator is not defined by `torch.library.custom_op`, because every call would then take 3
+    # us longer than with the registration below (AMD EPYC, Zen 3).
     schema = infer_schema(kernel, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     # The argument `None` registers the kernel for all devices. Dynamo does not trace the Python
     # code of kernels registered in this way.
     register_kernel(f"backnorm::{name}", None, _with_names(kernel), lib=_LIBRARY)
-    # The kernels handle lazily negated tensors and zero tensors themselves. Without the two
-    # fallthroughs, PyTorch would copy such a tensor before the call. If the tensor's storage had
-    # been shortened, the copy would read beyond the end of the storage.
+    # The kernels themselves handle tensors that PyTorch negates lazily, and tensors of zeros
+    # without memory. Without the two fallthroughs below, PyTorch would copy a tensor of either kind
+    # before the call. If the tensor's storage had been shortened, PyTorch would read beyond the end
+    # of the storage.
     for key in ("Negative", "ZeroTensor"):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
     operator = getattr(torch.ops.backnorm, name).default
@@ -164,8 +166,8 @@ def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `jvp` rule that forward mode can differentiate again.
 
     While a rule runs, PyTorch disables forward mode at all levels of nested `jvp` calls, so the
-    outer levels would get a tangent of 0. This wrapper enables forward mode. The rule itself
-    ignores the tangents of its own level.
+    outer levels would get a tangent of 0. The returned wrapper enables forward mode while the rule
+    runs. The rule itself ignores the tangents of its own level.
     """
 
     @functools.wraps(jvp)
@@ -196,7 +198,8 @@ def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Cal
             return _split(results, size, channels)
         split = [_split(result, size, channels) for result in results]
         batched = [
-            # All problems have the same x, and so the same statistics: return them once.
+            # If x has no vmap axis, all problems have the same x and the same statistics, which are
+            # then returned once, without a vmap axis.
             (result.select(axis, 0), None)
             if kind == "statistics" and axis_of_x is None and size
             else (result, axis)

@@ -61,8 +61,8 @@ class _Block(Module):
         return None
 
     def layer_outcomes(self) -> dict[Module, tuple[bool, str]]:
-        """Return, for each layer, whether it is fused, and a text: the operations that are fused
-        with it, or the obstacle to fusion.
+        """Return for each layer whether it is fused, and a text. If the layer is fused, the text
+        names the operations that are fused with it. If not, the text says what prevents the fusion.
         """
         obstacle = self.fusion_obstacle()
         phrases = dict.fromkeys(self.layer_names, "a ReLU")

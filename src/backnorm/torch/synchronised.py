@@ -65,7 +65,8 @@ class Processes:
     reproducible: bool
 
 
-#: The value for a layer with reproducible sums whose batch is in this process alone.
+#: The `Processes` of a reproducible layer that is not synchronised: its whole batch is in this
+#: process.
 ALONE = Processes(None, "", True)
 
 
@@ -86,9 +87,9 @@ def _forward(
     engine, computed_in, exchange = engine_of(x), arithmetic_of(x.dtype, arithmetic), None
     moments = _message(*engine.reduce_forward(x, "NCX", computed_in, reproducible))
     if group is not None:
-        # `settings` is a text that the processes compare. It does not contain the arithmetic, which
-        # depends on the element type, because a process without elements may have another element
-        # type.
+        # `settings` is a text that must be equal in all processes. It does not contain the
+        # arithmetic. The arithmetic depends on the element type, and the empty x of a process
+        # without elements may have another element type than the x of other processes.
         settings = f"{layer}, {x.shape[1]} channels, forward, {reproducible=}, {eps=}"
         exchange = Exchange(group, settings, moments)
     if reproducible:
@@ -118,9 +119,9 @@ def _sums(
     elements.
 
     The first tensor is for the gradients of weight and bias in this process. If `reproducible` is
-    false, it has the sums of this process alone. If `reproducible` is true, it has zeros in all
-    processes except the first; there, it has the sums of all processes. The second tensor has the
-    sums of all processes.
+    false, the first tensor has the sums of this process alone. If `reproducible` is true, the first
+    tensor has the sums of all processes in the first process, and zeros in every other process. The
+    second tensor has the sums of all processes.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))
@@ -217,12 +218,13 @@ class _BatchNorm(Function):
         if dy is None and group is None:
             return (None,) * 8
         if dy is None:
-            # This process must take part in the exchange. Other processes may have a dy, and
-            # their dy contributes to dx of this process.
+            # This process must still take part in the exchange: other processes may have a dy, and
+            # the sums of their dy contribute to dx of this process.
             dy = torch.zeros_like(x)
         if torch.is_grad_enabled() and is_batched(dy):
-            # PyTorch cannot differentiate the gradients for a batched dy (``is_grads_batched``)
-            # again. Without this check, it would raise no error.
+            # If dy is batched (``is_grads_batched``), PyTorch cannot differentiate the gradients
+            # that are computed here. Without this check, PyTorch would raise no error when a caller
+            # tries to differentiate them.
             _refuse_second_order()
         group = group if needs_x or reproducible else None
         local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
@@ -325,17 +327,18 @@ def batch_norm_with_moments(
     The caller has checked the arguments.
     """
     if processes.reproducible and processes.group is not None:
-        # No process knows the sizes of the other parts here. So each process checks the number of
-        # elements per channel that the batch would have if all parts were as large as this
-        # process's part.
+        # Here, no process knows the sizes of the other parts. So each process assumes that all
+        # parts are as large as its own part, and checks how many elements per channel the whole
+        # batch would then have.
         count = input.numel() // max(input.shape[1], 1)
         binned.check_count("input", dist.get_world_size(processes.group) * count)
     layer, group = processes.layer, None
     if processes.group is not None:
         group = processes.group.group_name
         if options.activation is not None:
-            # The activation is computed elsewhere, but all processes must use the same one. So it
-            # is added to the text that they compare.
+            # The caller of this function computes the activation. But all processes must use the
+            # same activation, so its name and ceiling are added to `layer`, which is part of the
+            # text that the processes compare.
             name, ceiling = options.activation
             layer = f"{layer}, {name}" + ("" if ceiling is None else f" up to {ceiling}")
     run = _BatchNorm.apply if is_transformed() else _batch_norm

@@ -4,9 +4,9 @@ Kernels read memory. The class of a *plain tensor* is in `PLAIN`. A tensor of an
 treated as a plain tensor if it has memory, even if the subclass overrides `shape`. An *opaque*
 tensor has no memory; only operators can read its elements.
 
-PyTorch, not NumPy, allocates new tensors. A tensor in the memory of a NumPy array cannot be
-resized. A view in this memory that an autograd function returns cannot be changed in place, for
-example by a ReLU.
+New tensors are allocated by PyTorch, not by NumPy, because a tensor in the memory of a NumPy array
+has two limits. It cannot be resized. If an autograd function returns a view of such a tensor, the
+view cannot be changed in place, for example by a ReLU.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _keys_in_memory() -> int:
     devices = [keys.CPU, keys.AutogradCPU, keys.AutocastCPU]
     devices += [keys.CUDA, keys.AutogradCUDA, keys.AutocastCUDA]
     bits = 0
-    # Complex tensors with the key `Conjugate` have memory; the checks of types reject them.
+    # The key `Conjugate` is included because tensors with this key, which are complex, have memory.
+    # (The checks of element types reject complex tensors.)
     for key in (*devices, keys.Negative, keys.Conjugate, keys.ZeroTensor, keys.ADInplaceOrView):
         bits |= torch._C.DispatchKeySet(key).raw_repr()
     return bits
@@ -228,7 +229,8 @@ def order_of(x: Tensor) -> Order:
 def wide(tensor: Tensor, x: Tensor) -> Tensor:
     """Return a per-channel tensor, contiguous and `plain`.
 
-    If its type is 16-bit and that of x, the tensor is converted to float32.
+    If the tensor has the same type as x, and this type has 16 bits, the tensor is converted to
+    float32.
     """
     if tensor.dtype.itemsize == 2 and tensor.dtype is x.dtype:
         return tensor.detach().float().contiguous()

@@ -1,4 +1,4 @@
-"""timm's layers of batch normalisation and activation: backnorm normalises. Imports timm."""
+"""timm's layers of batch normalisation and activation, normalised by backnorm. Imports timm."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from backnorm.torch.modules import FrozenLayer, _BatchNorm, alteration_of
 
 
 class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
-    """`timm.layers.BatchNormAct2d`. backnorm normalises; the modules `drop` and `act` follow.
+    """timm's layer of the same name, with the normalisation computed by backnorm.
 
-    With `fuse_activation`, backnorm also computes the activation, unless `fusion_obstacle` returns
-    a reason.
+    After the normalisation, the layer calls its modules `drop` and `act`. If `fuse_activation` is
+    set, backnorm computes the activation instead, unless `fusion_obstacle` returns a reason.
     """
 
     fuse_activation: bool = False
 
     def fusion_obstacle(self) -> str | None:
-        """Return why the module `act` must compute the activation, or None if backnorm can."""
+        """Return why backnorm cannot compute the activation (then `act` does), or None."""
         drop, act = self.drop, self.act
         if not self.fuse_activation:
             return "it was converted without fuse=True"

@@ -30,8 +30,9 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
     it.
 
     The passes of `torch.fx` fold a normalisation into the preceding convolution only in evaluation
-    mode, so a layer in training causes no warning there. Quantisation (`torch.ao`) folds every
-    layer that it traces. The tracers of other libraries, such as torchvision's feature extraction,
+    mode. So if a tracer of `torch.fx` records a layer in training mode, there is no warning.
+    Quantisation (`torch.ao`) folds every layer that it traces, so layers in training cause the
+    warning there, too. The tracers of other libraries, such as torchvision's feature extraction,
     cause no warning, because no pass folds the layers that they record.
     """
     module = type(tracer).__module__
@@ -48,7 +49,9 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
 
 
 def unscriptable(target: _Target) -> _Target:
-    """Make `torch.jit.script` raise for a function or module class, and for modules that use it."""
+    """Make `torch.jit.script` raise an error for a function or a class of modules, and for modules
+    that use it.
+    """
     scripted: Any = target
     # TorchScript calls this attribute of each function and module that it compiles.
     scripted.__prepare_scriptable__ = _raise_unscriptable
@@ -66,8 +69,8 @@ def _raise_unscriptable(*_: object) -> NoReturn:
 def register_with_opacus(base: type[torch.nn.Module]) -> None:
     """Register `base` and its subclasses with Opacus' validator and fixer, if Opacus is imported.
 
-    The validator then rejects these layers, as it rejects PyTorch's batch normalisation. The fixer
-    replaces them as it replaces PyTorch's layers.
+    The validator then rejects layers of these classes, and the fixer replaces them, as both do with
+    PyTorch's own batch normalisation layers.
     """
     validators = sys.modules.get("opacus.validators")
     if validators is not None:
@@ -89,7 +92,8 @@ def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
     A layer with an activation of its own is returned unchanged, because a replacement would lose
     the activation. The validator rejects such a layer.
     """
-    # `conversion` is imported here, because it imports the layers, which import this module.
+    # `conversion` is imported within the function, because it imports the layers, and the layers
+    # import this module.
     from backnorm.torch.conversion import original_of, revert
 
     fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS.get(original_of(layer))

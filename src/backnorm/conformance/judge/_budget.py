@@ -23,8 +23,8 @@ FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Allowed error of an element: ``ulps`` units in the last place plus ``terms`` times T, which
-    `budget` defines.
+    """The allowed error of an element: ``ulps`` units in the last place of the element, plus
+    ``terms`` times T. T is the sum of the magnitudes of the element's terms (see `budget`).
     """
 
     ulps: float
@@ -75,14 +75,16 @@ def budget(
       x - mean, of the product, and of two additions in a run of at most four terms; together they
       are 4 u T = 2**-22 T. The coefficients of dx are computed from these sums. An element of dx is
       gain * (dy - shift - slope * (x - mean)). The last operation, the product with the gain, is
-      rounded to the half ulp that every float32 output is allowed. It is not counted in T's
-      coefficient. The term dy has three earlier roundings: of the subtraction of the shift, of the
-      subtraction of slope * (x - mean), and of the gain. The term of the shift, sum(dy)/M, has six:
-      two in the sum, one of the shift itself, and the three of dy. The term of slope * (x - mean)
-      has eight: four in the sum, and one each of the slope, of x - mean, of the subtraction and of
-      the gain. If the last product is larger than the exact value, and a power of two lies between
-      them, an ulp of the product is twice an ulp of the exact value. So its rounding adds up to
-      half a u T to the half ulp of the output. With 16-bit data the last product is rounded to
+      rounded to the half ulp that every float32 output is allowed. This rounding is covered by the
+      half ulp, so it is not counted in the coefficient of T. Before this product, the term dy takes
+      part in three roundings: that of the subtraction of the shift, that of the subtraction of
+      slope * (x - mean), and that of the gain. The term of the shift, sum(dy)/M, has six roundings:
+      two in the sum, one of the shift itself, and the same three as the term dy. The term slope *
+      (x - mean) has eight roundings: four in the sum from which the slope is computed, and one each
+      of the slope, of x - mean, of the subtraction and of the gain. If the last product is larger
+      than the exact value, and a power of two lies between them, an ulp of the product is twice an
+      ulp of the exact value. In this case the rounding error of the product can exceed half an ulp
+      of the exact value by up to half of u T. With 16-bit data the last product is rounded to
       float32 before it is rounded to 16 bits, which makes nine roundings. Together they are less
       than 16 u T = 2**-20 T, which leaves room for the additions of longer runs.
     - mean and variance are sums that are rounded once. Their budget is a whole ulp, plus T times
@@ -94,10 +96,11 @@ def budget(
       ReLU does not enlarge an error.
     - A term of the second order has up to two sums and s**5 as factors. For float64 data, whose
       sums are compensated, no term has more than 32 roundings, and 2**-48 T is allowed. For float32
-      data, a sum loses a few dozen roundoffs of 2**-53, and so does the gradient of gamma, which is
-      allowed 2**-44 T. The gradients of x and dy are allowed 2**-40 T, like dx. For 16-bit data, a
-      sum has an error of 2**-22 T, and a product of two sums has 2**-21 T. 2**-20 T is allowed in
-      all results. (A bfloat16 result is rounded to float32 first, which adds less than 2**-25 T.)
+      data, the error of a sum is a few dozen times 2**-53 of the magnitudes of its terms. The error
+      of the gradient of gamma is as large, and 2**-44 T is allowed. The gradients of x and dy are
+      allowed 2**-40 T, like dx. For 16-bit data, the error of a sum is at most 2**-22 T, and that
+      of a product of two sums is at most 2**-21 T. The budget of every second-order result is then
+      2**-20 T. (A bfloat16 result is rounded to float32 first, which adds less than 2**-25 T.)
 
     Raises
     ------

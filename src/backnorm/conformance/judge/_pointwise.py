@@ -1,16 +1,16 @@
 """Verdicts on the elementwise operators of oneDNN's graphs.
 
-The expected values are computed in float64, by formulas that differ from those of the operators.
-The allowed errors are:
+The expected values are computed in float64, by formulas that are written differently from those in
+the operators. The allowed errors are:
 
 - A ReLU and its gradient: none, because they copy an element or return 0.
 - Dequantize: half an ulp. The difference src - zp has at most 9 bits, so its product with a float32
   scale is exact in float64, and is rounded once.
 - Quantize: half a step for the rounding to nearest, and u (|src / scale| + |src / scale + zp|) for
-  a quotient and a sum in float32, where u = 2**-24. So two integers are accepted only if the exact
-  value is near their midpoint, at most the error of quotient and sum away. Otherwise only the
-  nearest integer is. An expected value beyond the range of the integers is replaced by the limit of
-  the range.
+  a quotient and a sum in float32, where u = 2**-24. Usually only the integer
+  nearest to the exact value is accepted. Both neighbouring integers are accepted if the exact value
+  is so near their midpoint that the error of the quotient and the sum can cross it. An expected
+  value beyond the range of the integers is replaced by the limit of the range.
 
 The ulp of an integer is 1.
 """

@@ -91,7 +91,10 @@ def check_relu_backward(
 
 
 def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Return `verdict`, or a failure if any y is outside the ReLU's range, without a tolerance."""
+    """Return `verdict`, or a failure if an element of y is outside the ReLU's range.
+
+    There is no tolerance: a single element slightly outside the range is a failure.
+    """
     values = y.astype(np.float64)
     if verdict.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")

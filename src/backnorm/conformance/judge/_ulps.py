@@ -7,8 +7,8 @@ import numpy as np
 from backnorm._doubledouble import Exact, FloatArray
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-# The significant bits of each type, and the exponents of its least normal and its largest finite
-# number.
+# For each type: the number of its significant bits, the exponent of its least normal number, and
+# the exponent of its largest finite number.
 _FORMATS = {
     FLOAT64: (53, -1022, 1023),
     FLOAT32: (24, -126, 127),
@@ -48,8 +48,8 @@ def ulp_at(exact: Exact, dtype: np.dtype) -> FloatArray:
     bits, least, largest = _FORMATS[dtype]
     fraction, exponent = np.frexp(exact.hi)
     exponent = exponent.astype(np.int64) - 1
-    # If hi is a power of two and lo has the opposite sign, the value is smaller in magnitude than
-    # hi, and its exponent is one less.
+    # If hi is a power of two and lo has the opposite sign, the exact value hi + lo is smaller in
+    # magnitude than hi, and its exponent is one less than that of hi.
     exponent -= (np.abs(fraction) == 0.5) & (exact.lo * np.sign(exact.hi) < 0)
     exponent = np.where(exact.hi == 0, least, exponent)
     result: FloatArray = np.ldexp(1.0, np.clip(exponent, least, largest) - bits + 1)

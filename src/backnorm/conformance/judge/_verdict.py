@@ -93,8 +93,8 @@ def judge(
         # T (`terms`, the sum of magnitudes) may be infinite or NaN where the exact result is
         # finite. There T adds nothing to the allowed error.
         slack = np.where(np.isfinite(terms), terms, 0.0) * (allowance.terms + more)
-        # The oracle's pairs of float64 cannot represent parts below 2**-1074, so its results may
-        # have this error.
+        # The oracle computes with pairs of float64, which cannot represent parts below 2**-1074. So
+        # the oracle's results may have an error of this size.
         allowed = allowance.ulps * ulp + slack + (2.0**-1074 if output == FLOAT64 else 0.0)
         excess = error / allowed
         ulps, allowed_ulps = error / ulp, allowed / ulp

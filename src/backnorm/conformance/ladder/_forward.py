@@ -37,21 +37,22 @@ from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.results import Normalized
 
-# The number of roundings of one term plus those of the result, without the roundings of additions:
-# for the mean, the variance, and an element of y.
+# How many roundings the mean, the variance and an element of y have: those of one term of the sum,
+# and those after the sum. The roundings of the additions are not counted here.
 _MEAN, _VARIANCE, _ELEMENT = 4, 8, 16
-# How many roundings the mean has, and also the variance, if data are float64: their sums are
-# compensated (see `judge.budget`).
+# If data are float64, sums are compensated (see `judge.budget`). The mean, and also the variance,
+# then has this number of roundings.
 _COMPENSATED = 32
-# How many roundings follow the additions. For the mean one follows, that of the division. For the
-# variance three follow: those of the division, of the square of the shifted mean, and of the
-# subtraction of this square.
+# How many roundings follow the additions of a sum. After the additions for the mean, only the
+# division rounds. After those for the variance, three operations round: the division, the square of
+# the shifted mean, and the subtraction of this square.
 _AFTER_MEAN, _AFTER_VARIANCE = 1, 3
-# The factor 0.05 in the term 0.05 (2 u M)^1.5 v of docs/tolerance.md. The term bounds the loss of
-# squares that a serial sum drops because they are below half a unit in the sum's last place.
+# The factor 0.05 in the term 0.05 (2 u M)^1.5 v of docs/tolerance.md. A serial sum of squares drops
+# every square that is below half a unit in the last place of the sum. The term bounds the sum of
+# the squares that are lost in this way.
 _SMALL_SQUARES = 0.05
-# Expected bounds hold if a kernel shifts x by a number within this many standard deviations of the
-# mean.
+# A kernel may subtract a number from x before it adds up (the shifted-data algorithm). The expected
+# bounds hold if this number is at most `_SHIFT` standard deviations away from the mean.
 _SHIFT = 2.0
 
 
@@ -84,9 +85,9 @@ class _Channels(NamedTuple):
 class _Errors(NamedTuple):
     """Bounds of the errors of a channel's statistics before they are rounded to the output's type.
 
-    `used` bounds the error of the number that is subtracted from x as the mean. The square of this
-    error can only enlarge the variance. `variance` bounds all other errors of the variance, which
-    have either sign.
+    A kernel subtracts its computed mean from x. `used` bounds the error of this mean. The square of
+    this error adds to the variance, so it can only enlarge the variance. The computed variance also
+    has other errors, which can enlarge or reduce it; `variance` bounds them.
     """
 
     mean: FloatArray
@@ -139,7 +140,7 @@ class ForwardLadder:
         beta: np.ndarray | None,
         **options: Unpack[ForwardOptions],
     ) -> ForwardLadder:
-        """Return the ladder of the exact results of these inputs; see :func:`reference.forward`."""
+        """Return the ladder of these inputs; :func:`reference.forward` gives its exact results."""
         values = reference.forward(x, gamma, beta, **options)
         axis = 1 if options.get("data_format", "NCX") == "NCX" else x.ndim - 1
         others = tuple(k for k in range(x.ndim) if k != axis)
@@ -304,7 +305,8 @@ class ForwardLadder:
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
-        # If the mean is updated by m + (x - m)/i, this bounds the error of every partial mean m.
+        # A kernel may update a mean m by m + (x - m)/i, where i counts the elements. Then `partial`
+        # bounds the error of m after every update.
         partial = levels * mean + unit * known.terms
         moved = 4.0 * (known.furthest * partial + np.square(partial))
         lost = of_variance + (1.0 + of_variance) * in_a_row(height, unit)
@@ -330,9 +332,10 @@ class ForwardLadder:
             + unit * known.mean * self._drift(rung)
         )
         used = mean + unit * known.mean
-        # Some errors have the same sign in many terms: those of the two roundings of x - mean and,
-        # in serial sums of 16-bit data, those of ties (squares that are exactly half of the sum's
-        # last place).
+        # Two kinds of rounding errors can keep one sign over many terms, so that they do not
+        # average out. The first are those of x - mean, which count twice in its square. The second
+        # occur in serial sums of 16-bit data: a square is often exactly half of the sum's last
+        # place (a tie), and ties are often rounded in one direction.
         halves = 2.0 * ROUNDOFF[self.data] ** 2 if rung == "serial" and is_16_bit(self.data) else 0
         one_sign = 2.0 * unit + halves
         small = (2.0 * unit * self.count) ** 1.5 if rung == "serial" else 0.0
@@ -348,11 +351,12 @@ class ForwardLadder:
     def _drift(self, rung: Rung) -> FloatArray:
         """Return the error, in roundoffs, of additions that are all rounded in one direction.
 
-        If terms are nearly equal, additions are rounded in one direction as soon as the unit in the
-        last place of the partial sum exceeds the standard deviation of the terms.
+        Additions of nearly equal terms are all rounded in one direction from a certain length of
+        the partial sum on. This length is reached when the unit in the last place of the partial
+        sum exceeds the standard deviation of the terms.
         """
-        # The number of elements after which the unit in the last place of their sum is as large
-        # as their standard deviation.
+        # After `start` elements have been added up, the unit in the last place of the partial sum
+        # is as large as the standard deviation of the elements.
         with np.errstate(all="ignore"):
             start = self.channels.deviation / (2.0 * self._unit * self.channels.mean)
         start = np.where(np.isnan(start), np.inf, start)
@@ -369,7 +373,10 @@ class ForwardLadder:
         return np.zeros_like(start)
 
     def _roundings(self, output: np.dtype) -> tuple[int, int]:
-        """Return how many roundings the mean and the variance have in addition to those of sums."""
+        """Return how many roundings the mean has, and how many the variance has.
+
+        The roundings in the additions of their sums are not counted.
+        """
         if self.data == FLOAT64:
             return _COMPENSATED, _COMPENSATED
         narrow = int(is_16_bit(output))

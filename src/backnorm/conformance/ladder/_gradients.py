@@ -372,17 +372,19 @@ def _expected(
     additions: Additions,
     unit: float,
 ) -> Bound:
-    """Return the bound of the kind "expected". An element has `roundings` roundings, each of at
-    most `roundoff`; in a sum, `additions` describes the additions, and `unit` bounds the rounding
-    of each.
+    """Return the bound of the kind "expected" for the error of an element of `quantity`.
+
+    The formula of an element has `roundings` roundings, each of at most `roundoff`. `additions`
+    describes the additions in the sums of the formula, and `unit` bounds the rounding of each
+    addition.
     """
     if additions.height * unit >= 1.0:
         return Bound(ulps, math.inf)
     loss = DEVIATIONS * roundoff
     terms = DEVIATIONS * unit * math.sqrt(additions.terms)
     sums = DEVIATIONS * unit * math.sqrt(additions.sums)
-    # The factor of R: the terms of a sum are rounded independently, so their errors add up as
-    # squares.
+    # `root` is the factor of R (see `Bound`). The terms of a sum are rounded independently of each
+    # other, so the squares of their errors add up.
     root = math.hypot(loss * math.sqrt(roundings), DEVIATIONS * unit * math.sqrt(additions.root))
     # A 16-bit gradient is rounded to float32 before it is rounded to 16 bits.
     after = 1.0 if is_16_bit(output) else 0.0
@@ -394,17 +396,19 @@ def _expected(
 
 
 def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float) -> float:
-    """Return the expected error of the roundings that err in the same direction in many terms, as a
-    multiple of T.
+    """Return the expected error of roundings in one direction, as a multiple of T.
+
+    T is the sum of the magnitudes of the terms. The roundings that are meant here err in the same
+    direction in many terms of a sum, so that their errors do not average out.
     """
     if quantity == "dbeta":
         return 0.0
-    # If an ulp of x is larger than an ulp of the mean, rounding x - mean loses the last bits of the
-    # mean. This error is the same for every element. The product of two 16-bit values has at most
-    # twice as many bits as a value, so its last bit is more than u**2 times the product, where u is
-    # the roundoff of a value. (The last bits of the mean are neglected here.) So adding such a
-    # product to a long sum is often a tie, exactly halfway between two numbers, and ties are often
-    # rounded in one direction.
+    # If an ulp of x is larger than an ulp of the mean, the last bits of the mean are lost when x -
+    # mean is rounded. This error is the same for every element. A 16-bit value has p significant
+    # bits, where u = 2**-p is its unit roundoff. So the product of two such values has at most 2p
+    # significant bits, and the last of these bits is worth more than u**2 times the product. (The
+    # last bits of the mean are neglected here.) So adding such a product to a long sum is often a
+    # tie, exactly halfway between two numbers, and ties are often rounded in one direction.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 

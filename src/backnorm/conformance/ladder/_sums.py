@@ -12,8 +12,9 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 
 # The expected error of n roundings with independent signs is at most DEVIATIONS * sqrt(n)
-# roundoffs. One rounding error has a root mean square of 0.43 roundoffs. The sum of n errors has
-# 0.43 * sqrt(n), so this bound is 4.7 standard deviations of the sum.
+# roundoffs. One rounding error has a root mean square of 0.43 roundoffs. The sum of n such errors
+# has a root mean square of 0.43 * sqrt(n) roundoffs. So the bound 2 * sqrt(n) is 4.7 standard
+# deviations of the sum.
 DEVIATIONS = 2.0
 # Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
 RUN = 16
@@ -43,8 +44,8 @@ SUMS = "pairwise", "blocked", "serial"
 
 
 def additions_of(rung: Rung, count: int) -> Additions:
-    """Return the rounding errors of a rung's sums; zeros if the rung's budget includes these
-    errors.
+    """Return the rounding errors of the additions in a rung's sums of `count` terms. They are zeros
+    for the rungs that are not in `SUMS`, because the budget of such a rung includes these errors.
     """
     if rung not in SUMS or count < 2:
         return Additions(0.0)
@@ -72,8 +73,8 @@ def _in_blocks(count: int, size: int) -> Additions:
 
 
 def _row(count: int, single: bool = False) -> Additions:
-    """Return the rounding errors of a serial sum: if `single`, of one sum, else the average over
-    many.
+    """Return the rounding errors of a serial sum. If `single`, they are those to expect of one sum;
+    otherwise, they are an average over many sums.
 
     A sum of n = `count` terms has partial sums of k terms, for k from 2 to n. A partial sum of k
     terms is k/n of the whole sum, plus a random part. The square of the random part is k/n of the

@@ -51,8 +51,8 @@ def _inputs(case: Case) -> Table:
 
 
 def _outputs(ladder: GradientLadder) -> Table:
-    """Return a table with a column for each gradient: its type, its condition, and the median of
-    each bound.
+    """Return a table with a column for each gradient. The rows are the gradient's type, the median
+    and the largest condition number of its elements, and the median of each rung's bound, in ulps.
     """
     columns: list[list[str]] = []
     for name in GRADIENTS:

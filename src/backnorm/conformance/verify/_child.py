@@ -2,8 +2,8 @@
 
 The process reads a job, one line of JSON, from its standard input. It writes a line of JSON for
 each event to the file descriptor that the job names, and the outputs of each case to a file. The
-subject may print to standard output. If the subject ends the process, the last event names the case
-that was running.
+subject may print to standard output. If the subject ends the process (for example by a crash), the
+last event names the case that was running.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class Runner:
         }
 
     def _calls(self, inputs: dict[str, Guarded | None], case: Case) -> _Calls:
-        """Call the subject on a case. If the case is small, call it again with another input, and
-        once more with the first input.
+        """Call the subject on a case. If the case is small, call the subject twice more: with one
+        input changed, and then with the original inputs again.
         """
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
@@ -159,8 +159,8 @@ class Runner:
         size = case.data.x.size
         if faults or not size or size > _REPEATED:
             return _Calls(first, faults=faults)
-        # Call again with another dy (or, in a forward pass, another x) in the same buffers: the
-        # results must differ from those of the first call.
+        # Call again with the same buffers, which now contain another dy (in a forward pass: another
+        # x). The results must differ from those of the first call.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         original = varied.array.copy()

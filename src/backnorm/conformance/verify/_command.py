@@ -33,7 +33,8 @@ class OfCommand:
     def __init__(self, command: str) -> None:
         self._words = shlex.split(command)
         if not all(any(f"{{{name}}}" in w for w in self._words) for name in ("inputs", "outputs")):
-            # The message of the error shows each pair of double braces as single braces.
+            # This text is a format string: the error's message shows ``{{`` and ``}}`` as single
+            # braces.
             problem = "must be a command with {{inputs}} and {{outputs}}"
             raise ArgumentValueError("SUBJECT", problem, came=command)
         if shutil.which(self._words[0]) is None:

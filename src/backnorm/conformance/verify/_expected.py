@@ -39,7 +39,7 @@ class Expectation:
 
 
 def read_expectations(path: Path) -> list[Expectation]:
-    """Return the expectations that a file lists, one a line.
+    """Return the expectations that a file contains, one on each line.
 
     Raises
     ------

@@ -57,7 +57,8 @@ def torch(
 
     weight, bias = (None if a is None else torch_tensor(a) for a in (gamma, beta))
     if weight is None and is_16_bit(x.dtype):
-        # If the weight is None, PyTorch returns statistics in x's 16-bit type.
+        # If the weight is None, PyTorch returns the mean in x's 16-bit type. With these float32
+        # parameters it returns the mean in float32.
         channels = x.shape[1 if data_format == "NCX" else -1]
         weight, bias = framework.ones(channels), framework.zeros(channels)
     tensor = torch_tensor(x)

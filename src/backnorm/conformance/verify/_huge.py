@@ -85,9 +85,10 @@ def repeated(case: Case) -> Case:
 def worst_parts(
     outputs: Mapping[str, np.ndarray | None], case: Case
 ) -> dict[str, np.ndarray | None]:
-    """Return, for each output, the copy of its channels that differs most from the first copy.
+    """Return, for each output, the results of only one copy of the channels.
 
-    `case.repeats` is the number of copies in an output.
+    An output has results for `case.repeats` copies of the same channels (see `repeated`). The copy
+    is chosen whose results differ most from those of the first copy.
     """
     return {
         name: None if array is None else _worst_part(array, case.repeats)

@@ -1,10 +1,10 @@
 """Arrays between unreadable pages.
 
-An access to such a page ends the process. The bytes between an array and the pages have known
-values (canaries). If a call changes a canary, it has written outside of the array. The canaries of
-inputs are NaN in every element type. Outputs have a different canary, because a kernel that reads
-beyond an input may copy the input's canary to the bytes beyond an output. If both canaries were
-equal, such a write would not be detected.
+An access to such a page ends the process. Some bytes lie between an array and these pages. They
+have known values (canaries). If a call changes a canary, it has written outside of the array. The
+canaries of inputs are NaN in every element type. Outputs have a different canary, because a kernel
+that reads beyond an input may copy the input's canary to the bytes beyond an output. If both
+canaries were equal, these copied bytes would look unchanged, and the write would not be detected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import mmap
 import numpy as np
 
 _LINE = 64
-# A byte with all bits set. An element of such bytes is NaN in every element type.
+# A byte with all bits set. An element that consists of these bytes is NaN in every element type.
 _NAN = 0xFF
 _BEYOND_OUTPUT = 0xFD
 _libc = ctypes.CDLL(None, use_errno=True)

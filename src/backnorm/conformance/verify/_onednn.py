@@ -22,7 +22,7 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 DISTRIBUTION = "onednn-cpu-gomp"
 _SONAME = "libdnnl.so.3"
 
-#: Values of oneDNN's constants DNNL_ARG_*, each for the role of an array in a primitive.
+#: oneDNN's constants DNNL_ARG_*, the numbers by which a primitive identifies its arrays.
 ARGUMENTS = {"src": 1, "dst": 17, "mean": 49, "variance": 50, "scale": 51, "shift": 52,
              "diff_src": 129, "diff_dst": 145, "diff_scale": 255, "diff_shift": 256}  # fmt: skip
 
@@ -68,7 +68,8 @@ def find() -> Path | None:
         return None
     files = [file for file in distribution.files or () if file.name == _SONAME]
     paths = [Path(str(distribution.locate_file(file))) for file in files]
-    # The library is a data file of the wheel, and some installers do not list data files.
+    # The library is a data file of the wheel. Some installers do not list data files, so the
+    # library is also looked for in the folder where installers put it.
     paths.append(Path(sys.prefix) / "lib" / _SONAME)
     return next((path.resolve() for path in paths if path.exists()), None)
 
@@ -128,7 +129,7 @@ class Library:
         return self._create("primitive_desc", name, self._engine, *rest)
 
     def primitive(self, descriptor: Handle) -> Handle:
-        """Return the primitive, an operation that can be executed, for a descriptor."""
+        """Return the operation of a descriptor, ready to run; oneDNN calls it a primitive."""
         return self._create("primitive", "primitive_create", descriptor)
 
     def view(self, memory: Handle, array: np.ndarray) -> Handle:

@@ -80,8 +80,8 @@ def torch(
 ) -> _Gradients:
     """Return the gradients of PyTorch's native_batch_norm_backward on the CPU.
 
-    Arrays in NXC are passed as permuted views. PyTorch calls such a view of four axes
-    channels_last.
+    Arrays in NXC are passed without a copy, as views with permuted axes. If such a view has four
+    axes, its memory format is the one that PyTorch calls channels_last.
     """
     import torch as framework
 
@@ -98,7 +98,8 @@ def torch(
         statistics = [torch_tensor(mean), torch_tensor(variance), None, None]
     weight = None if gamma is None else torch_tensor(gamma)
     if weight is None and is_16_bit(x.dtype):
-        # If the weight is None, PyTorch expects statistics in x's 16-bit type.
+        # If the weight is None, PyTorch expects statistics in x's 16-bit type, but these statistics
+        # are float32. So a weight of ones is passed instead.
         weight = torch_tensor(np.ones_like(mean))
 
     def backward(*operands: Any) -> Any:
@@ -132,8 +133,9 @@ def jax(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -
 def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> Any:
     """Return the compiled gradient of a batch normalisation with flax's formula.
 
-    In training, the gradient passes through the means of x and of x**2, as in flax, but the
-    statistics have the values that the caller supplies.
+    In training, JAX differentiates flax's formula for the statistics, which uses the means of x and
+    of x**2. But the values of the statistics are not computed by this formula: the caller supplies
+    them.
     """
     import jax as framework
     from jax import numpy as jnp

@@ -23,7 +23,7 @@ from backnorm.errors import counted
 _LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
 
 FORMAT, FORMAT_VERSION = "backnorm-verdict", 1
-#: The largest number of reasons, cases or outputs that a list names.
+#: A printed list names at most this number of reasons, cases or outputs.
 NAMED = 5
 
 
@@ -63,8 +63,10 @@ def show(
 
 
 def _where(results: Results, finding: Finding) -> str:
-    """Return a text that says how many cases a finding has. If other element types were also
-    judged, the text names those of these cases; likewise their layouts.
+    """Return a text that says in how many cases a finding was made.
+
+    If other element types were judged, but the finding was not made in them, the text also names
+    the element types in which it was made; likewise for layouts.
     """
     judged = [verdict for verdict in results.verdicts if verdict.is_judged]
     text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"

@@ -15,7 +15,8 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
 
-#: The losses whose gradient dy can be. With "none", dy is random like x.
+#: Names of losses. dy is the gradient of the chosen loss with respect to y. If the name is "none",
+#: there is no loss, and dy is random like x.
 LOSSES = ("none", "sum", "mean", "square", "cube")
 SEEDS = 3
 
@@ -67,11 +68,15 @@ def _sparse(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
 
 
 #: Functions that draw x, dy, gamma and beta, by the name of the kind of data. beta is 0 except in
-#: layer. randn: x and dy are normal, gamma is 1. rand: x, dy and gamma are uniform in (0, 1).
-#: layer: x and dy are normal, beta is random, and gamma is random with both signs. uniform: x, dy
-#: and gamma are uniform in (-1, 1). small: as uniform, but dy and gamma are divided by 10. sparse:
-#: x has few binary digits, gamma has powers of 2, and dy has integers, mostly 0 if x has many
-#: elements.
+#: the kind "layer".
+#:
+#: - randn: x and dy are normally distributed, and gamma is 1.
+#: - rand: x, dy and gamma are uniform in (0, 1).
+#: - layer: x and dy are normally distributed. gamma is random, with both signs; beta is random.
+#: - uniform: x, dy and gamma are uniform in (-1, 1).
+#: - small: as in "uniform", but dy and gamma are then divided by 10.
+#: - sparse: elements of x have few binary digits, gammas are powers of 2, and elements of dy are
+#:   integers. If x has many elements, most elements of dy are 0.
 DATA: Mapping[str, _Draw] = {
     "randn": _randn, "rand": _rand, "layer": _layer, "uniform": _uniform, "small": _small,
     "sparse": _sparse,

@@ -36,13 +36,13 @@ _NETWORKS = {
     "unet3d": (1, 32, 24, 32, 32),
     "linear": (256, 1000),
 }
-# Sizes (N, C, space) of cases whose sums are so long that the ladder's rungs have different bounds
-# (docs/tolerance.md).
+# Sizes (N, C, space) of cases with long sums. Only with so many terms do the error bounds of the
+# ladder's rungs differ from each other (docs/tolerance.md).
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
-# Sizes (N, C, space) of the data of the case that `Selection.huge` adds. The case repeats the
-# channels of these data.
+# The case that `Selection.huge` adds repeats the channels of small data many times. These are the
+# sizes (N, C, space) of the small data.
 _HUGE = (1, 64, 1 << 12)
 
 

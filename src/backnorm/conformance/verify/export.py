@@ -1,10 +1,11 @@
 """Export cases as files, for tests in any language, and judge results that are read from files.
 
 The exported folder has ``manifest.json`` and a folder for each case. A case's folder has the
-inputs. For each element of an output, it has the exact value as a sum of two float64 (``high`` and
-``low``), the sum T of the magnitudes of the terms, the absolute bound of each rung, and the exact
-value rounded to the output's type. So a test need not compute any bound. Raw arrays are
-little-endian, in C order. Exports of the same selection of cases have the same bytes.
+inputs. It also has four things for each element of an output: the exact value as a sum of two
+float64 (``high`` and ``low``); T, the sum of the magnitudes of the element's terms; the bound of
+the absolute error on each rung; and the exact value rounded to the output's type. So a test that
+reads these files need not compute any bound itself. Raw arrays are little-endian, in C order.
+Exports of the same selection of cases have the same bytes.
 """
 
 from __future__ import annotations
@@ -89,12 +90,13 @@ def _write_manifest(
         "cases": described,
     }
     (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
-    # This file is for programs that cannot read JSON. It has a line for each call and each array.
+    # `manifest.tsv` is for programs that cannot read JSON. It has one line for each call, and one
+    # line for each array.
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
 
 
 def _arrays(case: Case, ladder: GradientLadder) -> dict[str, np.ndarray]:
-    """Return the arrays of a case. The keys are the names of their files without extensions."""
+    """Return the arrays of a case, by the names of their files (without extensions)."""
     arrays = {name: array for name, array in case.inputs.items() if array is not None}
     for name in GRADIENTS:
         value = ladder.value(name)
@@ -237,9 +239,11 @@ def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
 
 
 def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
-    """Return a function that reads the outputs of a case from `results`, a file or a folder. The
-    function returns the outputs by name and, if the tested program does not support the case, a
-    reason (else "").
+    """Return a function that reads the outputs of a case from `results`, which is a file or a
+    folder.
+
+    This function returns two values: the outputs by name, and a text. The text is empty unless the
+    tested program does not support the case; it then says why.
     """
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":

@@ -29,7 +29,8 @@ _FAULTS = {
     "out_of_memory": "the subject takes more memory than allowed",
 }
 
-# The text of a verdict with one of these faults describes what happened.
+# If a verdict has one of these faults, its text describes what happened in the call, so a finding
+# quotes this text.
 _EVENTS = "wrote_outside", "error", "hang", "crash", "out_of_memory"
 # The largest number of cases that a finding names.
 _NAMED = 8
@@ -80,7 +81,11 @@ class Finding:
 
 
 def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
-    """Count the (case, output) pairs of each status, and those "judged" and "passed"."""
+    """Return the number of verdicts (one for each output of a case) with each status.
+
+    The key "judged" has the number of all judged outputs, and "passed" that of the outputs which
+    are at least as accurate as the rung `at_least`.
+    """
     found = {"judged": 0, "passed": 0}
     for verdict in results.verdicts:
         found[verdict.status] = found.get(verdict.status, 0) + 1
@@ -114,8 +119,8 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
 
 
 def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
-    """Return the text of a verdict. If it has none, return the text of the first finding that
-    explains it, or else its status.
+    """Return the text of a verdict. If the verdict has no text, return what the first finding that
+    explains the verdict says. If no finding explains it, return the verdict's status.
     """
     says = (each.says for each in found if each.explains(verdict))
     return verdict.text or next(says, verdict.status)
@@ -124,9 +129,9 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
     """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
 
-    If the finding is a diagnosis, the text is its sentence (`says`) with the numbers of its
-    evidence. For any other finding, the text is the finding's id. Errors in ulps differ from run to
-    run, so the text contains none.
+    If the finding is a diagnosis, the text is the finding's sentence (`says`), followed by the
+    numbers of the finding's evidence. For any other finding, the text is the finding's id. The text
+    contains no errors in ulps, because these differ from run to run.
     """
     finding = next((each for each in found if each.explains(verdict)), None)
     if finding is None or not finding.is_diagnosis:
@@ -136,7 +141,10 @@ def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
 
 
 def _of_formula(results: Results) -> Iterator[Finding]:
-    """Yield each mistake that diagnostic cases show, with the names of the cases it explains."""
+    """Yield each mistake that the diagnostic cases show.
+
+    A finding also has the names of the other cases whose errors the mistake explains.
+    """
     inexact = [verdict for verdict, _ in _inexact(results)]
     if not inexact:
         return
@@ -178,15 +186,15 @@ def _of_formula(results: Results) -> Iterator[Finding]:
 
 
 def _exceeds_few_bits(verdict: Verdict) -> bool:
-    """Whether the error is too large to be a loss of digits in a narrow type."""
+    """Whether the error is larger than any that computing in a type of few bits can cause."""
     grade = verdict.grade
     assert grade is not None
     return abs(grade.got - grade.exact) > FEW_BITS * grade.condition * abs(grade.exact)
 
 
 def _group(case: Case) -> tuple[str, str, bool]:
-    """Return the element type, layout and training of a case. A diagnosis of a case also explains
-    errors of other cases in which these three are the same.
+    """Return a case's element type, its layout, and whether it is a case of training. If two cases
+    agree in all three, the diagnosis of one case also explains errors of the other.
     """
     return str(case.data.x.dtype), case.data.data_format, case.training
 
@@ -200,8 +208,10 @@ def _diagnosis(case: Case, results: Results) -> Diagnosis:
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield findings for wrong outputs that no other finding explains: one for each output name,
-    kind of data and status.
+    """Yield findings for wrong outputs that no other finding explains.
+
+    Wrong outputs make one finding if they have the same name (such as dx) and the same status, and
+    if their cases have the same kind of data.
     """
     wrong = [
         (v, g) for v, g in _inexact(results) if not any(each.explains(v) for each in explained)

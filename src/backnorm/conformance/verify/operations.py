@@ -69,10 +69,11 @@ class Operation:
 
 
 def varied_input(array: np.ndarray) -> np.ndarray:
-    """Return -0.5 * `array`: with this input, the gradients, the mean and the variance change.
+    """Return -0.5 * `array`, an input with other gradients, and another mean and variance.
 
-    With a factor of -1, a kernel that wrongly adds up the results of three calls, for dy, -dy and
-    dy, would return the correct result.
+    The factor is not -1, because `verify` calls a kernel with dy, then with the varied dy, then
+    with dy. If the varied dy were -dy, a kernel that wrongly adds up the results of these three
+    calls would return the correct result.
     """
     return (-0.5 * array.astype(float)).astype(array.dtype)
 

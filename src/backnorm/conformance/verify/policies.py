@@ -91,9 +91,10 @@ def _all(text: str) -> dict[str, str]:
 def _hipdnn(comparison: Comparison) -> float:
     """Return hipDNN's tolerance for float32, computed from the largest magnitudes of the inputs.
 
-    hipDNN takes 1/max|x| for the inverse deviation (apart from epsilon), and therefore x/max|x| for
-    a normalised element. For the relative error of a sum, it takes n/(1 - n) if n = 2 M eps is
-    below 0.01, and else 6 sqrt(2 M) eps.
+    hipDNN's formula assumes that the inverse deviation is 1/max|x| (apart from epsilon), so that a
+    normalised element is x/max|x|. Let M be the number of elements of a channel, eps the epsilon of
+    float32, and n = 2 M eps. If n is below 0.01, the formula assumes that a sum has the relative
+    error n/(1 - n), and otherwise 6 sqrt(2 M) eps.
     """
     x, dy, _, _, gamma = comparison.inputs
     largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
@@ -119,8 +120,9 @@ def _benchdnn(threshold: float) -> dict[str, str]:
     return {t: f"l2={threshold * 2.0 ** max(0, 24 - d):.4g}" for t, d in digits.items()}
 
 
-#: Policies by name. oneDNN's test computes a norm only if an element exceeds the threshold, and
-#: then the norm decides. So oneDNN's policy here has only the norm, `l2`.
+#: Policies by name. oneDNN's test first compares the error of each element with the threshold. If
+#: an error exceeds the threshold, the test computes the norm of all errors, and this norm alone
+#: decides whether the test fails. So oneDNN's policy here has only the norm, `l2`.
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "pytorch": Policy(

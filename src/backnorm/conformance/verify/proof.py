@@ -1,4 +1,6 @@
-"""Find the wrong kernels that a case rejects, and whether one of them has a wrong formula."""
+"""Find the mutants (kernels with a known mistake) that a case rejects, and whether it rejects a
+mutant whose mistake is in the formula.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from backnorm.conformance.mutants import (
 __all__ = ["catches", "proves"]
 
 # `proves` tries the wrong kernels in the order `_ORDER`, and returns at the first that the case
-# rejects. Most cases reject the first kernels. The smallest output of a kernel is judged first.
+# rejects. Most cases reject the kernels that come first in this order. The outputs of a kernel are
+# judged in the order `_OUTPUTS`: first dbeta and dgamma, which are small and so quickly judged, and
+# then dx.
 _ORDER = sorted(FORMULA_MUTANTS, key=lambda mutant: mutant not in (DbetaWithS, ForgetsGamma))
 _OUTPUTS: tuple[Quantity, ...] = "dbeta", "dgamma", "dx"
 
@@ -59,7 +63,7 @@ def _rejected(
     kind: BoundKind,
 ) -> Iterator[type[Kernel]]:
     if not case.data.x.size:
-        # Without elements, every formula gives 0.
+        # If x has no elements, every formula gives 0, so the case rejects no mutant.
         return
     for mutant in mutants:
         outputs = mutant()(*case.operands, **case.options)

@@ -68,8 +68,9 @@ STATUSES: tuple[Status, ...] = (
     "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
-#: The statuses of outputs that are not judged: the subject refused the case; the case was not run
-#: or has no such output; every wrong formula passes the case; the failure is expected.
+#: The statuses of outputs that are not judged. "refused": the subject refused the case. "not_run":
+#: the case was not run, or has no such output. "proves_nothing": every wrong formula passes the
+#: case, too. "expected_to_fail": the failure is expected.
 UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
 # Seconds in which a child must end after the last case.
@@ -218,8 +219,9 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                     done.append(case.name)
                     results.verdicts += _verdicts(case, event, results)
                     ends = ends + 1 if event["event"] in ("crash", "hang") else 0
-                    # If the subject is a command, each call is a process of its own. So several
-                    # calls can crash or hang in one run of `_child`.
+                    # If the subject is a command, each call of it is a separate process, and a
+                    # crash of that process does not end `_child`. So several calls can crash or
+                    # hang in one run of `_child`.
                     if ends == _MOST_ENDS:
                         break
                     if progress is not None:
@@ -310,8 +312,8 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the events that a child process reports. If an event does not come in time, yield
-    "hang" and stop.
+    """Yield the events that a child process writes to the file descriptor `reader`. If the next
+    event does not come within the time limit, yield an event "hang" and stop.
     """
     read, limit = b"", max(timeout, _IMPORT)
     while True:
@@ -362,9 +364,9 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
     if unchanged:
         unchanged -= _right_if_varied(case, outputs)
     results.unchanged |= {(case.name, name) for name in unchanged}
-    # A wrong formula may give an output that does not depend on the varied input. So a wrong output
-    # counts as stale (left over from an earlier call) only if no output depends on the varied
-    # input.
+    # If an input is varied and an output does not change, the output may be stale (left over from
+    # an earlier call). But a wrong formula may also give an output that does not depend on this
+    # input. So a wrong output counts as stale only if none of the outputs changed.
     is_stale = unchanged == outputs.keys()
     varying: dict[str, str] = {
         name: "stale" for name in unchanged if is_stale or graded_outputs[name][0] in RUNGS
@@ -402,9 +404,9 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
 def _with_stale_outputs(results: Results) -> list[Verdict]:
     """Return the verdicts, some of them with their status changed to "stale".
 
-    `results.unchanged` lists outputs that should have changed when the input changed, but kept
-    their bits. A listed output becomes "stale" if an output of the same name is stale in another
-    case.
+    Each case is called again with another dy (in a forward pass: another x). `results.unchanged`
+    lists outputs that had the same bits in both calls, although they should differ. The status of a
+    listed output becomes "stale" if the output of the same name has this status in another case.
     """
     stale = {verdict.output for verdict in results.verdicts if verdict.status == "stale"}
     return [

@@ -56,7 +56,9 @@ _PACKAGES = (
 
 
 class Subject(Protocol):
-    """A callable that takes the inputs of a case, by name, and the case, whose options it reads."""
+    """A callable with two arguments: the inputs of a case, by name, and the case itself, whose
+    options the callable reads.
+    """
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         """Return results by name. For an unsupported case, raise an error that `is_unsupported`
@@ -112,7 +114,8 @@ def _parameters(function: Callable[..., Any]) -> set[str] | None:
 
 
 class OfDialect:
-    """A function that is called as the schema of a specification's operator says.
+    """A function with the arguments and results of a specification's operator, as the schema lists
+    them.
 
     Parameters
     ----------
@@ -162,7 +165,7 @@ class OfDialect:
         op: str | None = None,
         operation: str = "backward",
     ) -> OfDialect:
-        """Return the subject of `op`, by default the dialect's first operator for `operation`."""
+        """Return a subject with `op`'s signature (None: the dialect's first for `operation`)."""
         return cls(function, schema_of(dialect, op, operation))
 
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
@@ -282,7 +285,7 @@ class OfLibrary:
             ctypes.c_int,
         )
 
-    #: The subject writes its results to arrays that the caller passes.
+    #: Whether the subject writes its results to arrays that its caller passes.
     writes = True
 
     def __call__(self, inputs: Inputs, case: Case, memory: Mapping[str, np.ndarray]) -> Outputs:
@@ -453,8 +456,10 @@ def _place(error: Exception) -> str:
 
 
 def _by_name(names: Any, results: Any) -> Outputs:
-    """Return the results of a subject, a tuple or mapping of arrays of any kind, as NumPy arrays by
-    name.
+    """Return the results of a subject as NumPy arrays by name.
+
+    `results` is what the subject returned: one array, a tuple or list of arrays, or a mapping from
+    names to arrays. The arrays may be of any library.
     """
     if isinstance(results, Mapping):
         values = {name: results.get(name) for name in names}

@@ -1,4 +1,4 @@
-"""Comparisons of a gradient with the expected gradient, as the tests of projects make them."""
+"""Comparisons of a gradient with the expected gradient, as in the tests of other software."""
 
 from __future__ import annotations
 
@@ -121,10 +121,11 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
 
 
-#: Measures by name. Pearson's correlation and the cosine must be at least the limit (0.99 in "pcc
-#: 0.99"). The other measures are errors, which must be at most the limit: the error in ulps of the
-#: output's type, the root mean square of the error divided by the largest magnitude in both arrays,
-#: and the L2 norm of the error divided by that of the expected array.
+#: Measures by name. Pearson's correlation (`pcc`) and the cosine must be at least the limit (0.99
+#: in "pcc 0.99"). The other measures are errors, which must be at most the limit. `ulp` is the
+#: error of every element, in ulps of the output's type. `rms` is the root mean square of the
+#: errors, divided by the largest magnitude in the two arrays. `l2` is the L2 norm of the errors,
+#: divided by the L2 norm of the expected array.
 MEASURES: dict[str, _Measure] = {
     "pcc": _pcc, "cosine": _cosine, "ulp": _ulp, "rms": _rms, "l2": _l2,
 }  # fmt: skip

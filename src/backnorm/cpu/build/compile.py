@@ -58,7 +58,7 @@ def _function(kind: Kind) -> Any:
 
 
 def _of(kind: Kind) -> Any:
-    """Return the Numba type that stands for a kind, the type of the kernel's first argument."""
+    """Return the Numba type that stands for a kind. A kernel's first argument has this type."""
     from numba import types
 
     from backnorm.cpu.kernels import record

@@ -35,8 +35,8 @@ def environment(level: str) -> dict[str, str]:
         # Numba would read an empty string as the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
     # With PYTHONPATH, the process that compiles imports backnorm from the same sources as this
-    # process. With the given PYTHONHASHSEED, every process iterates over sets of strings in the
-    # same order.
+    # process. With a fixed PYTHONHASHSEED, every process that compiles iterates over sets of
+    # strings in the same order.
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}

@@ -31,8 +31,9 @@ class _Translated(JITCodeLibrary):  # type: ignore[misc]
 def _translate_only() -> None:
     context = cpu_target.target_context
     context.codegen()._library_class = _Translated
-    # Numba identifies a compiled function by the object that `get_executable` returns, so each call
-    # of this lambda returns a new object.
+    # Numba identifies a compiled function by the object that `get_executable` returns, so this
+    # object must be a different one for each function. Each call of the lambda returns a new
+    # object, the method of a new list.
     context.get_executable = lambda library, description, environment: [].append
 
 

@@ -32,8 +32,8 @@ def command() -> list[str]:
 
 
 def link(code: bytes, path: Path, exported: list[str]) -> None:
-    """Write a shared library that exports the given symbols. It appears at `path` only when it is
-    complete.
+    """Write a shared library that exports the given symbols. The library appears at `path` only
+    when it is complete.
 
     Raises
     ------
@@ -41,9 +41,9 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
         If there is no linker, or it failed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is in the folder of `path`, and so on the same file system: the finished
-    # library is then moved to `path` in one step. The library's bytes do not depend on the
-    # temporary folder.
+    # The temporary folder is made in the folder of `path`, so that both are on the same file
+    # system. The finished library can then be moved to `path` in one step. The library's bytes do
+    # not depend on the temporary folder.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         (Path(folder) / "code.o").write_bytes(code)
         names = "".join(f"{name};" for name in exported)

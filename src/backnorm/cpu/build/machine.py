@@ -10,7 +10,7 @@ from backnorm.cpu.levels import LEVELS
 
 
 def target_machine(level: str) -> Any:
-    """Return LLVM's target machine for a level of `LEVELS`, or else for this processor."""
+    """Return LLVM's target machine for `level`, or for this processor if `LEVELS` lacks `level`."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()

@@ -81,9 +81,9 @@ def build_all(
 def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
     """Return groups of libraries, the slowest group first; one process builds each group.
 
-    Libraries of one element type share functions. A process that builds several of them translates
-    such a function only once. If possible, there are at least two groups for every job (a process).
-    Within this condition, groups are as large as possible.
+    Libraries of one element type share functions. If one process builds several such libraries, it
+    translates a shared function only once. If possible, there are at least two groups for every job
+    (a process that builds). Groups are as large as this condition permits.
     """
     for words in (slice(1, 2), slice(0, 2), slice(None)):
         groups: dict[tuple[str, str], list[str]] = {}

@@ -10,7 +10,7 @@ from backnorm.cpu.kinds import LIBRARIES
 
 _CPU = Path(__file__).parent.parent
 
-# Source files from which only one family of libraries is built.
+# For each family of libraries, the source files that no other family is built from.
 _OF_FAMILY = {
     "segments": ("kernels/segments.py",),
     "columns": ("kernels/columns.py", "kernels/tiles.py"),

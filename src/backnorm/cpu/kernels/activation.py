@@ -1,7 +1,8 @@
 """The activations SiLU and Hardswish after the normalisation.
 
-Their gradients depend on their argument z, which is not stored. A forward pass writes the value of
-the activation. Before a backward pass, a kernel normalises x again and writes the gradient of z.
+The gradient of such an activation depends on the activation's argument z, which is not stored. A
+forward pass writes the value of the activation. Before a backward pass, a kernel normalises x again
+and writes the gradient of z.
 
 =========  ==============================  =====================================================
            value                           derivative
@@ -49,7 +50,7 @@ _LN2 = math.log(2.0)
 _LN2_REST = 2.3190468138462996e-17
 
 # If z is below `_LEAST_DOUBLE` in float64, or below `_LEAST_SINGLE` in float32, e^z and SiLU become
-# 0. For z above `_LEAST_SINGLE`, the float32 e^z is a normal number.
+# 0. If z is above `_LEAST_SINGLE`, the float32 e^z is a normal number, not a subnormal one.
 _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
 
@@ -101,15 +102,15 @@ def _value(activation, z):
 def _gradient(activation, dy, z):
     zero, one = _filled(z, 0.0), _filled(z, 1.0)
     if _number_of(activation) == SILU:
-        # The derivative is s * (1 + z * (1 - s)), where s is the sigmoid of z. With d = 1 + e^-|z|,
-        # s is 1/d and 1 - s is e^-|z|/d if z >= 0. If z < 0, s is e^-|z|/d and 1 - s is 1/d.
+        # The derivative is s * (1 + z * (1 - s)), where s is the sigmoid of z. Let d be 1 + e^-|z|.
+        # If z >= 0, s is 1/d and 1 - s is e^-|z|/d. If z < 0, s is e^-|z|/d and 1 - s is 1/d.
         e = _exponential(z)
         d, rising, falling = one + e, where_less(z, zero, e, one), where_less(z, zero, one, e)
         slope = (rising * multiply_add(z, falling, d)) / (d * d)
         return _within(activation, z, dy * slope)
     three = _filled(z, 3.0)
-    # First 3/2 is added to z, and then the sum is divided by 3: where this sum is nearly 0, it is
-    # exact, but z/3 + 1/2 would lose digits.
+    # The slope z/3 + 1/2 is computed as (z + 3/2)/3. Where the slope is nearly 0, the sum z + 3/2
+    # is exact, but z/3 + 1/2 would lose digits by cancellation.
     slope = (z + _filled(z, 1.5)) * _filled(z, 1.0 / 3.0)
     rising = where_less(z, three, dy * slope, dy)
     # NaN stays NaN.
@@ -127,7 +128,8 @@ def _filled(builder, like, number):
 @by_type
 def _within(activation, z, result):
     """Return `result`, which was computed from z. If 16-bit elements are computed in float32, lanes
-    with z < `_LEAST_SINGLE` become NaN, because e^z may be subnormal there, and so inexact.
+    with z < `_LEAST_SINGLE` become NaN. In these lanes, e^z may be a subnormal number, which has
+    too few bits.
     """
     if z == Vec or in_singles(activation.dtype):
         return lambda activation, z, result: result
@@ -175,8 +177,9 @@ def _exponential(builder, z):
     if single:
         found = times_power(found, shifted)
     else:
-        # The factor 2^n may be subnormal, but `times_power` makes only normal factors. So n is
-        # split into two halves, and the power of each half is a factor.
+        # `found` must be multiplied by 2^n. The number 2^n may be subnormal, but `times_power` can
+        # multiply only by normal powers of two. So n is split into two halves, and `found` is
+        # multiplied first by 2^half and then by 2^rest.
         half = builder.fadd(builder.fmul(n, all_of(0.5)), magic)
         rest = builder.fadd(builder.fsub(n, builder.fsub(half, magic)), magic)
         found = times_power(times_power(found, half), rest)

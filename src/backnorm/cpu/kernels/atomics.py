@@ -77,7 +77,10 @@ def compare_exchange(builder, address, expected, value):
 
 @emitted(types.int64(types.int64, types.int64))
 def call_c(builder, function, argument):
-    """Call a C function with one argument; return its result (if void, any number)."""
+    """Call a C function with one argument; return its result.
+
+    If the function has no result (void), the returned number has no meaning.
+    """
     shape = ir.FunctionType(_I64, [_I64])
     return builder.call(builder.inttoptr(function, shape.as_pointer()), [argument])
 
@@ -98,7 +101,8 @@ stack_8_words, stack_32_words = _on_the_stack(8), _on_the_stack(32)
 def address_of(name: str, kind: Any = _I64) -> Any:
     """Return a function that returns the address of an exported symbol of the library.
 
-    Without `kind`, the symbol is a function of one int64; else it is data of the type `kind`.
+    If `kind` is not given, the symbol is a function that takes and returns an int64. If `kind` is
+    given, the symbol is data of this type.
     """
 
     @emitted(types.int64())

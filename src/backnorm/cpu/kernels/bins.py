@@ -3,11 +3,11 @@
 A sum is stored as integers. A *bin* has 32 binary digits at a fixed position: bin j counts
 multiples of 2^(32 j), for any integer j. A term is split at these positions: it is rounded to a
 multiple of the unit of a bin, and the remainder is split further. Each bin adds up integers, so the
-order has no effect. A sum has three adjacent bins (four if elements are float64). The term of the
-largest magnitude determines the top bin. The part of a term below the lowest bin is rounded to
-a multiple of that bin's unit. The split of a term depends only on the term and the positions. If a
-term is too large for the top bin, a higher bin becomes the top bin, and the lowest bins are
-dropped. The result is the same as if the sum had begun with the higher top bin.
+order has no effect. A sum has three adjacent bins (four if elements are float64). The term with the
+largest magnitude determines which bin is the top bin. The part of a term below the lowest bin is
+rounded to a multiple of that bin's unit. The split of a term depends only on the term and the
+positions. If a term is too large for the top bin, a higher bin becomes the top bin, and the lowest
+bins are dropped. The result is the same as if the sum had begun with the higher top bin.
 
 A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^(32 j + 31), where j
 is the top bin; the magnitudes of all terms are below the limit. A term is rounded by at most half
@@ -26,9 +26,10 @@ Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summati
 papers, bins are floating-point numbers, so carries must be propagated after a limited number of
 terms. Integer bins have room for 2^31 elements, so terms need not be counted.
 
-Bins are stored in float64 memory, in rows that are `pitch` elements apart. The rows have, in this
-order, the limits of the first sums, the digits of the first sums (as int64), and the limits and
-digits of the second sums. A row has an element for each column (a lane of a vector).
+Bins are stored in float64 memory, in rows that are `pitch` elements apart. Each column (a lane of a
+vector) has two sums, such as sum(dy) and sum(dy * (x - mean)). The rows have, in this order: the
+limits of all first sums, the digits of all first sums (as int64), the limits of all second sums,
+and the digits of all second sums. A row has one element for each column.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.scratch import LANES, TERMS
 
 # The lowest top bin is `_LEAST` for a sum with three digits, and `_LEAST_OF_FOUR` for a sum with
-# four digits. With a lower top bin, the number 1.5 * 2^52 * u (see below), which rounds terms to
-# the unit u of the lowest bin, would be subnormal.
+# four digits. Terms are rounded to the unit u of the lowest bin by adding and subtracting the
+# number 1.5 * 2^52 * u (see below). If the top bin were lower than these two, this number would be
+# subnormal.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
 # The top bin of a sum with terms that are not finite.
@@ -81,9 +83,10 @@ _SPECIAL = 1 << 20
 # A term of at least this magnitude counts as infinite, because there are no bins for it.
 _HUGE = 2.0**991
 
-# Adding 1.5 * 2^52 * u to a term, and subtracting it again, rounds the term to a multiple of u, the
-# unit of a bin. For the top bin of a sum, the number 1.5 * 2^52 * u is `_TO_TOP` times the limit of
-# the sum. `_DOWN` times the number 1.5 * 2^52 * u of a bin is that of the next lower bin.
+# Each bin has a number n = 1.5 * 2^52 * u, where u is the unit of the bin. Adding n to a term, and
+# subtracting n again, rounds the term to a multiple of u. The n of the top bin of a sum is
+# `_TO_TOP` times the limit of the sum. The n of any lower bin is `_DOWN` times the n of the bin
+# above it.
 _TO_TOP = 1.5 * 2.0**21
 _DOWN = 2.0**-32
 
@@ -93,8 +96,9 @@ _EXPONENT, _BIAS = 52, 1023
 
 _SIZE = TERMS * LANES
 
-# The bins of a column are loaded, and stored again, once for `_STRIP` rows. In a segment, this is
-# done once for `_VISIT` vectors.
+# In the geometry *columns*, the bins of a column are loaded and stored once for every `_STRIP`
+# rows. In the geometry *segments*, the bins of a channel are loaded and stored once for every
+# `_VISIT` vectors of a segment.
 _STRIP, _VISIT = 16, 64
 
 
@@ -260,9 +264,10 @@ def _load_digits(x, bins, at):
 
 @by_type
 def _take_apart(patterns, term, units):
-    """Split a term into one part for each bin. For each bin, `units` has a number n that depends on
-    the bin's unit. The bits of (part + n) are added, as an integer, to the bin's digit. Later,
-    `_store_digits` subtracts the bits of n from the digit, once for each term.
+    """Split a term into one part for each bin. For each bin, `units` has the number n = 1.5 * 2^52
+    * u, where u is the unit of the bin. The bits of (part + n) are added, as an integer, to the
+    bin's digit. Later, `_store_digits` subtracts the bits of n from the digit again, as many times
+    as there were terms.
     """
 
     def three(patterns, term, units):
@@ -354,8 +359,8 @@ def _put_with_care(operands, part, m, bins, at, terms):
 def _begin(x, bins, at):
     """Load the bins of eight columns; each column has two sums.
 
-    Return limits, units, digits, and the largest terms so far (0). Each is a pair, whose parts
-    belong to the two sums.
+    Return the limits, the units, the digits, and zeros as the largest terms so far. Each of these
+    four results is a pair: one part for each of the two sums.
     """
     place = _second(x, bins, at)
     limits = load(bins.values, at), load(bins.values, place)
@@ -378,8 +383,9 @@ def _step(operands, slope, centred, units, digits, most):
 
 @by_type
 def _larger_product(dy, most, product):
-    """Return the larger one of `most` and the magnitude of the product. A forward pass does not
-    need this maximum, because `_largest_product` squares the largest term: there, return `most`.
+    """Return the larger one of `most` and the magnitude of the product. In a forward pass, return
+    `most` unchanged: `_largest_product` computes the largest product there as the square of the
+    largest term.
     """
     if isinstance(dy, Epilogue):
         return lambda dy, most, product: most
@@ -388,8 +394,8 @@ def _larger_product(dy, most, product):
 
 @by_type
 def _largest_product(dy, most):
-    """Return the largest product, `most[1]`; in a forward pass, the square of the largest
-    `most[0]`.
+    """Return the largest product. In a backward pass, this is `most[1]`. In a forward pass,
+    products are squares of terms, so it is the square of the largest term, `most[0]`.
     """
     if isinstance(dy, Epilogue):
         return lambda dy, most: most[0] * most[0]
@@ -417,7 +423,11 @@ def _take_error_apart(x, patterns, factors, units):
 
 @inlined
 def _end(operands, state, count, bins, at):
-    """Write both sums of `count` vectors and return True, if all terms were below the limits."""
+    """Write the sums to the bins and return True, if all terms were below the limits.
+
+    `state` has both sums of `count` vectors. If a term was not below its limit, nothing is
+    written, and the result is False.
+    """
     limits, units, digits, most = state
     product = _largest_product(operands.dy, most)
     if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
@@ -461,7 +471,8 @@ def _visit(operands, part, m, bins, at, terms):
 
 @inlined
 def _visit_first(operands, part, m, bins, at, terms):
-    """Put terms into the bins of `lanes` < 8 columns. Each column has one lane of a vector.
+    """Put the terms of fewer than eight columns into the bins of the columns. There are `lanes`
+    columns, and each has one lane of a vector.
 
     `part` is a tuple: the index of the first element, the distance between two vectors (in
     elements), the number of vectors, and `lanes`.
@@ -481,8 +492,8 @@ def _visit_first(operands, part, m, bins, at, terms):
 
 @inlined
 def put_segment(operands, i, end, mean, bins, terms):
-    """Put the terms of a segment into the bins of its channel. Each of the eight lanes has its own
-    bins.
+    """Put the terms of a segment into the bins of its channel. The channel has eight sets of bins,
+    one for each lane of a vector.
 
     `bins` has rows of eight elements; `terms` has three buffers of `TERMS` vectors.
     """
@@ -565,8 +576,8 @@ def _pair(bins, at, digits):
     numbers, limit = integers_at(bins), load_one(bins, at)
     if limit == 0.0:
         return _special(numbers[at + pitch], numbers[at + 2 * pitch], numbers[at + 3 * pitch]), 0.0
-    # Beginning with the lowest digit, reduce each to -2^31 .. 2^31 - 1, and carry the rest to the
-    # next higher digit.
+    # Beginning with the lowest digit, each digit is reduced to the range from -2^31 to 2^31 - 1;
+    # what exceeds this range is carried to the next higher digit.
     fourth, carry = 0.0, 0
     if digits == 4:
         digit, carry = _carried(numbers[at + 4 * pitch], 0)
@@ -612,7 +623,7 @@ def _infinity():
 
 @outlined
 def write_no_bins(digits, channels, out):
-    """Write the bins of empty sums to `out`, in the layout that `write_bins` uses."""
+    """Write to `out` the bins of sums without terms, in the layout that `write_bins` uses."""
     to = integers_at(out)
     for place in range(2 * (digits + 1) * channels):
         to[place] = 0
@@ -624,8 +635,9 @@ def write_no_bins(digits, channels, out):
 
 @outlined
 def write_bins(bins, digits, channels, out):
-    """Write both sums of every channel as integers. Each sum has a row of top bins and rows of
-    digits.
+    """Write both sums of every channel to `out` as integers. For each of the two sums, `out` has a
+    row with the top bins of all channels, followed by `digits` rows with the digits of all
+    channels.
 
     The top bin of a sum with terms that are not finite is written as 2^20.
     """

@@ -32,15 +32,19 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.icmp_signed(">", left, right), left, right)
 
 
-#: `patterns_added` returns the sums of lanes modulo 2^64, and `larger` the larger of two lanes. For
-#: bit patterns of magnitudes, infinity is larger than all numbers, and NaN is larger than infinity.
+#: `patterns_added` returns the sums of lanes modulo 2^64, and `larger` the larger of two lanes. If
+#: `larger` compares the bit patterns of magnitudes, infinity is larger than all numbers, and NaN is
+#: larger than infinity.
 patterns_added = _combining(lambda builder, left, right: builder.add(left, right))
 larger = _combining(_larger)
 
 
 @emitted(Vec(Vec, Vec, types.intp))
 def patterns_less(builder, value, other, times):
-    """Return value - times * other in every lane, for bit patterns as integers modulo 2^64."""
+    """Return value - times * other in every lane.
+
+    The bit patterns of `value` and `other` are treated as integers, modulo 2^64.
+    """
     minuend, subtrahend = (builder.bitcast(each, _INTEGERS) for each in (value, other))
     nothing = ir.Constant(_INTEGERS, ir.Undefined)
     first = builder.insert_element(nothing, times, ir.Constant(ir.IntType(32), 0))
@@ -64,7 +68,7 @@ def without(builder, total, term, one):
 
 @emitted(types.boolean(Vec, Vec))
 def all_below(builder, left, right):
-    """Return whether `left` is less than `right` in all lanes, read as integers."""
+    """Return whether left < right in all lanes, if the bits of the lanes are read as integers."""
     left, right = (builder.bitcast(each, _INTEGERS) for each in (left, right))
     mask = builder.bitcast(builder.icmp_signed("<", left, right), ir.IntType(LANES))
     return builder.icmp_unsigned("==", mask, ir.Constant(ir.IntType(LANES), -1))

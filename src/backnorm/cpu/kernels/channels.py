@@ -56,8 +56,8 @@ from backnorm.cpu.scratch import (
 _SAMPLE = 16
 
 # This number replaces larger inverse standard deviations, because infinity times a difference of 0
-# would be NaN. If a difference is not 0, its product with this number is infinite in float32, as
-# its product with infinity is.
+# would be NaN. A difference other than 0 times this number is still infinite in float32, like such
+# a difference times infinity.
 _MOST = 1e150
 
 
@@ -117,7 +117,7 @@ def prepare(table, statistics, present, epsilon, inverse):
 
 @outlined
 def prepare_means(table, mean):
-    """Fill only the means in the table: the sums of a backward pass need no other coefficient."""
+    """Write only the means to the table: the sums of a backward pass need no other coefficient."""
     values, pitch, channels = table
     for c in range(0, channels, LANES):
         store_some(values, MEAN * pitch + c, channels - c, load_some(mean, c, channels - c))
@@ -156,15 +156,18 @@ def prepare_forward(table, x, extents, affine, present):
         else:
             sample = 0
         pivot = total / splat(float(max(sample, 1)))
-        # A pivot that is not finite is replaced by 0: with it, the sums of finite elements would
-        # become infinite or NaN.
+        # A pivot that is not finite is replaced by 0, because such a pivot would make the sums of
+        # finite elements infinite or NaN.
         store_some(values, MEAN * pitch + c, count, where_finite(pivot, pivot, zero))
     wrap(table)
 
 
 @inlined
 def _power_of_two(most, limit):
-    """Halve `most`, a power of two, until it is at most `limit`, so that divisions are exact."""
+    """Return the largest power of two that is at most `most` (a power of two) and at most `limit`.
+
+    Dividing a sum by a power of two does not round.
+    """
     while most > limit:
         most //= 2
     return most
@@ -179,8 +182,8 @@ def _sample(x, c, channels, inner, sample):
 def solve(kind, pairs, k, total, table, c, count, epsilon):
     """Compute the coefficients and results of `count` channels, from channel c on, from their sums.
 
-    The sums are in the columns of `pairs`, from column k on. `total` is the number of elements of a
-    channel.
+    `pairs` has the sums of channel c in column k, those of the next channel in column k + 1, and so
+    on. `total` is the number of elements of a channel.
     """
 
     def forward(kind, pairs, k, total, table, c, count, epsilon):
@@ -237,8 +240,8 @@ def settle_bins(kind, digits, exchanged, total, table, epsilon):
     """Fill results and coefficients of every channel from the bins that an earlier call wrote.
 
     `exchanged` has two addresses: that of the bins that `write_bins` wrote, and that of scratch
-    memory for the bins and pairs of eight channels. Each channel is computed by the same operations
-    as in `combine_bins`.
+    memory for the bins and pairs of eight channels. The operations are those of `combine_bins`, so
+    a channel's results have the same bits as if `combine_bins` had computed them.
     """
     source, room = exchanged
     bins = Bins(room, integer(LANES))
@@ -278,7 +281,8 @@ def combine(kind, head, partial, grid, total, table):
     channels.
 
     `partial` is a `Pairs`: the address of the partial sums, and the distance `far` between their
-    rows. Each block has four rows. `combine_bins` explains `grid`.
+    rows. Each block has four rows: the high and the low parts of two sums. `combine_bins` explains
+    `grid`.
     """
     blocks, inner, repeats = grid
     sums, far = partial
@@ -355,8 +359,8 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
     start, stop = span
     inner, repeats = cut
     for c in range(start, stop, LANES):
-        # The sums of eight channels replace the pairs of the columns from k on, which have already
-        # been read.
+        # The sums of eight channels are written from column k on. They overwrite pairs of columns
+        # that have already been read.
         k = start * inner + c - start
         if inner * repeats > 1:
             _gather(pairs, cut, (c, stop, table.channels), k)
@@ -365,8 +369,9 @@ def solve_columns(kind, pairs, cut, span, total, table, epsilon):
 
 @inlined
 def _gather(pairs, cut, ends, to):
-    """Add up the pairs of the columns of eight channels. Write the sums of the channels from `to`
-    on.
+    """Add up the pairs of all columns of each of eight channels.
+
+    The sums of the eight channels are written to the elements from `to` on.
     """
     partial, far = pairs
     inner, repeats = cut

@@ -1,16 +1,17 @@
 """The kernel for arrays whose rows have several channels (NXC, and NCX with few spatial elements).
 
 The array is a matrix of `rows` x `width`, contiguous. Column k belongs to channel (k // inner) %
-channels, where `inner` is the number of adjacent elements of a channel: 1 in NXC. In NCX, a row is
-a sample. If the channels of a position, or a sample, are shorter than two vectors, several make one
-row. Elements after the last full row are the `rest`.
+channels. Here `inner` is the number of elements of one channel that are next to each other in
+memory (1 in NXC). A row has the channels of one position in NXC, and is a whole sample in NCX. If a
+position's channels (NXC) or a sample (NCX) have fewer elements than two vectors, several positions
+or samples make one row. Elements after the last full row are the `rest`.
 
 An item of the reduction is one tile of columns in one block of rows. A running sum (see `sums`)
-adds up 64 rows of a column. In a backward pass with float32 arithmetic, each number that is added
-to it is a float32 sum of four rows. The running sums of a block are added to pairs of float64
-(compensated sums), and the sums of blocks are added up in order. Blocks depend only on the shape,
-and a column's sum does not depend on its tile. So a channel's sums have the same bits, however the
-work is distributed.
+adds up 64 rows of a column. In a backward pass with float32 arithmetic, four rows are first added
+up in float32, and their sum is then added to the running sum. The running sums of a block are added
+to pairs of float64 (compensated sums), and the sums of blocks are added up in order. The division
+into blocks depends only on the shape, and the sum of a column does not depend on the tile that the
+column is in. So a channel's sums have the same bits, however the work is distributed.
 """
 
 from __future__ import annotations
@@ -107,11 +108,12 @@ def _sums_of(kind, head, cells, table, own):
     """Return what a participant needs to compute sums: the operands, and the memory to write to.
 
     Partial sums have the shape (blocks, 4, pitch of a row of `width` columns): two pairs for every
-    block and column. If sums are reproducible, partial sums are bins: see `channels.combine_bins`.
+    block and column. If sums are reproducible, the partial sums are bins instead of pairs (see
+    `channels.combine_bins`).
     """
     x = values_at(kind, head.x)
-    # `own` has the memory of the tile. If sums are reproducible, the memory of their bins precedes
-    # it.
+    # `own` is the participant's memory. If sums are reproducible, it begins with buffers of terms,
+    # and the memory of the tile follows. Otherwise it begins with the memory of the tile.
     tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
     partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
     return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
@@ -137,7 +139,9 @@ def _output_of(kind, head, cells, sums):
 def _solves_alone(head):
     """Return whether the participant that sums a tile also computes its channels' coefficients.
 
-    It does if the tile has all rows, because the sums are then in the participant's cache.
+    It does if the tile has all elements of its channels (all rows, and all columns of each
+    channel), because the sums are then complete, and are in the participant's cache. (Reproducible
+    sums, which are stored in bins, are always combined later.)
     """
     single = head.blocks == 1 and head.repeats == 1
     return single and head.tile % head.inner == 0 and head.binned == 0
@@ -150,8 +154,8 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_tile(kind, head, sums, item):
-    """Sum one block of rows in one tile of columns. If there are elements after the last full row,
-    they are the last block.
+    """Sum one block of rows in one tile of columns. Elements after the last full row, if there are
+    any, make up the last block.
     """
     operands, table, scratch, partial = sums
     width, tile, block = head.width, head.tile, head.block
@@ -248,7 +252,9 @@ def _write_share(head, output, item):
 
 @inlined
 def _write_tile(head, output, part, first):
-    """Write the rows of one part, in one tile of columns. Ordinary stores write whole lines."""
+    """Write the rows of one part, in one tile of columns, by ordinary stores of whole cache lines
+    (not by streaming stores).
+    """
     width, share, abreast = head.width, head.share, head.abreast
     row, columns = part * share, (first, min(width, first + head.tile))
     end = min(head.rows, row + share)
@@ -284,12 +290,13 @@ def _spread(values, wide, first, width, inner, channels):
 
 @by_type
 def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add up a block of rows; store the sums of its columns in `pairs`, which must be zero before
-    the call.
+    """Add up a block of rows, and store the sums of its columns in `pairs`.
+
+    Before the call, `pairs` must be zero.
 
     `part` has the index of the first element, the distance from one row to the next, the number of
-    rows, and the number of columns. `running` is the address of eleven rows of scratch memory, and
-    the distance of two rows there.
+    rows, and the number of columns. `running` is a tuple: the address of eleven rows of scratch
+    memory, and the distance from one of these rows to the next.
     """
     if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
         return lambda kind, head, operands, part, pivot, running, pairs: _add_block(
@@ -312,7 +319,7 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
             _add_block(_add_strip_at_once, operands, part, 4, singles, running, pairs)
         for k in range(0, width, LANES):
             place, far = offset(pairs.values, k), pairs.far
-            # Lanes after the last column have sums of 0, which `recentre` leaves 0 for any pivot.
+            # The lanes after the last column have sums of 0, which `recentre` does not change.
             kept = recentre(load_some(pivot, k, width - k), pairs, k)
             columns = (start + k, stride, rows, min(LANES, width - k))
             if not all_finite(kept, width - k) and head.in_float64 == 0:
@@ -332,12 +339,14 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 
 @rare
 def _or_without_gradient(dy, part, sum_dy_xmu, kept):
-    """Return `kept`, but zero in each lane where dy is zero in all rows and sum_dy_xmu is not NaN.
-    The caller computes the sums of a lane again if its result is not finite.
+    """Return `kept`, with 0 in each lane (column) where dy is 0 in all rows and sum_dy_xmu is not
+    NaN. If a lane of the returned vector is not finite, the caller computes the sums of this lane
+    again.
 
     Sums of zeros are exact, so they need not be computed again. Behind a ReLU, dy is often zero in
-    whole channels. If dy was zero in one channel in ten, computing these channels again in float64
-    made the backward pass of (2, 64, 32, 32) in bfloat16 take 1.5 times as long.
+    whole channels. Without this function, the sums of such channels would be computed again in
+    float64. If one channel in ten was such a channel, the backward pass of a bfloat16 array of
+    shape (2, 64, 32, 32) then took 1.5 times as long.
     """
     start, stride, rows, width = part
     size = splat(0.0)
@@ -355,14 +364,15 @@ def _add_block_again(operands, part, pivot, run, pairs):
 
 @inlined
 def _add_block(add, operands, part, depth, pivot, running, pairs):
-    """Add the rows of `part` to `pairs`, the compensated sums of its columns. The function `add`
-    adds `depth` rows at a time.
+    """Add the rows of `part` to `pairs`, which has a compensated sum for each column of `part`. The
+    function `add` adds `depth` rows at a time.
     """
     start, stride, rows, width = part
     for first in range(0, rows, _RUN):
         clear(running.values, 4 * running.far)
         end = min(rows, first + _RUN)
-        # For a `range` with this step, Numba would compile a check that raises if the step is zero.
+        # This is not a `range` with the step `depth`: Numba would then compile a check that raises
+        # an error if the step is zero, but kernels must not raise.
         row = first
         while row < end:
             some = (start + row * stride, stride, min(depth, end - row), width)
@@ -387,8 +397,9 @@ def _add_strip_by_rows(operands, part, pivot, running):
     first = 0
     if rows == 4:
         first = width // SINGLES * SINGLES
-        # `pair` has two float32 rows of sums over the first two rows, `third` two for the third
-        # row. Each of the four takes the memory of a float64 row.
+        # `pair` is two float32 rows of scratch memory, for the sums of dy and of dy * (x - mean)
+        # over the first two rows of the strip. `third` is two more, for dy and dy * (x - mean) of
+        # the third row. Each of these four rows takes the memory of a float64 row.
         pair = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
         third = Pairs(offset(pair.values, 2 * pair.far), pair.far)
         _begin_pair(operands, start, first, pivot, pair)
@@ -480,7 +491,7 @@ def _if(there, count):
 
 @inlined
 def _along(k, lanes, period):
-    """Return the column `lanes` after column k, where columns are counted modulo `period`."""
+    """Return the column that is `lanes` columns after column k, counted modulo `period`."""
     return k + lanes - period if k + lanes >= period else k + lanes
 
 
@@ -507,17 +518,18 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 
 @inlined
 def _write_rows(output, i, rows):
-    """Write several rows, which consist of whole lines and begin at element i, in this order: the
-    first line of every row, then the second line of every row, and so on.
+    """Write `rows` rows, the first of which begins at element i. Each row consists of whole cache
+    lines. The first line of every row is written first, then the second line of every row, and so
+    on.
 
     The coefficients of wide rows exceed the first-level cache, so they are read once for several
     rows.
 
     If stores are streaming, the two ends of a row are still written by ordinary stores, because
-    they share cache lines with other rows. The rest of the row has no ordinary stores, which would
-    make the processor prefetch neighbouring lines into a cache. A streaming store to a line that is
-    in a cache takes five times as long as one to a line that is in no cache (AMD Zen 3, shape (50,
-    64, 112, 112), float32 arithmetic).
+    they share cache lines with other rows. The rest of the row is written by streaming stores
+    alone: after an ordinary store, the processor would prefetch neighbouring lines of the output
+    into a cache. A streaming store to a line that is in a cache takes five times as long as one to
+    a line that is in no cache (AMD Zen 3, shape (50, 64, 112, 112), float32 arithmetic).
     """
     width, line = output.period, 2 * lanes_of(output.rows.values)
     head = line_head(output.out, i) if output.streaming else 0
@@ -533,8 +545,8 @@ def _write_rows(output, i, rows):
 
 @inlined
 def _write_lines(output, i, rows, columns, streaming):
-    """Write `rows` rows, between two columns, in whole cache lines. The first row begins at element
-    i.
+    """Write that part of `rows` rows which lies between two columns and consists of whole cache
+    lines. The first row begins at element i.
     """
     x, dy, out, _, coefficients, width, _ = output
     lanes = lanes_of(coefficients.values)
@@ -567,10 +579,10 @@ def _write(output, i, end):
 
 @inlined
 def _write_whole(output, i, k, end, streaming):
-    """Write whole vectors from element i (in column k) on; return the element and column after.
+    """Write whole vectors from element i, column k, on; return the element and column behind them.
 
-    Callers pass a constant as `streaming`. If it were a variable, LLVM might test it in every
-    iteration of the loops.
+    Callers pass `streaming` as a constant: ``boolean(True)`` or ``boolean(False)``. If it were a
+    variable, LLVM might test it in every iteration of the loops.
     """
     x, dy, _, _, coefficients, period, _ = output
     lanes = lanes_of(coefficients.values)
@@ -590,7 +602,9 @@ def _write_whole(output, i, k, end, streaming):
 
 @inlined
 def _write_part(output, i, count, k):
-    """Write `count` elements, fewer than a cache line. The first is element i, in column k."""
+    """Write `count` elements, fewer than a cache line has. The first one has the index i in the
+    output, and is in column k.
+    """
     lanes = lanes_of(output.rows.values)
     while count > 0:
         _write_first(output, i, count, k, _coefficients(output.rows, k))

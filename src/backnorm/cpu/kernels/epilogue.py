@@ -1,4 +1,4 @@
-"""Types of operands. A load or store of such an operand also computes an epilogue.
+"""Types of operands whose loads and stores also compute an epilogue.
 
 A kernel loads and stores elements at addresses. If a ReLU or another activation follows the
 normalisation, one of these types replaces an address, and loads and stores (see `memory`) apply the
@@ -16,8 +16,9 @@ Marking       y: a store also writes one bit per element: whether 0 < y < ceilin
 WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
-The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. A
-ReLU without a ceiling has the ceiling infinity here, and y = infinity counts as below it.
+The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. If
+a ReLU has no ceiling, its ceiling is infinity here. An element y that is infinite then counts as
+below the ceiling.
 
 The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
 vectors that are written to a Marking begin at multiples of eight elements.
@@ -36,7 +37,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-# The Numba types of those parts of a structure that are not addresses of elements.
+# The parts of an `Addresses` structure that are not addresses of elements, with their Numba types.
 _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
@@ -46,7 +47,10 @@ _PARTS = {
 
 
 class Epilogue(types.Type):
-    """Base class of types that describe an epilogue. A forward pass has one in the place of dy."""
+    """Base class of types that describe the epilogue of a forward pass.
+
+    A forward pass has no dy. Instead of dy, its kernel gets an operand of such a type.
+    """
 
 
 class Identity(Epilogue, types.Opaque):
@@ -66,8 +70,8 @@ class Unread(types.Opaque):
 class Addresses(types.Type):
     """A structure of addresses and numbers.
 
-    `parts` maps the names of these addresses and numbers to their types. `dtype` is the type of the
-    elements.
+    `parts` maps the name of each address or number to its type. `dtype` is the element type of the
+    arrays at the addresses, except that a mask has bytes.
     """
 
     is_address = True
@@ -93,8 +97,8 @@ class ReLU(Epilogue, Addresses):
 
 
 class Activation(Epilogue, Addresses):
-    """The address of the gradients with respect to the activation's value (0 if there are none),
-    and the number that identifies the activation.
+    """The operand of an activation: the address of the gradients with respect to the activation's
+    value (0 if there are none), and the number that identifies the activation.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -102,15 +106,20 @@ class Activation(Epilogue, Addresses):
 
 
 class Marking(Addresses):
-    """The addresses of y and of a mask (0 if none is written), and `beyond` (`cpu.record`)."""
+    """The addresses of y and of a mask (0 if no mask is written), and the integer `beyond`.
+
+    An element's bit is set in the mask if the element's own bits, read as an integer, are more than
+    0 and less than `beyond` (see `cpu.record`).
+    """
 
     def __init__(self, dtype: Any) -> None:
         super().__init__(dtype, "bits", "beyond")
 
 
 class WithResidual(Addresses):
-    """The addresses of dx, of the residual's gradient (or 0), of dy and of a mask. Stores write dx
-    and the residual's gradient.
+    """The output of a backward pass with a residual: the addresses of dx, of the residual's
+    gradient (0 if it is not wanted), of dy and of a mask. A store of elements of dx also writes the
+    same elements of the residual's gradient, which is the masked dy.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -138,10 +147,10 @@ def part_of(builder: Any, kind: Any, value: Any, name: str = "values") -> Any:
 
 
 def masked(builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any = None) -> Any:
-    """Emit `raw`, a vector of the elements from `index` on, with zero for each element whose bit in
-    the mask is not set.
+    """Emit the masked elements from `index` on, given the vector `raw` of these elements: where the
+    bit of an element in the mask is not set, the element is replaced by zero.
 
-    If `count` is given, only the first `count` lanes of `raw` have elements.
+    If `count` is given, only the first `count` lanes of `raw` hold elements of the array.
     """
     if not isinstance(kind, Masked):
         return raw
@@ -171,7 +180,8 @@ def _in_register(builder: Any, raw: Any) -> Any:
 
     With AVX-512, LLVM would combine a load and a selection to a masked load, and the processor does
     not prefetch for masked loads. With masked loads, the backward pass of (16, 56, 56, 64) in
-    float32 took 3.6 ns per element instead of 0.6 (AMD Zen 5).
+    float32 took 3.6 ns per element; with loads separated by this instruction, it took 0.6 ns per
+    element (AMD Zen 5).
     """
     if not has_feature("avx512vl"):
         return raw
@@ -181,8 +191,11 @@ def _in_register(builder: Any, raw: Any) -> Any:
 def after_store(
     builder: Any, kind: Any, target: Any, index: Any, raw: Any, write: Any, count: Any = None
 ) -> None:
-    """Emit what else is stored for the elements `raw`, or its first `count` lanes, at `index`: bits
-    of the mask (`Marking`), or elements of the gradient of the residual (`WithResidual`).
+    """Emit the stores that follow the store of the vector `raw`, whose elements begin at `index`.
+
+    If `kind` is a `Marking`, bits of the mask are stored. If it is a `WithResidual`, elements of
+    the residual's gradient are stored. If `count` is given, only the first `count` lanes of `raw`
+    hold elements of the array.
 
     `write(pointer, vector)` emits a store of the same kind, ordinary or streaming, as the store of
     `raw`.
@@ -203,8 +216,8 @@ def after_store(
 
 
 def _is_there(builder: Any, place: Any) -> Any:
-    """Emit whether an address is not 0. During a call, the result does not change, so a branch on
-    it is predicted well.
+    """Emit a test whether an address is not 0. The result is the same throughout a call, so the
+    processor predicts a branch on it well.
     """
     return builder.icmp_unsigned("!=", builder.ptrtoint(place, _I64), ir.Constant(_I64, 0))
 
@@ -213,8 +226,8 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
     _, bits, beyond = (part_of(builder, kind, target, name) for name in kind.parts)
     lanes = raw.type.count
     element = ir.IntType(kind.dtype.bitwidth)
-    # Read as integers, the bits of positive elements have the order of the elements' values. The
-    # bits of a NaN are a larger integer than those of infinity.
+    # If the bits of positive elements are read as integers, these integers have the same order as
+    # the elements' values. The bits of a NaN are a larger integer than those of infinity.
     pattern = builder.bitcast(raw, ir.VectorType(element, lanes))
     if element != beyond.type:
         beyond = builder.trunc(beyond, element)
@@ -242,7 +255,7 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
 
 @intrinsic
 def values_of(typingctx, addresses):
-    """Return the one of the `addresses` at which the elements are."""
+    """Return the address of the elements, which is one part of the structure `addresses`."""
 
     def codegen(context, builder, signature, arguments):
         return part_of(builder, addresses, arguments[0])
@@ -308,13 +321,14 @@ def _in_line(typingctx, out):
 
 @by_type
 def same_line(out):
-    """Return whether the addresses of `out` and of its second output suit streaming stores. The
-    second output is the residual's gradient, or the mask.
+    """Return whether streaming stores may write `out`. This depends on the addresses of `out` and
+    of the second output that is written with it: the residual's gradient, or the mask.
 
-    For the residual's gradient, the result is True if the gradient begins at the same offset in a
-    cache line as dx. Each streamed line of dx then goes with a whole line of the gradient. For a
-    mask, the result is True if y begins at the start of a cache line: each streamed line of y then
-    has whole bytes of the mask. If `out` has no second output, the result is True.
+    If the second output is the residual's gradient, the result is True if this gradient begins at
+    the same offset in a cache line as dx. When a whole cache line of dx is written, a whole line of
+    the gradient is then written with it. If the second output is a mask, the result is True if y
+    begins at the start of a cache line. The bits for a cache line of y are then whole bytes of the
+    mask. If `out` has no second output, the result is True.
     """
     if isinstance(out, Marking | WithResidual):
         return lambda out: _in_line(out)

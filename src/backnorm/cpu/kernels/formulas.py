@@ -18,8 +18,9 @@ and that constant would cancel if |mean| is much larger than the standard deviat
 pass, slope is beta, and shift is the exact mean minus the float64 `mean`. The coefficients for
 float32 arithmetic are derived from these: see `singles.narrow_rows`.
 
-When a kernel is compiled, the types of x and dy select the formula. A dy of a type `Epilogue`
-selects the forward pass, and an x of the type `Unread` the frozen backward pass (see `epilogue`).
+The types of the operands x and dy select the formula when a kernel is compiled. If the type of dy
+is a subclass of `Epilogue`, the formula is that of the forward pass. If the type of x is `Unread`,
+the formula is that of the frozen backward pass (see `epilogue`).
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ from backnorm.cpu.scratch import LANES
 
 @by_type
 def elements(x, dy, index, count, of):
-    """Return a vector of output elements from `index` on, in the type of the coefficients `of`.
+    """Return a vector of output elements from `index` on.
 
-    If `count` is None, the vector is whole; else memory after `count` elements is not accessed.
+    Its type is that of `of`, the coefficients of the channel. If `count` is None, the vector is
+    whole; else memory after `count` elements is not accessed.
     """
     if isinstance(x, Unread):
         return lambda x, dy, index, count, of: of[3] * load_like(dy, index, count, of[3])
@@ -119,11 +121,12 @@ def in_pairs_of(dy):
 
 @by_type
 def in_pairs(dy, values):
-    """Return whether it is faster to write two vectors at a time. `values` is the memory of the
-    coefficients.
+    """Return whether computing and writing two vectors of the output at a time is faster than one
+    at a time. `values` is the memory of the coefficients, and has their type.
 
-    With float32 coefficients it is faster. With float64 coefficients it is faster only if the
-    activation of two float64 vectors is computed in one float32 vector.
+    With float32 coefficients, two at a time is faster. With float64 coefficients, it is faster only
+    if there is an activation that is computed in float32: one float32 vector then has the elements
+    of two float64 vectors.
     """
     pairs = values.dtype == types.float32 or in_pairs_of(dy)
     return lambda dy, values: pairs
@@ -133,10 +136,11 @@ def in_pairs(dy, values):
 def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    These are x, the residual and, unless stores are streaming, the output: an ordinary store reads
-    its cache line first. Prefetching x helps in a model, because there x is at best in the shared
-    cache: a convolution has just written it. Prefetching does not make a backward pass faster: its
-    sums have just read x and dy, and dx often has the memory of dy.
+    The memory of x and of the residual is prefetched, and, unless stores are streaming, that of the
+    output, because an ordinary store reads its cache line first. Prefetching x makes a forward pass
+    of a model faster. In a model, a convolution has just written x, so x is not in the core's own
+    cache, but at best in the slower shared cache. Prefetching does not make a backward pass faster:
+    its sums have just read x and dy, and dx often has the memory of dy.
     """
     dy = output[1]
 
@@ -196,8 +200,8 @@ def solve_forward(sums, count, pivot, epsilon):
     d². The pivot is the mean of some of the channel's elements, so (pivot - mean)² is at most M
     times the variance. Therefore the subtraction of d² loses at most about log2(M) of the 53 bits
     for any data, and hardly any bits for data in random order. Reproducible sums have the pivot 0,
-    so the subtraction may lose more bits. But a term of a reproducible sum is rounded by at most
-    2^-64 of the largest term (see `bins`).
+    so the subtraction may lose more bits. But reproducible sums have more than the 53 bits: each of
+    their terms is rounded by at most 2^-64 of the largest term (see `bins`).
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements

@@ -23,9 +23,9 @@ _OPTIONS = {
     "no_cfunc_wrapper": True,
 }
 
-#: The dispatchers of all outlined functions, and LLVM attributes for them (see `build.frontend`).
-#: LLVM must not inline these functions into their callers, because it takes longer to optimise
-#: large functions than small ones.
+#: All outlined functions, as Numba dispatchers. With each function come the LLVM attributes that
+#: `build.frontend` gives to its machine code. LLVM must not inline these functions into their
+#: callers, because LLVM takes longer to optimise one large function than several small ones.
 OUTLINED: list[tuple[Any, tuple[str, ...]]] = []
 
 
@@ -78,8 +78,9 @@ def emitted(signature: Any) -> Any:
     """Compile a function whose LLVM code is emitted by the decorated function.
 
     The decorated function takes the IR builder and the values of the arguments, and returns the
-    value of the result. `signature` is the Numba signature, or a function of the arguments' types
-    that returns the signature, or None for types that are not accepted.
+    value of the result. `signature` is the Numba signature, or a function that gets the types of
+    the arguments. This function returns the signature. If it does not accept the types, it returns
+    None.
     """
 
     def decorate(emit: Callable[..., Any]) -> Any:

@@ -1,10 +1,10 @@
 """Memory in Numba code: addresses, loads and stores of vectors.
 
-Kernels take addresses, not arrays. (Tests pass arrays.) Numba counts the references to every array
-argument, even of an inlined function, which takes as long as computing a few elements. Memory is
-contiguous. `storage` converts elements to float64 or float32 and back. Loads are exact, and a store
-rounds once. Float32 vectors are not stored to float64 elements. Float32 vectors are stored to
-16-bit elements only if all lanes are zero or normal (see `vector.sound`).
+Kernels take addresses, not arrays; only tests pass arrays. Numba counts the references to every
+array argument, even in an inlined function. Counting takes as long as computing a few elements.
+Memory is contiguous. `storage` converts elements to float64 or float32 and back. Loads are exact,
+and a store rounds once. Float32 vectors are not stored to float64 elements. Float32 vectors are
+stored to 16-bit elements only if all lanes are zero or normal (see `vector.sound`).
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def load_like(typingctx, array, index, count, like):
 def prefetch(array, index, count):
     """Prefetch the cache lines of `count` elements, even after the array's end; skip absent arrays.
 
-    Without these instructions, processors prefetch neither distant rows nor the next page.
+    Processors prefetch contiguous memory by themselves. But they do not prefetch a row that begins
+    far away from the previous row, nor beyond the end of a page of memory.
     """
     if isinstance(array, Unread | Identity):
         return nothing
@@ -140,7 +141,8 @@ def _prefetch(typingctx, array, index):
         pointer = builder.bitcast(_pointer(context, builder, array, *arguments), _BYTES)
         kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # The numbers mean: for reading (0), into all caches (3), data and not instructions (1).
+        # The three numbers say that the memory will be read and not written (0), that it is fetched
+        # into all levels of cache (3), and that it has data, not instructions (1).
         builder.call(call, [pointer, *(ir.Constant(_I32, number) for number in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -201,7 +203,10 @@ def load_one(typingctx, array, index):
 
 @intrinsic
 def load_apart(typingctx, array, index, step, last):
-    """Return elements index, index + step, ... as a Vec; an index above `last` counts as `last`."""
+    """Return a Vec of the elements with the indices index, index + step, index + 2 * step, ...
+
+    An index above `last` is replaced by `last`.
+    """
     if not accepts(array):
         return None
 
@@ -286,10 +291,10 @@ def stream(typingctx, array, index, value):
 
 @intrinsic
 def stored_sound(typingctx, array, left, right):
-    """Return whether two float32 vectors are certainly `sound`, judged by their 16-bit roundings.
+    """Return True if two float32 vectors are certainly `sound` (see `storage.surely_sound`).
 
-    The caller then stores the vectors. `store` converts them to the same 16-bit elements, so the
-    compiler merges the two conversions.
+    If so, the caller stores the vectors with `store`, which converts them to the same 16-bit
+    elements again. The compiler merges the two conversions.
     """
 
     def codegen(context, builder, signature, arguments):
@@ -307,7 +312,9 @@ def store_one(typingctx, array, index, value):
 
 @intrinsic
 def store_first(typingctx, array, index, count, value):
-    """Write the first `count` lanes of a vector, or all if there are fewer, each rounded once."""
+    """Write the first `count` lanes of a vector, each rounded once. If the vector has fewer lanes
+    than `count`, write all its lanes.
+    """
     if not accepts(array):
         return None
 
@@ -348,7 +355,10 @@ def aligned_head(typingctx, array, index, step):
 
 @by_type
 def line_head(array, index):
-    """Return how many elements precede the next cache line; 0 if a line begins at `index`."""
+    """Return how many elements, from `index` on, lie before the next start of a cache line.
+
+    The result is 0 if a cache line begins at element `index`.
+    """
     elements = _CACHE_LINE // (array.dtype.bitwidth // 8)
     return lambda array, index: aligned_head(array, index, elements)
 

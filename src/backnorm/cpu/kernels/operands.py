@@ -24,7 +24,10 @@ class Pairs(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The arrays that are summed: x and dy; in a forward pass only x, and `dy` is an `Epilogue`."""
+    """The arrays that are summed: x and dy.
+
+    In a forward pass, only x is summed, and `dy` is an `Epilogue` instead of an array.
+    """
 
     x: Any
     dy: Any

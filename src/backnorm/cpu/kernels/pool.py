@@ -3,11 +3,11 @@
 The threads run no Python code: they need no GIL, use no objects and raise no exceptions. They block
 all signals except those that an error in their own code raises (such as SIGSEGV). An idle worker
 first spins on its slot for a moment, because waking a sleeping thread takes longer than a small
-problem. Then it sleeps on a futex. A caller that may use P processors requests at most P - 1 idle
-workers. The caller never waits for a worker to start: when all items are done, it cancels the
-requests that no worker has accepted. So no late, busy or missing worker delays a call.
-`docs/threads.md` describes how a call begins, ends and is interrupted; `slots` describes a slot and
-its states.
+problem. If no request comes during this moment, the worker sleeps on a futex. A caller that may use
+P processors requests help from at most P - 1 idle workers. The caller never waits for a worker to
+start: when all items are done, it cancels the requests that no worker has accepted. So no late,
+busy or missing worker delays a call. `docs/threads.md` describes how a call begins, ends and is
+interrupted; `slots` describes a slot and its states.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ from backnorm.cpu.slots import (
     WAITED,
 )
 
-#: threads_data(): the address of the library's data, see `slots`.
+#: threads_data(): the address of the memory in which the library keeps the thread pool's slots (see
+#: `slots`).
 threads_data = address_of("bn_threads", ir.ArrayType(ir.IntType(64), CELLS))
 
 _work = address_of("bn_work")
@@ -76,7 +77,7 @@ _RETRY_NS = 1_000_000_000
 
 @outlined
 def start_helpers(record, helpers):
-    """Request at most `helpers` idle workers, to run a record's kernel as participants 1, 2, ..."""
+    """Ask up to `helpers` idle workers to run a record's kernel, as participants 1, 2, ..."""
     mask = stack_32_words()
     most = min(SLOTS, get_affinity(mask) - 1)
     index = 1

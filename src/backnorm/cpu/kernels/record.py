@@ -73,15 +73,15 @@ def _of_pass(kind: Kind) -> Kind:
     return Kind(kind.element, kind.arithmetic, direction, "")
 
 
-#: `of_operation` returns a kind without its epilogue. `of_pass` also replaces a frozen backward
-#: pass by a backward pass. Several kernels share a function that is compiled for such a reduced
-#: kind.
+#: `of_operation` returns a kind without its epilogue. `of_pass` does the same, and turns the kind
+#: of a frozen backward pass into that of a backward pass. A function that is compiled for such a
+#: reduced kind serves the kernels of several kinds.
 of_operation = _reduced(lambda kind: Kind(kind.element, kind.arithmetic, kind.operation, ""))
 of_pass = _reduced(_of_pass)
 
 
 def _head_as(geometry: str) -> Any:
-    """Return a function that converts a record's address to its head, in the form of a geometry."""
+    """Return a function that makes a record's address a pointer to its head in this geometry."""
     head = numba.from_dtype(dtype_of(geometry))
 
     @intrinsic
@@ -95,13 +95,13 @@ def _head_as(geometry: str) -> Any:
 
 
 #: Functions that convert an address to the head of a record, one for each geometry. `common_head`
-#: converts it to a head with the fields that all geometries have.
+#: converts an address to a head in which only the fields that all geometries have may be used.
 segments_head, columns_head, floor_head = map(_head_as, GEOMETRIES)
 common_head = floor_head
 
 
 def _addressed(element_of: Any) -> Any:
-    """Return a function (kind, number) that makes the number an address of `element_of(kind)`."""
+    """Return a function (kind, number) that makes a number a pointer to type `element_of(kind)`."""
 
     @intrinsic
     def at(typingctx, kind, number):
@@ -115,8 +115,8 @@ def _addressed(element_of: Any) -> Any:
     return at
 
 
-#: Functions (kind, number) that return the number as an address: of elements of the kind, of
-#: float32 elements, or of float64 elements.
+#: Functions (kind, number) that convert the number to a typed pointer: to elements of the kind's
+#: type, to float32 elements, or to float64 elements.
 values_at = _addressed(lambda kind: kind.element)
 singles_at = _addressed(lambda kind: types.float32)
 doubles_at = _addressed(lambda kind: types.float64)
@@ -161,8 +161,8 @@ def cancel(head, cells, refused):
 def _operand(choose: Any) -> Any:
     """Return a function (kind, cells) that reads an operand from fields of the record.
 
-    `choose` takes `kind`. It returns the operand's type, and for each part of the operand the name
-    of the field to read.
+    `choose` takes `kind`. It returns the operand's type, followed by the names of the fields of the
+    record to read, one for each part of the operand.
     """
 
     @intrinsic
@@ -214,8 +214,8 @@ def _written(kind: Kind) -> tuple[Any, ...]:
     return WithResidual(kind.element), "out", "residual", "dy", "mask"
 
 
-#: Each of these functions takes (kind, cells), and returns an operand: the dy that is summed, the
-#: dy from which the output is computed, or the output.
+#: Functions of (kind, cells) that return an operand. `summed_dy` returns the dy that is summed,
+#: `output_dy` the dy from which the output is computed, and `output_of` the output.
 summed_dy, output_dy, output_of = map(_operand, (_summed, _followed, _written))
 output_x = _operand(
     lambda kind: (Unread(),) if kind.operation == "frozen" else (types.CPointer(kind.element), "x")

@@ -7,11 +7,12 @@ segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
 long segment. Each chunk has running sums: see `sums` (in a backward pass with float32 arithmetic,
-four vectors are first added up in float32). A block has `block` chunks. The sums of a block's
-chunks are added up as pairs of float64 (compensated sums), and then the sums of blocks are added up
-in order. Chunks and blocks depend only on the shape, and channels are summed independently of each
-other. So sums have the same bits however the work is divided among threads. Terms of reproducible
-sums are put into `bins`; these sums have the same bits in any order.
+four vectors are first added up in float32). A block consists of `block` chunks, one after the
+other. The sums of a block's chunks are added up as pairs of float64 (compensated sums), and then
+the sums of the blocks are added up in the order of the blocks. Chunks and blocks depend only on the
+shape, and channels are summed independently of each other. So sums have the same bits however the
+work is divided among threads. Terms of reproducible sums are put into `bins`; these sums have the
+same bits in any order.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ from backnorm.cpu.scratch import (
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
-# How many elements in advance memory is prefetched. Processors prefetch long runs themselves, but
-# never beyond the end of a page. While channels are summed, a larger distance would reach the next
-# group of channels, which another thread may sum.
+# Memory is prefetched this number of elements ahead of the elements that are being computed.
+# Processors prefetch long runs themselves, but never beyond the end of a page. While channels are
+# summed, a larger distance would reach the next group of channels, which another thread may sum.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
@@ -126,7 +127,8 @@ def _sums_of(kind, head, cells, table, own):
     schedule has no partial sums, because an item sums whole channels.
     """
     x, far, wide = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
-    # If the sums are reproducible, the participant's memory begins with the sums' buffers and bins.
+    # If the sums are reproducible, the participant's memory begins with the buffers of terms,
+    # followed by the bins.
     size = _bins_own(wide, 2 * (digits_of(x) + 1))
     running = offset(own, size) if head.binned != 0 else own
     part = offset(running, far * SUMS)
@@ -154,8 +156,10 @@ def _output_of(kind, head, cells, sums):
 
 @inlined
 def _sum_item(kind, head, sums, output, item):
-    """Sum one block of the channels of `batch` groups. If the schedule is grouped, sum all blocks
-    of these channels, and write their output.
+    """Sum one block of each channel in `batch` groups of channels.
+
+    If the schedule is grouped, sum all blocks of these channels instead, and write the output of
+    these channels.
     """
     group, batch = head.group, head.batch
     batches = (head.channels + group * batch - 1) // (group * batch)
@@ -174,7 +178,7 @@ def _sum_item(kind, head, sums, output, item):
 
 @outlined
 def _sum_group(kind, head, sums, span):
-    """Sum some blocks of a group of channels.
+    """Add up the elements of a range of blocks, for a group of channels.
 
     `span` has four numbers: the first block, the end of the blocks, the first channel, and the end
     of the channels.
@@ -258,7 +262,8 @@ def _sum_block(kind, head, operands, span, means, scratch):
     """Add one block of several channels to the pairs of these channels. These pairs are in
     `scratch.part`, and must be zero before the call.
 
-    `span` is a tuple: the number of the block, the first channel, and the channel after the last.
+    `span` is a tuple: the number of the block, its first channel, and the channel after its last
+    channel.
     """
     if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
         return lambda kind, head, operands, span, means, scratch: _add_block(
@@ -316,8 +321,8 @@ def _add_block(add, head, operands, span, means, running, pairs):
 
 @outlined
 def _sum_bins(head, operands, means, scratch, span, totals):
-    """Put the terms of blocks into bins. Every lane of a vector has its own bins, which are then
-    added up in `totals`.
+    """Put the terms of blocks into bins. At first, each channel has separate bins for every lane of
+    a vector. At the end, the bins of a channel's lanes are added up in `totals`.
     """
     start, stop, first, end = span
     outer, channels, inner = _extents(head)
@@ -430,8 +435,8 @@ def _of_two(rows, left, c, channels):
 
 @inlined
 def _exact_at(output, place, first):
-    # A place has two numbers: the channel of the vector's first element, and how many elements the
-    # segment has from there on.
+    # In this geometry, `place` (see `writing`) has two numbers: the channel of the vector's first
+    # element, and how many elements that channel's segment has from this element on.
     return _of_two(output.exact, place[1] - first, place[0], output.period)
 
 
@@ -442,10 +447,10 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 def _write(output, span, inner):
     """Write contiguous elements, which may belong to several channels.
 
-    `span` has four numbers: the first element, the end of the elements, the channel of the first
-    element, and the end of that channel's segment. A vector that extends from one channel to the
-    next has coefficients of both, so that whole aligned vectors can be written for any length of
-    segments.
+    `span` has four numbers: the index of the first element, the index after the last element, the
+    channel of the first element, and the index at which that channel's segment ends. A vector that
+    extends from one channel to the next has coefficients of both, so that whole aligned vectors can
+    be written for any length of segments.
     """
     x, dy, out, _, rows, channels, streaming = output
     lanes = lanes_of(rows.values)

@@ -4,11 +4,11 @@ Float32 has 13 bits more than float16, so its errors are small compared with the
 16 bits. Therefore the output of 16-bit arrays is computed in float32. The sums of a backward pass
 are also computed in float32, a few terms at a time, and these partial sums are added in float64.
 For float32 arrays, float32 is used only on request. It saves the conversion to float64 and back,
-which takes longer than all other operations. The range of float32 can be too small. Therefore a
-float32 result (an element of the output, or a block of a channel's sums) is used only if no
-intermediate value was outside this range. Otherwise, the result is computed again in float64. The
-choice depends only on the values of that element or block, so the bits do not depend on how the
-work is distributed.
+which takes longer than all other operations. But an intermediate value may be outside the range of
+float32: it then overflows or underflows. Therefore a float32 result (an element of the output, or a
+block of a channel's sums) is used only if no intermediate value was outside this range. Otherwise,
+the result is computed again in float64. The choice depends only on the values of that element or
+block, so the bits do not depend on how the work is distributed.
 
 Output: a float32 element is used if it is zero or normal (`vector.sound`), for these reasons:
 
@@ -24,11 +24,12 @@ values may be so small that float32 represents them with fewer than 24 bits. No 
 such channels is used.
 
 Sums: in `add_strip`, each term is rounded at most four times, so the error of a sum is at most
-2^-22 of the sum of the terms' magnitudes. In addition, each term that underflows loses at most
-2^-150. The sums are those of dy and dy * (x - m), where m is the float32 nearest to the mean.
+2^-22 of the sum of the terms' magnitudes. Each term that underflows adds at most 2^-150 to this
+error. The sums are those of dy and dy * (x - m), where m is the float32 nearest to the mean.
 `recentre` converts them to sums about the mean, and marks the sums that must be computed again in
-float64. The error is also at most 2^-22 of the sum of |dy * (x - mean)|, because no element is
-nearer to the mean than m:
+float64. The rounding error of the sum of dy * (x - m) is thus at most 2^-22 of the sum of |dy * (x
+- m)|. It is also at most 2^-22 of the sum of |dy * (x - mean)|. The reason is that no float32
+element is nearer to the mean than m is:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
@@ -95,7 +96,8 @@ _row = inlined(narrow_pitch)
 def rows_for(kind, exact, place, count):
     """Return the rows of `count` coefficients in the type in which elements are computed.
 
-    For float64 these are the rows `exact`; for float32, those that `narrow_rows` writes to `place`.
+    In float64 arithmetic, these are the rows `exact`. In float32 arithmetic, they are the rows that
+    `narrow_rows` writes to `place`.
     """
     if kind.arithmetic == types.float32:
         return lambda kind, exact, place, count: Rows(singles_within(place), _row(count))
@@ -135,7 +137,7 @@ def ordered_for(out, of):
 
 @by_type
 def as_singles(value):
-    """Return `value` with its lanes in the order of the elements in memory."""
+    """Return `value` with its lanes in the order in which the elements are in memory."""
     if value == EvenOdd:
         return lambda value: in_order(value)
     return lambda value: value
@@ -143,11 +145,13 @@ def as_singles(value):
 
 @by_type
 def holds(value, count):
-    """Return whether the first `count` lanes of an output need not be computed again in float64."""
+    """Return whether the first `count` lanes of an output can be used as they are, without
+    computing them again in float64.
+    """
     if value == Vec:
         return lambda value, count: True
     if value == EvenOdd:
-        # All lanes are elements, because only whole vectors are in the order EvenOdd.
+        # A vector in the order EvenOdd is always whole, so `count` need not be considered.
         return lambda value, count: sound(value)
 
     def single(value, count):
@@ -164,8 +168,9 @@ def both_hold(output, left, right):
     x, dy, out = output[:3]
     if left == Vec:
         return lambda output, left, right: True
-    # If a lane is zero, `stored_sound` cannot decide, and both vectors are examined again. Outputs
-    # after a ReLU or a Hardswish, and their gradients, have many zeros.
+    # If a lane is zero, `stored_sound` cannot decide, and `both_sound` examines both vectors again.
+    # Outputs after a ReLU or a Hardswish, and their gradients, have many zeros. For them,
+    # `both_sound` is called at once.
     many_zeros = isinstance(x, Unread) or isinstance(dy, ReLU | Activation)
     if many_zeros or not tells_sound(out.dtype):
         return lambda output, left, right: both_sound(left, right)
@@ -212,7 +217,9 @@ def narrow_rows(output, span, refused):
 
 @by_type
 def _narrowed(x, dy, of):
-    """Return coefficients of the float32 formula, as float64. A NaN gain forbids float32."""
+    """Return the coefficients of the float32 formulas, as float64 vectors. If the gain of a channel
+    is NaN, float32 is not exact enough for this channel, and its elements are computed in float64.
+    """
 
     def frozen(x, dy, of):
         return of[0], of[1], of[2], _unless_tiny(of[3], of[3])
@@ -226,8 +233,9 @@ def _narrowed(x, dy, of):
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
         # If the shift is tiny, (dy - shift) - (x - mean) * slope may be tiny, too, and would be
-        # rounded to a multiple of 2^-149. So the gain becomes NaN, and the elements are computed in
-        # float64. If shift and slope are both 0, the gain is kept, because nothing is added to dy.
+        # rounded to a multiple of 2^-149. So the gain is replaced by NaN. This makes every float32
+        # element NaN, and the elements are computed again in float64. If shift and slope are both
+        # 0, the gain is kept, because nothing is added to dy.
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
@@ -238,7 +246,11 @@ def _narrowed(x, dy, of):
 
 @by_type
 def about_rounded(kind, of):
-    """Return the coefficients, adapted to formulas that subtract the mean rounded to float32."""
+    """Return the coefficients `of`, changed for a formula that subtracts a rounded mean.
+
+    The formula subtracts the mean rounded to float32 from x. The part of the mean that this
+    rounding drops is taken into account by another coefficient.
+    """
     if kind.operation == "frozen":
         return lambda kind, of: of
     if kind.operation == "forward":
@@ -268,10 +280,10 @@ def _unless_tiny(tested, gain):
 
 @inlined
 def repeat_first(rows, width):
-    """Repeat the first sixteen float32 coefficients of each row after the row's last coefficient.
+    """Copy the first sixteen float32 coefficients of each row behind the row's last one.
 
-    A vector of elements of NXC arrays can begin with the last channels of a row and end with the
-    first channels of the next.
+    They are needed there, because a vector of elements of an NXC array can begin with the last
+    channels of a row and end with the first channels of the next row.
     """
     values, far = rows
     for row in range(4 if lanes_of(values) == SINGLES else 0):
@@ -282,10 +294,11 @@ def repeat_first(rows, width):
 
 @inlined
 def add_strip(operands, i, apart, mean, totals):
-    """Add a strip of four vectors to the four `totals`; the vectors begin `apart` elements apart.
+    """Add four vectors (a strip) to `totals`. Vector k begins at element i + k * `apart`.
 
-    The totals are four Vec: the sums of dy in the first eight lanes and in the last eight lanes,
-    and the sums of dy * (x - mean) in the same lanes.
+    The totals are four vectors of eight float64 (Vec). The first Vec has the sums of dy in the
+    first eight lanes of the float32 vectors, and the second Vec those in the last eight lanes. The
+    third and the fourth Vec have the sums of dy * (x - mean) in the same lanes.
     """
     x, dy = operands
     d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
@@ -299,7 +312,7 @@ def add_strip(operands, i, apart, mean, totals):
 def add_strip_first(operands, i, apart, counts, mean, totals):
     """Add the first `counts[k]` elements of each of four vectors, like `add_strip`.
 
-    In the other lanes, dy and x - mean count as zero.
+    In the lanes after these elements, dy and x - mean count as zero.
     """
     d0, c0 = _pair(operands, i, counts[0], mean)
     d1, c1 = _pair(operands, i + apart, counts[1], mean)
@@ -316,10 +329,12 @@ def _pair(operands, i, count, mean):
 
 @inlined
 def end_strip(operands, i, mean, before, totals):
-    """Add a strip of four vectors to the totals. The last vector begins at element `i`.
+    """Add the sums of a strip (four vectors) to `totals`. The last of the four vectors begins at
+    element `i`.
 
-    `before` has four values: the sum of dy and the sum of dy * (x - mean) of the first two vectors,
-    then dy and dy * (x - mean) of the third vector.
+    `before` has four values, which come from the first three vectors: the sum of dy over the first
+    two vectors, the sum of dy * (x - mean) over the first two vectors, dy of the third vector, and
+    dy * (x - mean) of the third vector.
     """
     gradient = load_singles(operands.dy, i)
     product = multiply_add(gradient, load_singles(operands.x, i) - mean, before[3])

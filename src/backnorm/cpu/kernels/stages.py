@@ -1,4 +1,4 @@
-"""The beginning and the end of a kernel: fill the table; write the results of channels."""
+"""The first and last steps of a kernel: fill the table, and write the per-channel results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _fill(kind, head, cells, table, extents, own):
             of_channels.take(table, exchanged)
             _settle(kind, head, table)
     elif head.items == 0:
-        # Without items, nothing is summed, and the sums are 0.
+        # If the call has no items, no participant writes the sums, so they are set to 0 here.
         clear(offset(table.values, FIRST * table.pitch), 2 * table.pitch)
         if head.binned != 0 and head.exchanged != 0:
             out = doubles_at(kind, head.exchanged)
@@ -95,7 +95,7 @@ def _settle(kind, head, table):
 
 @inlined
 def _prepare(kind, head, table, extents):
-    """Fill the table from what `head.prepares` says: statistics, means alone, or samples of x."""
+    """Fill the table; `head.prepares` says from what: statistics, means alone, or samples of x."""
     if _wider(kind, 64) and head.statistics == 64:
         return _prepare_from(doubles_at, kind, head, table, extents)
     if _wider(kind, 32) and head.statistics == 32:

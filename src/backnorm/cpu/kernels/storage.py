@@ -128,10 +128,11 @@ def split_narrow(builder: Any, single: Any) -> Any:
 
 
 def tells_sound(dtype: Any) -> bool:
-    """Whether `surely_sound` is faster than `vector.sound`. It tests 16-bit elements, and a vector
-    has twice as many 16-bit lanes as 32-bit lanes.
+    """Whether `surely_sound` is faster than `vector.sound`.
 
-    With AVX-512, `vector.sound` is one instruction and is used instead.
+    `surely_sound` tests 16-bit elements; with one instruction it tests twice as many of them as
+    `vector.sound` tests float32 elements. With AVX-512, `vector.sound` is a single instruction, so
+    `surely_sound` is not used.
     """
     return (
         dtype in (types.uint16, types.int16) and has_feature("avx2") and not has_feature("avx512dq")
@@ -142,21 +143,22 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     """Emit a test whether float32 values are zero or normal, given only their rounded 16-bit
     elements.
 
-    The test is true if every element can have been rounded only from a normal float32. Such
-    elements are finite and not zero; if they are bfloat16, their magnitudes are also more than
-    2^-126. A zero does not pass, because it may have been rounded from a NaN. The bit pattern is
-    doubled to remove the sign.
+    The test is true if every element is certainly the rounded value of a normal float32. Elements
+    for which the test is true are finite and not zero. If they are bfloat16, their magnitudes are
+    also more than 2^-126, the smallest normal number. A zero does not pass, because it may have
+    been rounded from a NaN. The bit pattern is doubled to remove the sign.
     """
     kind = raws[0].type
     lanes = kind.count
     if dtype == types.int16:
         # If a bfloat16's exponent is all zeros or all ones, its doubled pattern is, as a signed
-        # integer, at most 0x100 in magnitude. So the least magnitude of all lanes decides.
+        # integer, at most 0x100 in magnitude. So it suffices to test the least magnitude of all
+        # lanes.
         name, end, least = "umin", "abs", 0x101
     else:
         # If 1 is subtracted from the doubled pattern of a float16, zero becomes 0xFFFF, infinity
-        # and NaN are at least 0xF7FF, and other numbers are at most 0xF7FD. So the greatest of all
-        # lanes decides.
+        # and NaN are at least 0xF7FF, and other numbers are at most 0xF7FD. So it suffices to test
+        # the greatest number of all lanes.
         name, end, least = "umax", "", 0xF7FD
     extreme = _of_each(builder, name, kind, kind)
     found = _constant(_I16, least, lanes)
@@ -228,8 +230,8 @@ def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
 
 
 def _round_to_bfloat16(builder: Any, bits: Any, lanes: int | None) -> Any:
-    """Round the bits of a float32, by integer arithmetic, to the nearest bfloat16 (ties to even).
-    The upper half of the result is the bfloat16.
+    """Round a float32, given as its bits, to the nearest bfloat16 (ties to even) by integer
+    arithmetic. The upper 16 bits of the result are the bfloat16.
     """
     odd = builder.and_(builder.lshr(bits, _constant(_I32, 16, lanes)), _constant(_I32, 1, lanes))
     return builder.add(builder.add(bits, _constant(_I32, 0x7FFF, lanes)), odd)
@@ -275,7 +277,7 @@ def _single_to_half(builder: Any, value: Any, lanes: int | None) -> Any:
     bits = builder.bitcast(value, integer)
     magnitude = builder.and_(bits, _constant(_I32, 0x7FFFFFFF, lanes))
     # Adding 0.5 to a number below 2^-14 rounds the number to a multiple of 2^-24, the smallest
-    # float16.
+    # positive float16.
     anchor = _constant(_I32, 0x3F000000, lanes)
     shifted = builder.fadd(builder.bitcast(magnitude, single), builder.bitcast(anchor, single))
     tiny = builder.sub(builder.bitcast(shifted, integer), anchor)

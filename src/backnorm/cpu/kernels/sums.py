@@ -6,9 +6,10 @@ For float64 there are no extra bits, so a sum is a pair (high, low). Error-free 
 the pair as accurate as a sum that is computed with twice the digits (Ogita, Rump and Oishi,
 "Accurate sum and dot product", 2005).
 
-In registers, a sum is a tuple of one Vec, or of two (high, low) if the array is float64. In memory,
-every sum is a pair of float64 (high, low); low is 0 for plain sums. Only the function `value` adds
-low to high. It ignores low if high is infinite, because low is then often NaN.
+In registers, a sum is a tuple of Vecs: one Vec, or, if the elements of x are float64, two Vecs
+(high, low). In memory, every sum is a pair of float64 (high, low). If a sum is plain, its low is 0.
+Only the function `value` adds low to high. If high is infinite, `value` returns high alone, because
+low is then often NaN.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def add_product(total, left, right):
 
 @by_type
 def gradient(dy, index, count, centred):
-    """Return elements of dy in the vector type of `centred`, in a forward pass `centred`."""
+    """Return elements of dy in the vector type of `centred`.
+
+    In a forward pass, return `centred` itself, so that the second sum is that of the squares.
+    """
     if isinstance(dy, Epilogue):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)
@@ -109,9 +113,11 @@ def value(high, low):
 def add_totals(x, running, pitch, sums):
     """Add the running sums of eight channels to the pairs in `sums`.
 
-    A channel has two running sums: the sum of dy (or of x - pivot), followed by the sum of
-    products. Each sum has two parts, which `suspend` wrote `2 * LANES` apart. Channels begin
-    `pitch` elements apart. The lanes of a sum are always added in the same order.
+    A channel has two running sums. In a backward pass they are the sums of dy and of dy * (x -
+    mean), and in a forward pass those of x - pivot and of its square. Each running sum consists of
+    two vectors of partial sums, which `suspend` wrote `2 * LANES` elements apart. The running sums
+    of two neighbouring channels begin `pitch` elements apart. The lanes of a sum are always added
+    in the same order.
     """
     return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
 
@@ -183,7 +189,11 @@ def resume(array, values, place, pitch):
 
 @by_type
 def suspend(total, values, place, pitch):
-    """Write a sum to `place`; a compensated sum also has a vector `pitch` elements further on."""
+    """Write a sum to the index `place` of `values`.
+
+    A compensated sum consists of two vectors. The second one is written `pitch` elements after the
+    first.
+    """
 
     def compensated(total, values, place, pitch):
         store(values, place, total[0])

@@ -20,8 +20,9 @@ _VOID = ir.VoidType()
 #: The number of 64-bit words in an affinity mask for 1024 processors.
 MASK_CELLS = 16
 
-#: A waiting thread reads a flag in a loop. From the read `YIELD_AFTER` on (after 50 to 100 µs) the
-#: thread yields the processor after each read; from the read `SLEEP_AFTER` on it sleeps.
+#: A waiting thread reads a flag in a loop. Once it has read the flag `YIELD_AFTER` times (after 50
+#: to 100 µs), it yields the processor after each further read. Once it has read the flag
+#: `SLEEP_AFTER` times, it sleeps after each further read instead.
 YIELD_AFTER, SLEEP_AFTER = 2000, 2020
 
 # Microseconds that a waiting thread sleeps before it reads the flag again.
@@ -35,11 +36,12 @@ _SIG_SETMASK = 2
 # Threads of the pool block all signals but those that an error in their own code raises (4 ILL, 5
 # TRAP, 7 BUS, 8 FPE, 11 SEGV).
 _SIGNALS = ~sum(1 << (number - 1) for number in (4, 5, 7, 8, 11))
-# The name that the system's tools show for threads of the pool. Its eight bytes are one number.
+# The name that the system's tools show for threads of the pool. The eight bytes of the name are
+# passed as one integer.
 _NAME = int.from_bytes(b"backnorm", "little")
 
-# The floating-point mode on x86: round to nearest, no flushing of subnormal numbers, no traps. On
-# aarch64 the number of this mode is 0.
+# The value of the x86 register MXCSR for this floating-point mode: round to nearest, no flushing of
+# subnormal numbers, no traps. On aarch64, the register FPCR is 0 in the same mode.
 _MXCSR = 0x1F80
 
 
@@ -159,7 +161,8 @@ def call_kernel(builder, function, record, index):
             cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}mxcsr")
             for name in ("st", "ld")
         )
-        # Memory for the thread's own floating-point mode, and for the standard mode.
+        # `own` is memory for the floating-point mode that the thread had before; `standard` is
+        # memory for the mode in which the kernel runs.
         own, standard = (cgutils.alloca_once(builder, _I32) for _ in range(2))
         builder.call(store, [builder.bitcast(own, _I8.as_pointer())])
         builder.store(ir.Constant(_I32, _MXCSR), standard)
@@ -197,7 +200,7 @@ def advise_huge_pages(address, size):
 
 @emitted(types.int64(*[types.int64] * 4))
 def _futex(builder, address, operation, value, timeout):
-    """Call futex(2) for the lower 32 bits of a 64-bit word, which come first in memory."""
+    """Call futex(2) on the lower 32 bits of a 64-bit word, which come first in memory."""
     number = _FUTEX.get(_processor(builder))
     if number is None:
         return ir.Constant(_I64, -1)
@@ -239,7 +242,10 @@ def _popcount(builder, value):
 
 @outlined
 def get_affinity(mask):
-    """Store this thread's affinity mask at `mask`; return its number of processors, or 1."""
+    """Store this thread's affinity mask at `mask`; return the number of processors in the mask.
+
+    If the system does not tell the mask, return 1.
+    """
     for k in range(MASK_CELLS):
         store_word(mask + 8 * k, 0)
     if _sched_getaffinity(0, 8 * MASK_CELLS, mask) < 0:

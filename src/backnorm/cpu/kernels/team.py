@@ -111,8 +111,9 @@ def _run(record, header):
         start_helpers(record, participants - 1)
         call_kernel(function, record, 0)
         join_helpers(record, participants - 1)
-    # Some items are not done: the time limit has passed. (If a channel is invalid, `cancel` in
-    # `kernels.record` has set the number of items to 0, which is also the number of items done.)
+    # If some items are not done, the time limit has passed. An invalid channel does not lead to
+    # this return: `cancel` in `kernels.record` has then set the number of items to 0, and no item
+    # has been done, so the two numbers are equal.
     if load_acquire(record + _DONE) != load_word(record + _ITEMS):
         return 0
     return call_kernel(function, record, JOINED)

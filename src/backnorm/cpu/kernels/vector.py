@@ -2,9 +2,9 @@
 
 A kernel is a readable Python loop over values of type ``Vec`` (float64), ``Singles`` (float32) or
 ``EvenOdd`` (float32, with the even lanes before the odd lanes; see `storage.split_widen`). The
-machine code is explicit: a vector is one register (two registers with AVX2, four with NEON), and
-the code calls fused operations by name. The kernels do not rely on LLVM's vectoriser, whose code
-varied fivefold in speed with the shape of the arrays.
+Python code determines the machine code: with AVX-512, a vector is one register (two registers with
+AVX2, four with NEON), and fused multiply-adds are called by name. The kernels do not rely on LLVM's
+vectoriser, whose code varied fivefold in speed with the shape of the arrays.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -
 def _load_pairs(builder: Any, pointer: Any, vector: Any, count: Any) -> Any:
     """Emit `load_lanes` for 16-bit lanes on processors that cannot mask lanes of 16 bits.
 
-    Here pairs of lanes are loaded, and then the last lane alone, because `count` may be odd. For a
-    masked load, LLVM would emit a branch for each lane. With such branches, the backward pass of
-    (32, 512, 7, 7) in bfloat16 took twice as long as with pairs.
+    Here pairs of lanes are loaded, and then the last lane alone, because `count` may be odd. If
+    16-bit lanes were loaded with a mask, LLVM would emit a branch for each lane. With such
+    branches, the backward pass of (32, 512, 7, 7) in bfloat16 took twice as long as with pairs.
     """
     lanes = vector.count
     most = ir.Constant(count.type, lanes)
@@ -315,8 +315,8 @@ def _half(first: int) -> Any:
     return half
 
 
-#: low_half(value), high_half(value): the first or the last eight lanes of Singles, converted
-#: exactly to a Vec.
+#: low_half(value) returns the first eight of the sixteen lanes of Singles, high_half(value) the
+#: last eight. Both return a Vec, so the conversion is exact.
 low_half, high_half = _half(0), _half(LANES)
 
 
@@ -371,9 +371,10 @@ def _doubtful(builder: Any, values: Any) -> Any:
     It is used on processors without vfpclassps. Doubling the bit pattern as an integer removes the
     sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
     before 2^32. As signed integers, the doubled patterns of all these numbers have a magnitude up
-    to 2^24. The patterns of 2^-126 and zero have such a magnitude, too, but need not be found.
-    Subtracting 1 turns the pattern of zero into the largest unsigned integer, so zero is not in the
-    mask. 2^-126 stays in the mask.
+    to 2^24. The doubled patterns of 2^-126 and zero have such a magnitude, too, although these two
+    numbers are neither infinite nor subnormal. Subtracting 1 turns the pattern of zero into the
+    largest unsigned integer, so lanes with zero are not in the mask. Lanes with 2^-126 stay in the
+    mask.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))

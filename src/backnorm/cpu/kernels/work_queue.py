@@ -7,8 +7,8 @@ bits are the same for any number of threads.
 Each participant takes the items of its own range first, and then steals items of other ranges. So
 in the second phase of a call, and in the next call, a thread finds data of its range in the cache
 of its processor. Processors often do not share the last-level cache that the system reports as
-shared: on two virtual processors of an AMD Zen 5, a processor read data at half speed if only the
-other processor had read them before.
+shared: on two virtual processors of an AMD Zen 5, a processor read data that only the other
+processor had read before at half the speed of data that it had read itself.
 
 Both phases of a kernel run in one call, because waking a thread costs more time than a phase of a
 medium-sized problem. A participant that waits for others spins, then yields the processor, and then
@@ -120,7 +120,7 @@ def take_next_item(cells, summed, items, index):
 
 @inlined
 def arrive_at_barrier(cells, summed):
-    """Count an item of the first phase as summed; return whether all items of the phase now are."""
+    """Count an item of the first phase as summed; return whether it was the last of them."""
     return _arrive(cells) + 1 == summed
 
 
@@ -135,7 +135,7 @@ def wait_at_barrier(cells):
     """Wait until the barrier is open.
 
     A participant waits here after it has taken an item of the second phase. By then, all items of
-    the first phase have been taken, and other participants compute the last ones. The wait is at
+    the first phase have been taken, and other participants compute the last ones. The wait takes at
     most the time of one item and of combining the sums. The first phase must have at least one
     item, because its last item opens the barrier.
     """

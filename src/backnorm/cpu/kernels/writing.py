@@ -1,6 +1,8 @@
 """Write vectors of the output, in float64 where float32 is not exact enough: see `singles`.
 
-A *place* says where the coefficients of a vector are. Its parts depend on the geometry.
+A *place* says where the coefficients for a vector of elements are. In the geometry *columns*, a
+place is the column of the vector's first element. In *segments*, it is the channel of the first
+element, and the number of elements that the segment has from there on.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from backnorm.cpu.scratch import LANES
 
 
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
-    """Return a geometry's functions that write two vectors, one vector, and a part of a vector.
+    """Return three functions of a geometry, which write two vectors, one vector, part of one.
 
     `exact_at(output, place, first)` returns the float64 coefficients of eight elements of the
     vector at `place`, from the element `first` (0 or 8) on.

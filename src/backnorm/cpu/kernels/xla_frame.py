@@ -158,7 +158,7 @@ def context_of(frame):
 
 @inlined
 def _attribute(frame, k):
-    """Return the address of attribute number `k`, an array."""
+    """Return the address of attribute number `k`: a structure with an array's address and size."""
     return load_word(load_word(frame + _FRAME.attrs + _ATTRS.attrs) + 8 * k)
 
 
@@ -276,7 +276,7 @@ def _attributes_fit(frame):
 
 @outlined
 def _record_fits(frame):
-    """Whether the record's sizes fit its participants, a caller and its helpers."""
+    """Whether the sizes in the record are those for its participants (a caller and its helpers)."""
     participants = call_attribute(frame, HELPERS) + 1
     record, cells = record_of(frame)
     if cells != CLAIMED + 2 * LINE * participants:

@@ -2,9 +2,10 @@
 
 `bn_xla_handler` is one C function for all kernels. It copies the record of the call, fills in the
 addresses of the buffers, and runs the kernel. Helpers, which are tasks on XLA's thread pool, also
-run the kernel. The caller waits for items that tasks have begun, but never for a task to start. A
-task may start after the call has returned, and then finds no item. Therefore the record has a
-reference count, and the last participant frees it.
+run the kernel. When no item is left to claim, the caller waits until the items that tasks have
+begun are done. It never waits for a task to start. A task may start after the call has returned,
+and then finds no item. Therefore the record has a reference count, and the last participant frees
+it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
 library's variable `bn_environment` has data that depend on the process: the version of XLA's API
@@ -69,8 +70,8 @@ _DONE, _ITEMS = 8 * SLOTS["done"], 8 * SLOTS["items"]
 
 # The block of a call begins with four cells: the address that malloc returned, the reference count,
 # the thread of the caller, the address of the record. From _TASKS on, the block has two cells for
-# each helper. These cells are the argument of the helper's task: the address of the block, and the
-# helper's index. The record follows.
+# each helper: the address of the block, and the helper's index. The address of these two cells is
+# the argument of the helper's task. The record follows the cells of the last helper.
 _RAW, _REFERENCES, _CALLER, _RECORD, _TASKS = range(5)
 
 #: environment(): the address of the library's data, see `xla_structures.ENVIRONMENT`.
@@ -81,7 +82,7 @@ environment = address_of("bn_environment", ir.ArrayType(ir.IntType(64), ENVIRONM
 def _block_of(frame, helpers):
     """Return a new block with the record of a call, or 0 if no memory is free."""
     template, cells = record_of(frame)
-    # The record begins at a cache line of the block.
+    # In the block, the record begins at the first cache line after the cells of the helpers.
     start = (_TASKS + 2 * helpers + 7) // 8 * 64
     raw = malloc(start + load_word(template + _BYTES) + 64)
     if raw == 0:
@@ -130,20 +131,23 @@ def _wait_until_done(done, items):
 
 @outlined
 def _run(block):
-    """Run the kernel of a call as its caller; return the number of an error message, or 0."""
+    """Run the kernel of a call, in the thread that made the call, and wait for the helpers.
+
+    Return 0, or the number of the error message for an invalid channel (`REFUSED`).
+    """
     record = load_word(block + 8 * _RECORD)
     function = load_word(record + _FUNCTION)
     call_kernel(function, record, 0)
     _wait_until_done(record + _DONE, load_word(record + _ITEMS))
     ended = call_kernel(function, record, JOINED)
-    # Only a channel that was found invalid before the first phase is an error here:
-    # `record.cancel` has then set the number of items to 0.
+    # An invalid channel is an error of the call only if it was found before the first phase. In
+    # this case `record.cancel` has set the number of items to 0.
     return REFUSED if ended < 0 and load_word(record + _ITEMS) == 0 else 0
 
 
 @outlined
 def _helpers(frame):
-    """Return the number of tasks to schedule: as requested, but at most one per XLA thread."""
+    """Return how many tasks to schedule: the requested number, but at most one per XLA thread."""
     requested = call_attribute(frame, HELPERS)
     if requested == 0:
         return 0
@@ -169,7 +173,8 @@ def _schedule(frame, task, block, helpers):
     for k in range(helpers):
         store_word(made + _SCHEDULES.data, block + 8 * (_TASKS + 2 * k))
         if not succeeded(api, call_c(load_word(api + _API.ThreadPool_Schedule), made)):
-            # This task and the following ones are not scheduled. The caller computes their items.
+            # This task and the following ones are not scheduled. The calling thread computes the
+            # items that these tasks would have computed.
             _release(block, helpers - k)
             return
 

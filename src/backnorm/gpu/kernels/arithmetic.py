@@ -10,13 +10,15 @@
 
 The argument HOW is one of these names: FORM.arithmetic for elements, or FORM.moments for the sums
 from which mean and variance are computed. The two differ only if elements are computed in float32.
-The sums, of x - pivot and of its square, then need more precision than the elements, because the
-variance is computed from them by a subtraction, which loses digits unless the pivot is the mean.
+In this case, the sums (of x - pivot and of its square) need more precision than the elements. The
+reason is that the variance is computed from these sums by a subtraction, which loses digits unless
+the pivot is the mean.
 
-A pair (high, low) stands for high + low, with |low| at most half an ulp of high. A pair has 48 bits
-and the range of float32. Error-free transformations are Dekker's and Knuth's (T. J. Dekker, "A
-floating-point technique for extending the available precision", 1971). These transformations would
-be inexact if a product and a sum were fused, so kernels are compiled without such fusion.
+A pair (high, low) stands for high + low, with |low| at most half an ulp of high. A pair has 48
+significant bits and the range of float32. Error-free transformations are Dekker's and Knuth's (T.
+J. Dekker, "A floating-point technique for extending the available precision", 1971). These
+transformations would be inexact if a product and a sum were fused, so kernels are compiled without
+such fusion.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
     b_low_xmu = b_sum
     if FORM.relu:
         # The compiler prefetches x and dy, but not the mask, which is read as single bytes.
-        # Therefore the bytes of a tile's mask are read while the previous tile is computed, and
-        # those of the first tile here.
+        # Therefore the loop reads the bytes of the next tile's mask while it computes the current
+        # tile. The bytes of the first tile's mask are read here.
         b_next = load_bytes(p_bits, i_first, i_unit, frame, FORM)
     for i_step in tl.range(0, i_last - i_first, num_stages=FORM.stages):
         i_tile = i_first + i_step

@@ -10,15 +10,17 @@ with a ReLU                  max(0, y), or max(0, y + residual); at most the cei
 In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
 1/sqrt(variance + epsilon). In the forward pass, slope is beta, and shift is the exact mean minus
 the float64 `mean`. The coefficients are few, and are computed in float64 on every device.
-`arithmetic.split` converts them to the arithmetic of elements, in which the functions here compute.
+The functions here compute in the arithmetic of elements, to which `arithmetic.split` converts the
+coefficients.
 
 In float32 arithmetic, the float32 nearest to the mean is subtracted from x. The remainder of the
 mean is the mean minus this float32; in a forward pass, the product of gain and this remainder is
 subtracted from `slope`. No element of 32 bits or less is nearer to the mean than this float32, so
 the remainder is at most |x - mean|, and cancellation is limited. In a backward pass or in
-inference, the caller gives the mean. The remainder is 0, because the given mean has at most 32 bits
-(`dtypes.statistics_types`) if the elements have at most 32 bits, and float32 arithmetic is only for
-such elements. `conformance.judge` derives the error budget.
+inference, the caller gives the mean. In this case the remainder is 0, for the following reason.
+Elements that are computed in float32 arithmetic have at most 32 bits. For such elements a given
+mean also has at most 32 bits (`dtypes.statistics_types`), so it is equal to the float32 that is
+subtracted. `conformance.judge` derives the error budget.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def inverse_deviation(b_variance, EPSILON: tl.constexpr):
 
 @triton.jit
 def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
-    """Return the coefficients shift and slope of dx, given the sums of a channel."""
+    """Return shift and slope, two coefficients of dx, from the sums of the channel."""
     # The parentheses avoid scale * scale, which would overflow for the smallest epsilon.
     return b_sum_dy / count, b_scale * (b_scale * b_sum_dy_xmu / count)
 

@@ -5,11 +5,12 @@
 ``forward_apply``     x and statistics -> y; with given statistics this is inference
 ``forward_complete``  all three for the channels of one unit, by one program
 
-The pivot of a program is the mean of its first tile. (In the geometry "columns", each column has
-its own pivot: the mean of its elements in the first tile.) So a pivot is a mean of some of the
-summed elements. Therefore differences from the pivot are small, and the variance that is computed
-from them loses few digits by cancellation, even if the mean is large. The mean is kept as a float64
-and a remainder, the part of the exact mean that this float64 lacks: see `formulas`.
+In the geometry "segments", the pivot of a program is the mean of the program's first tile. In
+"columns", each column has its own pivot: the mean of the column's elements in the first tile. In
+both geometries, a pivot is the mean of some of the elements that are summed. Therefore the
+differences x - pivot are small even if the mean is large, and the variance, which is computed from
+these differences, loses few digits by cancellation. The mean is kept as two numbers: a float64, and
+a remainder, which is the exact mean minus this float64 (see `formulas`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ def forward_sums(
     p_partials,
     FORM: tl.constexpr,
 ):
-    """Store float64 arrays of pivots, sums, squares and counts, by block and by column or unit."""
+    """Store the partial results of each program in float64, in four planes (see `partials_of`).
+
+    The planes have the pivot, the sum of x - pivot, the sum of its square, and the number of
+    elements.
+    """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0) % units
     i_block = tl.program_id(0) // units
@@ -100,8 +105,9 @@ def forward_finish(
     TILE_PARTS: tl.constexpr,
     MOVING: tl.constexpr,
 ):
-    """Store the float64 statistics (mean, its remainder, variance) for the next kernel, and the
-    mean and variance that the operation returns.
+    """Compute the mean and the variance of channels from partial results, and store them twice: for
+    the next kernel as float64 (the mean, the remainder of the mean, the variance), and as the
+    results that the operation returns.
     """
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
@@ -172,8 +178,8 @@ def forward_apply(
     In training, `p_mean` has the rows that `forward_finish` stores: mean, its remainder, variance.
     """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
-    # The programs compute tiles in reverse order, because the elements that were read last for the
-    # sums may still be in the cache.
+    # The kernel of the sums has read the tiles from first to last. The programs here compute the
+    # tiles from last to first, because the tiles that were read last may still be in the cache.
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % units
     i_first, i_last = first_and_last(i_program // units, frame)
@@ -244,7 +250,10 @@ def forward_complete(
 
 @triton.jit
 def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return pivot, sums of x - pivot and its square, and count; in "columns", of every column."""
+    """Return the pivot, the sums of x - pivot and of its square, and the number of elements.
+
+    In the geometry "columns", each of these has a value for every column.
+    """
     b_pivot = _pivot(p_x, i_unit, i_first, frame, FORM)
     pivot = split(per_column(b_pivot, FORM), FORM.moments)
     b_sum = zeros(FORM, FORM.moments)
@@ -293,7 +302,8 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
     b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
     if FORM.moments != "compensated":
-        # Any number near the mean can be the pivot. If it is a float32, its low part is 0.
+        # Any number near the mean can be the pivot, so it is rounded to float32. If it is later
+        # represented by a pair of float32 (`split`), the low part of the pair is then 0.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
     # An infinite pivot would make the terms of finite elements infinite.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)

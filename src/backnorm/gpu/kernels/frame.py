@@ -29,7 +29,8 @@ SIZES = Frame._fields
 #: Arguments that are sizes, in the kernels that add up partial results.
 PARTS = ("channels", "inner", "parts", "elements")
 
-#: Arguments that may differ in every call: the two parts of a batch's weight in running statistics.
+#: Arguments that may differ in every call: the weight of the batch in the running statistics, as a
+#: sum of two numbers, high and low.
 NUMBERS = ("momentum", "momentum_low")
 
 #: Arguments that point to per-channel arrays, which may have any alignment.

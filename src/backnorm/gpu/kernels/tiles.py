@@ -75,7 +75,7 @@ def store_bits(p_bits, i_tile, i_unit, b_positive, frame, FORM: tl.constexpr):
 
 @triton.jit
 def channels_of(i_unit, frame, FORM: tl.constexpr):
-    """Return the channel of a unit, or in the geometry "columns" that of each of its columns."""
+    """Return the channel of a unit; in the geometry "columns", the channel of each column."""
     i_channels = i_unit
     if FORM.columns:
         i_columns = i_unit * FORM.tile_columns + tl.arange(0, FORM.tile_columns)
@@ -85,7 +85,7 @@ def channels_of(i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def per_column(b_value, FORM: tl.constexpr):
-    """Return values of a tile's columns, or one value, in a shape that broadcasts with a tile."""
+    """Return one value per column, or one for the tile, in a shape that broadcasts with a tile."""
     if FORM.columns:
         b_value = b_value[None, :]
     return b_value
@@ -93,7 +93,7 @@ def per_column(b_value, FORM: tl.constexpr):
 
 @triton.jit
 def collect(b_tile, FORM: tl.constexpr):
-    """Return the sums of a tile's columns, or of the tile, always added in the same order."""
+    """Return the sum of each column (geometry *columns*) or of the whole tile, in a fixed order."""
     b_sums = tl.sum(b_tile, axis=0)
     if not FORM.columns:
         b_sums = tl.sum(b_sums, axis=0)
@@ -119,9 +119,9 @@ def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
 
 @triton.jit
 def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexpr):
-    """Return the offsets of a tile of partial results, and a mask of those that exist.
+    """Return the offsets of a tile of partial results in a plane, and a mask of those that exist.
 
-    The partial results of one sum are an array of shape (parts, channels, inner), called a plane.
+    A plane has all partial results of one sum. It is an array of shape (parts, channels, inner).
     """
     i_parts = i_tile.to(tl.int64) * TILE_PARTS + tl.arange(0, TILE_PARTS)
     o_parts = (i_parts // inner) * channels * inner + i_parts % inner
@@ -132,8 +132,9 @@ def parts_of(i_tile, i_channels, channels, inner, parts, TILE_PARTS: tl.constexp
 
 @triton.jit
 def _corner(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the first row and column of a tile; and of its unit, the first element, the length of
-    a row, and the distance of two rows.
+    """Return five numbers that locate a tile: its first row, its first column, the offset `base` of
+    its unit, the length of a row, and the distance of two rows. The element in a row and a column
+    of the unit has the offset base + column + row * distance.
     """
     width = frame.width_units.to(tl.int64) * FORM.align
     if FORM.columns:
@@ -151,7 +152,11 @@ def _corner(i_tile, i_unit, frame, FORM: tl.constexpr):
 
 @triton.jit
 def _place_bytes(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the offsets of a tile's bytes in the mask, and which of them are in the mask."""
+    """Return the offsets, within the ReLU's mask, of the bytes for a tile's elements.
+
+    Return also which of these bytes exist: a tile at the border of the array has offsets that are
+    outside the mask.
+    """
     i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
     i_rows = i_row + tl.arange(0, FORM.tile_rows)
     i_bytes = tl.arange(0, FORM.tile_columns // 8)

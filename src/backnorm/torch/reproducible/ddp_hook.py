@@ -87,9 +87,10 @@ def _parts(
 ) -> Iterator[Part]:
     """Yield the gradients of micro-batches, with their elements in the order of the buffer.
 
-    The buffer has the elements of a dense parameter in the memory order of the parameter. The views
-    of the bucket are contiguous. So if a parameter is not contiguous, the elements of its view are
-    not in the order of the buffer.
+    If a parameter is dense, its elements are in the buffer in the order in which the parameter has
+    them in memory. The views that `bucket.gradients()` returns are always contiguous. So if a
+    parameter is dense but not contiguous, its view has the elements in another order than the
+    buffer.
     """
     for view, p, each_batch in zip(bucket.gradients(), bucket.parameters(), gradients, strict=True):
         dense = torch.ops.aten.is_non_overlapping_and_dense(p)

@@ -6,18 +6,20 @@ of such multiples to be exact in float64. Then no addition rounds, and the order
 This is the method of Demmel and Nguyen, "Fast reproducible floating-point summation", 2013, with
 one bin.
 
-1. An all-reduce MAX finds the largest exponent of the terms of each element, over all processes.
+1. An all-reduce with the operation MAX finds, for each element, the largest exponent of its terms
+   in all processes.
 2. The quantum of an element is 2**-40 of the next power of two above its largest term. Terms are
    rounded to multiples of the quantum (to nearest, ties to even): add an *anchor* of 1.5 * 2**52
    quanta, and subtract it.
-3. An all-reduce SUM adds up the rounded terms of each element, in float64. A term has at most 2**40
-   quanta, and a sum at most 2**13 terms. So a partial sum has at most 2**53 quanta, and is exact.
+3. An all-reduce SUM adds up the rounded terms of each element, in float64. The magnitude of a term
+   is at most 2**40 quanta, and a sum has at most 2**13 terms. So a partial sum has at most 2**53
+   quanta, and is exact.
 4. The sum is divided by `divisor`, and rounded to the type of the elements.
 
 *Bytes* exchanged per element: 1 in step 1, 8 in step 3. (A plain all-reduce of float32 exchanges 4
-bytes.) If the elements of a block shared one quantum, step 1 would exchange fewer bytes, but small
-elements would lose their digits in a block with large elements. A float64 element has two quanta
-and two sums, and exchanges 4 bytes in step 1 and 16 in step 3.
+bytes.) If all elements of a block shared one quantum, step 1 would exchange fewer bytes. But if a
+block had large and small elements, the small elements would then lose their digits. A float64
+element has two quanta and two sums, and exchanges 4 bytes in step 1 and 16 in step 3.
 
 *Error*: rounding a term changes it by at most 2**-40 (for float64 elements, 2**-80) of the largest
 term. So the error of a sum of N terms is at most N * 2**-40 (float64: N * 2**-80) of the largest
@@ -59,8 +61,8 @@ class Part(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The constants of an element type. Elements are converted to `wide`, then multiplied by
-    `scale`.
+    """The constants of an element type. Before elements are summed, they are converted to the type
+    `wide` and then multiplied by `scale`.
     """
 
     wide: torch.dtype
@@ -75,7 +77,8 @@ class _Format(NamedTuple):
     scale: float
 
 
-# The format of float32, to which 16-bit elements are converted.
+# `_SINGLE` is the format for float32 elements, and for 16-bit elements, which are converted to
+# float32. `_DOUBLE` is the format for float64 elements.
 _SINGLE = _Format(torch.float32, torch.int32, 23, 127, torch.uint8, 0, 255, 1, 1.0)
 _DOUBLE = _Format(torch.float64, torch.int64, 52, 1023, torch.int32, 28, 2014, 2, 2.0**-32)
 _FORMATS = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), _SINGLE)
@@ -85,7 +88,9 @@ _FORMATS[torch.float64] = _DOUBLE
 def sum_of_all(
     own: Tensor, parts: Iterable[Part], group: dist.ProcessGroup | None, divisor: float = 1.0
 ) -> torch.futures.Future[Tensor]:
-    """Store in `own` the sum of each element's terms in all processes, divided by `divisor`.
+    """Replace each element of `own` by the sum of the element's terms from all processes.
+
+    The sum is divided by `divisor`.
 
     All processes of the group must make this call for the same elements, in the same order.
 
@@ -122,9 +127,9 @@ def sum_of_all(
     terms = [Part(0, own), *parts]
     exponents = largest_exponents(terms, own)
     count = 1 + max(Counter(part.first for part in terms[1:]).values(), default=0)
-    # The count is encoded as bytes that add up to it: 255, 255, ..., the rest, then zeros. No byte
-    # of a larger count is smaller, so the maxima of each byte over all processes are the code of
-    # the largest count.
+    # The count is encoded as bytes that add up to it: 255, 255, ..., the rest, then zeros. If one
+    # count is larger than another, none of its bytes is smaller than the same byte of the other
+    # count. So the maximum of each byte over all processes gives the code of the largest count.
     starts = torch.arange(0, MAX_TERMS + 1, 255, device=own.device)
     code = (min(count, MAX_TERMS + 1) - starts).clamp(0, 255).to(exponents.dtype)
     message = torch.cat((exponents, code))
@@ -161,7 +166,10 @@ def largest_exponents(terms: Sequence[Part], own: Tensor) -> Tensor:
 
 
 def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tensor:
-    """Return the sums of terms that are rounded to quanta: float64, one row for each quantum."""
+    """Round terms to multiples of each quantum, and return the sums of the rounded terms.
+
+    The result is a float64 tensor with one row for each quantum.
+    """
     form = _FORMATS[own.dtype]
     sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
     # The first quantum is 2**-40 times the power of two above the largest term, the second quantum
@@ -184,8 +192,8 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
 
 
 def store_sums(own: Tensor, sums: Tensor, divisor: float) -> Tensor:
-    """Divide the sums by `divisor`, and round them to the type of `own`. Store them in `own`;
-    return it.
+    """Divide the sums by `divisor`, and round them to the type of `own`. Store the rounded sums in
+    `own`, and return `own`.
     """
     scale = divisor * _FORMATS[own.dtype].scale
     for place, values in _blocks([Part(0, own)]):

@@ -31,7 +31,8 @@ from backnorm.torch.conversion import is_batch_norm
 # own, or select elements.
 _EXACT = (nn.Identity, nn.ReLU, nn.Flatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
-# An argument or result of one of these types is not divided: it is the same for all samples.
+# An argument or result of one of these types is not divided into micro-batches, because it is the
+# same for all samples.
 _SHARED = (
     type(None), str, bytes, bool, enum.Enum,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -58,9 +59,9 @@ class ReproducibleGradients:
     `micro_batch` samples at a time. Batch normalisation runs on all samples of the process at once.
     The gradients of each micro-batch are kept until `reproducible_hook` adds up the gradients of
     all processes; the order of the terms does not change these sums. So 1 process with 32 samples
-    and 4 processes with 8 each take the same step, bit for bit. This also holds after several
-    backward passes in `no_sync`, if every run makes these passes in the same order: autograd adds
-    up the gradients of batch normalisation in the order of the passes.
+    and 4 processes with 8 each take the same step, bit for bit. The steps are also the same after
+    several backward passes in `no_sync`, if every run makes these passes in the same order:
+    autograd adds up the gradients of batch normalisation in the order of the passes.
 
     Parameters
     ----------
@@ -166,9 +167,10 @@ class ReproducibleGradients:
     def _pop(self, parameters: Sequence[Tensor], summed: Sequence[Tensor]) -> list[list[Tensor]]:
         """Remove and return the gradients that were kept for each parameter.
 
-        `summed` are the gradients that autograd added up. Micro-batches give zeros to autograd. So
-        if a gradient in `summed` is not zero, its parameter was used outside of micro-batches. That
-        is an error, except for parameters of excluded modules.
+        `summed` are the gradients that autograd added up. The gradients of micro-batches are kept
+        in `_gradients`, and autograd gets zeros in their place. So if a gradient in `summed` is not
+        zero, its parameter was used outside of micro-batches. That is an error, except for
+        parameters of excluded modules.
         """
         pairs = [pair for pair in zip(parameters, summed, strict=True) if pair[0] in self._names]
         counts = {p: gradient.count_nonzero() for p, gradient in pairs}
@@ -208,11 +210,12 @@ class _MicroBatchForward:
                 )  # fmt: skip
         self.module, self.name, self.size, self.gradients = module, name, size, gradients
         self.original = _OriginalForward(module, vars(module).get("forward"))
-        # Whether micro-batches are copied. A module that works in place needs copies: PyTorch
-        # raises when a view that `Tensor.split` returned is changed in place.
+        # Whether micro-batches are copied. If a module changes its input in place, micro-batches
+        # must be copies: they are otherwise views that `Tensor.split` returned, and PyTorch raises
+        # an error when such a view is changed in place.
         self.copies = any(getattr(each, "inplace", False) for each in module.modules())
-        # The version counters of the parameters in the last call; an optimizer's step increases the
-        # counters.
+        # For each parameter, the value of its version counter in the last call. A step of an
+        # optimizer increases the counters.
         self.versions: dict[Tensor, int] = {}
 
     def remove(self) -> None:
@@ -246,10 +249,10 @@ class _MicroBatchForward:
 
     def _check_consumed(self, parameters: Iterable[Tensor]) -> None:
         """Raise if parameters have changed since gradients were kept for them: then an optimizer's
-        step has come before the hook has run.
+        step has come before `reproducible_hook` has run.
 
-        If the hook does not run, ``.grad`` stays zero. Without this check, training would go on and
-        raise no error.
+        If `reproducible_hook` does not run, the kept gradients are not added up, and ``.grad``
+        stays zero. Without this check, training would go on with these zeros and raise no error.
         """
         for p in parameters:
             if self.gradients.get(p) and self.versions.get(p, p._version) != p._version:
@@ -314,7 +317,8 @@ class _OriginalForward(nn.Module):
     def __init__(self, module: nn.Module, attribute: Callable[..., Any] | None) -> None:
         super().__init__()
         self.module = module
-        # The forward in the `__dict__` of `module`, if any. It overrides the forward of the class.
+        # The function `forward` in the `__dict__` of `module`, or None. This function overrides the
+        # method `forward` of the module's class.
         self.attribute = attribute
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
@@ -360,7 +364,10 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _largest_without(module: nn.Module, whole: set[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the largest modules without a module of `whole`, but none with only `_EXACT` leaves."""
+    """Yield the largest modules that contain no module of `whole`.
+
+    A module is left out if all its innermost modules have a class in `_EXACT`.
+    """
     if module in whole:
         return
     inner = set(module.modules())
