@@ -67,7 +67,7 @@ def offences(path: Path) -> Iterator[str]:
         if _NAME.match(name):
             yield f"{path}:{line}: name {name!r} must be a noun of its content, such as `expected`"
         if _TEST.match(name):
-            yield f"{path}:{line}: name {name!r} must begin with the unit that is tested"
+            yield f"{path}:{line}: name {name!r} must begin with the unit that is tested, a noun"
 
 
 if __name__ == "__main__":

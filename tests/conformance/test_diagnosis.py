@@ -170,6 +170,22 @@ def test_diagnose_of_partly_wrong_outputs_reports_places(changed, says, dtype):
     assert diagnose(data, outputs).says == says
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_diagnose_of_dx_without_tail_reports_end_of_memory(dtype, data_format, seed):
+    data = diagnostic_data(dtype, data_format=data_format, seed=seed)
+    dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
+    parameters = dgamma.astype(data.mean.dtype), dbeta.astype(data.mean.dtype)
+    for width in (2, 5, 8, 16, 32):
+        for rest in (0, data.dy.reshape(-1)[-(dx.size % width) :]):
+            changed = dx.astype(dtype, order="C")
+            changed.reshape(-1)[-(changed.size % width) :] = rest
+            found = diagnose(data, (changed, *parameters))
+            assert re.match("the last (element|[0-9]+ of the 3549 elements) ", found.says)
+            assert found.says.endswith("; the rest is right")
+
+
 def test_diagnostic_data_has_odd_size_and_channel_count():
     for data in (diagnostic_data(FLOAT32), forward_diagnostic_data(FLOAT32)):
         assert data.x.size % 2 == data.x.shape[1] % 2 == 1

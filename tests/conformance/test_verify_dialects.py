@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -36,6 +37,14 @@ def test_verify_of_dialect_judges_only_supported_statistics(dialect, op, frozen,
     judged_outputs = {v.output for v in results.verdicts if v.status in RUNGS}
     assert judged_outputs == {"dx", "dgamma", "dbeta"}
     assert any(refused in v.text for v in results.verdicts if v.status == "refused")
+
+
+def test_verify_of_dialect_refuses_epsilon_0_if_its_range_is_positive():
+    selection = replace(SMALL, only=("exact-*",), operation="forward")
+    subject = f"{Path(__file__).with_name('configured.py')}:onednn_graph"
+    results = verify(Job(subject, selection, "onednn_graph", "BatchNormForwardTraining"))
+    assert {v.text for v in results.verdicts} == {"the operator takes only a positive epsilon"}
+    assert {v.status for v in results.verdicts} == {"refused"}
 
 
 def test_verify_of_dialect_with_unsupported_dtype_reports_refused():

@@ -125,7 +125,8 @@ def test_operator_docstring_lists_outputs_and_has_all_sections(subject):
     if schema.revision in (None, "latest"):
         # The summaries are the entries of the docstring.
         specs = (*schema.inputs, *schema.outputs, *schema.attributes)
-        assert [spec.name for spec in specs if not spec.summary] == []
+        absent = [spec.name for spec in specs if not spec.summary]
+        assert not absent, f"the docstring of {subject.name} has no entry for {absent}"
         _, _, results = text.partition("\nReturns\n")
         listed = re.findall(r"^(\w+) : ", results.partition("\nRaises\n")[0], re.MULTILINE)
         assert listed == [tensor.name for tensor in schema.outputs]

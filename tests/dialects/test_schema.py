@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -89,7 +90,9 @@ EPSILON = AttributeSpec("eps", "f32", "epsilon")
         ({"formats": ("NHWC",)}, "formats: got 'str'; expected 'FormatSpec'"),
         ({"formats": (FormatSpec("NHWC", "NXC"), FormatSpec("NCHW", "NCX"))},
          "attributes: the roles, with several formats: got ['epsilon']; expected 'data_format'"),
-        ({"attributes": ()}, "attributes: the roles, with a variance: got []; expected 'epsilon'"),
+        ({"attributes": ()},
+         "attributes: the roles (the role of variance is variance, not inverse_deviation): got []; "
+         "expected 'epsilon'"),
         ({"inputs": (X, DY, TensorSpec("scale", "gamma", "T", "opaque"), data("m", "mean", "T"),
                      data("v", "variance", "T"))},
          "inputs: the role of scale, which is opaque: got 'gamma'; expected 'ignored' or"),
@@ -280,6 +283,16 @@ def test_operator_has_own_docstring_and_literal_types_of_choices(dialect, op):
         if spec.choices:
             literals = [hints[spec.name], *get_args(hints[spec.name])]
             assert {*spec.choices} in [{*get_args(each)} for each in literals]
+
+
+@pytest.mark.parametrize(("dialect", "op"), OPERATORS)
+def test_operator_docstring_has_the_defaults_of_the_table(dialect, op):
+    found = operator(dialect, op)
+    cls = found if isinstance(found, type) else type(found)
+    text = f"{inspect.getdoc(cls)}\n{inspect.getdoc(cls.__call__)}"
+    for spec in cls.schema.attributes:
+        for default in re.findall(rf"^{spec.name} : .*, default (.+)$", text, re.MULTILINE):
+            assert ast.literal_eval(default) == spec.default, spec.name
 
 
 def test_operator_repr_is_its_name_and_its_attributes():

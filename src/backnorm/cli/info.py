@@ -244,6 +244,8 @@ def _default(attribute: Facts) -> str:
 def _accepted(attribute: Facts) -> str:
     if attribute["choices"]:
         return " | ".join(attribute["choices"])
+    if attribute["role"] == "channel_axis":
+        return "any (negative: from the end)" if attribute["range"] == "any" else "0 or more"
     return attribute["range"] if attribute["type"] in ("f32", "f64") else ""
 
 

@@ -26,6 +26,9 @@ _RIGHT = {**_ROUNDING, FLOAT32: _ROUNDING_OF_WIDE, FLOAT64: 2.0**-43}
 # A run of elements in memory, or a set of channels, counts as wrong if at least this share of its
 # elements is wrong. The other elements may be right by accident.
 _MOST = 0.8
+# The end of a tensor is at most this share of its elements. The end counts as wrong if at least
+# half of it is wrong: a short end can have several elements that are right by accident.
+_SHORT, _MOST_OF_END = 0.05, 0.5
 
 
 def misplaced(
@@ -92,16 +95,19 @@ def partly_wrong(
     # output, this list has the largest relative error of the numbers that count as right.
     others = [0.0]
     if tensor is not None:
-        few_bits = FEW_BITS * np.abs(right).max(1, keepdims=True)
         error = np.abs(rows_of(tensor, axis) - right)
-        wrong = error > np.maximum(_allowed(tensor, right), few_bits)
+        wrong = error > np.maximum(_allowed(tensor, right), _few_bits(right))
         if 0 < wrong.mean() <= 0.5:
-            texts.append(_wrong_elements(name, tensor, wrong, axis))
-            # `of_rest` has the errors of elements that count as right: those of the channels
-            # without a wrong element. If every channel has a wrong element, find the first index at
-            # which any channel is wrong, and take the elements before it in all channels.
+            end = wrong_end(tensor, right, axis)
+            texts.append(_wrong_elements(name, tensor, wrong, axis, end))
+            # `of_rest` has the errors of elements that count as right: those before a wrong end, or
+            # those of the channels without a wrong element. If every channel has a wrong element,
+            # find the first index at which any channel is wrong, and take the elements before it in
+            # all channels.
             of_rest = error[~wrong.any(1)]
-            if not of_rest.size:
+            if end:
+                of_rest = error[_in_memory(tensor, axis) < tensor.size - end]
+            elif not of_rest.size:
                 of_rest = error[:, : wrong.any(0).argmax()]
             others.append(float(of_rest.max(initial=0.0) / np.abs(right).max()))
     channels: dict[tuple[int, ...], list[str]] = {}
@@ -124,22 +130,46 @@ def partly_wrong(
     return Diagnosis("indexing", ("partly-wrong",), ", and ".join(texts) + rest)
 
 
+def wrong_end(tensor: np.ndarray, right: np.ndarray, axis: int) -> int:
+    """Return how many elements at the end of a tensor's memory are wrong; all others are right.
+
+    The number is 0 if other elements are wrong, or more than 5 % of all. Parameters are as in
+    :func:`misplaced`.
+    """
+    allowed = _allowed(tensor, right)
+    error = np.abs(rows_of(tensor, axis) - right)
+    if not (error > np.maximum(allowed, _few_bits(right))).any():
+        return 0
+    places = _in_memory(tensor, axis)[error > allowed]
+    end = tensor.size - int(places.min())
+    return end if end <= _SHORT * tensor.size and places.size >= _MOST_OF_END * end else 0
+
+
+def _few_bits(right: np.ndarray) -> np.ndarray:
+    """Return the error of low precision in each channel, shape (C, 1)."""
+    error: np.ndarray = FEW_BITS * np.abs(right).max(1, keepdims=True)
+    return error
+
+
+def _in_memory(tensor: np.ndarray, axis: int) -> np.ndarray:
+    """Return the places of a tensor's elements in row-major memory, shape (C, M)."""
+    return rows_of(np.arange(tensor.size).reshape(tensor.shape), axis).astype(int)
+
+
 def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:
     """Return the largest error that rounding can cause in an element."""
     dtype = element_type(tensor.dtype) or FLOAT64
     return _ROUNDING.get(dtype, _ROUNDING_OF_WIDE) * float(np.abs(right).max())
 
 
-def _wrong_elements(name: str, tensor: np.ndarray, wrong: np.ndarray, axis: int) -> str:
+def _wrong_elements(name: str, tensor: np.ndarray, wrong: np.ndarray, axis: int, end: int) -> str:
     """Return a sentence that says which elements of a tensor are wrong.
 
-    `wrong` has the shape (C, M), with at least one True.
+    `wrong` has the shape (C, M), with at least one True. `end` is the result of `wrong_end`.
     """
-    memory = np.arange(tensor.size).reshape(tensor.shape)
-    order = rows_of(memory, axis).astype(int)
-    number, tail = int(wrong.sum()), tensor.size - int(order[wrong].min())
+    tail = end or tensor.size - int(_in_memory(tensor, axis)[wrong].min())
     state = "wrong" if rows_of(tensor, axis)[wrong].any() else "0"
-    if number >= _MOST * tail:
+    if end or int(wrong.sum()) >= _MOST * tail:
         if tail == 1:
             return f"the last element of {name} in memory is {state}"
         return f"the last {tail} of the {tensor.size} elements of {name} in memory are {state}"

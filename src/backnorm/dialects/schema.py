@@ -400,7 +400,10 @@ class OperatorSchema:
                 yield f"attributes: the usual value of {spec.name}", None, ["a value"]
         roles = [spec.role for spec in self.attributes]
         if "variance" in names and "epsilon" not in roles:
-            yield "attributes: the roles, with a variance", roles, ["epsilon"]
+            (variance,) = (tensor.name for tensor in self.inputs if tensor.role == "variance")
+            # The author may have taken an inverse deviation for a variance.
+            text = f"the role of {variance} is variance, not inverse_deviation"
+            yield f"attributes: the roles ({text})", roles, ["epsilon"]
         if len(self.formats) > 1 and "data_format" not in roles:
             yield "attributes: the roles, with several formats", roles, ["data_format"]
         if self.channel_axes is None:
@@ -460,7 +463,7 @@ class OperatorSchema:
     def to_dict(self) -> dict[str, object]:
         """Return the description as plain values, for JSON and tables."""
         tensor = "name", "role", "type", "kind", "shape", "required", "summary"
-        attribute = "name", "type", "required", "default", "choices", "range", "extension"
+        attribute = "name", "role", "type", "required", "default", "choices", "range", "extension"
         return {
             **_values(self, "dialect", "op", "revision", "operation", "summary", "source"),
             "inputs": [_values(each, *tensor) for each in self.inputs],

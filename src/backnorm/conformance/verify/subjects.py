@@ -220,8 +220,13 @@ class OfDialect:
         fitting = [f for f in fitting if f.rank in (None, rank)]
         if not fitting:
             raise RefusedError(f"the operator has no layout {case.data.data_format}")
+        epsilon = case.data.epsilon
+        if epsilon == 0.0 and any(
+            spec.role == "epsilon" and spec.range == "positive" for spec in schema.attributes
+        ):
+            raise RefusedError("the operator takes only a positive epsilon")
         known = {
-            "epsilon": case.data.epsilon,
+            "epsilon": epsilon,
             "channel_axis": case.data.channel_axis,
             "data_format": fitting[0].name,
         }
