@@ -18,20 +18,22 @@ from backnorm.conformance._naming import (
 from backnorm.conformance.formula import rows_of
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type
 
-# The largest error that rounding can cause in an element, relative to the largest element.
+# The largest error that rounding can cause in an element, divided by the magnitude of the largest
+# element, for outputs of each type.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
 # A diagnosis calls numbers right if their relative error is at most this limit.
 _RIGHT = {**_ROUNDING, FLOAT32: _ROUNDING_OF_WIDE, FLOAT64: 2.0**-43}
 # A run of elements in memory, or a set of channels, counts as wrong if at least this share of its
-# elements is wrong. The other elements may be right by accident.
+# elements is wrong. Not all elements need be wrong, because a mistake can give some elements their
+# right value by accident.
 _MOST = 0.8
 
 
 def misplaced(
     name: str, functions: str, tensor: np.ndarray, right: np.ndarray, axis: int
 ) -> Diagnosis:
-    """Compare an output that no formula explains with the right output; return a diagnosis.
+    """Return a diagnosis of an output that no formula explains, by comparison with the right one.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ def partly_wrong(
     axis: int,
     parameters: Mapping[str, tuple[np.ndarray | None, np.ndarray]],
 ) -> Diagnosis | None:
-    """Return a diagnosis if at most half of an output is wrong, else None.
+    """Return a diagnosis if at most half of the numbers of an output are wrong, else None.
 
     Parameters
     ----------
@@ -133,7 +135,7 @@ def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:
 def _wrong_elements(name: str, tensor: np.ndarray, wrong: np.ndarray, axis: int) -> str:
     """Return a sentence that says which elements of a tensor are wrong.
 
-    `wrong` has the shape (C, M), with at least one True.
+    `wrong` has the shape (C, M). It is True for each wrong element, and there is at least one.
     """
     memory = np.arange(tensor.size).reshape(tensor.shape)
     order = rows_of(memory, axis).astype(int)
