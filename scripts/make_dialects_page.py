@@ -27,14 +27,16 @@ A dialect is the batch normalisation of one specification, with its names and ru
 `scripts/make_dialects_page.py` generates this page from the rules that validate each call
 (each operator's `schema`). These rules hold except where a dialect or an operator states its own:
 
-- [Brackets] mark what is optional. An absent gamma is 1, an absent beta 0.
+- [Brackets] mark what is optional. If gamma is absent, it is taken as 1; an absent beta is 0.
 - The column "Canonical", or a name in parentheses, has backnorm's own name if it differs.
   An input `inverse_deviation` is 1 / sqrt(variance + epsilon); epsilon is not added to it again.
-- x, dy, y and dx have one shape, of rank 2 or more. Other tensors have one value per channel, (C,).
-- "f16 with f32": data of f16, per-channel tensors of f32. All per-channel tensors share one type.
+- x, dy, y and dx have the same shape, of rank 2 or more. Other tensors have one value per channel,
+  in the shape (C,).
+- "f16 with f32" means data of f16 and per-channel tensors of f32. All per-channel tensors share one
+  type.
 - A variance is biased. Running statistics are the old ones as inputs, the updated ones as outputs.
 - epsilon is added to the variance. Numeric attributes must be finite.
-- Results have the bits of the canonical operator.
+- Results have the same bits as those of backnorm's own operator, the canonical operator below.
 - After "Source:", OPERATOR and REVISION stand for the operator's name and its revision.
 - Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
   `"float32"` or `"float64"`.
@@ -44,8 +46,8 @@ CANONICAL = """\
 ## The canonical operator
 
 dy, y, dx, residuals and ddx (the gradient with respect to dx) have the shape and the element type
-of x. A mask has one bit per element. Other arrays have one value per channel, in x's type; float32
-also works if x has 16 bits.
+of x. A mask has one bit per element. Other arrays have one value per channel, in x's type. If x has
+16 bits, these arrays may also be float32.
 """
 
 FUNCTIONS = """\
@@ -211,7 +213,7 @@ def _operator(schema: OperatorSchema, common: _Common) -> str:
 def _variant(schema: OperatorSchema, first: OperatorSchema, differences: str) -> str:
     """Return the section of a version or a revision that resembles another."""
     other = f"revision {first.revision}" if first.revision else first.op
-    return f"### {_title(schema)}\n\nAs {other}" + (
+    return f"### {_title(schema)}\n\nThe same as {other}" + (
         f", except:\n\n{differences}" if differences else ".\n"
     )
 
@@ -243,7 +245,7 @@ def _differences(schema: OperatorSchema, first: OperatorSchema, common: _Common)
     ]
     lines += [f"Not so: {text}" for key, text in before.items() if text and key not in rules]
     if absent:
-        lines.append(f"Absent: {', '.join(absent)}.")
+        lines.append(f"Absent from this operator: {', '.join(absent)}.")
     # The description of an attribute is not repeated if only its default or choices differ.
     told_of = {(a.name, a.summary) for a in first.attributes}
     attributes = [
@@ -387,7 +389,7 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
     """Return the rules by what they are about; empty where the introduction has them."""
     channels = [t for t in (*schema.inputs, *schema.outputs) if t.kind in ("channel", "kept")]
     rules = {
-        "call": "Call: with keywords alone."
+        "call": "Call: all arguments are passed by keyword."
         if schema.style == "keywords"
         else f"Call: `{schema.call}`.",
         "types": f"Data and per-channel types: {_types(schema)}.",
@@ -417,10 +419,10 @@ def _types(schema: OperatorSchema) -> str:
     rules = schema.type_rules
     if all(rule.channel == (rule.data,) for rule in rules):
         *others, last = (rule.data for rule in rules)
-        return f"{', '.join(others)} or {last}, one for all tensors" if others else last
+        return f"{', '.join(others)} or {last}, the same for all tensors" if others else last
     together = groupby(sorted(rules, key=lambda rule: rule.channel), lambda rule: rule.channel)
     return "; ".join(
-        f"{', '.join(rule.data for rule in group)} with {' or '.join(channel)}"
+        f"{' or '.join(rule.data for rule in group)} with {' or '.join(channel)}"
         for channel, group in together
     )
 

@@ -111,17 +111,21 @@ _VARIANTS = {
 _LEGEND = (
     "- **share**: part of the time of PyTorch's eager step that normalisations, activations and "
     "additions take.\n"
-    "- **normalisation**: time of these operations in a fused step, over that in PyTorch's step.\n"
-    "- **memory**: resident memory that a fused step adds, divided by what PyTorch's step adds.\n"
-    "- **fused**: step of `convert(model, fuse=True)` over PyTorch's; **compiled**: step of "
-    "`convert(model)` over PyTorch's, both compiled. Numbers are geometric means (least to most; "
-    "cases) over all processors, threads, batches and element types.\n"
+    "- **normalisation**: time of these operations in a fused step, divided by their time in "
+    "PyTorch's step.\n"
+    "- **memory**: growth of resident memory during the first three fused steps, divided by its "
+    "growth during the first three of PyTorch's steps.\n"
+    "- **fused**: time of a step after `convert(model, fuse=True)`, divided by that of PyTorch's "
+    "step; **compiled**: the same after `convert(model)`, with both models compiled. These two "
+    "columns have geometric means over all processors, threads, batches and element types (in "
+    "brackets: least to most; number of cases).\n"
 )
 
 
 _MODELS_PLOT = (
-    "![Training step with backnorm over that with PyTorch's layers on an AMD Zen 5: a row for each "
-    "case of the table above, a mark for each variant. backnorm is faster left of the line.]"
+    "![Time of a training step with backnorm, divided by that with PyTorch's layers, on an AMD "
+    "Zen 5: a row for each case of the table above, a mark for each variant. backnorm is faster "
+    "left of the line.]"
     f"(../{BENCH.name}/models.png)\n"
 )
 
@@ -583,9 +587,9 @@ def _frameworks(results: Iterable[Result]) -> str:
     named = ", ".join(f"{name} {text}" for name, text in versions.items())
     cpu, _, day = _where_text(where).rsplit(", ", 2)
     return (
-        f"{cpu}, {day}; {named}. Training steps in float32, channels last, over those with the "
-        "framework's own layers. In brackets: 20th and 80th percentile of the steps, over their "
-        "median.\n\n"
+        f"{cpu}, {day}; {named}. The columns after *own layers* have the time of a training step "
+        "(float32, channels last), divided by that with the framework's own layers. In brackets: "
+        "20th and 80th percentile of the steps' times, divided by their median.\n\n"
         f"{markdown(pd.DataFrame(lines, columns=headings))}"
     )
 

@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(
 
 
 class _Run:
-    """The run of all cases, which the first test starts."""
+    """One run of `verify` on all cases, which all tests share. The first test starts it."""
 
     def __init__(self, job: Any, config: pytest.Config) -> None:
         self._job, self._config = job, config

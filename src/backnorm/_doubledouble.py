@@ -5,9 +5,9 @@ the last place of ``hi``. The building blocks are the error-free sum of Knuth an
 Dekker; see Hida, Li and Bailey, "Algorithms for Quad-Double Precision Floating Point Arithmetic"
 (2001).
 
-The relative error of one operation stays below 2**-100 while no part over- or underflows. If a
-value is not finite, ``hi`` is NaN or infinity, but possibly the wrong one of the two. Callers
-therefore replace such values by a plain float64 result (`Exact.settled`).
+The relative error of one operation is below 2**-100 as long as neither ``hi`` nor ``lo`` overflows
+or underflows. If a value is not finite, ``hi`` is NaN or infinity, but possibly the wrong one of
+the two. Callers therefore replace such values by a plain float64 result (`Exact.settled`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 
 # This mask keeps a float64's sign, exponent and upper 26 of 53 significant bits. Splitting by a
-# mask cannot overflow; Veltkamp's splitting, by a multiplication, can. The other 27 bits are the
-# lower part of the split number. The product of two lower parts has up to 54 bits, one more than a
-# float64. So the last bit of this product may be lost. This error is about 2**-106 of the product
-# of the two numbers.
+# mask cannot overflow. Veltkamp's method of splitting can overflow, because it multiplies the
+# number by a constant. The other 27 bits are the lower part of the split number. The product of two
+# lower parts has up to 54 bits, one more than a float64. So the last bit of this product may be
+# lost. This error is about 2**-106 of the product of the two numbers.
 _UPPER_BITS = np.int64(-(1 << 27))
 
 
@@ -94,7 +94,7 @@ class Exact:
 
     def __truediv__(self, other: _Operand) -> Exact:
         divisor = other if isinstance(other, Exact) else Exact.of(other)
-        # Long division, one float64 digit at a time.
+        # This is long division, in which each digit of the quotient is a float64.
         first = self.hi / divisor.hi
         rest = self - divisor * first
         second = rest.hi / divisor.hi
@@ -150,7 +150,7 @@ def _quick_two_sum(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray
 
 
 def _split(a: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-    """Return the upper 26 bits of `a`, and the 27 that remain."""
+    """Split the 53 bits of `a`: return a number with the upper 26 bits, and the remainder."""
     array = np.asarray(a, np.float64)
     high: FloatArray = (array.view(np.int64) & _UPPER_BITS).view(np.float64)
     return high, array - high

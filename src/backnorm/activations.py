@@ -1,4 +1,4 @@
-"""The activation after a normalisation, as one value that all operations and adapters use."""
+"""The type `Activation`: the activation after a normalisation, for all operations and adapters."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ def _are_apart(
 def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
     """Raise if `out` overlaps an operand.
 
-    `out` may be exactly the memory of the operand named `overwrites`.
+    There is one exception: `out` may be exactly the memory of the operand whose name is
+    `overwrites`.
     """
     in_place = name == overwrites
     if (in_place and array is out) or not _overlap(out, array):
@@ -100,7 +101,8 @@ def own(out: object) -> np.ndarray:
     kind = type(out)
     if kind is np.ndarray:
         return cast("np.ndarray", out)
-    # `isinstance` reads `__class__`, which an object can override.
+    # The code tests `type(out)`. It does not call `isinstance`, which also reads `out.__class__`:
+    # an object can override this attribute.
     if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         raise ArgumentTypeError(
             "out", "must be an array", came=kind.__name__, accepted="a NumPy array or None"
@@ -130,7 +132,7 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _overlaps_itself(array: np.ndarray) -> bool:
-    """Whether two elements share memory; also True if the exact check takes too long."""
+    """Whether elements of the array share memory, or the exact check takes too long."""
     strides = sorted(
         (abs(stride), size)
         for stride, size in zip(array.strides, array.shape, strict=True)

@@ -62,7 +62,8 @@ _SMALL = 16 << 20
 _MOST_SMALL, _MOST_OTHERS = 12, 3
 
 # Seconds after which a freed block may be unmapped. The time counts from the last allocation of an
-# array in the block, because freeing an array reads no clock.
+# array in the block, not from the moment when this array is freed: freeing an array does not read
+# the clock.
 _MOMENT = 1.0
 
 _HAS_ADVICE = sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE")
@@ -92,7 +93,7 @@ def advise(address: int, size: int) -> None:
 
 
 class _Block:
-    """Memory that stays mapped as long as this object exists."""
+    """The memory of an output. It stays mapped as long as this object exists."""
 
     __slots__ = ("address", "memory", "shelf", "since", "size")
 
@@ -106,7 +107,10 @@ class _Block:
 
 
 class _Lease:
-    """The base object of an array that lies in a `_Block`; it is freed together with the array."""
+    """The base object of an array whose memory is a `_Block`.
+
+    Python frees the lease when it frees the last array that uses the block.
+    """
 
     def __init__(self, block: _Block, size: int) -> None:
         self.__array_interface__ = {
@@ -124,9 +128,10 @@ class _End(weakref.ref[_Lease]):
     """A weak reference to a lease. When the lease is freed, the reference is appended to a shelf (a
     deque of such references).
 
-    Its callback is the method `append` of the shelf, which runs no Python code. A `__del__` method
-    is Python code, so a signal handler can run within it, and the exception of the handler is lost:
-    with `__del__`, one in a hundred Ctrl-C was lost.
+    The callback of the reference is the method `append` of the shelf, which runs no Python code. A
+    method `__del__` of the lease would be Python code. So a signal handler could run within it, and
+    Python drops exceptions that are raised within `__del__`. In a version with `__del__`, one in a
+    hundred Ctrl-C was lost.
     """
 
     __slots__ = ("block",)
@@ -189,7 +194,8 @@ def _take(size: int) -> _Block | None:
                 end = shelf.popleft()
             except IndexError:  # another thread has emptied the shelf
                 break
-            # The newest block that fits is taken, because it is most likely still in a cache.
+            # The newest block of the requested size is taken, because it is most likely
+            # still in a cache.
             rest: _End | None = end
             if end.block.size == size:
                 found, rest = end, found

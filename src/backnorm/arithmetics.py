@@ -1,7 +1,7 @@
 """The arithmetic of a call: set by its argument, a `with` block, the environment or the dtype.
 
 The arithmetic is the type in which elements are computed and short runs of sums are added up.
-Longer runs are added up in float64 in either arithmetic.
+Longer runs are added up in float64, whichever arithmetic is chosen.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def arithmetic(name: Arithmetic) -> Iterator[None]:
 def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
     """Return the arithmetic of a call on elements of type `dtype`.
 
-    `arithmetic` is the argument of the call, or None.
+    `arithmetic` is the value that the call passes for its argument `arithmetic`, or None.
 
     Raises
     ------
@@ -85,7 +85,10 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
 
 
 def requested(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
-    """Return the arithmetic that the argument, a `with` block or the environment sets, else None.
+    """Return the arithmetic that a call on elements of type `dtype` asks for, or None.
+
+    The argument `arithmetic` counts first. If it is None and the elements are not float64, the
+    surrounding block ``with backnorm.arithmetic(...)`` counts, and then BACKNORM_ARITHMETIC.
 
     Raises
     ------

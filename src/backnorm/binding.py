@@ -22,16 +22,16 @@ from backnorm.signature import Number, Operand, Signature
 #: Exceptions that can be raised while an executable is looked up: when the facts of an object that
 #: is not an array are read, and when a key with an unhashable option is hashed.
 NO_FACTS = (AttributeError, TypeError, RuntimeError)
-# The names of these exceptions in the generated code.
+# The same exceptions as source text, for the ``except`` clauses of the generated code.
 _NO_FACTS = f"({', '.join(error.__name__ for error in NO_FACTS)})"
 
 
 def _facts(code: Code, operand: Operand) -> str:
     """Return the expressions for the facts of an operand.
 
-    An optional operand has one expression: a tuple of its facts, or None. A required operand has
-    one expression for each fact, because evaluating these expressions takes half as long as
-    building a tuple of the facts.
+    For an optional operand, there is one expression. Its value is a tuple of the facts, or None if
+    the operand is absent. For a required operand, there is one expression for each fact, because
+    evaluating these expressions takes half as long as building a tuple of the facts.
     """
     kinds, name = {"channel": code.channel_facts, "mask": code.mask_facts}, operand.name
     of_kind = kinds.get(operand.kind) or code.facts
@@ -40,7 +40,7 @@ def _facts(code: Code, operand: Operand) -> str:
 
 
 def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
-    """Return ``make(calls, first, get_num_threads, chosen)``, which returns a `Call`.
+    """Return a function ``make(calls, first, get_num_threads, chosen)`` that returns a `Call`.
 
     The `Call` makes a key from the facts of its arguments, and looks up the key's executable in the
     dictionary ``calls``. If ``calls`` does not have the key, the `Call` passes the key, the
@@ -55,8 +55,9 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         repr(f"{signature.operation}, {arrays.code.arrays}"),
         *(_facts(arrays.code, operand) for operand in signature.operands),
     ]
-    # The options are a tuple within the key: Python builds a tuple of more than 30 parts from a
-    # list, which takes 0.2 us longer.
+    # The options are put into one tuple, which is a part of the key. If each option were a part of
+    # the key, the key could have more than 30 parts. Python builds such a tuple from a list, which
+    # takes 0.2 us longer.
     parts = (part for option in signature.options for part in (f"type({option})", option))
     key.append(f"({', '.join(parts)}, get_num_threads(), chosen())")
     parameters, numbers = _parameters(signature), _arguments(signature.numbers)

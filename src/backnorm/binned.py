@@ -30,7 +30,8 @@ SPECIAL = 1 << 20
 
 _HALF, _BELOW = 1 << 31, (1 << 32) - 1
 
-# An array of int64 or float64, of any framework with a namespace like NumPy's.
+# An array of int64 or float64. It may be of any framework that has NumPy's functions in a namespace
+# `xp`.
 Array = Any
 
 
@@ -82,8 +83,9 @@ def with_tops(bins: Array, tops: Array, xp: Any) -> Array:
 
 
 def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:
-    """Return both sums as float64 arrays of shape (C,). A sum is rounded once, except possibly if
-    it is very near to the midpoint of two float64 numbers.
+    """Return the two sums of every channel, as two float64 arrays of shape (C,). Each result is the
+    exact sum rounded once. There is one exception: if the exact sum is very near to the midpoint of
+    two float64 numbers, the result may be the farther one of these two numbers.
     """
     first, second = _pairs(bins, xp)
     return _value(first, xp), _value(second, xp)
@@ -113,14 +115,14 @@ def _pairs(bins: Array, xp: Any) -> tuple[tuple[Array, Array], tuple[Array, Arra
 
 
 def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
-    """Return a sum as two float64: its rounded value, and the remainder."""
+    """Return a sum as two float64: the rounded sum, and the remainder."""
     special = bins[0] == SPECIAL
     top = xp.where(special, xp.zeros_like(bins[0]), bins[0])
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # Reduce the digits, lowest first, to -2^31 .. 2^31 - 1. The excess of a digit is added, as
-    # `carry`, to the next higher digit.
+    # Reduce the digits to the range from -2^31 to 2^31 - 1, the lowest digit first. The excess of a
+    # digit is added, as `carry`, to the next higher digit.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry
@@ -159,7 +161,7 @@ def _two_sum(left: Array, right: Array) -> tuple[Array, Array]:
 
 
 def two_product(left: Array, right: Array) -> tuple[Array, Array]:
-    """Return a product and its error, after Dekker and Veltkamp."""
+    """Return a product and its rounding error, by the algorithm of Dekker and Veltkamp."""
     product = left * right
     upper, lower = _split(left)
     upper_right, lower_right = _split(right)

@@ -5,16 +5,17 @@
                           processors that this process may use).
 ``OMP_NUM_THREADS``       Initial limit of threads if BACKNORM_NUM_THREADS is not set and PyTorch is
                           not imported (PyTorch reads the variable itself). Only the first number
-                          of a list is used. It is ignored if it is not an integer >= 1.
+                          of a list is used. A value that is not an integer >= 1 is ignored.
 ``BACKNORM_CPU_LEVEL``    Processor level whose machine code is used: ``x86-64-v4-bf16``,
                           ``x86-64-v4``, ``x86-64-v3`` or ``x86-64`` (default: the highest level
                           that this processor supports).
 ``BACKNORM_ARITHMETIC``   ``float32`` or ``float64``: the arithmetic for float32 and 16-bit elements
                           in calls that do not set it (default: float32 for 16-bit elements, float64
                           for float32); read when first needed.
-``BACKNORM_JAX_CUDA``     Code that `backnorm.jax` runs on CUDA devices: ``triton``, kernels through
-                          jax-triton; ``formulas``, plain ``jax.numpy`` code (default: kernels
-                          where they can be launched).
+``BACKNORM_JAX_CUDA``     Code that `backnorm.jax` runs on CUDA devices: ``triton`` (kernels,
+                          launched through jax-triton) or ``formulas`` (plain ``jax.numpy`` code).
+                          Default: kernels where they can be launched, unless the arrays are split
+                          over several devices; otherwise formulas.
 =======================  ==================================================================
 
 Any other value of a BACKNORM variable is an error.
@@ -73,7 +74,7 @@ def jax_on_cuda() -> Literal["triton", "formulas"] | None:
 
 
 def _word(name: str, problem: str, *accepted: _Word) -> _Word | None:
-    """Return the value of a variable, or None if it is not set; raise if it is not accepted."""
+    """Return the value of a variable, or None if it is not set; raise for any other value."""
     text = os.environ.get(name)
     for word in accepted:
         if word == text:

@@ -36,8 +36,8 @@ def statistics_types(dtype: np.dtype) -> tuple[np.dtype, ...]:
 def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return `values` in `dtype`, rounded once; values that are too large become infinite.
 
-    ml_dtypes would round float64 to bfloat16 twice, first to float32: 1 + 2^-8 + 2^-40 would
-    become 1.
+    ml_dtypes would round a float64 first to float32 and then to bfloat16. So 1 + 2^-8 + 2^-40 would
+    become 1, although 1 + 2^-7 is nearer.
     """
     if values.dtype == dtype:
         return values

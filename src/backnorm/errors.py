@@ -126,7 +126,10 @@ def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> Mod
 
 
 def _named(text: Any, words: Mapping[str, str]) -> Any:
-    """Return a text with the names in braces replaced as `words` maps them."""
+    """Return a text in which `words` has replaced the names in braces.
+
+    A name that `words` does not map is written without its braces.
+    """
     if not isinstance(text, str):
         return text
     return re.sub(r"\{([a-z_]+)\}", lambda found: words.get(found[1], found[1]), text)

@@ -22,7 +22,7 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-# The call cache has at most this many entries. A model has fewer layers.
+# The call cache has at most this many entries. This is more than the number of layers of a model.
 _MOST = 4096
 
 
@@ -87,7 +87,10 @@ class Executable:
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
     def into(self, operands: tuple[object, ...], out: object, **numbers: object) -> Results:
-        """Return results for operands that kernels read in place; `out` gets the first result."""
+        """Run the operation on operands that kernels read in place, and return the results.
+
+        The first result is written to `out`.
+        """
         arrays = self._arrays
         target = arrays.target(out, operands, self.problem, self.order, in_place=True)
         results = self.plain(*operands, out=target, **numbers)
@@ -175,7 +178,8 @@ def operation(name: Operation, arrays: AnyArrays = NUMPY, *, exchanged: bool = F
     """Return the function that runs an operation.
 
     The function takes the operands, the options, `out` and the numbers. The operands may be any
-    objects that `arrays` can read. The function raises the errors of `problem_of`.
+    objects that `arrays` can read. If an operand or an option is not valid, the function raises the
+    error that `problem_of` raises for it.
     """
     signature = SIGNATURES[name]
 

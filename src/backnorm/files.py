@@ -28,8 +28,8 @@ def check_writable(path: Path) -> None:
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file next to `path`; move it into place once it is complete and on disk.
 
-    If the block raises, the temporary file is removed and `path` stays as it was. A symbolic link
-    stays, and its target is replaced.
+    If the block raises, the temporary file is removed and `path` stays as it was. If `path` is a
+    symbolic link, the link stays, and the file that it points to is replaced.
 
     Raises
     ------

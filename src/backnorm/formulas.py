@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-# An array of any framework. Arguments `elements` have x's shape; `channels` have one value per
-# channel.
+# An array of any framework. An argument with the name `elements` has x's shape. An argument with
+# the name `channels` has one value per channel.
 Array = Any
 
 
@@ -30,7 +30,7 @@ class Namespace(Protocol):
         """Return `channels` in the type of `elements`, in a shape that broadcasts with them."""
 
     def scaled(self, elements: Array, s: Array, gamma: Array) -> Array:
-        """Return elements * s * gamma; gamma may be None, for 1."""
+        """Return elements * s * gamma; if gamma is None, return elements * s."""
 
     def rounded(self, channels: Array, elements: Array) -> Array:
         """Return a per-channel array with its values rounded to the type of elements."""
@@ -42,20 +42,21 @@ class Namespace(Protocol):
 def statistics(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """Return the mean and the biased variance of every channel, both 0 for an empty batch.
 
-    A sum of many numbers of one sign loses digits; the sum of their deviations from an approximate
-    mean does not. So the mean of the deviations is added to the approximate mean, as a correction.
-    The pass that sums the squared deviations also computes this correction.
+    A sum of many numbers of one sign loses digits. If an approximate mean is first subtracted from
+    each number, the sum of the differences loses hardly any. So the mean of the deviations is added
+    to the approximate mean, as a correction. The pass that sums the squared deviations also
+    computes this correction.
     """
     first = xp.rounded(xp.sum(x) / xp.count, x)
     centred = x - xp.spread(first, x)
     correction = xp.sum(centred) / xp.count
     variance = xp.sum(centred * centred) / xp.count - correction * correction
-    # Rounding can make the variance negative.
+    # Rounding can make the variance negative. It is then replaced by 0.
     return first + correction, xp.at_least(variance, 0)
 
 
 def normalized(xp: Namespace, centred: Array, s: Array, gamma: Array, beta: Array) -> Array:
-    """Return y = gamma * s * (x - mean) + beta; gamma and beta may be None, for 1 and 0."""
+    """Return y = gamma * s * (x - mean) + beta. If gamma is None, it counts as 1; beta, as 0."""
     y = xp.scaled(centred, s, gamma)
     return y if beta is None else y + xp.spread(beta, y)
 

@@ -1,4 +1,7 @@
-"""The interfaces of an executable: the `Arrays` of a framework and the `Launch` of an engine."""
+"""The interfaces that an executable uses: the `Arrays` of a framework, and `Launch`.
+
+A `Launch` has the kernels of a planned problem. Each engine (`cpu` and `gpu`) makes its own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Results = tuple[Any, ...]
 #: A function that runs an operation. It takes the operands, the options, `out` and the numbers.
 Call = Callable[..., Results]
 
-#: The operands of a signature, None for one that is absent.
+#: The operands of a call, in the order of the signature. An absent operand is None.
 Operands = Sequence[A | None]
 
 
@@ -81,8 +84,8 @@ class Launch:
 
     A stage takes the addresses of the arrays that `cpu.record.ADDRESSES` names, in that order, and
     the numbers of the signature as keyword arguments. A stage returns the index of the first
-    channel with an invalid variance, or -1. A stage may be missing if no operation of the framework
-    uses it.
+    channel with an invalid variance, or -1. The `Launch` of a framework may lack a stage that none
+    of the framework's operations uses.
 
     Attributes
     ----------
@@ -123,8 +126,9 @@ class Launch:
 class Arrays(Protocol[A, P]):
     """The arrays of a framework (type A), and the machine or device that calls are planned for (P).
 
-    An implementation has one instance, because cache keys depend on the instance. The default
-    methods are for arrays that kernels read and write in place.
+    Each class that implements this protocol has only one instance, because cache keys depend on the
+    instance. The methods that this class defines are for arrays that kernels read and write in
+    place. A framework whose arrays need copies overrides the methods.
 
     Attributes
     ----------
@@ -140,28 +144,28 @@ class Arrays(Protocol[A, P]):
         return id(self)
 
     def place(self, x: A | None) -> P:
-        """Return the machine or the device to plan for."""
+        """Return the machine (for CPUs) or the GPU for which a call is planned."""
 
     def planned(
         self, problem: Problem, extents: Extents, place: P, exchanged: bool
     ) -> tuple[Any, Launch]:
-        """Return the engine's plan of a problem, and its kernels.
+        """Return the engine's plan of a problem, and the kernels that carry out the plan.
 
-        `exchanged` says whether sums will be exchanged between the phases.
+        `exchanged` says whether devices or processes will exchange sums between the two phases.
         """
 
     def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
         """Return the values of `code.constants` for arrays that are dense in this order."""
 
     def order_of(self, x: A) -> Order:
-        """Return the order of axes in which x, or the copy that kernels read, is dense."""
+        """Return the order of axes in which the array that kernels read (x or a copy) is dense."""
 
     def read(self, operands: Sequence[Any], signature: Signature) -> Operands[A]:
         """Return the operands as arrays of type A; raise if one is missing or not an array."""
         return operands
 
     def described(self, read: Operands[A], signature: Signature) -> Operands[A | Metadata]:
-        """Return the objects whose shapes and element types are validated."""
+        """Return, for each operand, the object whose shape and element type are validated."""
         return read
 
     def ready(self, read: Operands[A], problem: Problem, order: Order) -> Operands[A]:
@@ -175,10 +179,11 @@ class Arrays(Protocol[A, P]):
         return all(map(operator.is_, operands, ready or operands))
 
     def layouts(self, operands: Sequence[Any]) -> Hashable:
-        """Return facts of the operands' layouts that the key of a call lacks.
+        """Return facts about the operands' memory layouts that are not yet in the key of the call
+        cache.
 
-        The facts are added to the key if kernels cannot read the operands in place. If the method
-        returns None, the executable is not cached.
+        The facts are added to the key if kernels cannot read the operands in place. If this method
+        returns None, the executable of the call is not kept in the call cache.
         """
         return ()
 

@@ -2,8 +2,8 @@
 
 Batch normalisation reduces over all axes but the channel axes, so the order of the reduced axes
 does not matter as long as x, dy and dx share it. An x that is contiguous in *some* order of its
-axes (NCX, NXC, channels_last, Fortran) is therefore used without a copy. Any other x, and one whose
-channel axes are not adjacent in memory, is copied once.
+axes (NCX, NXC, channels_last, Fortran) is therefore used without a copy. Any other x is copied
+once. An x whose channel axes are not adjacent in memory is also copied once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from backnorm.errors import ArgumentValueError
 
-#: Number of bytes at the end of a mask that store the order of its bits.
+#: A mask ends with this number of bytes, which store in which order of axes the mask's bits are.
 MARK_BYTES = 8
 
 #: The axes of an array from the slowest to the fastest in memory.
@@ -32,7 +32,7 @@ class Extents(NamedTuple):
 
 
 def memory_order(array: np.ndarray) -> Order:
-    """Return the order of axes in which `array` is dense, or row-major order if there is none."""
+    """Return the order of axes in which `array` is dense; if it is not dense, row-major order."""
     natural = tuple(range(array.ndim))
     if array.flags.c_contiguous:
         return natural
@@ -46,9 +46,10 @@ def by_strides(strides: Sequence[int]) -> Order:
 
 
 def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Order:
-    """Return `order`, but with the channel axes at the end unless they are adjacent and ascending.
+    """Return an order of axes in which the channel axes are adjacent and ascending.
 
-    The positions of axes of length 1 do not matter.
+    This is `order` if it has this property; else it is `order` with the channel axes moved to its
+    end. The positions of axes of length 1 do not matter.
     """
     if len(channel_axes) == 1:
         return order
@@ -111,9 +112,9 @@ def mask_size(elements: int) -> int:
 def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
     """Return the last `MARK_BYTES` bytes of a mask, which store the order of axes of its bits.
 
-    They store the index of the permutation in lexicographic order, which is 0 for row-major order.
-    Axes of size 1 are left out: moving such an axis does not change the layout in memory, so it
-    must not change the mark.
+    The bytes store one number: the position of `order` in the lexicographic list of all orders of
+    the axes. Row-major order has the position 0. Axes of size 1 are left out: moving such an axis
+    does not change the layout in memory, so it must not change the mark.
     """
     rest, number = _wide(shape), 0
     for axis in order:
@@ -136,8 +137,8 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
 def reordered_mask(mask: np.ndarray, shape: tuple[int, ...], order: Order) -> np.ndarray:
     """Return a mask with its bits in `order`: the mask itself, or a reordered copy.
 
-    `mask` has a bit for each element of an x of `shape`, and ends with the `order_mark` of its
-    present order.
+    `mask` has a bit for each element of an array of this shape. It ends with the `order_mark` of
+    the order that its bits have now.
 
     Raises
     ------

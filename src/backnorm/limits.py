@@ -14,8 +14,8 @@ from backnorm.errors import MachineCodeError
 def offer() -> None:
     """Register backnorm for ``threadpool_limits`` and ``threadpool_info`` of threadpoolctl.
 
-    threadpoolctl recognises loaded libraries by their file names. Therefore the library of the
-    thread pool is loaded now, if it is built.
+    threadpoolctl recognises loaded libraries by their file names. Therefore this function loads the
+    library of the thread pool, if it is built.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return

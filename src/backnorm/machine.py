@@ -1,4 +1,4 @@
-"""Properties of the machine on which plans depend, detected once or set by a test."""
+"""Properties of this machine that influence plans. They are detected once, or set by a test."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _KIB = 1024
 # Plans use at most this many bytes of the last-level cache. A virtual machine reports the whole
 # cache of its processor, but shares the cache with other machines. On one such machine (Intel Xeon,
 # 480 MiB), a core reads no faster from the cache than from memory. On that machine, plans whose
-# writes bypass the cache took 0.5 to 0.9 (backward), 0.6 to 0.8 (forward) and 0.55 to 0.75
-# (inference) of the time of plans that use the whole cache (float32; x, dy and dx together 19 to 57
-# MiB; one thread and two).
+# writes bypass the cache were compared with plans that use the whole cache (float32; x, dy and dx
+# together 19 to 57 MiB; one thread and two). They took 0.5 to 0.9 of the time of the latter in a
+# backward pass, 0.6 to 0.8 in a forward pass, and 0.55 to 0.75 in inference.
 _MOST_SHARED = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Processor facts that plans depend on.
+    """The facts about a machine's processors that plans depend on.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def processors() -> int:
 
 
 def _container_quota(otherwise: int) -> int:
-    """Return the cgroup's CPU quota in processors, rounded up; without a quota, `otherwise`."""
+    """Return the cgroup's CPU quota in processors, rounded up, or `otherwise` if it has none."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return otherwise if quota == "max" else -(-int(quota) // int(period))

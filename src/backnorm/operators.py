@@ -32,7 +32,8 @@ _reduce, _apply = operation("reduce", exchanged=True), operation("apply", exchan
 _reduce_forward = operation("reduce_forward", exchanged=True)
 _apply_forward = operation("apply_forward", exchanged=True)
 
-# To construct a named tuple, `tuple.__new__` takes half the time of calling the tuple's class.
+# Constructing a named tuple by `tuple.__new__` takes half as long as calling the class of the named
+# tuple.
 _new = tuple.__new__
 
 
@@ -103,7 +104,7 @@ def batch_norm_backward(
         dx     = gamma*s * dy                                            frozen statistics
 
     If a ReLU follows, y = min(ceiling, max(0, batch_norm(x) + residual)), and dy is first set to 0
-    except where 0 < y < ceiling. This masked dy is the gradient of the residual.
+    except where 0 < y < ceiling. The resulting dy is also the gradient of the residual.
 
     Parameters
     ----------
@@ -202,8 +203,9 @@ def batch_norm_forward(
 
     mean and variance are statistics of each channel of x; the variance is the biased one (divided
     by M, the number of elements per channel). y = gamma * (x - mean) / sqrt(variance + epsilon) +
-    beta is computed from the mean and variance before they are rounded to their output type. The
-    residual is added before the ReLU, in the same pass.
+    beta is computed from the mean and variance before they are rounded to their output type. If a
+    residual is given, it is added before the ReLU, while y is computed; this takes no further pass
+    over y.
 
     Parameters
     ----------
@@ -338,7 +340,7 @@ def reduce_forward(
 
     This is the first phase of the forward pass.
 
-    `apply_forward` takes the moments of all parts of a batch, added up.
+    Add up the moments of all parts of the batch, and pass the result to `apply_forward`.
 
     Parameters
     ----------
@@ -441,7 +443,7 @@ def reduce(
 ) -> ChannelSums | ReproducibleSums:
     """Return sum dy and sum dy*(x - mean) per channel: the first phase of the backward pass.
 
-    `apply` takes the sums of all parts of a batch, added up.
+    The sums of all parts of a batch must then be added up; `apply` takes the result.
 
     Parameters
     ----------

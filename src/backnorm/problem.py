@@ -28,7 +28,8 @@ _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
 _ALL = slice(None)
 _CHANNEL_AXES = {"NCX": 1, "NXC": -1}
 
-#: "NCX", "NXC", or a tuple of the channel axes.
+#: The argument that says which axes are channel axes: "NCX" (axis 1), "NXC" (the last axis), or a
+#: tuple of axes.
 Format = Literal["NCX", "NXC"] | tuple[int, ...]
 
 
@@ -113,7 +114,10 @@ class Problem:
 
     @property
     def relu(self) -> bool:
-        """Whether a ReLU follows; in a backward pass, whether the mask of a ReLU is given."""
+        """Whether a ReLU follows the normalisation.
+
+        In a backward pass, this is true if the caller passes the mask of a ReLU.
+        """
         return self.activation is not None and self.activation.name == "relu"
 
     @property
@@ -186,7 +190,8 @@ def problem_of(
     """
     signature = SIGNATURES[operation]
     if issubclass(type(data_format), tuple):
-        # A subclass of tuple may override access to its elements.
+        # A subclass of tuple may override the access to its elements, so the elements are read by
+        # the method of tuple itself.
         axes: tuple[int, ...] | None = tuple.__getitem__(cast("tuple[int, ...]", data_format), _ALL)
     else:
         axes, axis = None, channel_axis_of(data_format)
@@ -267,9 +272,10 @@ def variance_error(variance: Any, problem: Problem, channel: int) -> ArgumentVal
     return ArgumentValueError(
         "moments" if problem.operation == "apply_forward" else "variance",
         f"variance + epsilon must be positive in every channel, but is not in channel {channel}",
-        # With `inverse`, a forward pass returns the inverse standard deviation instead of the
-        # variance. The variance itself is 0 here. A forward pass never computes a negative
-        # variance, and epsilon is never negative, so if their sum is not positive, both are 0.
+        # If `problem.inverse` is true, a forward pass returns the inverse standard deviation
+        # instead of the variance. The variance itself is 0 here. A forward pass never computes a
+        # negative variance, and epsilon is never negative, so if their sum is not positive, both
+        # are 0.
         came=f"variance {0.0 if problem.inverse else variance[channel]} with epsilon "
         f"{problem.epsilon}",
         accepted="variance + epsilon > 0 (infinity and NaN propagate)",

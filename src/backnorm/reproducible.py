@@ -20,7 +20,7 @@ class _Reproducible:
     count: int
 
     def __add__(self, other: object) -> Self:
-        """Return the sums over both sets of elements."""
+        """Return the sums over the elements of `self` and `other` together."""
         if type(other) is not type(self):
             return NotImplemented
         assert isinstance(other, _Reproducible)
@@ -36,7 +36,7 @@ class _Reproducible:
 
 
 class ReproducibleSums(_Reproducible):
-    """The two sums of the backward pass, as in `ChannelSums`, but with the same bits in any order.
+    """The sums of `ChannelSums`, but with the same bits for every order of the elements.
 
     ``backnorm.reduce(..., reproducible=True)`` returns these sums. ``backnorm.apply`` takes them.
     Two instances add up exactly (``a + b``), so the total does not depend on how a batch is
@@ -77,7 +77,7 @@ class ReproducibleMoments(_Reproducible):
     __slots__ = ()
 
     def rounded(self) -> ChannelMoments:
-        """Return mean and biased variance, float64."""
+        """Return the mean and the biased variance of each channel, in float64."""
         binned.check_count("moments", self.count)
         with np.errstate(all="ignore"):
             count = np.array([float(self.count)])

@@ -17,7 +17,7 @@ _MOST = sys.maxsize
 
 
 class Gradients(NamedTuple):
-    """Gradients of batch normalisation: dx, of x's shape and type; dgamma, dbeta, of shape (C,)."""
+    """Gradients of batch normalisation: dx (x's shape and type), dgamma and dbeta (shape (C,))."""
 
     dx: np.ndarray
     dgamma: np.ndarray
@@ -37,7 +37,10 @@ class SecondGradients(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """Results of a training forward pass: y, and the batch mean and biased variance, (C,) each."""
+    """Results of a training forward pass.
+
+    y has the shape of x. `mean` and `variance` (biased) are those of the batch, with shape (C,).
+    """
 
     y: np.ndarray
     mean: np.ndarray
@@ -49,8 +52,8 @@ class NormalizedWithMask(NamedTuple):
 
     Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in memory order, is
     more than zero and less than the ceiling. Eight bytes of padding follow. The last eight bytes
-    store the order of axes in memory (zeros: row-major), so that the backward pass can take an x
-    with another order.
+    store the order of y's axes in memory (eight zeros: row-major). With this order, the backward
+    pass can read the mask even if its own x has the axes in another order.
     """
 
     y: np.ndarray
@@ -60,7 +63,7 @@ class NormalizedWithMask(NamedTuple):
 
 
 class GradientsWithResidual(NamedTuple):
-    """Gradients through a residual and a ReLU: those of `Gradients`, and the residual's."""
+    """Gradients through a residual and a ReLU: those of `Gradients`, and that of the residual."""
 
     dx: np.ndarray
     dgamma: np.ndarray
@@ -71,8 +74,8 @@ class GradientsWithResidual(NamedTuple):
 class _OfChannels:
     """Two arrays of sums or moments per channel, and the number of elements per channel.
 
-    A subclass is a dataclass of two arrays and `count`. The sum of two instances describes both
-    sets of elements together.
+    A subclass is a dataclass of two arrays and `count`. The sum of two instances describes the
+    elements of both instances together.
     """
 
     __slots__ = ()
@@ -144,8 +147,9 @@ class ChannelMoments(_OfChannels):
     `backnorm.apply_forward` takes.
 
     ``a + b`` combines the moments of two sets of elements by the formula of Chan, Golub and
-    LeVeque, which is accurate for any means. Let w be the share of a's elements in all elements of
-    both sets, v = 1 - w the share of b's elements, and d = mean_b - mean_a. Then::
+    LeVeque, which loses no digits even if the means are much larger than the deviations from them.
+    Let w be the share of a's elements in all elements of both sets, v = 1 - w the share of b's
+    elements, and d = mean_b - mean_a. Then::
 
         mean     = mean_a + v * d
         variance = w * variance_a + v * variance_b + w * v * d**2
@@ -169,7 +173,7 @@ class ChannelMoments(_OfChannels):
 
     def _plus(self, other: ChannelMoments) -> ChannelMoments:
         if not (self.count and other.count):
-            # The moments of an empty set are undefined.
+            # The moments of an empty set are undefined, so those of the other set are returned.
             return self if self.count else other
         count = self.count + other.count
         weight, share = self.count / count, other.count / count
@@ -195,7 +199,7 @@ def arrays_of(known: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_of_channels(known: object, cls: type[_Known]) -> _Known:
-    """Return sums or moments with float64 arrays of shape (C,) and an integer count, or raise.
+    """Return `known` with float64 arrays of shape (C,) and an integer count; raise if impossible.
 
     Parameters
     ----------

@@ -59,9 +59,10 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_number(name: str, value: Any, *, accepted: str) -> float:
-    """Return `value` as a float, infinity if it is too large; raise if it is not a number.
+    """Return `value` as a float; raise if it is not a number.
 
-    Booleans and arrays are not numbers.
+    A number beyond the range of float64 becomes infinite. Booleans and arrays are not accepted as
+    numbers.
     """
     problem = "must be a real number"
     if type(value) is float:
@@ -80,7 +81,7 @@ def check_number(name: str, value: Any, *, accepted: str) -> float:
 def check_integer(
     name: str, value: Any, *, accepted: str, problem: str = "must be an integer"
 ) -> int:
-    """Return `value` as an int, or raise if it is not one. A boolean is not an integer."""
+    """Return `value` as an int, or raise if it is not one. A boolean raises, too."""
     if type(value) is int:
         return value
     if type(value) in _FLAGS:

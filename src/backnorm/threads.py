@@ -18,9 +18,9 @@ _most: int | None = None
 #: The limit of the current ``with num_threads(n)`` block.
 _allowed: ContextVar[int | None] = ContextVar("backnorm_num_threads", default=None)
 
-# `_beside` is the default limit if PyTorch is imported, and `_alone` if it is not. Both are
-# computed again after the time `_until`, because the processors that the process may use can
-# change.
+# `_beside` is the default limit if PyTorch is imported, and `_alone` if it is not. Both limits are
+# computed again when the time `_until` has passed, because the number of processors that the
+# process may use can change.
 _beside, _alone, _until = 1, 1, 0.0
 
 
@@ -81,8 +81,8 @@ def get_num_threads() -> int:
 
     This is the least of
 
-    - the limit of `set_num_threads`, else BACKNORM_NUM_THREADS, else (without PyTorch)
-      OMP_NUM_THREADS;
+    - the limit of `set_num_threads`; if this function was not called, BACKNORM_NUM_THREADS; if
+      this variable is not set and PyTorch is not imported, OMP_NUM_THREADS;
     - the limit of the `num_threads` block;
     - the number of processors that this process may use;
     - ``torch.get_num_threads()``, if PyTorch is imported.
@@ -117,7 +117,7 @@ def limit() -> int:
 
 
 def set_limit(n: int) -> None:
-    """Set the limit of the process to `n` or to the default limit, whichever is smaller."""
+    """Set the process's limit of threads to `n` or to the default limit, whichever is smaller."""
     global _most
     _most = None
     if n < limit():

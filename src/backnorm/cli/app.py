@@ -47,7 +47,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 def main() -> None:
     """Run the console script `backnorm` and exit."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
-        # Characters that the terminal's encoding lacks are printed as their codes.
+        # If the terminal's encoding lacks a character, an escape sequence with the character's code
+        # is printed.
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(text.Output(sys.stdout.fileno(), "wb", closefd=False)),
             encoding=sys.stdout.encoding,

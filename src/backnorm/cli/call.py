@@ -110,8 +110,8 @@ def _declared(
         _refuse_unknown(listed, inputs, where)
     tensors: dict[str, Tensor] = {}
     for port, key in inputs.items():
-        # Two inputs may be one tensor. If both declare its shape or type, the later declaration
-        # replaces the earlier one.
+        # Two inputs may name the same tensor. If both declare its shape or type, the later
+        # declaration replaces the earlier one.
         earlier = tensors.get(key, Tensor(key, (key,)))
         shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else earlier.shape
         dtype = _type(types[port], f"types.{port}") if port in types else earlier.dtype

@@ -30,7 +30,8 @@ _REPEAT = 5
 # same value, already rounded to float32, so that the results of all dialects can be compared.
 _EPSILON = float(np.float32(1e-5))
 
-#: Tensors of one layer in training, by their roles in schemas: float32, channels first.
+#: Maps the roles of schemas, such as "x", to tensors of one layer in training (float32, channels
+#: first).
 Layer = Mapping[str, np.ndarray]
 
 
@@ -170,11 +171,12 @@ class DemoRow:
 class Agreement:
     """Whether the results for one type of data have the same bits in all dialects.
 
-    Dialects that take the inverse standard deviation are only compared with each other, because
-    rounding the inverse changes the variance. Results of float32 and float64 are compared across
-    layouts. Results of 16-bit data are compared within a layout only: short runs of a sum are added
-    up in float32, in an order that depends on the layout. dgamma and dbeta are compared between
-    dialects that return them in the same type. `compared` is the number of comparisons.
+    Dialects that take the inverse standard deviation are compared only with each other, because the
+    rounded inverse stands for a slightly different variance. Results of float32 and float64 data
+    are also compared between the two layouts. Results of 16-bit data are compared only if both
+    calls had the same layout, because short runs of a sum are added up in float32, in an order that
+    depends on the layout. The dgamma and dbeta of two dialects are compared only if both dialects
+    return them in the same type. `compared` is the number of comparisons.
     """
 
     dtype: str
@@ -230,7 +232,7 @@ def cases() -> Iterator[Case]:
 
 
 def read_layers() -> Mapping[str, Layer]:
-    """Return the tensors that ship with the package (see data/README.md there)."""
+    """Return the tensors that ship with the package; `backnorm/data/README.md` describes them."""
     fields = ("x", "dy", "mean", "variance", "gamma")
     path = resources.files("backnorm") / "data/digits_batchnorm.npz"
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -300,7 +302,7 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
 
 
 def _agreement(dtype: str, groups: _Groups) -> Agreement:
-    """Compare, in each group of data type `dtype`, all results bit for bit with the first one."""
+    """Compare results of the type `dtype`, bit for bit: in each group, all with the first."""
     compared, differences = 0, []
     for (group_dtype, layer, gradient, *_), ((first, expected), *others) in groups.items():
         if group_dtype != dtype:

@@ -123,7 +123,7 @@ def _machine_code() -> dict[str, object]:
     try:
         level = library.level()
     except MachineCodeError:
-        # The library that detects the level is not built.
+        # `level` raises this error if the library that detects the level is not built.
         level = None
     paths = {name: library.path_of(name) for name in names} if level else {}
     found = {name: path for name, path in paths.items() if path}

@@ -25,8 +25,8 @@ from backnorm.graph.program import Step
 
 Result = TypeVar("Result")
 
-# The oracle and the judge use a few hundred bytes an element, so they process groups of channels of
-# about this many elements.
+# The oracle and the judge use a few hundred bytes for each element. To limit this memory, they
+# process one group of channels after another, each with about this many elements.
 _JUDGED_TOGETHER = 2**22
 
 
@@ -68,10 +68,10 @@ def check(
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> dict[str, Verdict]:
-    """Return a verdict for each output that backnorm's own operation has, by the dialect's names.
+    """Return the verdict on each output that backnorm's own operation has.
 
-    Outputs that only the dialect has, such as running statistics, have no exact counterpart and
-    no verdict.
+    The keys of the result are the dialect's names of these outputs. Outputs that only the dialect
+    has, such as running statistics, have no exact counterpart and no verdict.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def check_pointwise(
 
 
 def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
-    """Return the part of an array (data or per-channel values) that has the channels `part`."""
+    """Return the channels `part` (a slice) of an array of data or of per-channel values."""
     return array[part] if array.ndim == 1 else array[(slice(None),) * axis + (part,)]
 
 
@@ -165,6 +165,6 @@ def _worse(first: Verdict | None, second: Verdict) -> Verdict:
 
 
 def worst_errors(verdicts: Mapping[str, Verdict]) -> tuple[float, float]:
-    """Return the largest error in ulps, and the largest error as a fraction of its budget."""
+    """Return the largest error in ulps, and the largest quotient of an error and its budget."""
     ulps = [verdict.worst_ulp for verdict in verdicts.values()]
     return max(ulps, default=0.0), max((v.worst_excess for v in verdicts.values()), default=0.0)

@@ -23,7 +23,8 @@ def random_data(tensor: Tensor, seed: int) -> np.ndarray:
     `tensor` is an input of an elementwise operator, or the input `RELU_PORT` of a backward pass
     that is fused with a ReLU.
 
-    Integers are uniform over the range of their type, other numbers normally distributed.
+    Integers are uniformly distributed over the range of their type. Other numbers are normally
+    distributed.
     """
     assert tensor.shape is not None
     assert tensor.dtype is not None

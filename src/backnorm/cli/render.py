@@ -46,7 +46,11 @@ def run_table(report: RunReport) -> Table:
 
 
 def demo_summary(report: DemoReport) -> Table:
-    """Return a table with a row per element type: right gradients, equal bits, and time."""
+    """Return a table with a row for each element type.
+
+    Its columns include the number of right gradients, whether calls with equal numbers returned
+    equal bits, and the time.
+    """
     layers = ", ".join(
         f"{layer['name']} {'x'.join(map(str, layer['shape']))}" for layer in report.layers
     )
@@ -131,9 +135,9 @@ def _number_texts(seconds: float, gigabytes_per_second: float) -> tuple[str, str
 
 
 def _duration_text(seconds: float) -> str:
-    """Return a duration in the largest unit in which it is at least 1, with three digits."""
+    """Return a duration as text: three digits, in the largest unit in which it is at least 1."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        # 999.6 µs is 1000 µs in three digits, so it is shown as 1 ms.
+        # Rounded to three digits, 999.6 µs is 1000 µs, so it is shown as 1 ms.
         if float(f"{seconds * scale:.3g}") >= 1.0:
             return f"{_three_digits(seconds * scale)} {unit}"
     return f"{seconds * 1e9:.0f} ns"
@@ -145,7 +149,10 @@ def _three_digits(number: float) -> str:
 
 
 def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple[str, str]:
-    """Return the worst error in ulps, and as a percentage of the budget; empty if not checked."""
+    """Return two texts: the worst error in ulps, and the same as a percentage of the budget.
+
+    Both texts are empty if the output was not checked.
+    """
     if ulp is None or budget is None:
         return "", ""
     text = f"{ulp:.4f}" if ulp < 10 else f"{ulp:.4g}"
@@ -153,7 +160,7 @@ def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple
 
 
 def _tensor_text(tensor: TensorFacts) -> str:
-    """Return port, type and shape, and the tensor's name if it differs from the port's."""
+    """Return a tensor's port, type and shape, and its name if it differs from the port's name."""
     dims = "x".join(map(str, tensor.shape)) or "scalar"
     text = f"{tensor.port} {tensor.dtype} {dims}"
     if tensor.name is not None and tensor.name != tensor.port:

@@ -15,7 +15,7 @@ from backnorm.dtypes import BFLOAT16
 from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.files import atomic_writer, check_writable
 
-#: The default of `--max-unpacked`.
+#: The default of `--max-unpacked`, in MiB.
 MEBIBYTES = 1024
 
 # NumPy writes the bfloat16 arrays of ml_dtypes to files with this type, which says only that an
@@ -45,7 +45,7 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
     """
     kind = _kind(path)
     try:
-        # Opening the file here gives both formats the same error for an unreadable file.
+        # The file is opened here, so that an unreadable file causes the same error in both formats.
         with path.open("rb") as stream:
             if kind == ".npz":
                 tensors = _read_npz(path, stream, select, max_unpacked)
@@ -62,14 +62,15 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
 
 
 def check_output(path: Path) -> None:
-    """Raise if `path` cannot become a tensor file; called before any work is done."""
+    """Raise if no tensor file can be written to `path`; called before anything is computed."""
     _kind(path)
     check_writable(path)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write `tensors` to `path` atomically: if writing fails, the file is unchanged."""
-    # safetensors writes the memory of an array and ignores its strides.
+    # safetensors writes the memory of an array and ignores the array's strides. So every array is
+    # first made row-major.
     arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     with atomic_writer(path) as stream:
         if _kind(path) == ".safetensors":
@@ -86,7 +87,8 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 def _read_npz(
     path: Path, stream: BinaryIO, select: Selection, max_unpacked: int
 ) -> dict[str, np.ndarray]:
-    # NumPy would take any other file for a pickle, and its error would be misleading.
+    # If a file is not a zip archive, NumPy would treat it as a pickle, and NumPy's error would be
+    # misleading.
     if not zipfile.is_zipfile(stream):
         raise ArgumentValueError(str(path), "is not a .npz file")
     stream.seek(0)

@@ -15,7 +15,8 @@ from rich.text import Text
 
 
 class Output(io.FileIO):
-    """Standard output. Text is dropped after the reader has closed the pipe (``| head -1``).
+    """Standard output. If the output is a pipe and its reader has closed it (as in ``| head -1``),
+    further text is dropped.
 
     Any other error, such as a full disk, is raised once. It is not raised again when Python flushes
     the output at exit.

@@ -115,7 +115,7 @@ class _Reports:
         return Console(stderr=self.json == Path("-"), record=self.html is not None)
 
     def write(self, results: Any, console: Console) -> bool:
-        """Print and write the reports of a run; return whether it failed."""
+        """Print and write the reports of a run; return whether the run failed."""
         from backnorm.conformance.verify import _expected as expected
         from backnorm.conformance.verify import _report as report
         from backnorm.conformance.verify.findings import counts, findings, mistake_of
@@ -357,7 +357,7 @@ def cases_list(
     skip: Skip = None,
     seed: Seed = 0,
 ) -> None:
-    """Print the names of the cases."""
+    """Print the name of each case and the shape of its x."""
     from backnorm.conformance.verify.cases import selected
 
     for case in selected(_selection(tier, dtypes, layouts, only, skip, seed)):

@@ -40,9 +40,10 @@ _MARGIN = 2.0
 _RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
 _RESIDUAL_OF_WIDE = 1e-4
 
-# A relative error up to this limit counts as low precision. The relative error of an element is its
-# error, divided by the largest magnitude in the element's channel. The relative error of
-# per-channel numbers is the norm of their errors, divided by the norm of the right numbers.
+# If the relative errors of a wrong output are at most this number, the diagnosis is low precision.
+# Larger errors mean another mistake. The relative error of an element is its error, divided by the
+# largest magnitude in the element's channel. The relative error of per-channel numbers is the norm
+# of their errors, divided by the norm of the right numbers.
 FEW_BITS = 2.0**-6
 # If the sums of dgamma and dbeta are computed in float32, the relative errors of dgamma and dbeta
 # can be up to this number. (See `FEW_BITS` for the relative error of per-channel numbers.)
@@ -128,7 +129,11 @@ def nearness(dtype: np.dtype) -> float:
 
 
 def residual_of_rounding(dtype: np.dtype) -> float:
-    """Return the largest relative residual of a fit whose only error is rounding to a type."""
+    """Return the largest relative residual that rounding to `dtype` alone can cause.
+
+    The residual is the norm of the difference between dx (or y) and the formula fitted to it,
+    divided by the norm of dx (or y).
+    """
     return _RESIDUAL.get(dtype, _RESIDUAL_OF_WIDE)
 
 
@@ -140,8 +145,9 @@ def _pairs(found: Numbers, formula: Numbers) -> Iterator[tuple[str, np.ndarray, 
 
 
 def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
-    """Return the ratio of each number of `found` to the same number of `right`, as the median over
-    channels. A number whose right value is 0 in any channel is omitted.
+    """For each number (such as the gain), divide its values in `found` by those in `right`, and
+    return the median of the quotients of all channels. A number whose right value is 0 in any
+    channel is omitted.
     """
     with np.errstate(all="ignore"):
         return {
@@ -202,7 +208,8 @@ def named(
         if frozenset(names) in _AS_ONE:
             name, says = _AS_ONE[frozenset(names)]
             return Diagnosis("formula", (name,), says)
-        # Formulas that the data cannot distinguish from the nearest one.
+        # `same` has the formulas whose numbers are almost as near as those of the nearest formula.
+        # The data cannot distinguish these formulas from the nearest one.
         same = [each for other, _, each in distances[1:4] if each and other <= _MARGIN * nearest]
         says = ", or ".join(_says(each) for each in (mistakes, *same))
         return Diagnosis("formula", names, says)
@@ -333,11 +340,11 @@ def precision(bits: Mapping[str, int]) -> Diagnosis:
 
 
 def relative_error(own: np.ndarray, good: np.ndarray) -> float:
-    """Return the norm of the errors of `own` divided by the norm of `good`, the right numbers."""
+    """Return the norm of `own` - `good`, divided by the norm of `good`, the right numbers."""
     with np.errstate(all="ignore"):
         return float(np.linalg.norm(own - good) / np.linalg.norm(good))
 
 
 def right_bits(error: float) -> int:
-    """Return how many bits of numbers with this relative error are right."""
+    """Return how many leading bits are right in numbers with this relative error."""
     return round(-math.log2(error)) - 1

@@ -18,13 +18,15 @@ from backnorm.conformance._naming import (
 from backnorm.conformance.formula import rows_of
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type
 
-# The largest error that rounding can cause in an element, relative to the largest element.
+# The largest error that rounding can cause in an element, divided by the magnitude of the largest
+# element, for outputs of each type.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
 # A diagnosis calls numbers right if their relative error is at most this limit.
 _RIGHT = {**_ROUNDING, FLOAT32: _ROUNDING_OF_WIDE, FLOAT64: 2.0**-43}
 # A run of elements in memory, or a set of channels, counts as wrong if at least this share of its
-# elements is wrong. The other elements may be right by accident.
+# elements is wrong. Not all elements need be wrong, because a mistake can give some elements their
+# right value by accident.
 _MOST = 0.8
 # The end of a tensor is at most this share of its elements. The end counts as wrong if at least
 # half of it is wrong: a short end can have several elements that are right by accident.
@@ -34,7 +36,7 @@ _SHORT, _MOST_OF_END = 0.05, 0.5
 def misplaced(
     name: str, functions: str, tensor: np.ndarray, right: np.ndarray, axis: int
 ) -> Diagnosis:
-    """Compare an output that no formula explains with the right output; return a diagnosis.
+    """Return a diagnosis of an output that no formula explains, by comparison with the right one.
 
     Parameters
     ----------
@@ -81,7 +83,7 @@ def partly_wrong(
     axis: int,
     parameters: Mapping[str, tuple[np.ndarray | None, np.ndarray]],
 ) -> Diagnosis | None:
-    """Return a diagnosis if at most half of an output is wrong, else None.
+    """Return a diagnosis if at most half of the numbers of an output are wrong, else None.
 
     Parameters
     ----------
@@ -165,7 +167,8 @@ def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:
 def _wrong_elements(name: str, tensor: np.ndarray, wrong: np.ndarray, axis: int, end: int) -> str:
     """Return a sentence that says which elements of a tensor are wrong.
 
-    `wrong` has the shape (C, M), with at least one True. `end` is the result of `wrong_end`.
+    `wrong` has the shape (C, M). It is True for each wrong element, and there is at least one.
+    `end` is the result of `wrong_end`.
     """
     tail = end or tensor.size - int(_in_memory(tensor, axis)[wrong].min())
     state = "wrong" if rows_of(tensor, axis)[wrong].any() else "0"

@@ -74,7 +74,7 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One call of the operator.
+    """The inputs and options of one call of the operator that the battery tests.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[Case]:
     )
     many = (40, 2, 500) if data_format == "NCX" else (40, 500, 2)
     if is_16_bit(dtype):
-        # Sums of dy and of dy * (x - mean) that exceed 65,504, the largest float16.
+        # In this case, the sums of dy and of dy * (x - mean) exceed 65,504, the largest float16.
         yield Case(f"large-sums-{types}", real(many, gradient_scale=1000.0))
     else:
         yield Case(f"many-elements-{types}", real(many))

@@ -19,7 +19,7 @@ __all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerData:
-    """Inputs of one batch-normalisation layer, forward and backward.
+    """The inputs of the forward and backward passes of one layer of batch normalisation.
 
     Attributes
     ----------
@@ -95,9 +95,9 @@ def exact_data(
     """Return data whose statistics, sums and gradients are exact in any order of evaluation.
 
     All values are small integers times powers of two. Therefore results, products and partial sums
-    are exact (in float32, for up to 2**18 elements per channel). If an output differs from these
-    results, its formula or indexing is wrong; rounding is not the cause. oneDNN's benchdnn has such
-    data, too.
+    are exact. In float32 this holds for up to 2**18 elements per channel. If an output differs from
+    these results, its formula or indexing is wrong; rounding is not the cause. oneDNN's benchdnn
+    has such data, too.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def realistic_data(
     mean and variance are computed from the rounded x, and then rounded to `statistics_dtype`.
     """
     axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
-    # Channels are on axis 0 here.
+    # In the arrays of this function, the channels are on axis 0.
     per_channel = (channels,) + (1,) * len(others)
 
     deviation = scale * 2.0 ** rng.uniform(-1, 1, per_channel)

@@ -1,12 +1,13 @@
 r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
 
 For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
-x - mean. A least-squares fit gives the three coefficients of every channel; dgamma and dbeta are
-two more numbers. `diagnose` compares these five numbers with those of the right formula and of
-formulas with one or two mistakes (:mod:`backnorm.conformance.formula`). The formula whose five
-numbers are nearest to those of the backward pass determines which mistake is named. A large
-residual of the fit means an error of indexing or of memory. The precision of a right formula is
-graded by `backnorm.conformance.ladder`.
+x - mean. For each channel, a least-squares fit gives the coefficients of these three functions. The
+channel's dgamma and dbeta are two more numbers. `diagnose` compares these five numbers with those
+of the right formula and of formulas with one or two mistakes (:mod:`backnorm.conformance.formula`).
+The formula whose five numbers are nearest to those of the backward pass determines which mistake is
+named. If the residual of the fit is large, no formula explains dx: the mistake is then one of
+indexing or of memory access. This module does not judge the precision of a right formula;
+`backnorm.conformance.ladder` does.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ def diagnostic_data(
 ) -> LayerData:
     """Return inputs for which different mistakes in a formula give different numbers.
 
-    There are 13 channels of 7 x 39 elements: no vector length divides the number of channels, of
-    elements in a channel, or of all elements. Axes 1 and -1 have equal sizes, so a channel axis
-    that is guessed from sizes is wrong in one layout. epsilon is of the size of the smallest
-    variances. mean and variance are not those of x, and gamma has both signs. dy has a mean and is
-    correlated with x.
+    There are 13 channels of 7 x 39 = 273 elements, in all 3549 elements. None of these three
+    numbers is a multiple of a vector length. Axes 1 and -1 have equal sizes, so a channel axis that
+    is guessed from sizes is wrong in one layout. epsilon is about as large as the smallest
+    variances. mean and variance differ from the mean and variance of x, and gamma has both signs.
+    The mean of dy is not 0, and dy is correlated with x.
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(
@@ -166,7 +167,11 @@ def _dx(channels: Channels) -> np.ndarray:
 def _of_other_inputs(
     data: LayerData, outputs: Arrays, near: float, *, training: bool, scaled: bool
 ) -> Diagnosis | None:
-    """Return the diagnosis if the outputs are right for other inputs than those of `data`."""
+    """Return the diagnosis if the outputs are right for inputs that differ from `data`.
+
+    The differing inputs are those of two known mistakes: x and dy are swapped, or they are read in
+    the other layout.
+    """
     layout = "NCX" if data.data_format == "NXC" else "NXC"
     mistakes = {
         "x-dy-swapped": ("x and dy are swapped", replace(data, x=data.dy, dy=data.x)),
@@ -197,9 +202,9 @@ def _in_layout(data: LayerData, layout: str) -> LayerData:
 
 
 def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
-    """Fit dx by a multiple of dy, a constant and a multiple of x - mean in each channel. Return two
-    values. The first has the three coefficients of each channel, and also dgamma and dbeta. The
-    second is the median of the relative residuals of all channels.
+    """In each channel, fit dx by a sum of three terms: a multiple of dy, a constant, and a multiple
+    of x - mean. Return two values. The first has the three coefficients of each channel, and also
+    dgamma and dbeta. The second is the median of the relative residuals of all channels.
     """
     dx, dgamma, dbeta = outputs
     of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]
@@ -227,7 +232,8 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
 def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
     """Return, for offset and slope, the least numbers by which `distance` divides differences."""
     scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
-    # The slope of a constant x cannot be judged, so its least magnitude is infinite.
+    # If x is constant in a channel, the slope cannot be judged. Dividing by `TINY` then gives a
+    # huge or infinite number, so that every difference of slopes counts as about 0.
     with np.errstate(over="ignore"):
         return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + TINY)}
 

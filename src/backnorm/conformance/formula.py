@@ -22,7 +22,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
-    """The inputs of a call by channel, in float64.
+    """The inputs of a call, arranged by channel and converted to float64.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ def _sums(channels: Channels, mean: Array, s: Array) -> tuple[Array, Array]:
     return channels.dy.sum(1), (channels.dy * centred).sum(1)
 
 
-#: The formula without a mistake.
+#: The steps of the correct formula. A `Mistake` replaces one of these steps by a wrong one.
 RIGHT = Steps(
     statistics=lambda channels: (channels.mean, channels.variance),
     inverse_deviation=lambda variance, epsilon, channels: 1.0 / np.sqrt(variance + epsilon),

@@ -1,8 +1,9 @@
 r"""Diagnose a wrong forward pass: describe the mistake in one sentence.
 
 Every formula, right or wrong, computes y as a + b*(x - mean), where a and b are the same for all
-elements of a channel. As in :mod:`backnorm.conformance.diagnosis`, four numbers of each channel are
-compared with those of known formulas: a, b, the returned mean and the returned variance.
+elements of a channel. Four numbers of each channel are compared with those of known formulas: a, b,
+the returned mean and the returned variance. (:mod:`backnorm.conformance.diagnosis` does the same
+for the backward pass, with five numbers.)
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _TERMS = {
 class _Batch:
     """The inputs of a call by channel, in float64: x of shape (C, M), the others of shape (C,).
 
-    Operators of some specifications take the running statistics besides x.
+    mean and variance are computed from x. The running statistics are inputs in the operators of
+    some specifications.
     """
 
     x: Array
@@ -84,9 +86,10 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalization:
-    """The numbers that describe a forward pass, each of shape (C,); None if unknown.
+    """The numbers of each channel that describe a forward pass.
 
-    y is ``gain*(x - m) + offset``, with m the mean of x.
+    Each attribute is an array of shape (C,), or None if these numbers are not known. y is ``gain*(x
+    - m) + offset``, where m is the mean of x.
     """
 
     gain: Array | None
@@ -121,7 +124,8 @@ def _bessel(b: _Batch, w: Array) -> Array:
     return w * b.count / max(b.count - 1, 1)
 
 
-#: Mistakes that implementations of the forward pass make, each in one step.
+#: Mistakes that implementations of the forward pass make. Each mistake changes one step of the
+#: formula.
 FORWARD_MISTAKES = tuple(
     Mistake(*row)
     for row in (
@@ -181,10 +185,11 @@ def forward_diagnostic_data(
     """Return inputs for which different mistakes in a formula give different numbers.
 
     There are 11 channels of only M = 3 x 11 elements, so that a division by M - 1 instead of M
-    changes the variance noticeably. No vector length divides the number of channels, of elements in
-    a channel, or of all elements, and the channel axis cannot be guessed from sizes. epsilon is of
-    the size of the variance, and gamma has both signs. `mean` and `variance` are the running
-    statistics.
+    changes the variance noticeably. The number of channels, the number of elements in a channel and
+    the number of all elements are odd, so a kernel's vector length divides none of them. Two axes
+    have the same size, so the channel axis cannot be guessed from the sizes. epsilon is about as
+    large as the variance, and gamma has both signs. The fields `mean` and `variance` of the result
+    are running statistics, which differ from the statistics of x.
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(

@@ -7,8 +7,8 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-# Sums and coefficients have extended precision, so that the right kernel passes with float64 data,
-# too.
+# `Kernel` computes sums and coefficients in extended precision, so that a kernel without a mistake
+# passes with float64 data, too.
 Wide = np.longdouble
 
 

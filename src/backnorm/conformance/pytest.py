@@ -73,7 +73,8 @@ class CheckedCase:
             If an output is worse than the rung, missing, or of another type or shape, or if an
             input is changed. The message names the mistake if it is known.
         """
-        # A failed test shows the message, but not the source of this method.
+        # This name makes pytest show the message of a failed test, but not the source of this
+        # method.
         __tracebackhide__ = True
         subject: Subject = Function(function)
         if dialect is not None:
@@ -128,7 +129,7 @@ def cases(
     skip: Sequence[str] = (),
     seed: int = 0,
 ) -> pytest.MarkDecorator:
-    """Return a decorator that runs a test for each case, passed as the argument `case`.
+    """Return a decorator that runs a test once for each case, with the argument `case`.
 
     Parameters
     ----------

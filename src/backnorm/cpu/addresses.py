@@ -9,7 +9,8 @@ An array object stores the address of its data right after the object header. Th
 modules read it directly. In a call, machine code reads the address from the array object
 (`kernels.team`); Python code reads it with `address_of`. When this module is imported, it reads the
 addresses of a few test arrays in this way, and compares them with the addresses that NumPy gives.
-If the check fails (PyPy), NumPy's attributes are used.
+If these addresses differ, or the interpreter is not CPython, all addresses are read from NumPy's
+attributes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _word = ctypes.c_int64.from_address
 
 
 def _by_numpy(array: Any) -> int:
-    """Return the address as NumPy reports it."""
+    """Return the address of an array's first element, as NumPy reports it."""
     address: int = array.ctypes.data
     return address
 

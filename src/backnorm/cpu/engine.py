@@ -21,7 +21,7 @@ def machine() -> Machine:
 
 
 class CpuArrays(Arrays[A, Machine], Protocol[A]):
-    """The arrays of NumPy, or of a framework, on which kernels run on the CPU."""
+    """The adapter for arrays (of NumPy, or of a framework) that CPU kernels read and write."""
 
     def place(self, x: A | None) -> Machine:
         """Return this machine."""
@@ -30,7 +30,7 @@ class CpuArrays(Arrays[A, Machine], Protocol[A]):
     def planned(
         self, problem: Problem, extents: Extents, place: Machine, exchanged: bool
     ) -> tuple[Plan, Launch]:
-        """Return the plan of a problem for a machine, and its kernels."""
+        """Return the plan of a problem for a machine, and the kernels of this plan."""
         decided = plan(problem, extents, place, exchanged=exchanged)
         return decided, Launch(problem, decided)
 

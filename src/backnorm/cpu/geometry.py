@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Geometry for arrays with contiguous elements of one channel (NCX): see `segments`.
+    """Geometry for arrays in which a channel's elements are contiguous (NCX): see `segments`.
 
     Attributes
     ----------

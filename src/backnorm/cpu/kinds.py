@@ -1,9 +1,10 @@
 """The libraries of machine code, and the functions that each exports.
 
 A *kind* is the compile-time part of a kernel: geometry, element type, arithmetic, operation and
-epilogue. A record has all other parameters. The function of a kind, named `Kind.symbol`, takes the
-address of a record and the index of a participant, and returns an int64. The kinds of one geometry,
-element type, arithmetic and direction are in one library, because they share most of their code.
+epilogue. All other parameters are in a record, which the kernel reads when it runs. The function of
+a kind, named `Kind.symbol`, takes the address of a record and the index of a participant, and
+returns an int64. The kinds of one geometry, element type, arithmetic and direction are in one
+library, because they share most of their code.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-# For each element type, the arithmetics that kernels exist for, the usual one first. The name of a
-# kernel contains its arithmetic only if it is not the usual one.
+# For each element type, the arithmetics for which there are kernels. The first one is the usual
+# arithmetic. The name of a kernel contains its arithmetic only if it is not the usual one.
 _ARITHMETICS = {
     "float64": ("float64",),
     "float32": ("float64", "float32"),
@@ -47,7 +48,7 @@ class Kind:
 
     @property
     def symbol(self) -> str:
-        """The name of the function."""
+        """The name of the function that a library exports for this kind."""
         return "_".join(filter(None, ("bn", self._loop, self.operation, self.follows)))
 
     @property

@@ -41,8 +41,9 @@ class Launch(interfaces.Launch):
         grouped = plan.grouped
         count, channels = extents.outer * extents.inner, extents.channels
         self._grouped, self._threads = grouped, plan.threads
-        # A 16-bit type has only kernels compiled for float32. If the problem's arithmetic is
-        # float64, the record's field `in_float64` makes these kernels compute in float64.
+        # For the 16-bit types, all kernels are compiled for the arithmetic float32. If the
+        # problem's arithmetic is float64, the record's field `in_float64` makes these kernels
+        # compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
         narrow, binned = compiled == "float32", problem.reproducible
         rows = bin_rows(dtype.itemsize)

@@ -67,7 +67,8 @@ _CPUID = {
     "sse4.2": (1, 0, 2, 20),
     "movbe": (1, 0, 2, 22),
     "popcnt": (1, 0, 2, 23),
-    # This is the bit OSXSAVE, which is set if the operating system also supports the instruction.
+    # This is not the bit XSAVE but the bit OSXSAVE. It is set if the processor has the instruction
+    # and the operating system has enabled it.
     "xsave": (1, 0, 2, 27),
     "avx": (1, 0, 2, 28),
     "f16c": (1, 0, 2, 29),
@@ -84,7 +85,9 @@ _CPUID = {
     "lzcnt": (0x80000001, 0, 2, 5),
 }
 
-# The bits in the result of xgetbv that are set if the system saves the ymm or the zmm registers.
+# The instruction xgetbv returns a bit mask of the registers that the system saves. If the system
+# saves the ymm registers, all bits of `_YMM` are set in the mask; if it saves the zmm registers,
+# all bits of `_ZMM` are set.
 _YMM, _ZMM = 0b110, 0b11100110
 
 Cpuid = Callable[[int, int], tuple[int, int, int, int]]
@@ -124,12 +127,12 @@ def features_by(cpuid: Cpuid, xgetbv: Callable[[], int]) -> frozenset[str]:
 
 
 def supported(features: frozenset[str]) -> tuple[str, ...]:
-    """Return the names of the levels that a processor with these features has, best first."""
+    """Return the names of the levels that a processor with these features supports, best first."""
     return tuple(name for name, level in LEVELS.items() if features.issuperset(level.features))
 
 
 def below(name: str) -> tuple[str, ...]:
-    """Return a level and those below it, best first."""
+    """Return the names of a level and of all levels below it, best first."""
     names = tuple(LEVELS)
     return names[names.index(name) :] if name in LEVELS else (name,)
 

@@ -1,8 +1,9 @@
 """Find and load the libraries of machine code, and return their functions.
 
 An installed package has all libraries in ``lib/<level>`` and cannot build others. In a checkout of
-the sources, the name of a library contains the digest of its sources. A library that is missing, or
-that was built from other sources, is built when it is first needed.
+the sources, the name of a library contains the digest of the sources from which the library was
+built. A library that is missing, or that was built from other sources, is built when it is first
+needed.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from backnorm.cpu.record import LAYOUT
 from backnorm.cpu.seal import is_whole
 from backnorm.errors import ArgumentValueError, MachineCodeError
 
-#: The folder of the libraries; it has a folder for each level.
+#: The folder of the compiled libraries. It has one subfolder for each processor level.
 FOLDER = Path(__file__).parent / "lib"
 
 _FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
 _REMEDY = "rebuild it with `make kernels`" if _FROM_SOURCES else "reinstall backnorm"
 
-# A finaliser can run in the thread that holds the lock, and can need another library. Therefore the
-# lock is reentrant.
+# While a thread holds the lock, Python may run a finaliser (such as `__del__`) in this thread, and
+# the finaliser may have to load another library. Therefore the lock is reentrant.
 _building = threading.RLock()
 _loaded: dict[str, ctypes.CDLL] = {}
 
@@ -40,7 +41,7 @@ def levels() -> tuple[str, ...]:
 
 @functools.cache
 def level() -> str:
-    """Return the level whose libraries are used: the best, or that of BACKNORM_CPU_LEVEL.
+    """Return the level whose libraries are used: BACKNORM_CPU_LEVEL if it is set, else the best.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def level() -> str:
 
 
 def address(kind: Kind) -> int:
-    """Return the address of the compiled function of a kind of kernel.
+    """Return the address of the compiled function for kernels of the kind `kind`.
 
     The function's arguments are the address of a record, and the index of a participant.
 
@@ -139,7 +140,10 @@ def has(level: str, name: str) -> bool:
 
 @functools.cache
 def _installed(found: str) -> dict[str, Path]:
-    """Return, by name, the paths of an installed package's libraries for the level `found`."""
+    """Return the paths of an installed package's libraries for the level `found`.
+
+    The keys of the result are the names of the libraries.
+    """
     return {path.stem.rpartition("-")[0]: path for path in (FOLDER / found).glob("*.so")}
 
 
@@ -154,8 +158,8 @@ def _built(name: str) -> Path:
         )
     from backnorm.cpu.build.demand import build
 
-    # In a process, only one thread builds a library. Several processes may build the same library
-    # at the same time.
+    # Only one thread of a process builds libraries at a time. Several processes may build the same
+    # library at the same time.
     with _building:
         path = path_of(name)
         if path is None:

@@ -1,8 +1,9 @@
-"""Decide how a problem is computed on a CPU: `plan` returns a `Plan`, which execution follows.
+"""Decide how a problem is computed on a CPU. `plan` returns the decisions as a `Plan`.
 
 A plan is a function of metadata: `plan` reads no array and no environment variable, and measures
-nothing. Only chunks and blocks influence the bits of a result; they follow from the shape. Tiles,
-items, groups, stores and threads change only the speed, and may depend on the machine.
+nothing. Only the division into chunks and blocks influences the bits of a result, and this division
+depends only on the shape. Tiles, items, groups, stores and threads change only the speed, and may
+depend on the machine.
 
 The measurements behind the rules are in docs/decisions.
 """
@@ -23,7 +24,8 @@ from backnorm.problem import Problem
 AT_ONCE = ("inference", "activation_backward")
 
 # The number of elements of a chunk. A chunk is added up in 16 running sums of at most 130 terms
-# each, so the error of a float64 sum is at most 2^-45 of the sum of the magnitudes.
+# each. So if a sum is computed in float64, its error is at most 2^-45 times the sum of the
+# magnitudes of its terms.
 _CHUNK = 2048
 
 # A channel has at most `_MOST_BLOCKS` blocks. All channels together have at most `_MOST_PARTIALS`
@@ -32,13 +34,14 @@ _CHUNK = 2048
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
-# If segments have more than `_GROUP` elements, all channels together have about `_ENOUGH_BLOCKS`
-# blocks. A block then has at least `_LEAST_CHUNKS` chunks, and at most `_MOST_CHUNKS` unless the
-# limits above require more.
+# If segments have more than `_GROUP` elements, the blocks are chosen so that all channels together
+# have about `_ENOUGH_BLOCKS` blocks. A block then has at least `_LEAST_CHUNKS` chunks, and at most
+# `_MOST_CHUNKS` unless the limits above require more.
 _ENOUGH_BLOCKS = 1024
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 
-# The fewest rows of a block: an item of fewer rows has too little work for its overhead.
+# A block has at least this many rows. With fewer rows, the fixed time of an item would be a large
+# part of the time in which it sums the rows.
 _LEAST_ROWS = 128
 
 # The fewest elements of a segment, a contiguous run of one channel. If the runs of x are shorter
@@ -50,7 +53,7 @@ _SHORT = 16
 _GROUP = 4096
 _LARGE_GROUP = 4 * _GROUP
 
-# A core's own cache can hold a group if the cache has at least this many bytes.
+# A core's own cache is large enough for a group of channels if it has at least this many bytes.
 _OWN_CACHE = 2 << 20
 
 # If a core's own cache has fewer bytes than this, reading several rows of the array side by side is
@@ -77,7 +80,7 @@ _LEAST_SHARE = 8192
 # together with the row.
 _COEFFICIENTS = 16 << 10
 
-# With fewer elements, a second thread costs more time than it saves.
+# If a problem has fewer elements than this, a second thread costs more time than it saves.
 _SERIAL = 32768
 
 
@@ -178,7 +181,7 @@ class _Task(NamedTuple):
 
     @property
     def coefficient(self) -> int:
-        """Bytes of a coefficient."""
+        """The size of a coefficient in bytes."""
         return 4 if self.problem.arithmetic == "float32" else 8
 
     @property
@@ -188,7 +191,7 @@ class _Task(NamedTuple):
 
     @property
     def has_large_cache(self) -> bool:
-        """Whether a core's own cache can hold a group of channels."""
+        """Whether a core's own cache can hold a group (channels that are summed together)."""
         return self.machine.cache_per_core >= _OWN_CACHE
 
 
@@ -235,8 +238,9 @@ def is_legal(decided: Plan) -> bool:
     """Whether the kernels accept a plan.
 
     If a kernel writes a mask, each item and each group must end where a byte of the mask ends.
-    Output can be written by tile only with ordinary (not streaming) stores, and only if rows and
-    tiles are whole cache lines for every element type.
+    Output can be written tile by tile (`by_tile`) only by ordinary stores, not by streaming stores.
+    In addition, for every element type the sizes of a row and of a tile must be multiples of a
+    cache line.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
@@ -254,15 +258,15 @@ def is_legal(decided: Plan) -> bool:
 def _segments(task: _Task) -> Segments:
     outer, channels, inner = task.extents
     pieces = max(1, -(-inner // _CHUNK))
-    # The pieces of a segment are about equally long. All but the last have a multiple of 16
-    # elements.
+    # The pieces of a segment are about equally long. In every piece except the last, the number of
+    # elements is a multiple of 16.
     length = max(16, round_up(-(-inner // pieces), 16))
     pieces = -(-inner // length)
     # A chunk is one or more whole segments, or one piece of a segment.
     rows = 1 if pieces > 1 else max(1, _CHUNK // length)
     chunks = -(-outer // rows) * pieces
-    # Groups have many channels, so that memory is read in long runs, but every thread has at least
-    # four groups if there are enough channels.
+    # Groups have many channels, so that memory is read in long runs. But if there are enough
+    # channels, the groups are so small that every thread has at least four of them.
     groups = max(-(-channels // _together(task)), min(channels, 4 * task.threads))
     group = max(1, -(-channels // max(1, groups)))
     if task.problem.reproducible:
@@ -293,10 +297,10 @@ def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
     Each block adds a fixed time, about that of summing a few hundred elements. Therefore long
-    segments have few blocks. An item sums one block, and the next item sums the same block of other
-    channels. If segments are short, there are many blocks, each of few rows. An item and the item
-    after it then read the same few rows: first of one group of channels, then of the next group,
-    which is adjacent in memory.
+    segments have few blocks. An item sums one block of some channels, and the next item sums the
+    block at the same place in other channels. If segments are short, there are many blocks, each of
+    few rows. An item and the item after it then read the same few rows: first of one group of
+    channels, then of the next group, which is adjacent in memory.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -335,7 +339,7 @@ def _columns(task: _Task) -> Columns:
     else:
         blocks = max(1, min(rows // _LEAST_ROWS, _most_blocks(width)))
         block = max(1, round_up(-(-rows // blocks), 64))
-    # An empty array has one empty block.
+    # If the array is empty, there is one block without elements.
     blocks = max(1, -(-rows // block) + (rest > 0))
     # A tile has all rows of a block, and some of its columns. If there are enough columns, they are
     # divided into so many tiles that all blocks together have about two tiles for each thread, or
@@ -416,7 +420,10 @@ def _abreast(width: int, task: _Task) -> int:
 
 
 def _group(task: _Task, geometry: Segments | Columns, exchanged: bool) -> tuple[bool, str]:
-    """Return whether each group of channels is written while its inputs are cached, and why."""
+    """Return whether each group of channels is written while its inputs are cached.
+
+    The second result is a text with the reason.
+    """
     problem, (outer, channels, inner) = task.problem, task.extents
     machine, threads = task.machine, task.threads
     if exchanged:

@@ -188,7 +188,8 @@ SLOTS = {
     if field in (*_CALL, *_PROBLEM, *_SHARED)
 }
 
-#: The cell where the claims begin. First come the cells for the first phase, `LINE` for each
+#: The number of the cell where the claims begin. The claims are the cells in which participants
+#: count the items that they take. First come the cells for the first phase, `LINE` for each
 #: participant, then as many cells for the second phase. A participant's first cell counts the items
 #: that were claimed from its range of items. If a participant of the first phase is a thread of the
 #: pool, the participant's second cell has the address of the thread's slot (see `slots`), and its
@@ -200,9 +201,10 @@ CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 # function that another version of backnorm exported.
 _MEANING = 3
 
-# Sizes of scratch memory for a few numbers of channels. `LAYOUT` also depends on these sizes. If a
-# kernel was compiled from another version of this code, in which these sizes differ, it might use
-# more scratch memory than its record has. Such a kernel has another `LAYOUT`, so it is not loaded.
+# Examples of the sizes of scratch memory, for a few numbers of channels. `LAYOUT` also depends on
+# these sizes. If a kernel was compiled from another version of this code, in which these sizes
+# differ, it might use more scratch memory than its record has. Such a kernel has another `LAYOUT`,
+# so it is not loaded.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
     *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),

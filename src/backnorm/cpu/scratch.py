@@ -4,13 +4,14 @@ All sizes are in float64 elements, and every part begins at a cache line. The fu
 module compute where each part begins. `launch`, which fills the records, and the kernels call the
 same functions.
 
-The table has an element for every channel in each of its rows, which are `table_pitch` apart:
+Each row of the table has an element for every channel. `table_pitch` returns the distance between
+two rows. The rows are:
 
 =======  =====================================================================================
 MEAN     mean; in a forward pass, before the mean is known, the pivot that is subtracted
-SHIFT    coefficients: see `kernels.formulas`. Until the sums are known, SLOPE and GAIN are beta
-SLOPE    and gamma in a forward pass, and GAIN is gamma·s in a backward pass
-GAIN
+SHIFT    a coefficient: see `kernels.formulas`
+SLOPE    a coefficient; in a forward pass, beta until the sums are known
+GAIN     a coefficient, gamma·s; in a forward pass, gamma until the sums are known
 SCALE    s = 1/sqrt(variance + epsilon)
 FIRST    sum_dy, or mean
 SECOND   sum_dy_xmu, or variance
@@ -39,12 +40,12 @@ ROWS = 7
 
 
 def table_pitch(count: int) -> int:
-    """Return the length of a row: `count` float64, rounded up to whole vectors, plus one vector."""
+    """Return the float64 elements of a row: `count`, rounded up to whole vectors, plus a vector."""
     return (count + 2 * LANES - 1) // LANES * LANES
 
 
 def narrow_pitch(count: int) -> int:
-    """Return the length of a row: `count` float32, rounded up to whole vectors, plus one vector."""
+    """Return the float32 elements of a row: `count`, rounded up to whole vectors, plus a vector."""
     return (count + 2 * SINGLES - 1) // SINGLES * SINGLES
 
 
@@ -85,7 +86,7 @@ def bin_rows(itemsize: int) -> int:
 
 
 def bins_own(pitch: int, rows: int) -> int:
-    """Return the size of the additional memory of a participant for reproducible sums.
+    """Return how many more 64-bit numbers a participant's memory has if sums are reproducible.
 
     The memory has three buffers of terms. In the geometry *segments*, `pitch` is the `table_pitch`
     of a group (the channels that are summed together). The memory then also has bins for each

@@ -2,8 +2,9 @@
 
 Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). The state
 cell of a slot combines two numbers: eight times the number of requests that the slot has received,
-plus one of the states below, such as `IDLE`. So a compare-exchange that expects an old state fails
-if the slot has since received another request.
+plus one of the states below, such as `IDLE`. Suppose that a thread has read the state, and that the
+slot then receives another request. If the thread now calls compare-exchange with the state that it
+has read, the exchange fails.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The arguments of a kernel are the address of a record (`record` describes its fi
 of a participant. The native function is the one that `threads.runner` returns. It calls the kernel
 in several threads; the record says in how many at most. When this function returns, no other thread
 uses the record. Therefore, while another thread uses the record, the calling thread runs no signal
-handler, raises no exception and does not fork. The native function returns after a tenth of a
-second even if the kernel is unfinished, and is called again, so that Python can run signal
-handlers.
+handler, raises no exception and does not fork. If the kernel is not finished after a tenth of a
+second, the native function returns nevertheless. Python then runs signal handlers, and the stage
+calls the native function again.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from backnorm.cpu.scratch import ROWS, table_pitch
 from backnorm.cpu.threads import region, runner
 
 # Every call fills in the first fields of a record: the addresses, "ready", "region" and "function".
-# The native format "n" takes 25 ns less per field than "q", the format of a fixed size.
+# Writing a field takes 25 ns less with "n", a native format of `struct`, than with "q", a format of
+# fixed size.
 _fill = struct.Struct(f"{len(ADDRESSES) + 3}n").pack_into
 _weigh = struct.Struct("d").pack_into
 _MOMENTUM, _COUNT, _EXCHANGED = map(SLOTS.__getitem__, ("momentum", "count", "exchanged"))
 
 _CELL = np.dtype(np.int64)
 
-# The native function returns after this time in nanoseconds, so that Python can run signal
-# handlers.
+# If the native function has not finished after this many nanoseconds, it returns, so that Python
+# can run signal handlers; it is then called again.
 _LIMIT = 100_000_000
 
-# A stage keeps a record for its next call if the record has at most this many bytes. A stage makes
-# one record for each of its simultaneous calls.
+# A stage keeps a record for its next call if the record has at most this many bytes. If several
+# threads call a stage at the same time, each of these calls has a record of its own.
 _KEPT = 1 << 16
 
 # Larger records, of up to `_LARGEST` bytes, are kept in one store for all stages, which holds at
 # most `_MOST` records. A backward pass of (8, 256, 40, 40) in NXC, whose record has 490 KB, took up
-# to 1.4 times as long when each call allocated a new record (Intel Xeon, 2 threads).
+# to 1.4 times as long when each call allocated a new record as with a kept record (Intel Xeon, 2
+# threads).
 _LARGEST, _MOST = 2 << 20, 8
 
 

@@ -1,12 +1,12 @@
 """Choose the threads of a call: PyTorch's OpenMP team, or the pool of this package.
 
-In a process that has imported PyTorch, calls run on PyTorch's OpenMP team. Its threads stay awake
-for milliseconds after each operation, so threads of another pool would compete with them for the
-processors. In other processes, calls run on the package's own pool (`kernels.pool`), which exists
-only on Linux. Without a team or a pool, a call has one thread.
+In a process that has imported PyTorch, calls run on PyTorch's OpenMP team. After each operation of
+PyTorch, the threads of this team stay awake for milliseconds. So the threads of another pool would
+compete with the team for the processors. In other processes, calls run on the package's own pool
+(`kernels.pool`), which exists only on Linux. Without a team or a pool, a call has one thread.
 
 A forked child never enters the team of its parent, because the threads do not exist in the child
-and libgomp would wait for them for ever. The package's own pool starts again in the child.
+and libgomp would wait for them for ever. The package's own pool creates new threads in the child.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Service:
 def runner() -> Callable[[int, int], int]:
     """Return the native function that runs the kernel of a record: see `kernels.team`.
 
-    The first argument of the function is the address of the record. The second is 0, or the size of
-    the object header if the record has addresses of array objects. The function returns 1 if the
-    call is complete, -1 - c if channel c has an invalid variance, or 0 if the time limit has passed
-    and the function must be called again.
+    The first argument of the function is the address of the record. If the record has addresses of
+    array objects, the second argument is the size of an object's header; otherwise it is 0. The
+    function returns 1 if the call is complete, -1 - c if channel c has an invalid variance, or 0 if
+    the time limit has passed and the function must be called again.
 
     Raises
     ------
@@ -63,9 +63,10 @@ def runner() -> Callable[[int, int], int]:
     """
     loaded = library.load(THREADS)
     # The addresses of the `pthread` functions are looked up at run time. The library is not linked
-    # to them, because C libraries differ in their symbol versions and files.
+    # to these functions, because C libraries differ in the symbol versions of the functions, and in
+    # the files that contain them.
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
-    # The compiled `_run` of kernels/team.py.
+    # `bn_run` is the compiled function `_run` of kernels/team.py.
     run = loaded.bn_run
     # The two arguments are declared as pointers, not as int64. If a number has more than 32 bits,
     # ctypes takes 0.1 us less to convert it to a pointer than to an int64.
@@ -74,7 +75,8 @@ def runner() -> Callable[[int, int], int]:
 
 
 def region() -> int:
-    """Return how many threads a parallel region of PyTorch's team has; 0 if the team is not used.
+    """Return how many threads a parallel region of PyTorch's team has. Return 0 if the team is not
+    used.
 
     Regions of backnorm always have as many threads as PyTorch's own regions. If a region had fewer
     threads, libgomp would end the threads of the team that the region does not use. PyTorch's next
@@ -112,7 +114,8 @@ def _why_not(torch: Any) -> str:
 def _team() -> tuple[bool, str]:
     """Find the functions of PyTorch's OpenMP runtime.
 
-    Return whether they were found, and the file of the runtime or the reason of the failure.
+    Return two values: True and the file name of the runtime, or, if the functions were not found,
+    False and the reason.
     """
     path = _mapped(lambda mapped: Path(mapped[-1]).name == "libtorch_cpu.so")
     if path is None:
@@ -149,7 +152,10 @@ def _addresses(loaded: ctypes.CDLL, names: tuple[str, ...]) -> list[int] | None:
 
 
 def _mapped(wanted: Callable[[list[str]], bool]) -> list[str] | None:
-    """Return the fields of the first line of /proc/self/maps that `wanted` accepts, or None."""
+    """Return the fields of a line of /proc/self/maps.
+
+    It is the first line whose fields `wanted` accepts. If there is no such line, return None.
+    """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             fields = (line.rstrip("\n").split(maxsplit=5) for line in lines)
@@ -176,7 +182,7 @@ _found = False
 
 
 def _begin_anew() -> None:
-    """Forget the threads of the parent in a forked child."""
+    """In a forked child, forget the threads of the parent, which the child does not have."""
     global _barred, _found
     _barred, _found = _barred or "torch" in modules, False
     if runner.cache_info().currsize:

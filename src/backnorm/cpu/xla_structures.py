@@ -1,4 +1,5 @@
-"""The structures of XLA's foreign function interface, ``xla/ffi/api/c_api.h``, as offsets.
+"""The structures of XLA's foreign function interface (``xla/ffi/api/c_api.h``), as the offsets of
+their fields.
 
 Names are those of the header without the prefix XLA_FFI. `STRUCTURES` is the package's only copy
 of the header; a test compares it with the header that jaxlib ships.
@@ -16,12 +17,12 @@ from typing import Any
 ENVIRONMENT = range(5)
 ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 
-#: Codes of element types, by NumPy's names.
+#: Maps NumPy's name of each element type to XLA's code of the type.
 ELEMENTS = {"int64": 5, "uint8": 6, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
-#: The structures that are read or made, with their fields in order. A field has 8 bytes unless its
-#: size in bytes, or the structure that it has, follows a colon. Fields that begin with an
-#: underscore are not used; their names differ between versions.
+#: The structures of XLA that backnorm reads or fills in, with their fields in order. A field has 8
+#: bytes unless its size in bytes, or the structure that it has, follows a colon. Fields that begin
+#: with an underscore are not used; their names differ between versions.
 STRUCTURES = {
     "Extension_Base": "struct_size type:4 next",
     "Api_Version": "struct_size extension_start major_version:4 minor_version:4",
@@ -66,7 +67,8 @@ def offsets(name: str) -> Any:
     """Return the offset of every field of a structure and, as `size_`, the structure's size as
     defined by the header.
 
-    The size is the end of the last field, before any padding.
+    This size ends with the last field: padding that a C compiler adds after the last field does not
+    count.
     """
     found = _laid_out(name)
     return namedtuple(name, found)(**found)

@@ -29,7 +29,8 @@ from backnorm.operators import reduce
 from backnorm.problem import Problem
 from backnorm.scalars import as_array, check_flag
 
-#: Return the rules of an operator of the dialect.
+#: `common_rules(...)` returns the rules of an operator of ATen. The arguments are those rules that
+#: differ between the operators.
 common_rules = partial(
     OperatorSchema,
     dialect="aten",
@@ -54,7 +55,8 @@ _STATISTICS = (
 INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
 
 
-# Per-channel types may differ: on a GPU, a 16-bit model has 16-bit weights and float32 statistics.
+# The per-channel tensors of one call may have different types: on a GPU, a model of 16-bit numbers
+# has 16-bit weights and float32 statistics.
 _phase = partial(common_rules, inputs=INPUTS, attributes=(), one_channel_type=False)
 _REDUCE = _phase(
     op="batch_norm_backward_reduce",
@@ -149,7 +151,7 @@ def batch_norm_backward_elemt(
 ) -> np.ndarray:
     """Return grad_input of one part of a batch, from sums over the whole batch.
 
-    With M the sum of `count`, and weight 1 if it is None::
+    M is the sum of `count`. If `weight` is None, it counts as 1. The result is ::
 
         weight*invstd * (grad_out - sum_dy/M - (input - mean) * invstd**2 * sum_dy_xmu/M)
 

@@ -52,7 +52,7 @@ class Call:
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
-        """The shape of x with 1 for each axis that is reduced."""
+        """The shape of x, but with size 1 along each axis that is reduced."""
         return kept_shape(self.inputs[self.schema.words["x"]].shape, self.channel_axes)
 
     @cached_property
@@ -118,7 +118,7 @@ class CanonicalCall:
         """Return the inputs by their canonical names; `inputs` has them by the dialect's names.
 
         An inverse standard deviation is converted to a float64 variance that includes epsilon.
-        Absent statistics are computed in float64.
+        If the dialect's call has no statistics, they are computed from x in float64.
         """
         arrays = {role: np.asarray(inputs[name]) for role, name in self.inputs.items()}
         if self.recomputes:
@@ -147,7 +147,11 @@ class CanonicalCall:
 
 
 def canonical_call(call: Call) -> CanonicalCall:
-    """Return the canonical call that `call` corresponds to, by the roles in the schema."""
+    """Return the call of backnorm's operation that is equivalent to `call`.
+
+    The roles in the schema say which tensor or attribute of the dialect is which argument of
+    backnorm's operation.
+    """
     schema = call.schema
     training = call.attributes.get(schema.words.get("training", ""), not schema.frozen)
     takes_inverse = call.by_role("inverse_deviation") is not None

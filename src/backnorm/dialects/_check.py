@@ -63,7 +63,7 @@ def check_memory(name: str, memory: object) -> None:
 def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None) -> tuple[str, ...]:
     """Return the names of the requested outputs in the schema's order.
 
-    `outputs` is a number (the first n outputs), a collection of names, or None for all.
+    `outputs` is a number n for the first n outputs, a collection of names, or None for all outputs.
     """
     names = tuple(tensor.name for tensor in schema.outputs)
     required = sum(tensor.required for tensor in schema.outputs)
@@ -188,7 +188,7 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
             continue
         value = attributes[spec.name]
         axes = value if isinstance(value, tuple) else (value,)
-        # With the range "any", a negative channel axis counts from the end.
+        # If the attribute's range is "any", a negative channel axis counts from the end.
         lowest = -x.ndim if spec.range == "any" and spec.role == "channel_axis" else 0
         for axis in axes:
             if not lowest <= axis < x.ndim:

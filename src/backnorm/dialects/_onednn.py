@@ -1,4 +1,4 @@
-"""The common parts of the two oneDNN specifications."""
+"""The parts that the dialects `onednn_graph` and `onednn_spec` have in common."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Forward(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; an empty batch does not change the running statistics.
+        """Return the canonical call.
 
+        If the batch is empty, its weight is 0, so that the running statistics do not change.
         If momentum is None, the old running statistics and the batch have the same weight.
         """
         momentum = call.attributes["momentum"]

@@ -1,7 +1,8 @@
 """Compute parts of a gradient: the gradients of the parameters, and from them the gradient of x.
 
-Some specifications have an operator for each part. This module implements these operators as
-functions. The functions have tables of rules, like other operators, but their calls are not cached.
+Some specifications have a separate operator for each of these parts. This module implements these
+operators as functions. The functions have tables of rules, like other operators, but their calls
+are not cached.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
         dbeta  = sum dy
         dgamma = sum dy*(x - mean) / sqrt(variance + epsilon)
 
-    The results have the type `dtype`, by default that of the mean. Without statistics, dbeta has
-    the type of x and dgamma is meaningless.
+    The results have the type `dtype`. The default is the type of the mean. If the call has no
+    statistics, dbeta has the type of x, and the returned dgamma is meaningless.
     """
     mean, variance = call.by_role("mean"), call.by_role("variance")
     if mean is None:

@@ -1,4 +1,6 @@
-"""Bind a checked call to an executable. Later calls with equal shapes, types and options reuse it.
+"""Bind a checked call to an executable.
+
+Later calls with equal shapes, types and options reuse this executable.
 
 A dialect's own checks of shapes, types and options include those that backnorm's operation would
 make. So this module makes the `Problem` without further checks. In each call, the executable checks
@@ -96,8 +98,8 @@ class BoundCall:
     def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
         """Return the outputs of the call for the values of `inputs`.
 
-        The inputs have the shapes and types in `call.inputs`. `memory`, if given, is the array to
-        which the first output is written.
+        The inputs must have the shapes and types of the arrays in `call.inputs`. `memory`, if
+        given, is the array to which the first output is written.
         """
         operands = self.operands((*inputs, None))
         if self.converted is not None:
@@ -166,8 +168,9 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # `operands` picks the operands from `(*inputs, None)`, which `__call__` makes. For an operand
-    # that the call does not pass, it picks the final None.
+    # These are the positions of the operands in the tuple `(*inputs, None)`, which
+    # `BoundCall.__call__` makes. An operand that the call does not pass has the position of the
+    # final None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
@@ -315,7 +318,7 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
 
 
 def _type_of_result(call: Call, role: str) -> np.dtype | None:
-    """Return the element type of a per-channel result if an input determines it, else None."""
+    """Return the element type of a per-channel result, or None if no input determines this type."""
     for name in _TYPED_LIKE.get(role, ()):
         array = call.by_role(name)
         if array is not None:

@@ -25,12 +25,13 @@ def variance_of_inverse(inverse: np.ndarray) -> np.ndarray:
 
     `inverse` is an inverse standard deviation, so v is variance + epsilon. The relative error of v
     is at most 2^-52. v is not rounded to float32, because that would change the last bit of
-    results. For an infinite inverse (variance + epsilon = 0), v is 1e-300 instead of 0, because
-    backnorm's operations reject variance + epsilon = 0. With this v, 1 / sqrt(v) is 1e150, which
-    overflows in float32. So results of 32 or 16 bits become infinite or NaN, as they must be for an
-    infinite inverse.
+    results. If `inverse` is infinite, variance + epsilon was 0. In this case v is 1e-300 instead of
+    0, because backnorm's operations reject variance + epsilon = 0. With this v, 1 / sqrt(v) is
+    1e150, which overflows in float32. So results of 32 or 16 bits become infinite or NaN, as they
+    must be for an infinite inverse.
 
-    Negative values are invalid and give NaN; callers reject them first.
+    A negative `inverse` is invalid, and v is then NaN. Callers reject negative values before they
+    call this function.
     """
     wide = inverse.astype(FLOAT64)
     with np.errstate(divide="ignore", over="ignore"):
@@ -53,9 +54,9 @@ def check_inverse(name: str, inverse: np.ndarray) -> None:
 
 
 def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays in one element type: unchanged if they share it, else in float32.
+    """Return the arrays in one element type: if their types differ, converted to float32.
 
-    Only float32 and 16-bit types are ever mixed, so nothing is rounded.
+    Where the types differ, they are float32 and a 16-bit type, so the conversion rounds nothing.
     """
     if len(set(map(native, arrays.values()))) <= 1:
         return arrays

@@ -160,9 +160,11 @@ class _NativeBatchNormBackward(Operator):
         - train=True requires save_mean and save_invstd, and train=False requires running_mean
           and running_var; the other pair is not checked or used. PyTorch's CPU kernel crashes
           the process if a required statistic is missing.
-        - A call also takes output_mask, three booleans: an output that is not requested is None.
+        - A call also takes output_mask, three booleans that say which outputs are requested; the
+          other outputs are None.
         - batch_norm_backward_reduce and batch_norm_backward_elemt of the same module are the
-          two phases of this operator. Between the phases, sums may be added up over processes.
+          two phases of this operator. Between the two phases, a caller may add up the sums of
+          several processes.
         """
         wants_input, wants_weight, wants_bias = check_mask(self.schema, output_mask)
         grad_input, grad_weight, grad_bias = self._run(

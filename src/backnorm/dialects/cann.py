@@ -102,13 +102,14 @@ def _reduce(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
     )
 
 
-# The rules of each operator. The key says whether the format has two channel axes.
+# The rules of each function, under the key True for formats with two channel axes, and False for
+# the others.
 _UPDATE = {False: _update(channel), True: _update(kept)}
 _REDUCE = {False: _reduce(channel), True: _reduce(kept)}
 
 
 def _is_split(format: object) -> bool:
-    # A subclass of str may override comparison, so compare a plain str.
+    # A subclass of str may override the comparison, so `format` is converted to a plain str.
     return issubclass(type(format), str) and str.__str__(format) in _SPLIT
 
 
@@ -186,7 +187,7 @@ def BNTrainingReduceGrad(
     format: str = "ND",
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
-    """Return y, the gradient of x in training.
+    """Return the gradient of x in training (the specification's output y).
 
     With M elements per channel, s = 1 / sqrt(batch_variance + epsilon) and c = x - batch_mean::
 

@@ -1,4 +1,4 @@
-"""cuDNN: BatchNormalizationBackward, whose arguments are also those of MIOpen's function.
+"""cuDNN: BatchNormalizationBackward. MIOpen's function for it has the same arguments.
 
 Source: the documentation of cudnnBatchNormalizationBackward (cuDNN 8 and 9). Arrays take the place
 of tensor descriptors and pointers. If an output argument is None, the output is a new array.
@@ -210,10 +210,11 @@ class _BatchNormalizationBackward(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Write alpha * gradient + beta * memory to the memory of each output.
+        """For each output, write alpha * gradient + beta * old to its memory; old is what it
+        contains.
 
         The sum is computed in float64 from gradients that were already rounded to their type, so
-        results are rounded twice. If beta is 0, the memory is not read.
+        results are rounded twice. If beta is 0, the old contents of the memory are not read.
         """
         memory = {"dx": "dx", "dgamma": "dBnScale", "dbeta": "dBnBias"}
         for role, name in memory.items():

@@ -1,10 +1,9 @@
 """DirectML: BATCH_NORMALIZATION_TRAINING_GRAD and BATCH_NORMALIZATION_GRAD.
 
 Source: the documentation of DML_BATCH_NORMALIZATION_TRAINING_GRAD_OPERATOR_DESC and
-DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC (MicrosoftDocs/sdk-api, the second with pull request 1262
-of August 2022).
-Statistics and scale have the rank of the input, and size 1 in the reduced axes. Any set of axes
-may be reduced.
+DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC (MicrosoftDocs/sdk-api; the second page as changed by
+pull request 1262 of August 2022). Statistics and scale have the rank of the input, and size 1 in
+the reduced axes. Any set of axes may be reduced.
 """
 
 from __future__ import annotations

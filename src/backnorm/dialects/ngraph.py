@@ -1,11 +1,11 @@
 """nGraph, opset v0.
 
 Source: the nGraph documentation of BatchNormTrainingBackprop, BatchNormTraining and
-BatchNormInference, and the checks of their nodes.
+BatchNormInference, and the checks in the code of nGraph's nodes of these names.
 
 In the documentation, input is the first argument; in the nodes, and therefore in serialised graphs,
-gamma and beta come first. The operators here take the documented order. ``from_node_order`` takes
-the order of the nodes.
+gamma and beta come first. The operators here take the inputs in the documented order; their method
+``from_node_order`` takes the inputs in the order of the nodes.
 """
 
 from __future__ import annotations

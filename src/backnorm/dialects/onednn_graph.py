@@ -176,9 +176,9 @@ class BatchNormTrainingBackward(Operator):
         - If neither diff_gamma nor diff_beta is requested, gamma is taken as 1. In this case the
           oneDNN library computes the formula for constant statistics, diff_dst / sqrt(variance +
           epsilon); so does single_output="onednn".
-        - The library accepts epsilon <= 0, a gamma that is too short, and rank 6, where it
-          leaves half of the output unwritten. Here such an epsilon or gamma is an error, and every
-          rank from 2 up works.
+        - The oneDNN library accepts epsilon <= 0, a gamma that is too short, and rank 6, for which
+          the library leaves half of the output unwritten. Here such an epsilon or gamma is an
+          error, and every rank from 2 up works.
         - N, C and spatial sizes may be 0; diff_gamma and diff_beta are then zeros.
         """
         return self._run(
@@ -302,9 +302,9 @@ class BatchNormForwardTraining(Forward):
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
         f16 with f32.
 
-        - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as
-          in oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0)
-          does not change the running statistics.
+        - The new running statistics are momentum * old + (1 - momentum) * batch, with the biased
+          batch variance, as in oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty
+          batch (M = 0) does not change the running statistics.
         - N, C and spatial sizes may be 0; batch statistics are then zeros.
         """
         return self._run((src, mean, variance, gamma, beta), memory=dst, arithmetic=arithmetic)

@@ -1,7 +1,8 @@
 """oneDNN Graph specification: BatchNormTrainingBackprop-1 and its forward operators.
 
-Three versions of the specification have operators of these names; ``revision`` selects one. They
-differ in the inputs of BatchNormTrainingBackprop (``?``: optional) and in element types:
+Three versions of the specification have operators of these names; ``revision`` selects one. The
+versions differ in the inputs of BatchNormTrainingBackprop and in the element types. Below, ``?``
+marks an optional input:
 
 ``"latest"``
     input_forward, output_delta, mean, variance, gamma?; one element type T2 for all
@@ -10,8 +11,8 @@ differ in the inputs of BatchNormTrainingBackprop (``?``: optional) and in eleme
     input, output_delta, gamma?, beta?, mean, variance; per-channel tensors in f32; attribute
     is_training.
 ``"early"``
-    Like 2020-21, but without type rules: each per-channel tensor may be f32 or of the input's
-    type.
+    Like ``"2020-21"``, but this version of the specification has no rules for types. Each
+    per-channel tensor may be f32, or may have the type of the input.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _rules(
     attributes: Sequence[AttributeSpec],
     **rules: Any,
 ) -> OperatorSchema:
-    """Return the rules of a revision, with its type symbols."""
+    """Return the rules of an operator in a revision, with the type symbols of that revision."""
     of_data, of_channels, types = _TYPES[revision]
 
     def typed(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -149,7 +150,10 @@ class _OfRevision(Operator):
     def _arranged(
         self, inputs: tuple[ArrayLike | None, ...], named: Mapping[str, ArrayLike | None]
     ) -> tuple[ArrayLike | None, ...]:
-        """Return all inputs, passed by position or by name, in the order of the revision."""
+        """Return all inputs in the order of this revision.
+
+        `inputs` were passed by position, `named` by name.
+        """
         names = self.schema.order
         if len(inputs) == len(names) and not named:
             return inputs
@@ -261,8 +265,8 @@ class BatchNormTrainingBackprop(_OfRevision):
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
           input's type, independently of the others.
-        - A gradient has the type of its parameter; if the parameter is absent, the type of gamma
-        or, without gamma, of mean.
+        - A gradient has the type of its parameter. If the parameter is absent, the gradient has
+          the type of gamma or, without gamma, the type of mean.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, outputs=outputs, memory=input_delta, arithmetic=arithmetic)
@@ -355,9 +359,9 @@ class BatchNormForwardTraining(_OfRevision, Forward):
 
         - The revision "early" has no type rules: each per-channel tensor may be f32 or of the
           input's type, independently of the others.
-        - running = momentum * old + (1 - momentum) * batch, with the biased batch variance, as in
-          oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty batch (M = 0) does
-          not change the running statistics.
+        - The new running statistics are momentum * old + (1 - momentum) * batch, with the biased
+          batch variance, as in oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty
+          batch (M = 0) does not change the running statistics.
         """
         operands = self._arranged(inputs, named)
         return self._run(operands, memory=output, arithmetic=arithmetic)

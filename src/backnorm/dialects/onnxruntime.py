@@ -216,10 +216,10 @@ class _BatchNormInternal(Operator):
         Element types of data and of per-channel tensors: f32 with f32, f64 with f64, f16 with
         f16 or f32, bf16 with bf16 or f32.
 
-        - running = momentum * old + (1 - momentum) * batch, with the biased batch variance. An
-          empty batch (M = 0) does not change the running statistics.
-        - training_mode=0 returns input_mean and input_var unchanged as running statistics, and
-          input_mean and 1 / sqrt(input_var + epsilon) as saved statistics.
+        - The new running statistics are momentum * old + (1 - momentum) * batch, with the biased
+          batch variance. An empty batch (M = 0) does not change the running statistics.
+        - With training_mode=0, the returned running statistics are input_mean and input_var,
+          unchanged. The returned saved statistics are input_mean and 1 / sqrt(input_var + epsilon).
         """
         Y, running_mean, running_var, saved_mean, saved_inv_std = self._run(
             (X, scale, B, input_mean, input_var),
@@ -246,7 +246,9 @@ class _BatchNormInternal(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """In inference, return the input statistics both as running and as saved statistics."""
+        """In inference, return the input statistics twice: as running statistics, and as saved
+        ones.
+        """
         mean, variance = arrays["input_mean"], arrays["input_var"]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             inverse = 1.0 / np.sqrt(np.add(variance, call.number("epsilon"), dtype=FLOAT64))

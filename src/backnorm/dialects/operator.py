@@ -111,7 +111,7 @@ class Operator:
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return all results by role, given the results of backnorm's own (canonical) operation.
+        """Complete the results of the canonical call, and return all results by role.
 
         This method is called if the operator has outputs that backnorm's operation does not have,
         if the canonical call is `blended` (see `CanonicalCall`), or if memory for the gradients of
@@ -133,8 +133,8 @@ class Operator:
         """Call the operator with arguments by the dialect's names; return the requested outputs in
         the dialect's order.
 
-        `out` is memory for the first output; in a backward pass, `out` may be dy. A forward pass
-        also computes `activation`, if given.
+        `out` is memory for the first output. In a backward pass, `out` may be the array dy itself.
+        If `activation` is given, a forward pass also applies this activation.
         """
         call = cls.bind(inputs, attributes, outputs, arithmetic)
         values = cls._bound(call, activation)(_in_order(call), out)
@@ -188,10 +188,11 @@ class Operator:
         memory: object = None,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """Return the outputs. The inputs and attributes are in the order of the rules.
+        """Return the outputs. `inputs` and `attributes` are in the order in which the rules list
+        them.
 
-        If the operator was configured before the call, `attributes` is empty, because they are in
-        `self.attributes`.
+        If the operator was configured before the call, the argument `attributes` is empty, because
+        the attributes are then in `self.attributes`.
         """
         key: tuple[object, ...] | None
         options = (*attributes, outputs, arithmetic)
@@ -267,7 +268,7 @@ class Operator:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.schema.style == "configured":
             return partial(type(self), **self.attributes), ()
-        # Pickle finds the instance by its name in the module.
+        # Pickle stores only this name, and finds the instance under it in the operator's module.
         return self.schema.op
 
 

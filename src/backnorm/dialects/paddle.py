@@ -35,7 +35,7 @@ __all__ = ["OPERATORS", "batch_norm_grad"]
 
 
 def _unread(name: str, *, required: bool) -> TensorSpec:
-    """Return the rule of a statistic that is not read, and may be empty."""
+    """Return the rule of a statistic that the operator does not read, and that may be empty."""
     return TensorSpec(name, "ignored", "U", "opaque", required)
 
 
@@ -114,14 +114,15 @@ class _BatchNormGrad(Operator):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Gradients of batch normalisation.
 
-        With M elements per channel, s = saved_variance and c = x - saved_mean::
+        With M elements per channel, s = saved_variance (the inverse standard deviation, despite its
+        name) and c = x - saved_mean::
 
             bias_grad  = sum out_grad
             scale_grad = s * sum out_grad*c
             x_grad     = scale*s * (out_grad - bias_grad/M - c*s * scale_grad/M)
 
-        With is_test or use_global_stats, c = x - mean_out, s = 1 / sqrt(variance_out + epsilon),
-        and x_grad is scale*s * out_grad.
+        If is_test or use_global_stats is true, c is x - mean_out, s is 1 / sqrt(variance_out +
+        epsilon), and x_grad is scale*s * out_grad.
 
         Parameters
         ----------
@@ -216,7 +217,10 @@ class _BatchNormGrad(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return the gradients of a forward pass that copied its input."""
+        """Return the gradients of a forward pass that copied x to y.
+
+        dx is then out_grad; dgamma and dbeta are 0.
+        """
         zeros = {role: np.zeros_like(results[role]) for role in ("dgamma", "dbeta")}
         return {**results, **zeros, "dx": arrays["out_grad"].astype(native(arrays["out_grad"]))}
 

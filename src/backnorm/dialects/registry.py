@@ -43,8 +43,9 @@ DIALECTS: Mapping[str, str] = {
     )
 }
 
-#: The module of each dialect with functions that compute a part of a gradient. These functions are
-#: not operators: graphs, `invoke` and the commands `run` and `verify` cannot call them.
+#: Some dialects have functions that compute only a part of a gradient. This mapping has the module
+#: of each of these dialects. These functions are not operators: graphs, `invoke` and the commands
+#: `run` and `verify` cannot call them.
 PARTS: Mapping[str, str] = {
     name: f"backnorm.dialects.{name}" for name in ("aten", "mpsgraph", "cann")
 }
@@ -114,7 +115,7 @@ def invoke(
     arithmetic: Arithmetic | None = None,
     activation: Activation | None = None,
 ) -> dict[str, np.ndarray]:
-    """Call an operator with inputs and attributes by the dialect's names.
+    """Call an operator. Inputs and attributes are given by the names that the dialect has for them.
 
     Parameters
     ----------

@@ -144,7 +144,7 @@ class TensorSpec:
 data = partial(TensorSpec, kind="data")
 #: Describe a tensor with one value per channel.
 channel = partial(TensorSpec, kind="channel")
-#: Describe a tensor with one value per channel and the rank of x.
+#: Describe a tensor with one value per channel and as many axes as x: the reduced axes have size 1.
 kept = partial(TensorSpec, kind="kept")
 
 
@@ -200,9 +200,10 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class FormatSpec:
-    """A data format: the dialect's name, the canonical layout, and the rank if the format fixes it.
+    """A data format: its name in the dialect, its canonical layout, and its rank if it is fixed.
 
-    If `is_any`, any axis may be the channel axis, and `layout` is the usual layout.
+    If `is_any` is true, an attribute of the call says which axis is the channel axis, and `layout`
+    is only the most usual layout.
     """
 
     name: str
@@ -226,7 +227,7 @@ def type_rules(**types: str) -> tuple[TypeRule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """The dialect's wording of errors.
+    """The words that a dialect uses in messages of errors.
 
     Attributes
     ----------
@@ -435,13 +436,13 @@ class OperatorSchema:
 
     @property
     def encoding(self) -> str:
-        """Whether the saved second statistic is a variance or an inverse standard deviation."""
+        """Which statistic is saved besides the mean: variance or inverse standard deviation."""
         roles = {tensor.role for tensor in (*self.inputs, *self.outputs)}
         return "inverse standard deviation" if "inverse_deviation" in roles else "variance"
 
     @cached_property
     def words(self) -> Mapping[str, str]:
-        """The dialect's name for each canonical name."""
+        """Maps the canonical name of an input, an attribute or `out` to the dialect's name."""
         named: dict[str, str] = {tensor.role: tensor.name for tensor in self.inputs}
         named |= {a.role: a.name for a in self.attributes if a.role is not None}
         return MappingProxyType(named | {"out": self.outputs[0].name})
@@ -494,7 +495,7 @@ _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
 }
 
 
-#: The types that an attribute of each role may have.
+#: Maps the role of an attribute to the types that the attribute may have.
 _TYPES_OF_ROLES: Mapping[AttributeRole, tuple[AttributeType, ...]] = {
     "epsilon": ("f32", "f64"),
     "data_format": ("string",),

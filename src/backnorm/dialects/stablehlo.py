@@ -1,8 +1,8 @@
 """StableHLO: batch_norm_grad, batch_norm_training, batch_norm_inference.
 
 Source: the StableHLO specification, v1. All tensors have one element type. The rank is 1 or more,
-and any axis can be the feature axis. An operand of rank 1 has one element per feature: a batch
-of one.
+and any axis can be the feature axis. An operand of rank 1 is a batch of one sample, with one
+element for each feature.
 """
 
 from __future__ import annotations

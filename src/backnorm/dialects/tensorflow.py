@@ -116,12 +116,14 @@ _RESERVE_SPACE_2_IS = AttributeSpec(
 def _rules(
     version: int, op: str, attributes: Sequence[AttributeSpec], **rules: Any
 ) -> OperatorSchema:
-    """Return the rules of an operator's version: V1 takes only float32, V3 also takes rank 5."""
+    """Return the rules of an operator's version: V1 takes only float32; V3 also takes data of rank
+    5.
+    """
     formats = _FORMATS_4 + (_FORMATS_5 if version == 3 else ())
     types = ("float32",) if version == 1 else ("half", "bfloat16", "float32")
     choices = tuple(f.name for f in formats)
     data_format = AttributeSpec("data_format", "string", role="data_format", choices=choices)
-    # In the signature, data_format is immediately before is_training.
+    # In TensorFlow's signature of the operator, data_format is immediately before is_training.
     place = attributes.index(_IS_TRAINING)
     ranks = "4 or 5" if version == 3 else "4"
     return OperatorSchema(
@@ -206,7 +208,11 @@ class _Gradient(Operator):
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
-        """Return the canonical call; an inverse standard deviation already includes epsilon."""
+        """Return the canonical call.
+
+        Its epsilon is 0 if reserve_space_2 holds the inverse standard deviation, which already
+        includes epsilon.
+        """
         canonical = super().translate(call)
         if call.attributes["reserve_space_2_is"] == "variance":
             return canonical
@@ -243,8 +249,9 @@ class _FusedBatchNormGradV3(_Gradient):
     ) -> GradientV3:
         """Gradients of batch normalisation.
 
-        With M elements per channel, c = x - reserve_space_1 and s = 1 / sqrt(reserve_space_2 +
-        epsilon), or reserve_space_2 itself if it is the inverse standard deviation::
+        A channel has M elements, and c is x - reserve_space_1. If reserve_space_2 is the variance,
+        s is 1 / sqrt(reserve_space_2 + epsilon). If reserve_space_2 is the inverse standard
+        deviation, s is reserve_space_2 itself::
 
             offset_backprop = sum y_backprop
             scale_backprop  = s * sum y_backprop*c
@@ -306,7 +313,7 @@ class _FusedBatchNormGradV3(_Gradient):
 
         - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
           it is an error.
-        - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
+        - TensorFlow's CPU kernel rejects NCHW with is_training=False; backnorm accepts it.
         - An empty x gives an empty x_backprop and zeros for scale_backprop and offset_backprop.
         """
         results = self._run(
@@ -339,8 +346,9 @@ class _FusedBatchNormGrad(_Gradient):
     ) -> Gradient:
         """Gradients of batch normalisation.
 
-        With M elements per channel, c = x - reserve_space_1 and s = 1 / sqrt(reserve_space_2 +
-        epsilon), or reserve_space_2 itself if it is the inverse standard deviation::
+        A channel has M elements, and c is x - reserve_space_1. If reserve_space_2 is the variance,
+        s is 1 / sqrt(reserve_space_2 + epsilon). If reserve_space_2 is the inverse standard
+        deviation, s is reserve_space_2 itself::
 
             offset_backprop = sum y_backprop
             scale_backprop  = s * sum y_backprop*c
@@ -400,7 +408,7 @@ class _FusedBatchNormGrad(_Gradient):
 
         - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
           it is an error.
-        - TensorFlow's CPU kernel rejects NCHW with is_training=False; here it works.
+        - TensorFlow's CPU kernel rejects NCHW with is_training=False; backnorm accepts it.
         - An empty x gives an empty x_backprop and zeros for scale_backprop and offset_backprop.
         """
         results = self._run(
@@ -471,8 +479,8 @@ class _FusedBatchNormV3(_Forward):
     ) -> ForwardV3:
         """Batch normalisation, in training or with population statistics.
 
-        With m and v the mean and the biased variance of the batch (if not is_training, m and v
-        are the inputs mean and variance)::
+        In training, m and v are the mean and the biased variance of the batch. If not is_training,
+        m and v are the inputs mean and variance::
 
             y = scale * (x - m) / sqrt(v + epsilon) + offset
 
@@ -526,8 +534,9 @@ class _FusedBatchNormV3(_Forward):
         Element types of data and of per-channel tensors: half with float32, bfloat16 with
         float32, float32 with float32.
 
-        - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
-          and must then have one value per channel. Otherwise they are ignored, and may be empty.
+        - If is_training is False or exponential_avg_factor is not 1, mean and variance are read,
+          and must have one value per channel. Otherwise mean and variance are ignored, and may be
+          empty.
         - In training, with w = exponential_avg_factor, batch_mean is (1 - w) * mean + w * (the
           mean of x), and batch_variance is (1 - w) * variance + w * (the unbiased variance of x).
         - is_training=False returns the given mean and variance as batch_mean and batch_variance,
@@ -565,8 +574,8 @@ class _FusedBatchNorm(_Forward):
     ) -> Forward:
         """Batch normalisation, in training or with population statistics.
 
-        With m and v the mean and the biased variance of the batch (if not is_training, m and v
-        are the inputs mean and variance)::
+        In training, m and v are the mean and the biased variance of the batch. If not is_training,
+        m and v are the inputs mean and variance::
 
             y = scale * (x - m) / sqrt(v + epsilon) + offset
 
@@ -618,8 +627,9 @@ class _FusedBatchNorm(_Forward):
         Element types of data and of per-channel tensors: half with float32, bfloat16 with
         float32, float32 with float32; FusedBatchNorm takes only float32.
 
-        - mean and variance are read if is_training is False or exponential_avg_factor is not 1,
-          and must then have one value per channel. Otherwise they are ignored, and may be empty.
+        - If is_training is False or exponential_avg_factor is not 1, mean and variance are read,
+          and must have one value per channel. Otherwise mean and variance are ignored, and may be
+          empty.
         - In training, with w = exponential_avg_factor, batch_mean is (1 - w) * mean + w * (the
           mean of x), and batch_variance is (1 - w) * variance + w * (the unbiased variance of x).
         - is_training=False returns the given mean and variance as batch_mean and batch_variance,

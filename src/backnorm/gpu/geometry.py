@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: The arithmetic in which elements are computed: see `kernels.arithmetic`.
+#: The names of the ways in which a kernel can compute elements. The top of the module
+#: `gpu.kernels.arithmetic` describes each of them.
 Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The array as rows and columns, and the tiles that a program visits one after another.
+    """How the array is divided into rows and columns, and into tiles. A program visits tiles one
+    after another.
 
     In "segments", a row consists of `inner` adjacent elements of one channel; each channel has
-    `outer` rows, and a unit (of work) is a channel. In "columns", a row contains all channels; a
-    unit is a column of tiles, and each column of elements has its own sums.
+    `outer` rows, and a unit (of work) is a channel. In "columns", a row contains all channels,
+    once or several times. A unit is a column of tiles, and a separate sum is computed for each
+    column of elements.
 
     Attributes
     ----------

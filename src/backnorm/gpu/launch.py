@@ -1,8 +1,9 @@
 """From a plan to launches: which kernels run, in how many programs, with which sizes.
 
-A launch takes anything that Triton accepts as a pointer, such as a PyTorch tensor. It allocates
-memory with the function `new`, which the caller passes. It runs on the current device and stream,
-never waits for the device, and reads no values back. So a CUDA graph can capture it.
+A launch takes anything that Triton accepts as a pointer, such as a PyTorch tensor. A launch
+allocates memory with the function `new`, which the caller passes. The kernels of a launch run on
+the current device and stream. A launch never waits for the device, and reads no values back, so a
+CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from backnorm.problem import Problem
 #: current device.
 New = Callable[[int], Any]
 
-#: Arrays on a device, None for an absent one.
+#: Arrays on a device, with None in the place of an absent array.
 Pointers = Sequence[Any]
 
 #: A function that takes the same arguments as the class `Kernel`. It returns a `Kernel`, or another
@@ -38,8 +39,9 @@ OPTIONS = {"enable_fp_fusion": False}
 
 # Sizes of the kernel that adds up partial results. At a time, a program adds up `_PARTS` partial
 # results of each of `_TOGETHER` channels. `_TOGETHER` is 4, because 4 float64 numbers, one for each
-# channel, fill one memory access of 32 bytes. With fewer than `3 * _FEW_CHANNELS` channels in all,
-# a program has only one or two channels, because more programs are then faster.
+# channel, fill one memory access of 32 bytes. If there are fewer than `3 * _FEW_CHANNELS` channels
+# in all, a program adds up only one or two channels at a time. There are then more programs, which
+# takes less time.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128
@@ -47,7 +49,8 @@ _FINISH_WARPS = 4
 
 
 class Kernel:
-    """A kernel with its sizes. The first call compiles it; each call takes pointers.
+    """A kernel for arrays of given sizes. The first call compiles the kernel. The sizes are the
+    same in every call, so a caller passes only pointers and numbers.
 
     Parameters
     ----------
@@ -93,7 +96,7 @@ class Kernel:
             num_warps=self._warps,
             **OPTIONS,
         )
-        # Triton's interpreter returns no compiled kernel.
+        # Triton's interpreter returns None instead of a compiled kernel.
         if compiled is not None:
             self._run = compiled[self._grid]
 
@@ -176,7 +179,7 @@ class BackwardLaunch(_Launch):
     """The launches of a backward pass, or of one of its two phases.
 
     In all methods, `operands` are x, dy, the bits of a mask, mean, variance and gamma, and
-    `per_channel` are dgamma and dbeta. Absent arrays are None.
+    `per_channel` are dgamma and dbeta. If an array is absent, None takes its place.
     """
 
     __slots__ = ()
@@ -224,10 +227,10 @@ class ForwardLaunch(_Launch):
     def run(
         self, operands: Pointers, outputs: Pointers, running: Pointers, momentum: float
     ) -> None:
-        """Write y, the bits of its mask, mean and variance; update running statistics.
+        """Write y, the bits of the mask, the mean and the variance; update the running statistics.
 
-        `operands` are x, the residual, gamma and beta; `outputs` are y, the bits, mean and
-        variance; `running` are the running mean and variance. Absent arrays are None.
+        `operands` are x, the residual, gamma and beta. `outputs` are y, the bits of the mask, the
+        mean and the variance. `running` are the running mean and variance. Absent arrays are None.
         """
         operands, (y, bits, mean, variance) = _filled(operands), outputs
         if self._complete is None:
@@ -254,7 +257,10 @@ class ForwardLaunch(_Launch):
         return moments
 
     def apply(self, operands: Pointers, moments: Any, y: Any, bits: Any) -> None:
-        """Write y, and the bits of its mask, given the results of `reduce`."""
+        """Write y to the argument `y`, from `moments`, the result of `reduce`.
+
+        If `bits` is not None, the mask of y is written to it.
+        """
         x, residual, gamma, beta = _filled(operands)
         self._apply((x, residual, moments, moments, gamma, beta), (y, _some(bits, y)))
 
@@ -291,7 +297,8 @@ class Launches(Launch):
 
         Return -1, which stands for "no invalid variance", because the kernels check no variance.
 
-        `places` are pointers, or None, in the order of `cpu.record.ADDRESSES`.
+        `places` has a pointer for each name in `cpu.record.ADDRESSES`, in the same order. It has
+        None for an array that is absent.
         """
         x, dy, out, residual, mask, mean, variance, gamma, beta, *results = places
         if self._forward is None:
@@ -320,7 +327,10 @@ class Launches(Launch):
         return self._forward.reduce(x, per_channel)
 
     def normalise(self, moments: Any, *places: Any) -> None:
-        """Write y and the bits of its mask, given the result of `moments`."""
+        """Write y, from `moments`, the result of the method `moments`.
+
+        If there is memory for a mask, the mask of y is written to it.
+        """
         x, _, out, residual, mask, _, _, gamma, beta, *_ = places
         self._forward.apply((x, residual, gamma, beta), moments, out, mask)
 
@@ -378,8 +388,8 @@ def _finish(
     constants: dict[str, Any],
 ) -> Any:
     """Return the kernel that adds up partial results."""
-    # With `tiling.columns`, each column of elements has its own partial results, and a channel has
-    # `inner` adjacent columns.
+    # If `tiling.columns` is true, each column of elements has its own partial results, and a
+    # channel has `inner` adjacent columns.
     inner = extents.inner if tiling.columns else 1
     parts = tiling.blocks * tiling.repeats
     together = 1
@@ -395,12 +405,15 @@ def _finish(
 
 
 def _filled(operands: Pointers) -> Pointers:
-    """Return the operands; absent ones, which kernels do not use, are replaced by the first."""
+    """Return the operands, with the first operand in place of each absent one (None).
+
+    The kernel does not use the pointer that it gets for an absent operand.
+    """
     return tuple(_some(each, operands[0]) for each in operands)
 
 
 def _some(pointer: Any, otherwise: Any) -> Any:
-    """Return the pointer, or `otherwise` if it is None: kernels do not accept None."""
+    """Return `pointer`, or `otherwise` if `pointer` is None, which kernels do not accept."""
     return otherwise if pointer is None else pointer
 
 

@@ -27,32 +27,35 @@ Schedule = Literal["complete", "two passes"]
 # Operations that compute mean and variance.
 _OF_MOMENTS = ("forward", "reduce_forward")
 
-# A warp has `_WARP` threads, and a thread reads `_VECTOR` bytes at once. Contiguous memory of
-# `_RUN` bytes or more is read at full speed.
+# A warp has `_WARP` threads. By one load instruction, a thread reads at most `_VECTOR` bytes.
+# Contiguous memory of `_RUN` bytes or more is read at full speed.
 _WARP = 32
 _VECTOR = 16
 _RUN = 64
 
-# The numbers below, and those of `_knobs`, are the best of some thirty candidates. The candidates
-# were timed on an H200 for 94 layers: those of ResNet-50 at batches of 32 and 256, and small
-# layers. Each layer was timed contiguous and channels_last, in float32 and in bfloat16. `_TALL`,
-# `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS` are not measured, but estimates. `docs/gpu.md`
-# has times of calls with these numbers.
+# The numbers below, except the five that are named in this comment, and the numbers of `_knobs` are
+# the best of some thirty candidates. The candidates were timed on an H200 for 94 layers: those of
+# ResNet-50 at batches of 32 and 256, and small layers. Each layer was timed contiguous and
+# channels_last, in float32 and in bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and
+# `_PROGRAMS` are estimates, which were not compared with other candidates. `docs/gpu.md` has times
+# of calls whose plans use these numbers.
 
 # A run is a sequence of adjacent elements of one channel. If runs have fewer elements than
 # `_SHORT`, programs read rows that contain all channels.
 _SHORT = 1024
 
-# Rows with several values per channel are summed by columns if there are at least this many rows.
+# If a channel has several adjacent elements (inner > 1), the schedule "two passes" uses the
+# geometry *columns* only for arrays with at least this many rows (`outer`). `_as_columns` has the
+# other conditions, and an exception for masks.
 _TALL = 32
 
-# Rows of fewer elements than this are joined with the following rows.
+# If a row has fewer elements than this, it is joined with the rows that follow it in memory.
 _NARROW = 32
 _MOST_REPEATS = 16
 
-# The number of elements that a program reads. It is large enough to hide the time of the program's
-# start and final sum, and small enough that little of the device is idle while the last programs
-# run.
+# The number of elements that a program reads. This number is large enough to hide the time of the
+# program's start and of its final sum. It is small enough that only a small part of the device is
+# idle while the last programs run.
 _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
@@ -61,12 +64,12 @@ _SHARES = (_SHARE, 2 * _SHARE)
 # for each column of its tiles.
 _COLUMNS = 256
 
-# The fewest rows that a program reads, in the geometry *columns*. A program stores two or four
-# float64 numbers for each column. If a program read fewer rows, storing these numbers would be a
-# large part of the program's memory traffic. If a program with only `_LEAST_ROWS` rows would mean
-# more than about `_ENOUGH` programs, each program reads more rows, so that the second kernel has
-# fewer partial results to add up. If there would be fewer than `_FEW` programs, tiles are made
-# narrower, which makes more programs.
+# The fewest rows that a program reads, in the geometry *columns*. For each column, a program stores
+# two float64 numbers in a backward pass, and four in a forward pass. If a program read fewer rows,
+# storing these numbers would be a large part of the program's memory traffic. If a program with
+# only `_LEAST_ROWS` rows would mean more than about `_ENOUGH` programs, each program reads more
+# rows, so that the second kernel has fewer partial results to add up. If there would be fewer than
+# `_FEW` programs, tiles are made narrower, which makes more programs.
 _LEAST_ROWS = 128
 _ENOUGH = 512
 _FEW = 512
@@ -88,8 +91,8 @@ _COMPLETE_ODD = 8192
 _AHEAD = 16384
 
 # A channel's runs (contiguous elements) are odd if their size is not a multiple of this number of
-# bytes. Then a thread reads fewer bytes at once. Programs that prefetched odd runs took several
-# times as long as programs that did not.
+# bytes. A thread reads an odd run with fewer bytes per load instruction than another run. Programs
+# that prefetched odd runs took several times as long as programs that did not.
 _ODD = 8
 
 
@@ -204,7 +207,7 @@ def plan_gpu(problem: Problem, extents: Extents, gpu: Gpu, knobs: Knobs | None =
 
 
 def _arithmetics(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, Arithmetic, tuple[str, ...]]:
-    """Return the arithmetic of elements, that of mean and variance, and the reasons.
+    """Return the arithmetic of elements, the arithmetic of mean and variance, and the reasons.
 
     In float32 arithmetic, only the sums for mean and variance have the accuracy of float64. The
     variance is the difference of two numbers that are computed from these sums, so the leading
@@ -233,7 +236,7 @@ def _wide(problem: Problem, gpu: Gpu) -> tuple[Arithmetic, str]:
 
 
 def candidates(problem: Problem, extents: Extents) -> Iterator[Knobs]:
-    """Yield the knobs that tuning tries for a problem, the heuristic's choice first."""
+    """Yield the knobs that tuning tries for a problem, first those that `_choice` returns."""
     chosen, _ = _choice(problem, extents)
     yield chosen
     tried = [
@@ -263,12 +266,12 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     if not complete:
         if columns:
             # If 16-bit elements are computed in pairs of float32, a thread has too few registers
-            # for four vectors.
+            # for four vectors, so plans for 16-bit elements use two.
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
-        # A thread holds the coefficients of all its columns. With 16-bit elements a thread has
-        # eight columns, so the registers suffice for only 8 warps.
+        # A thread holds the coefficients of all its columns in registers. With 16-bit elements a
+        # thread has eight columns, so the registers suffice for only 8 warps.
         return Knobs(schedule, 8 if narrow else 16, vectors, 3, 0)
     if _is_odd(problem, extents):
         return Knobs(schedule, 4, vectors, 1, 0)
@@ -336,8 +339,8 @@ def _as_columns(problem: Problem, extents: Extents, vector: int, *, complete: bo
         # A program must read and write whole bytes of the mask, but a run of one channel may begin
         # in the middle of a byte.
         return True
-    # In the schedule "complete", unaligned runs are read element by element, which is still faster
-    # than two passes.
+    # With the schedule "complete", the geometry is "segments" even if runs are short or unaligned.
+    # Unaligned runs are then read element by element, but this is still faster than two passes.
     return not complete and outer >= _TALL and (inner < _SHORT or inner % vector != 0)
 
 
@@ -385,7 +388,7 @@ def _holds_channels(problem: Problem, extents: Extents) -> bool:
 
 
 def _is_odd(problem: Problem, extents: Extents) -> bool:
-    """Whether the size of a channel's runs is not a multiple of `_ODD` bytes."""
+    """Whether a channel's runs of contiguous elements are odd: not a multiple of `_ODD` bytes."""
     return extents.inner > 1 and extents.inner * problem.dtype.itemsize % _ODD != 0
 
 

@@ -11,7 +11,8 @@ from backnorm.graph.strict_json import expect_key, expect_object, expect_string
 def parse_attributes(value: object, where: str) -> dict[str, object]:
     """Return the value of each name in a JSON object ``{name: {"type": ..., "value": ...}}``.
 
-    Each value is checked against its declared type. The operator later checks names and values.
+    Each value is checked against its declared type. Whether the operator accepts the names and
+    values is checked later, by the operator.
     """
     attributes = {}
     for name, entry in expect_object(value, where).items():

@@ -9,10 +9,10 @@ from backnorm.dialects import registry
 from backnorm.dialects.schema import TensorSpec
 from backnorm.graph.pointwise import FLOATS, POINTWISE, Types
 
-#: The dialect of a graph's batch normalisations.
+#: The dialect whose names and rules the batch normalisations in a graph follow.
 DIALECT = "onednn_graph"
 
-#: Maps the names in oneDNN's graph-v0.9 to those in oneDNN 3.0 and later.
+#: Maps the names of operators in oneDNN's graph-v0.9 to their names in oneDNN 3.0 and later.
 OLDER_NAMES: Mapping[str, str] = {
     "BatchNormTrainingBackprop": "BatchNormTrainingBackward",
     "ReLUBackprop": "ReLUBackward",
@@ -29,7 +29,7 @@ class Port(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """An operator's ports in index order, and its attributes' types as in oneDNN's JSON."""
+    """An operator's ports, in index order, and attribute types, as oneDNN's JSON names them."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]

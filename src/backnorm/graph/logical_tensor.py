@@ -76,7 +76,7 @@ def check_elements(shape: tuple[int, ...], where: str) -> None:
 
 
 def merge(known: LogicalTensor, other: LogicalTensor, where: str) -> LogicalTensor:
-    """Merge two descriptions of a tensor, each of which may lack facts."""
+    """Merge two descriptions of a tensor; in each of them, some facts may be missing (None)."""
     for attribute in ("dtype", "shape", "stride", "name"):
         first, second = getattr(known, attribute), getattr(other, attribute)
         if first is not None and second is not None and first != second:
@@ -119,7 +119,7 @@ def _parse_stride(value: object, shape: tuple[int, ...], where: str) -> tuple[in
 
 
 def check_stride(stride: tuple[int, ...], shape: tuple[int, ...], where: str) -> None:
-    """Raise if `stride` does not fit `shape` or two elements would share memory."""
+    """Raise if `stride` does not fit `shape`, or if two elements would share memory."""
     if len(stride) != len(shape):
         raise ArgumentValueError(
             where,

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LogicalTensor:
-    """Metadata of a tensor. Logical tensors with the same id are the same tensor.
+    """Metadata of a tensor. Two logical tensors with the same id describe the same tensor.
 
     Attributes
     ----------

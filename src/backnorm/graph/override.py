@@ -1,8 +1,8 @@
 """Override shapes, types and attributes of a graph, in the syntax of benchdnn.
 
 Source: oneDNN 3.13, the parser and the rewriting of graphs in tests/benchdnn/graph, and the options
-in tests/benchdnn/inputs/graph. benchdnn runs a list of alternatives one after the other; here a
-list is an error, because only one graph is run.
+in tests/benchdnn/inputs/graph. If an option has a list of alternatives, benchdnn runs the graph
+once with each of them. Here such a list is an error, because the graph is run only once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GRAMMAR = {
     _SHAPES: "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES, joined by +, such as 0:2x8x7x7*acdb+1:8",
     _ATTRIBUTES: "ID:NAME:VALUE*NAME:VALUE..., joined by +, such as 0:data_format:NXC*epsilon:0.1",
 }
-# An id and a size have at most 20 digits.
+# These patterns accept ids and sizes of at most 20 digits.
 _ID = re.compile(r"[0-9]{1,20}")
 _SIZES = re.compile(r"[0-9]{1,20}(x[0-9]{1,20})*")
 _FLOAT_TYPES = {name: dtype for name, dtype in DATA_TYPES.items() if dtype in FLOATS}
@@ -111,7 +111,7 @@ def _tagged(where: str, tag: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _dense(shape: tuple[int, ...], order: Any) -> tuple[int, ...]:
-    """Return the strides of dense memory with the axes in `order`, the slowest first."""
+    """Return the strides of a dense array whose axes are in memory in `order`, outermost first."""
     stride, step = [0] * len(shape), 1
     for axis in reversed(list(order)):
         stride[axis] = step
@@ -184,7 +184,7 @@ def _value(where: str, type_: str, text: str) -> object:
 
 
 def _entries(option: str, text: str, known: list[int], noun: str) -> dict[int, str]:
-    """Return the entries of an option's value: {id: the text after the colon}."""
+    """Return {ID: TEXT} for the value of an option, `text`: entries ID:TEXT, joined by +."""
     if "," in text:
         raise ArgumentValueError(
             option, "has a list of alternatives", came=text, accepted="one alternative per run"

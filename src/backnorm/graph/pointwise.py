@@ -1,8 +1,9 @@
 """The elementwise operators of oneDNN's graphs: ReLU, its gradient, quantisation.
 
 Source: oneDNN developer guide (oneDNN 3.13), operations ReLU, ReLUBackward, Quantize and
-Dequantize. The guide leaves rounding and NaN open. Here `Quantize` rounds halves to even and
-saturates. ReLU returns NaN for NaN, and `Quantize` raises an error for NaN.
+Dequantize. The guide leaves rounding and NaN open. Here `Quantize` rounds to the nearest integer
+(ties to even), and replaces integers outside the range of the type by the nearest integer in the
+range. ReLU returns NaN for NaN, and `Quantize` raises an error for NaN.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _use_dst(
 def _quantisation(
     label: str, attributes: Attributes, types: Mapping[str, np.dtype]
 ) -> dict[str, object]:
-    """Return qtype and axis, and scales and zero points as arrays."""
+    """Return the checked attributes of a quantisation: qtype, axis, scales and zero points."""
     where = {name: f"{label}.{name}" for name in _QUANTISATION}
     accepted = " or ".join(_QTYPES)
     qtype = check_word(where["qtype"], attributes.get("qtype", _QTYPES[0]), accepted=accepted)
@@ -208,7 +209,7 @@ def _spread(attributes: Attributes, shape: tuple[int, ...]) -> tuple[np.ndarray,
 
 _QUANTISATION = {"qtype": "string", "axis": "s64", "scales": "f32[]", "zps": "s64[]"}
 
-#: The operators by oneDNN's names.
+#: Maps oneDNN's name of each elementwise operator to the operator.
 POINTWISE: Mapping[str, Pointwise] = {
     "ReLU": Pointwise(
         {"src": FLOATS}, {"dst": FLOATS}, {}, _no_attributes, _relu, one_type=True

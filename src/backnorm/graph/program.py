@@ -71,7 +71,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The name of the operator, and of the ReLU that is fused with it, if any."""
+        """The name of the operator. If a ReLU is fused with the operator, its name is added."""
         if not self.relu:
             return self.op
         return f"ReLUBackward + {self.op}" if RELU_PORT in self.inputs else f"{self.op} + ReLU"
@@ -99,13 +99,13 @@ class Program:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The keys of the tensors that no step produces."""
+        """The keys of the tensors that a step reads and no step produces."""
         produced = {key for step in self.steps for key in step.outputs.values()}
         read = dict.fromkeys(key for step in self.steps for key in step.inputs.values())
         return tuple(key for key in read if key not in produced)
 
     def find_inputs(self, names: Collection[str]) -> dict[str, str]:
-        """Return {key: name} for each input that `names` supplies.
+        """Return {key: name} for each input that has a name in `names`.
 
         Raises
         ------

@@ -13,7 +13,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 MAX_BYTES = 16 * 2**20
 
 _LONGEST_NAME = 200
-# The key of the metadata in .safetensors files.
+# A .safetensors file keeps its metadata under this key, so no tensor may have this name.
 _RESERVED_NAMES = ("__metadata__",)
 
 
@@ -57,7 +57,7 @@ def parse_json(data: bytes, where: str) -> object:
 
 
 def expect_object(value: object, where: str) -> dict[str, object]:
-    """Return `value` if it is an object."""
+    """Return `value` if it is a JSON object; raise an error if it is anything else."""
     if isinstance(value, dict):
         return value
     raise _wrong(value, where, "an object")
@@ -97,7 +97,7 @@ def expect_list(value: object, where: str, *, most: int = 1_000_000) -> list[obj
 
 
 def expect_string(value: object, where: str) -> str:
-    """Return `value` if it is a string."""
+    """Return `value`, or raise if it is not a string."""
     if isinstance(value, str):
         return value
     raise _wrong(value, where, "a string")

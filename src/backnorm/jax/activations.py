@@ -13,7 +13,7 @@ from backnorm.activations import Activation
 def activated(y: jax.Array, residual: Any, activation: Activation | None) -> jax.Array:
     """Return the activation of y, or of y + residual.
 
-    The derivative of a ReLU is 0 at 0 and at its ceiling, as in the kernels.
+    Where the input of a ReLU is 0 or equals the ceiling, its derivative is 0, as in the kernels.
     """
     if activation is None:
         return y

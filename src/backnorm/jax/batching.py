@@ -1,10 +1,10 @@
 """Primitives with a batching rule: `jax.vmap` gives their operands a leading batch axis.
 
-A primitive has the parameter `batched`. If it is set, every operand and every result has a batch
-axis. If all problems of the batch share an operand, the batch axis of this operand has size 1, as
-in `jax.ffi.ffi_call` with ``vmap_method="expand_dims"``. The axes of nested `jax.vmap`s are merged
-into one batch axis. A function that computes a batch needs this axis in all operands. If `batched`
-is not set, `with_batch_axes` adds the axis, with size 1.
+A primitive has the parameter `batched`. If `batched` is set, every operand and every result has a
+batch axis. If all problems of the batch share an operand, the batch axis of this operand has size
+1, as in `jax.ffi.ffi_call` with ``vmap_method="expand_dims"``. The axes of nested `jax.vmap`s are
+merged into one batch axis. A function that computes a batch needs this axis in all operands. If
+`batched` is not set, `with_batch_axes` adds the axis, with size 1.
 """
 
 from __future__ import annotations
@@ -42,13 +42,18 @@ def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[in
 
 
 def batch_size(operands: Sequence[Any]) -> Any:
-    """Return the batch size of operands that have a batch axis."""
+    """Return the batch size, given operands with a batch axis.
+
+    The batch axis of an operand has this size, or the size 1 if the whole batch shares the operand.
+    """
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
 def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return `function`, which computes one problem; if `batched`, a function that maps it over a
-    batch.
+    """Return `function`, which computes one problem.
+
+    If `batched` is true, return instead a function that computes a batch of problems, by mapping
+    `function` over the batch.
     """
 
     def mapped(*operands: Any) -> Any:
@@ -110,9 +115,13 @@ def _batched(
     batched: bool,
     **parameters: Any,
 ) -> tuple[list[jax.Array], list[int]]:
-    """Return the results of a primitive that is mapped over one more axis, and their batch axes."""
+    """Return the results of a primitive that is mapped over one more axis.
+
+    Also return the batch axis of each result.
+    """
     (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
-    # The new batch axis comes first, followed by the previous batch axis if there is one.
+    # In `pairs`, the first axis of an operand is the new batch axis. The second is the previous
+    # batch axis, or an axis of size 1 if there was none.
     pairs = []
     for x, axis in zip(operands, axes, strict=True):
         x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)

@@ -20,7 +20,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def read(name: str, value: Any) -> Any:
-    """Return `value`, an array of JAX or NumPy, or raise.
+    """Return `value` if it is an array of JAX or NumPy; raise otherwise.
 
     A subclass of NumPy's array becomes a plain array, because JAX would call the subclass's
     methods.
@@ -48,7 +48,10 @@ def read(name: str, value: Any) -> Any:
 
 
 def read_mask(mask: Any, x: Any) -> Any:
-    """Return the mask as an array of bool whose shape broadcasts to x's, or None, or raise."""
+    """Return the mask, or None if there is none; raise if the mask is invalid.
+
+    A mask must be an array of bool whose shape broadcasts to the shape of x.
+    """
     if mask is None:
         return None
     accepted = f"an array of bool whose shape broadcasts to x's, {x.shape}"
@@ -121,7 +124,10 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
 
 
 def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups | None:
-    """Return the groups of indices on mapped axes, or None, or raise."""
+    """Return `axis_index_groups` as tuples of indices on the mapped axes, or None if it is None.
+
+    Raise if it is invalid.
+    """
     if groups is None:
         return None
     accepted = "a list of lists of integers with an axis_name, or None"
@@ -167,7 +173,8 @@ def _is_name(name: object) -> bool:
     kind = type(name)
     if kind is str:
         return True
-    # JAX interprets an integer as the position of an axis of an array.
+    # An integer cannot be a name, because JAX interprets an integer as the position of an axis of
+    # an array.
     if issubclass(kind, int | Iterable):
         return False
     try:
@@ -196,9 +203,10 @@ def check_operands(
 
 
 def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
-    """Return the flag `reproducible`, or raise.
+    """Return `reproducible`, or raise if it is no flag or the call cannot be reproducible.
 
-    `names` are the mapped axes that the batch is split over.
+    `names` are the mapped axes that the batch is split over. A call cannot be reproducible with
+    such axes or with a mask.
     """
     if not check_flag("reproducible", value):
         return False
@@ -233,9 +241,10 @@ def check_not_reproducible(shape: Sequence[Any]) -> None:
 
 
 def _read(array: Any) -> Metadata | None:
-    """Return the metadata of an array for the rules of `backnorm.problem`; None for None."""
+    """Return the metadata that `backnorm.problem` checks, or None if `array` is None."""
     if array is None:
         return None
     dtype = array.dtype
-    # Some arrays, such as random keys, have an element type that only JAX has.
+    # Some arrays, such as random keys, have an element type that only JAX has. `object` stands for
+    # such a type, because the rules reject `object`.
     return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))

@@ -1,8 +1,9 @@
 """The computations on a CUDA device: Triton kernels, launched by jax-triton.
 
-When a primitive is lowered for a CUDA device, `by_kernels` decides whether kernels compute it; if
-so, JAX traces the function `computed`, which launches them. The problems of a batch (of `jax.vmap`)
-are computed as one problem, which has the channels of all of them.
+When a primitive is lowered for a CUDA device, `by_kernels` decides whether kernels compute the
+primitive. If so, JAX traces the function `computed`, which launches the kernels. Under `jax.vmap`,
+all problems of a batch are computed together, as one problem. Its channels are the channels of all
+these problems.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
 
 
 def device() -> Gpu | None:
-    """Return the properties of the CUDA devices, or None if they differ or there are none."""
+    """Return the name of the first CUDA device, and the compute capability of all of them. Return
+    None if their compute capabilities differ, or if there is no CUDA device.
+    """
     try:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError:

@@ -1,11 +1,12 @@
 """The computations of `primitives`, with derivatives of any order, in forward and in reverse mode.
 
-The derivative of the forward pass is the backward pass, in both modes, because the Jacobian of y in
-x is symmetric. The derivative of the backward pass is a formula in which mean and variance are
-arguments that do not depend on x. If the forward pass computed mean and variance from x, JAX
-differentiates this forward pass, too. The forward pass adds the terms with the derivatives of mean
-and variance with respect to x. All terms together are the second-order gradient in closed form.
-From the third order on, JAX differentiates the formula.
+The derivative of the forward pass is the backward pass, in forward as in reverse mode, because the
+Jacobian of y with respect to x is symmetric. The derivative of the backward pass is a formula in
+which mean and variance are arguments that do not depend on x. If the forward pass computed mean and
+variance from x, JAX differentiates this forward pass, too. The forward pass adds the terms with the
+derivatives of mean and variance with respect to x. The sum of all these terms is the second-order
+gradient in closed form. For derivatives of the third and higher orders, JAX differentiates this
+formula.
 
 No derivative that is defined here contains a collective operation, such as `psum`. JAX itself
 differentiates the collectives that compute the statistics of several devices.
@@ -42,7 +43,7 @@ def backward(*operands: jax.Array, options: Options) -> Arrays:
 
 
 def normalize(*operands: jax.Array, options: Options) -> Arrays:
-    """Return y, in a tuple, from x, mean, variance, gamma and beta."""
+    """Return a tuple with one array, y, computed from x, mean, variance, gamma and beta."""
     return bind(NORMALIZE, *operands, options=options._replace(reproducible=False))
 
 
@@ -52,7 +53,7 @@ def statistics(x: jax.Array, options: Options) -> Arrays:
 
 
 def _forward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
-    """Return the tangents of y, mean and variance; None for y if its tangent is zero."""
+    """Return the tangents of y, mean and variance. If that of y is zero, it is None."""
     x, mean, variance, gamma = residuals
     dx, dgamma, dbeta = tangents
     dy, dmean, dvariance = None, _zeros_like(mean), _zeros_like(mean)
@@ -120,7 +121,8 @@ def _backward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> A
     if all(each is None for k, each in enumerate(tangents) if k != 1):
         return backward(x, tangents[1], mean, variance, gamma, options=options)
     # Forward mode is computed as the transpose of reverse mode, so that both use one formula. The
-    # results are rounded after the transpose, because rounding is not linear.
+    # results are rounded after the transpose: JAX can transpose only linear functions, and rounding
+    # is not linear.
     wide = jnp.result_type(float)
     results = dy, gamma, gamma
     pull_back = jax.linear_transpose(
@@ -239,5 +241,5 @@ def _through_statistics(
 
 
 def _zeros_like(array: jax.Array) -> jax.Array:
-    """Return zeros of the shape, type and mapped axes of an array."""
+    """Return zeros with the shape and type of an array, varying over the same mapped axes."""
     return alike(jnp.zeros_like(array), array)[0]

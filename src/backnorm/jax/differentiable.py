@@ -36,7 +36,8 @@ def give_derivative(
 ) -> None:
     """Register the derivative of a primitive of `backnorm.jax.batching`.
 
-    The operands of the primitive must vary over the same mapped axes (`varying.alike`).
+    The operands of the primitive must all vary over the same mapped axes. The function
+    `varying.alike` marks arrays in this way.
 
     Parameters
     ----------
@@ -169,7 +170,10 @@ def _differentiated(
 
 
 def _nonzero(tangents: Sequence[Any]) -> tuple[bool, ...]:
-    """Return a flag for each tangent or cotangent: False if it is a symbolic zero of JAX."""
+    """Return a flag for each tangent or cotangent.
+
+    The flag is False if the tangent or cotangent is a symbolic zero of JAX, and True otherwise.
+    """
     return tuple(type(each) is not ad.Zero for each in tangents)
 
 

@@ -1,8 +1,8 @@
 """Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
 The handler of the calls is `backnorm.cpu.kernels.xla_handler`. Importing `backnorm.jax` loads the
-machine code of the handler and of all kernels. It is loaded this early because the process may run
-a function that another process has exported, and such a function calls the handler.
+machine code of the handler and of all kernels. The code is loaded this early because the process
+may run a function that another process has exported, and such a function calls the handler.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from backnorm.layout import mask_size
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
-#: The name under which XLA knows the handler of kernels. Compiled functions contain this name.
+#: The name under which XLA knows the handler of kernels. A compiled function contains this name,
+#: and so needs a handler with this name in every process that runs the function.
 TARGET = "backnorm_kernel"
 
 # Devices exchange sums after an operation whose name begins with "reduce", and before one whose
@@ -47,8 +48,8 @@ _lock = threading.Lock()
 _registered: list[Any] = []
 
 
-# The oldest and the newest version of the interface whose structures `xla_structures` describes.
-# jaxlib 0.5 to 0.11 have these versions.
+# The oldest and the newest version of XLA's foreign function interface whose structures
+# `xla_structures` describes. jaxlib 0.5 to 0.11 have these versions.
 _OLDEST, _NEWEST = (0, 1), (0, 4)
 
 
@@ -119,8 +120,8 @@ def call(
     names = (*OPERANDS[operation], "residual")[: len(operands)]
     arrays = dict(zip(names, operands, strict=True))
     if "variance" in arrays:
-        # A kernel reports a variance + epsilon that is not positive as an error, but compiled code
-        # does not check values, so such channels become NaN.
+        # If variance + epsilon is not positive, a kernel reports an error. But compiled code does
+        # not check values, so the variance of such a channel is replaced by NaN here.
         variance = arrays["variance"]
         arrays["variance"] = jnp.where(is_refused(variance, options.epsilon), jnp.nan, variance)
     signature, batch = SIGNATURES[operation], batch_size(operands)
@@ -146,7 +147,7 @@ def call(
 
 
 def _described(array: Any, field: str, batch: int) -> np.ndarray:
-    """Return the part of the attribute "buffers" for an array: see `xla_frame`."""
+    """Return the numbers that describe an array in the attribute "buffers": see `xla_frame`."""
     dtype = np.dtype(array.dtype)
     count = math.prod(array.shape)
     size = count * dtype.itemsize
@@ -157,12 +158,12 @@ def _described(array: Any, field: str, batch: int) -> np.ndarray:
 
 
 def _stage(problem: Problem) -> Any:
-    """Return the kernel of a problem on arrays in row-major order, XLA's order."""
+    """Return the kernel of a problem whose arrays are in row-major order, as XLA's arrays are."""
     return executable(problem, exchanged=problem.operation.startswith(_PHASES)).stage
 
 
 def register() -> None:
-    """Register the handler once in a process; it stays loaded because XLA stores its address."""
+    """Register the handler once in a process. Keep it loaded, because XLA stores its address."""
     if _registered:
         return
     found = version()

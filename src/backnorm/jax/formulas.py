@@ -1,8 +1,9 @@
 """Batch normalisation as `jax.numpy` code, for devices without kernels and for derivatives.
 
-Arrays keep the caller's axes. Per-channel arrays have shape (C,), and type float64 if x is float64,
-else float32. Elements are computed and summed up in the type of per-channel arrays, or in float64
-if `options.arithmetic` is "float64". All functions are differentiable, to any order.
+The arrays x, dy and y keep the order of axes that the caller chose. Per-channel arrays have the
+shape (C,). Their type is float64 if x is float64, and float32 otherwise. Elements are computed and
+summed up in the type of per-channel arrays, or in float64 if `options.arithmetic` is "float64". All
+functions are differentiable, to any order.
 """
 
 from __future__ import annotations
@@ -118,10 +119,11 @@ def masked_statistics(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the statistics and the number of the elements where `mask` is set, for every channel.
 
-    Mean and variance have the types that `statistics` returns. Statistics are 0 for a channel
-    without such elements.
+    Mean and variance have the types that `statistics` returns. If `mask` is set for no element of a
+    channel, the mean and the variance of the channel are 0.
     """
-    # An element outside the mask may be NaN, which would propagate through derivatives.
+    # An element outside the mask may be NaN, which would propagate through derivatives. So such
+    # elements are replaced by 0.
     x = jnp.where(mask, x, 0).astype(type_for(x, options.arithmetic))
     masked = _Masked(x, options.axis, mask)
     return *formulas.statistics(masked, x), masked.elements
@@ -181,9 +183,9 @@ def wide_second_order(
 
     `backnorm.second_order.formulas` has the formulas. The compute dtype is float64 if
     `jax_enable_x64` is set, else float32. `conformance.judge.check_double_backward` has the error
-    budgets for both compute dtypes. If x is of the compute dtype, a compiled function needs no
-    memory beyond the results. Otherwise, on a CPU, XLA stores converted copies of arrays before it
-    sums them up.
+    budgets for both compute dtypes. If x has the compute dtype, a compiled function allocates
+    memory only for its results. If x is of another type, XLA on a CPU stores copies of the arrays
+    in the compute dtype before it sums them up.
     """
     x, dy, mean, variance, gamma = operands
     ddx, ddgamma, ddbeta = cotangents
@@ -207,7 +209,7 @@ def wide_second_order(
 
 
 def rounded_like(values: Any, arrays: Any) -> tuple[jax.Array, ...]:
-    """Return the values in the types of the arrays, each rounded once."""
+    """Return each value, rounded once to the type of the array at the same position."""
     pairs = zip(values, arrays, strict=True)
     return tuple(_rounded(value, array.dtype) for value, array in pairs)
 
@@ -254,8 +256,9 @@ def _rounded(value: jax.Array, dtype: Any) -> jax.Array:
 def _rounded_from_odd(value: jax.Array, dtype: Any) -> jax.Array:
     # Round to odd: truncate, and set the last bit if any truncated bit was set. The result is
     # halfway between two 16-bit values only if the original value is. So XLA may convert the result
-    # by way of float32, which holds it exactly. (Results that are subnormal in float32 are an
-    # exception, but XLA on CPUs replaces them by zero anyway.)
+    # first to float32 and then to 16 bits: float32 can represent the result exactly, so only the
+    # second conversion rounds. (Results that are subnormal in float32 are an exception, but XLA on
+    # CPUs replaces them by zero anyway.)
     bits = jax.lax.bitcast_convert_type(value, jnp.int64)
     last = 1 << 29
     kept = bits & -last

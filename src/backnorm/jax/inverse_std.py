@@ -1,4 +1,4 @@
-"""Inverse standard deviations of channels, also for subnormal variances, which XLA flushes to 0."""
+"""Inverse standard deviations, correct even for subnormal variances, which XLA flushes to 0."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import numpy as np
 
 
 def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
-    """Return where variance + epsilon is not positive, without flushing subnormal numbers to 0."""
+    """Return, for each channel, whether variance + epsilon is not positive.
+
+    Subnormal numbers are not flushed to 0.
+    """
     sign, magnitude = _bits(variance)
-    # The smallest number of the variance's type that is at least epsilon.
+    # `bound` is the smallest number of the variance's type that is at least epsilon.
     with np.errstate(over="ignore"):
         bound = np.asarray(epsilon, variance.dtype)
     if float(bound) < epsilon:
@@ -28,7 +31,8 @@ def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
 
 
 def inverse_std(variance: jax.Array, epsilon: float, dtype: Any = None) -> jax.Array:
-    """Return 1/sqrt(variance + epsilon) in `dtype`, at most the largest number of that type.
+    """Return 1/sqrt(variance + epsilon) in `dtype`. If epsilon > 0, a result that is too large for
+    this type is replaced by the type's largest number.
 
     On a CPU, XLA flushes subnormal numbers to 0. So subnormal variances are read as integers from
     their bits, in units of the smallest subnormal number.

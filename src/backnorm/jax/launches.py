@@ -45,7 +45,8 @@ class Memory:
 
 
 class Call:
-    """A kernel with its sizes. It takes `Memory` where `launch.Kernel` takes pointers.
+    """A kernel for arrays of given sizes. A call takes `Memory` where `launch.Kernel` takes
+    pointers.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class Call:
         outputs: tuple[Memory, ...],
         numbers: tuple[float, ...] = (),
     ) -> None:
-        """Store the results of the kernel in the outputs."""
+        """Run the kernel on the values of `inputs`, and store its results in `outputs`."""
         # An input without a value, or an output that repeats an earlier output, stands for an
         # absent array, which the kernel does not use. The first input takes the place of such an
         # input, and an array of one element takes the place of such an output.
@@ -137,15 +138,15 @@ class _Size(int):
 def compiling() -> Iterator[None]:
     """While a function is lowered, make Triton compile kernels to PTX that JAX can assemble.
 
-    For Hopper and newer devices, Triton 3.9 writes PTX 9.4, the version of its own CUDA 13.4. JAX
-    assembles the PTX with the `ptxas` of its own CUDA. If that is CUDA 12, `ptxas` raises
-    "Unsupported .version 9.4". For older devices, Triton calls its second `ptxas`, that of CUDA
-    12.9, and writes PTX 8.8. Within this context, Triton uses the `ptxas` of CUDA 12.9 for all
-    devices, and so writes PTX 8.8.
+    For Hopper and newer devices, Triton 3.9 writes PTX of version 9.4, which belongs to CUDA 13.4,
+    the version that Triton contains. JAX assembles the PTX with the `ptxas` of its own CUDA. If
+    JAX's CUDA has the version 12, its `ptxas` raises "Unsupported .version 9.4". For older devices,
+    Triton calls its second `ptxas`, that of CUDA 12.9, and writes PTX 8.8. Within this context,
+    Triton uses the `ptxas` of CUDA 12.9 for all devices, and so writes PTX 8.8.
     """
     from triton import knobs
 
-    # Triton's knobs are global to the process, hence the lock.
+    # Triton's knobs are global to the process, so a lock is held while they are changed.
     with _compiling, knobs.nvidia.scope():
         if "ptxas_blackwell" in vars(type(knobs.nvidia)):
             knobs.nvidia.ptxas_blackwell = knobs.nvidia.ptxas.path
@@ -172,7 +173,8 @@ def reason_against() -> str | None:
 
 @functools.cache
 def _library() -> Any:
-    # Importing jax-triton changes Triton's cache directory for the whole process; undo this.
+    # Importing jax-triton changes Triton's cache directory for the whole process. The code below
+    # restores the directory.
     name = "TRITON_CACHE_DIR"
     before = os.environ.get(name)
     try:

@@ -18,7 +18,7 @@ from backnorm.problem import residual_alone
 
 
 def feature_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """Return the axes of features as numbers from 0 on, in ascending order, each once."""
+    """Return the axes of features as different numbers from 0 to rank - 1, in ascending order."""
     axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
     places = {int(each) + rank if int(each) < 0 else int(each) for each in axes}
     if not places or not places <= set(range(rank)):
@@ -46,7 +46,7 @@ def normalised(
 
     Mean and variance have one value per feature, in row-major order of the feature axes. `layer` is
     a flax layer. `statistics` are the running mean and variance. `parameters` are scale and bias.
-    `groups` are the arguments of `batch_norm` about mapped axes.
+    `groups` has the arguments `axis_name` and `axis_index_groups` of `batch_norm`, or is empty.
     """
     x = x.astype(promoted(x.dtype, out))
     axes = feature_axes(layer.axis, x.ndim)
@@ -61,7 +61,8 @@ def normalised(
             raise residual_alone("inference")
         return activated(y, _checked(residual, x), follows).astype(out), ()
     if mask is not None:
-        # flax also accepts masks of numbers.
+        # Like flax's layers, this function also accepts a mask of numbers, which is converted to
+        # bool.
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
     if residual is not None:
         residual = _at_one_axis(_checked(residual, x), axes)[0]
@@ -73,7 +74,7 @@ def normalised(
 
 
 def _checked(residual: Any, x: jax.Array) -> Any:
-    """Return a residual in x's type, or raise."""
+    """Return `residual` in x's type; raise if it does not have x's shape."""
     if residual is None:
         return None
     if residual.shape != x.shape:

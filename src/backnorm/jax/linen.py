@@ -1,4 +1,4 @@
-"""The layer for flax.linen: ``from backnorm.jax.linen import BatchNorm`` instead of flax's.
+"""The layer for flax.linen: import `BatchNorm` from ``backnorm.jax.linen`` instead of from flax.
 
 Only this module and `backnorm.jax.nnx` import flax.
 """
@@ -74,8 +74,8 @@ class BatchNorm(linen.BatchNorm):
 
         out = linen.dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
         groups = {}
-        # When the variables are initialised, the mapped axis may not exist yet, so nothing is
-        # exchanged.
+        # While the variables are initialised, the mapped axis may not exist yet. So the devices do
+        # not exchange statistics then.
         if self.axis_name is not None and not self.is_initializing():
             groups = {"axis_name": self.axis_name, "axis_index_groups": self.axis_index_groups}
         statistics, parameters = (mean.value, variance.value), (scale, bias)

@@ -1,4 +1,4 @@
-"""The layer for flax.nnx: ``from backnorm.jax.nnx import BatchNorm`` instead of flax's."""
+"""The layer for flax.nnx: import `BatchNorm` from ``backnorm.jax.nnx`` instead of from flax."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class BatchNorm(nnx.BatchNorm):
         )  # fmt: skip
         for average, each in zip((self.mean, self.var), batch, strict=not frozen):
             now = moved(average[...], each, self.momentum)
-            # An average that flax updates in place cannot carry derivatives.
+            # If flax can update the average in place, the new value must not carry derivatives, so
+            # they are cut off.
             in_place = getattr(average, "_can_update", False)
             average[...] = jax.lax.stop_gradient(now) if in_place else now
         return y

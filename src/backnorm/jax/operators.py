@@ -187,8 +187,9 @@ def batch_norm_backward(
         dx     = gamma*s * dy                                            frozen statistics
 
     The gradients are differentiable with respect to all five arrays. Their derivatives treat mean
-    and variance as arguments that do not depend on x. If they are results of `batch_norm`, JAX adds
-    their derivatives in x by the chain rule.
+    and variance as arguments that do not depend on x. If mean and variance are results of
+    `batch_norm`, JAX adds, by the chain rule, the terms with the derivatives of mean and variance
+    in x.
 
     Parameters
     ----------
@@ -246,8 +247,9 @@ def _batch_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return y, mean and variance from x, gamma, beta, mask and residual.
 
-    `mask` selects the elements that mean and variance are computed from. `groups` has the mapped
-    axes that the batch is split over, and JAX's `axis_index_groups` (or None).
+    `mask` selects the elements that mean and variance are computed from. `groups` is a pair: the
+    mapped axes that the batch is split over, and the value of JAX's argument `axis_index_groups`,
+    which may be None.
     """
     x, gamma, beta, mask, residual = operands
     arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
@@ -269,7 +271,7 @@ def _batch_norm(
 def _statistics(
     x: jax.Array, mask: Any, options: Options, groups: tuple[Any, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return mean and variance, NaN for a channel in which the mask selects no element."""
+    """Return mean and variance; both are NaN in a channel in which the mask selects no element."""
     count = None
     if mask is None:
         mean, variance = derivatives.statistics(x, options)
@@ -328,8 +330,8 @@ def _scale_and_offset(
 ) -> tuple[jax.Array, jax.Array]:
     """Return gamma (ones if it is None) and beta (zeros if None) in the type of per-channel arrays.
 
-    16-bit parameters are converted to float32. Statistics and parameter gradients are then rounded
-    to 16 bits only once, at the end.
+    16-bit parameters are converted to float32. Therefore statistics and parameter gradients are
+    also computed in float32, and are rounded to 16 bits only once, at the end.
     """
     work, channels = working_type(x.dtype), x.shape[options.axis]
     gamma = jnp.ones(channels, work) if gamma is None else gamma.astype(work)
@@ -340,7 +342,8 @@ def _options(
     x: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: bool = False
 ) -> Options:
     epsilon, axis = check.check_epsilon(epsilon), check.check_axis(axis, x)
-    # JAX converts float64 NumPy input to its default float type.
+    # JAX converts a float64 NumPy array to JAX's default float type, which is float32 unless
+    # `jax_enable_x64` is set.
     dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
     return Options(epsilon, axis, requested(dtype, arithmetic), reproducible)
 

@@ -1,9 +1,10 @@
 """Combine the statistics and sums of the parts of a batch that is split over devices.
 
-`PARTS` has the functions by which one device computes its part of a primitive. A kernel sums up the
-part, the devices exchange the sums, and another kernel computes the results from the sums of all
-parts. Sums are float64, or int64 if they are reproducible, even if 64-bit types are not enabled
-(`jax_enable_x64`).
+`PARTS` has two functions, for the forward and the backward pass, by which a device computes the
+results for its part of the batch. On each device, a kernel sums up the device's part. The devices
+exchange these sums, and another kernel computes the results from the sums of all parts. Sums are
+float64 (reproducible sums are int64), even if JAX's setting `jax_enable_x64` does not enable 64-bit
+types.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from backnorm.jax.problems import Options
 from backnorm.jax.varying import alike
 from backnorm.signature import Operation
 
-#: Arguments of `jax.lax.psum`: the mapped axes that the batch is split over, and their groups.
+#: Arguments of `jax.lax.psum`: the mapped axes that the batch is split over (`axis_name`), and the
+#: groups of devices that sum up together (`axis_index_groups`).
 Groups = dict[str, Any]
 
 
@@ -110,7 +112,7 @@ def _whole_sums(own: jax.Array, groups: Groups) -> jax.Array:
 
 
 def _whole_bins(own: jax.Array, groups: Groups) -> jax.Array:
-    """Return the reproducible sums of all parts, (batch, rows, C): see `binned`."""
+    """Return the bins of the sums over all parts, of shape (batch, rows, C); see `binned`."""
     bins = jnp.moveaxis(own, 1, 0)
     tops = jax.lax.pmax(binned.tops_of(bins), **groups)
     total = jax.lax.psum(binned.raised(bins, tops, jnp), **groups)

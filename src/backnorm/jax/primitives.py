@@ -1,8 +1,9 @@
 """The operations of backnorm as primitives of JAX.
 
-Each platform has its own lowering. Kernels run on CPUs, and on CUDA devices if they can be
-launched; formulas run everywhere else. The primitive that returns only the statistics uses formulas
-on all platforms.
+A primitive is compiled to different code on each platform (its lowering). On CPUs, a primitive runs
+a kernel if XLA can call the kernels. On CUDA devices, it runs a kernel if jax-triton can launch the
+kernels. In all other cases, JAX compiles the formulas (`formulas`). The primitive that returns only
+the statistics uses formulas on all platforms.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from backnorm.signature import Operation
 
 
 def bind(primitive: Any, *operands: jax.Array, options: Options) -> tuple[jax.Array, ...]:
-    """Return the results of a primitive for one problem."""
+    """Return the results of a primitive for one problem, not for a batch of problems."""
     return tuple(primitive.bind(*operands, options=options, batched=False))
 
 

@@ -69,7 +69,8 @@ def problem_of(
     """Return the problem of one entry of a `jax.vmap` batch; those of all entries are equal.
 
     The problem has the shape (outer, channels, inner). `operands` are the arrays that `OPERANDS`
-    names for the operation, each with a leading batch axis (`batching`). A residual may follow.
+    names for the operation, each with a leading batch axis (`batching`). One more array may follow:
+    the residual.
     """
     names, x = OPERANDS[operation], operands[0]
     shape, axis, dtype = x.shape[1:], options.axis, np.dtype(x.dtype)

@@ -59,9 +59,9 @@ def batch_norm_with_state(
 
     ::
 
-        training:      y by the statistics of the batch,
+        training:      y is computed with the statistics of the batch, and
                        state = momentum * state + (1 - momentum) * statistics of the batch
-        not training:  y by the running statistics, which do not change
+        not training:  y is computed with the running statistics, which do not change
 
     The results are differentiable like those of `batch_norm` and `batch_norm_inference`.
 
@@ -141,7 +141,7 @@ def _check_momentum(momentum: Any) -> float:
 
 
 def _widened(name: str, array: Any, work: Any) -> Any:
-    """Return a per-channel array in type `work`; unchanged if its type is not floating-point."""
+    """Return an array in type `work`, or unchanged if its type is not floating-point."""
     if array is None and name in ("gamma", "beta"):
         return None
     array = check.read(name, array)

@@ -1,16 +1,16 @@
 """Split calls of kernels over devices when a function is compiled; x stays where it is.
 
-A data array may be split along any of its axes; per-channel arrays are split like the channels. If
-a batch is split, every device sums up its part, and the devices exchange the sums (`parts`). If
-only channels, or the batch axis of `jax.vmap`, are split, each device runs the kernel without an
-exchange. XLA calls this code while it compiles a function, when the placement of the arrays is
-known. This works only with XLA's partitioner Shardy. With its older partitioner, GSPMD, the arrays
-are gathered, not split.
+A data array may be split along any of its axes. Per-channel arrays are split as the data arrays are
+along the channel axis. If a batch is split, every device sums up its part, and the devices exchange
+the sums (`parts`). If only channels, or the batch axis of `jax.vmap`, are split, each device runs
+the kernel without an exchange. XLA calls this code while it compiles a function, when the placement
+of the arrays is known. This works only with XLA's partitioner Shardy. With its older partitioner,
+GSPMD, the arrays are gathered, not split.
 
 The *holders* of an array A say which devices have which part of A. They are an array of device
 numbers. If A has r axes, its holders have r + 1. The first r sizes are the numbers of parts along
-the axes of A. The devices along the last axis all have the same part. The number of a device is its
-index in the device assignment of the compiled function.
+the axes of A. Devices that differ only in their index on the last axis have the same part of A. The
+number of a device is its index in the device assignment of the compiled function.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from backnorm.jax.parts import PARTS
 from backnorm.jax.problems import OPERANDS, Options
 from backnorm.signature import SIGNATURES, Operation
 
-# The name of the only axis of the mesh. In an exchange, a group of devices is a list of positions
-# on this axis.
+# The name of the only axis of the mesh, JAX's array of the devices. When devices exchange sums, a
+# group of devices is given as a list of their positions on this axis.
 _DEVICES = "backnorm_devices"
-# Names of axes in sharding rules: the batch axis, a batch axis of size 1 (shared), the axis of
-# channels, and other axes.
+# Names of axes in sharding rules: the batch axis of `jax.vmap`, a batch axis of size 1 (all
+# problems share the array), the axis of channels, and other axes.
 _BATCH, _SHARED, _CHANNEL, _OTHER = "b", "s", "c", "a"
 
 _Kernel = Callable[..., Sequence[Any]]
 
 
 def split_lowering(operation: Operation, kernel: _Kernel, devices: tuple[Any, ...]) -> Any:
-    """Return the lowering rule of a primitive, by which the compiler can split it over devices.
+    """Return the lowering rule of a primitive whose arrays the compiler may split over devices.
 
     Parameters
     ----------
@@ -124,7 +124,8 @@ class _Split:
             for k, x in enumerate(operands):
                 if x.shape[0] != batch:
                     self._operand_axes[k] = (f"{_SHARED}{k}", *self._operand_axes[k][1:])
-        # The axes of data arrays, which include the axes of all other arrays.
+        # These are the axes of data arrays. The axes of all other arrays are among them, except
+        # batch axes of size 1 (`_SHARED`).
         self._all = self._result_axes[0]
         rule = " -> ".join(
             ", ".join(map(" ".join, side)) for side in (self._operand_axes, self._result_axes)
@@ -142,7 +143,7 @@ class _Split:
         return (_BATCH, *axes) if self._batched else tuple(axes)
 
     def _partition(self, _: Any, operands: Any, results: Any) -> tuple[Any, ...]:
-        """Return the mesh, one device's function, and the shardings of results and operands."""
+        """Return the mesh, a device's function, and the shardings of results and operands."""
         axes = *self._operand_axes, *self._result_axes
         holders, like = self._holders((*operands, *results), axes)
         inner = [k for k, axis in enumerate(self._all) if axis not in (_BATCH, _CHANNEL)]
@@ -178,7 +179,8 @@ class _Split:
                 continue
             holders = _holders_of(array.sharding, len(names))
             if names != self._all:
-                # The array's batch axis has size 1: all problems of the batch share its elements.
+                # The array's batch axis has size 1, because all problems of the batch use the same
+                # elements of the array.
                 holders = _reduced(holders, range(1, len(names)))[None]
             holders = _evenly_cut(holders, shape)
             if best is None or _parts_of(holders) > _parts_of(best):
@@ -198,7 +200,10 @@ class _Split:
 
 
 def _holders_of(sharding: Any, rank: int) -> np.ndarray:
-    """Return the holders of an array with a sharding of XLA (JAX's ``GSPMDSharding``)."""
+    """Return the holders of an array that `sharding` splits.
+
+    The array has `rank` axes. `sharding` is a ``GSPMDSharding`` of JAX.
+    """
     described = sharding._to_xla_hlo_sharding(rank)
     if not described.is_tiled():
         return np.arange(sharding.num_devices).reshape((1,) * rank + (-1,))
@@ -207,7 +212,10 @@ def _holders_of(sharding: Any, rank: int) -> np.ndarray:
 
 
 def _sharding_of(holders: np.ndarray, like: Any) -> Any:
-    """Return the sharding of an array with these holders, as an object of the class of `like`."""
+    """Return the sharding that gives an array these holders.
+
+    `like` is a sharding that has the class and the devices of the returned one.
+    """
     from jaxlib.xla_client import HloSharding, OpSharding
 
     devices = tuple(like._device_assignment)

@@ -40,7 +40,8 @@ batch_norm = _function()
 def batch_norm_synchronised(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
     """Normalise like `batch_norm`, with the statistics of all replicas.
 
-    Only for TensorFlow; with other backends, Keras rejects a layer with ``synchronized=True``.
+    This function is only for TensorFlow. With other backends, Keras rejects a layer with
+    ``synchronized=True``.
     """
     from backnorm.tensorflow.operators import batch_norm_synchronised as of_tensorflow
 

@@ -20,9 +20,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
     The layer has two more arguments, `arithmetic` and `reproducible`. All other arguments and the
     weights are those of Keras's layer. Results, including moving statistics, differ from those of
     Keras's layer by rounding only. Weights can be loaded from either layer into the other. backnorm
-    computes the forward and the backward pass of a training step (``training=True``, and the layer
-    is trainable). Results are rounded once unless `arithmetic` is "float32". A float16 or bfloat16
-    input is not copied to float32.
+    computes the forward and the backward pass of a training step, that is, of a call with
+    ``training=True`` of a layer that is trainable. Results are rounded once unless `arithmetic` is
+    "float32". A float16 or bfloat16 input is read without a copy in float32.
 
     The base class, Keras's layer, computes everything else:
 
@@ -67,7 +67,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         mask, if ``renorm=True``, or, with TensorFlow, if XLA compiles the step.
     """
 
-    # Attributes of the class, because `convert` does not call `__init__`.
+    # These are attributes of the class, so that a converted layer has them, too: `convert` does not
+    # call `__init__`.
     arithmetic: Arithmetic | None = None
     reproducible: bool = False
 

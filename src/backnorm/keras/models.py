@@ -13,7 +13,7 @@ from backnorm.keras.layer import BatchNormalization
 from backnorm.scalars import check_flag
 
 _THEIRS = keras.layers.BatchNormalization
-# The attributes in which Keras stores the traced steps of a model.
+# The attributes of a model in which Keras stores the model's traced steps.
 _TRACED = ("train_function", "test_function", "predict_function")
 
 
@@ -95,7 +95,7 @@ def revert(model: Any) -> Any:
     the errors are as in `convert`.
     """
     for layer in _ours(_layers(model)):
-        # Keras's layer does not have these attributes.
+        # Keras's layer does not have these attributes, so they are removed.
         for name in ("arithmetic", "reproducible"):
             vars(layer).pop(name, None)
     _exchange(model, BatchNormalization, _THEIRS)
@@ -108,7 +108,8 @@ def _ours(layers: list[Any]) -> list[Any]:
 
 def _layers(model: Any) -> list[Any]:
     """Return all layers of a model, including the model, or raise if it is not a Keras layer."""
-    # `isinstance` reads `__class__`, which an object can override.
+    # The check does not use `isinstance`, because it reads `__class__`, which an object can
+    # override.
     if not issubclass(type(model), keras.Layer):
         raise ArgumentTypeError(
             "model",
@@ -120,7 +121,10 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _exchange(model: Any, old: type, new: type) -> list[Any]:
-    """Replace the class `old` of layers by `new`, discard traced functions, return all layers."""
+    """Change the class of every layer of class `old` to `new`; return all layers of the model.
+
+    The functions that Keras has traced are discarded, so that Keras traces them again.
+    """
     layers = _layers(model)
     for layer in layers:
         if type(layer) is old:

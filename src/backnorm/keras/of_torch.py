@@ -21,8 +21,12 @@ def batch_norm(
     arithmetic: Arithmetic | None,
     reproducible: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Return y, mean and biased variance. Only y has gradients; its memory order is that of x."""
-    # Keras traces shapes with tensors on PyTorch's meta device.
+    """Return y, mean and biased variance.
+
+    Only y has gradients. In memory, y has the same order of axes as x.
+    """
+    # Tensors on PyTorch's meta device are accepted because Keras calls this function with such
+    # tensors to find the shapes of the results.
     if x.device.type not in ("cpu", "meta"):
         raise ArgumentValueError(
             "inputs",

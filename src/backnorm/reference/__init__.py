@@ -10,7 +10,8 @@ With M elements per channel, c = x - mean and s = 1 / sqrt(variance + epsilon)::
     y      = gamma * s * c + beta
 
 For each element of a result, T is the sum of the magnitudes of its formula's terms. If the terms
-cancel, rounding errors are measured relative to T (:mod:`backnorm.conformance.judge`).
+cancel, the element is much smaller than T. Therefore the judge (:mod:`backnorm.conformance.judge`)
+allows rounding errors in proportion to T.
 
 The oracle computes with about 106 significant bits, so it can judge float64 results. The oracle
 works in small blocks, so memory beyond the results does not grow with the problem. If a result is

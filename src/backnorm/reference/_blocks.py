@@ -41,7 +41,7 @@ class Blocks:
         return array.reshape(self.outer, self.channels, self.inner)
 
     def parts(self) -> Iterator[Part]:
-        """Yield ranges of channels."""
+        """Yield the channels in ranges, as a `Part` for each range."""
         step = max(_BLOCK_CHANNELS, _BLOCK // max(self.outer * self.inner, 1))
         for start in range(0, self.channels, step):
             yield Part(self, slice(start, min(start + step, self.channels)))
@@ -64,7 +64,7 @@ class Part:
         return Term.of(np.asarray(values[self.channels], np.float64)[:, None])
 
     def cells(self) -> Iterator[_Cell]:
-        """Yield blocks that together cover the channels."""
+        """Yield blocks that together cover all elements of the channels."""
         outer, inner = self.blocks.outer, self.blocks.inner
         room = max(1, _BLOCK // (self.channels.stop - self.channels.start))
         inner_step = max(1, min(inner, room))
@@ -121,7 +121,7 @@ class Outputs:
             target[...] = form.reshape(target.shape)
 
     def as_record(self, record: type[_Record]) -> _Record:
-        """Return a record with a field for each result and a field for its T."""
+        """Return a record with two fields for each result: its value, and its T (`Term.size`)."""
         fields: dict[str, Any] = {}
         for name, array in self._arrays.items():
             hi, lo, fields[f"{name}_terms"] = (part.reshape(self._shapes[name]) for part in array)

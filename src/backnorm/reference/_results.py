@@ -1,4 +1,4 @@
-"""Results of the oracle: exact values, each with T, the sum of its terms' magnitudes."""
+"""Results of the oracle: exact values, each with T, the sum of the magnitudes of its terms."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class ExactNormalized:
 
 @dataclass(frozen=True, slots=True)
 class ExactOutput:
-    """Exact inference: y and the magnitudes of its terms."""
+    """The exact result of inference.
+
+    `y_terms` has T of each element of y, which is the sum of the magnitudes of the element's terms.
+    """
 
     y: Exact
     y_terms: FloatArray

@@ -15,7 +15,9 @@ from backnorm.reference._terms import inverse_deviation
 class Scale:
     """Three magnitudes (besides T) of each element of an output, as float64 arrays of its shape.
 
-    An output is ``direct + sum_j w_j S_j`` with sums ``S_j = sum_i t_ij``.
+    An element of an output is computed as ``direct + sum_j w_j S_j``. Here ``direct`` is a term
+    without a sum, ``S_j = sum_i t_ij`` is a sum over the channel, and ``w_j`` is the factor of this
+    sum.
 
     Attributes
     ----------
@@ -34,7 +36,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class GradientScales:
-    """Scales of the gradients of the backward pass."""
+    """The `Scale` of each gradient that the backward pass returns."""
 
     dx: Scale
     dgamma: Scale
@@ -56,13 +58,14 @@ def gradient_scales(
     proportional.
 
     The parameters are those of :func:`backward`. With M elements per channel, c = x - mean,
-    s = 1/sqrt(variance + epsilon), D = sum(dy) and P = sum(dy c), the scale of dx is::
+    s = 1/sqrt(variance + epsilon), D = sum(dy) and P = sum(dy c), the three numbers of the `Scale`
+    of dx are::
 
         value  |gamma s| (|dy| + |D|/M + |c| s**2 |P|/M)
         sums   |gamma s| (|D|/M + |c| s**2 |P|/M)
         root   |gamma s| (sqrt(sum(dy**2))/M + |c| s**2 sqrt(sum((dy c)**2))/M)
 
-    If the statistics are constants, the terms with sums are absent.
+    If the statistics are constants, the terms with D, P or a sum are left out.
     """
     blocks = Blocks(x.shape, data_format)
     xs, dys, count = blocks.view(x), blocks.view(dy), blocks.count
@@ -78,8 +81,8 @@ def gradient_scales(
             for cell in part.cells():
                 d, c = part.load(dys, cell).plain, part.load(xs, cell).plain - m
                 peaks = np.maximum(peaks, np.abs([d, d * c]).max(2, keepdims=True))
-            # Terms are divided by a power of two near the largest one, so that their squares
-            # neither overflow nor vanish.
+            # The terms of a sum are divided by a power of two near the largest of these terms, so
+            # that the squares of the terms neither overflow nor vanish.
             units = np.ldexp(1.0, np.frexp(peaks)[1])
             for cell in part.cells():
                 d, c = part.load(dys, cell).plain, part.load(xs, cell).plain - m

@@ -56,6 +56,9 @@ def double_backward(
 ) -> ExactSecondGradients:
     """Return the exact gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta>.
 
+    dx, dgamma and dbeta are the results of the backward pass. <a, b> is the sum of the products of
+    the elements of a and b. The gradients are those with respect to x, dy and gamma.
+
     Parameters
     ----------
     x, dy, mean, variance, gamma, epsilon, data_format, training

@@ -1,4 +1,4 @@
-"""Numbers that are evaluated together with the sum of the magnitudes of their terms."""
+"""Numbers, each evaluated together with the sum of the magnitudes of its terms."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Term:
         return Term(self.exact / divisor, self.plain / divisor, self.size / divisor)
 
     def sum(self) -> Term:
-        """Return the sum of each channel."""
+        """Return the sum over the elements of each channel."""
         plain, size = (part.sum(1, keepdims=True) for part in (self.plain, self.size))
         return Term(self.exact.sum()[:, None], plain, size)
 

@@ -4,7 +4,7 @@
 evaluates the formulas block by block, for arrays that can be written to (NumPy's and PyTorch's).
 `arrays` has the public function for NumPy arrays; the functions for PyTorch's and JAX's arrays are
 in `backnorm.torch` and `backnorm.jax.formulas`. The oracle (`backnorm.reference`) shares no code
-with them.
+with any of these modules.
 """
 
 from backnorm.second_order.arrays import batch_norm_double_backward

@@ -1,7 +1,7 @@
 """Second-order gradients of NumPy arrays: the public function, and its sums.
 
-The engine computes the sums of each channel (:func:`backnorm.reduce`). NumPy computes the elements
-in float64, block by block.
+The CPU kernels compute the sums of each channel (:func:`backnorm.reduce`). From these sums, NumPy
+computes the elements in float64, block by block.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from backnorm.second_order import blocks
 from backnorm.second_order.formulas import ABSENT, Array
 from backnorm.signature import SIGNATURES
 
-# Elements in a block. The half dozen float64 blocks of an expression take 1.5 MiB, so they stay in
-# a second-level cache of 2 MiB. A block is large enough to hide the overhead of a NumPy call.
+# Elements in a block. An expression uses about six float64 blocks at a time. Together they take 1.5
+# MiB, so they stay in a second-level cache of 2 MiB. A block is so large that NumPy takes much
+# longer to compute it than to begin a call.
 _BLOCK = 1 << 15
 
 
@@ -43,9 +44,10 @@ def batch_norm_double_backward(
 ) -> SecondGradients:
     r"""Return the gradients of batch normalisation's backward pass.
 
-    They are the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> with respect to x, dy
-    and gamma, where dx, dgamma and dbeta are the results of `batch_norm_backward`. With M elements
-    per channel, s = 1/sqrt(variance + epsilon) and h = (x - mean)*s, in training::
+    The returned arrays are the gradients of the number <ddx, dx> + <ddgamma, dgamma> + <ddbeta,
+    dbeta> with respect to x, dy and gamma, where dx, dgamma and dbeta are the results of
+    `batch_norm_backward`. With M elements per channel, s = 1/sqrt(variance + epsilon) and h = (x -
+    mean)*s, in training::
 
         R = sum ddx*dy - sum(ddx)*sum(dy)/M,  P = sum ddx*h,  Q = sum dy*h
         x     = gamma*s**2/M * (h*(3*P*Q/M - R) - P*(dy - sum(dy)/M) - Q*(ddx - sum(ddx)/M))
@@ -53,7 +55,7 @@ def batch_norm_double_backward(
         dy    = gamma*s * (ddx - sum(ddx)/M - h*P/M) + ddgamma*h + ddbeta
         gamma = s * (R - P*Q/M)
 
-    and with frozen statistics::
+    With frozen statistics, the gradients are::
 
         x     = ddgamma*s*dy
         dy    = gamma*s*ddx + ddgamma*h + ddbeta
@@ -111,8 +113,8 @@ def double_backward(
 ) -> SecondGradients:
     """Compute `batch_norm_double_backward`, writing the gradients of x and dy to `out`.
 
-    `elements` are x, dy and ddx; `channels` are mean, variance, gamma, ddgamma and ddbeta. With
-    `out`, x must have one channel axis and be dense in some order of its axes, and the arrays of
+    `elements` are x, dy and ddx; `channels` are mean, variance, gamma, ddgamma and ddbeta. If `out`
+    is given, x must have one channel axis and be dense in some order of its axes, and the arrays of
     `out` must be dense in the same order.
     """
     read: Sequence[Any] = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])

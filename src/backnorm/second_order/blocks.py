@@ -1,8 +1,8 @@
 """Second-order gradients, block by block in float64, for arrays that can be written to.
 
-Besides the results, memory for only a few blocks is allocated. Apart from Python's operators, the
-code uses only the array API standard, which NumPy implements and array-api-compat provides for
-PyTorch.
+The functions allocate memory for the results, and beyond that only for a few blocks. Apart from
+Python's operators, the code uses only the array API standard, which NumPy implements and
+array-api-compat provides for PyTorch.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def sums(left: Array, right: Array, pivot: Array, block: int) -> tuple[Array, Ar
 def _namespace(array: Array) -> Any:
     """Return the functions of the array API for an array."""
     if hasattr(array, "__array_namespace__"):
-        # For NumPy, array-api-compat would first import a wrapper of NumPy, which takes 0.2
-        # seconds.
+        # The array's own method is preferred to array-api-compat. For a NumPy array,
+        # array-api-compat would first import a wrapper of NumPy, which takes 0.2 seconds.
         return array.__array_namespace__()
     from array_api_compat import array_namespace
 

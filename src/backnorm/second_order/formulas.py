@@ -9,8 +9,9 @@ s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy). Then::
     L = gamma*s*R                   + ddgamma*Q + ddbeta*D       frozen statistics
 
 The second-order gradients are the derivatives of L. One formula serves both cases: with frozen
-statistics, 1/M is ABSENT. Per-channel arrays have a shape that broadcasts with the elements.
-Automatic differentiation of these formulas gives the third order.
+statistics, 1/M is ABSENT, and so is every term with 1/M. Per-channel arrays have a shape that
+broadcasts with the elements. The third-order gradients come from automatic differentiation of these
+formulas.
 
 s can be as large as 4e161 (for the smallest variance), so that s*s overflows. Therefore no
 per-channel factor contains s*s. Instead, x - mean is multiplied by one s, and the gradient is
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# An array of elements or of channels, of any framework, or ABSENT.
+# An array of any framework, with one number per element or one per channel; or ABSENT.
 Array = Any
 
 #: A function that takes arrays left and right, and a pivot per channel. It returns, for each
@@ -35,7 +36,7 @@ class _Absent:
     product is again a missing array. So a NaN in that array has no effect (0 * NaN would be NaN).
     """
 
-    # None makes NumPy's operators defer to those of this class.
+    # If this attribute is None, NumPy's operators defer to the operators of this class.
     __array_ufunc__ = None
 
     def __add__(self, other: Any) -> Any:
@@ -60,7 +61,7 @@ ABSENT: Any = _Absent()
 
 
 class Channels(NamedTuple):
-    """The given per-channel arrays; a cotangent may be ABSENT, gamma may be the number 1."""
+    """The given per-channel arrays. ddgamma and ddbeta may be ABSENT; gamma may be the number 1."""
 
     mean: Array
     s: Array
@@ -75,7 +76,7 @@ class Factors(NamedTuple):
     # D/M and I/M.
     mean_dy: Array
     mean_ddx: Array
-    # gamma*s, by which the backward pass multiplies its elements.
+    # gamma*s, the factor of every element of dx in the backward pass.
     scale: Array
     s: Array
     # of_dy is dL/dQ, and of_ddx is dL/dP. In the gradient with respect to x, dy is multiplied by
@@ -128,7 +129,9 @@ def factors(
         if training:
             i, p = reduce(x, ddx, mean)
             p = s * p
-        # R - I*D/M is computed as one sum, in which no large terms cancel.
+        # `covariance` is R - I*D/M, computed as the one sum of ddx * (dy - D/M). If R and I*D/M
+        # were computed separately, they could both be large, and their difference would lose
+        # digits.
         _, covariance = reduce(dy, ddx, d * share)
     scale = gamma * s
     of_dy = ddgamma + scale * -(p * share)
@@ -157,7 +160,7 @@ def by_dy(k: Factors, h: Array, e: Array) -> Array:
 
 
 def by_x(k: Factors, h: Array, d: Array, e: Array) -> Array:
-    """Return dL/dx of elements if the statistics are functions of x, or constants.
+    """Return dL/dx of elements if mean and variance are computed from x, or are frozen.
 
     h is s*c, d is dy - D/M and e is ddx - I/M.
     """

@@ -1,10 +1,10 @@
 """Batch normalisation in TensorFlow, computed by backnorm.
 
 The functions `batch_norm`, `batch_norm_inference` and `batch_norm_backward` take and return
-tensors, eagerly and in a `tf.function`, and have gradients. `BatchNormalization` is Keras's layer,
-computed by these functions. `convert` replaces the layers of a model by `BatchNormalization`;
-`revert` undoes the conversion. `BatchNormalization`, `convert` and `revert` are names of
-`backnorm.keras`, which is imported when one of them is first used.
+tensors. They work in eager mode and in a `tf.function`, and TensorFlow can differentiate them.
+`BatchNormalization` is Keras's layer, computed by these functions. `convert` replaces the layers of
+a model by `BatchNormalization`; `revert` undoes the conversion. `BatchNormalization`, `convert` and
+`revert` are names of `backnorm.keras`, which is imported when one of them is first used.
 """
 
 from typing import Any

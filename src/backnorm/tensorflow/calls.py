@@ -50,7 +50,8 @@ class Options(NamedTuple):
     def of_kernels(self, dtype: np.dtype) -> tuple[tuple[int], Arithmetic, bool]:
         """Return the kernels' options: channel axes, compute dtype, whether sums are reproducible.
 
-        The compute dtype does not depend on the current `backnorm.arithmetic`.
+        The compute dtype does not depend on the `with backnorm.arithmetic(...)` block that is
+        active when this method runs.
         """
         return (self.axis,), self.arithmetic or own_arithmetic(dtype), self.reproducible
 
@@ -102,7 +103,8 @@ def backward(operands: Arrays, options: Options) -> Arrays:
 def double_backward(operands: Arrays, options: Options) -> Arrays:
     """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> in x, dy and gamma.
 
-    The operands are those of `backward`, followed by ddx, ddgamma and ddbeta.
+    <a, b> is the sum of the products a * b of all elements. The operands are those of `backward`,
+    followed by ddx, ddgamma and ddbeta.
     """
     x, dy, *channels, ddx, ddgamma, ddbeta = operands
     return arrays.double_backward(
@@ -115,7 +117,8 @@ def double_backward(operands: Arrays, options: Options) -> Arrays:
 
 
 def moments(operands: Arrays, options: Options) -> Arrays:
-    """Return the float64 means and biased variances of x; 0 if x is empty.
+    """Return the mean and the biased variance of every channel of x, in float64; both are 0 if x is
+    empty.
 
     With reproducible sums, return the bins of x, as in `ReproducibleMoments`.
     """
@@ -138,21 +141,23 @@ def apply_moments(operands: Arrays, options: Options) -> Arrays:
 
 
 def sums(operands: Arrays, options: Options) -> Arrays:
-    """Return sums of dy and of dy * (x - mean), float64, from x, dy and mean.
+    """Return the sums of dy and of dy * (x - mean) in float64; the operands are x, dy and mean.
 
-    With reproducible sums, return their bins, as in `ReproducibleSums`.
+    If the sums are reproducible, return the bins of both sums instead, as `ReproducibleSums` has
+    them.
     """
     x, dy, mean = operands
     return _sums(_reduce(x, dy, None, mean, *options.of_kernels(x.dtype)), options)
 
 
 def apply_sums(operands: Arrays, options: Options) -> Arrays:
-    """Return dx of a part.
+    """Return dx of one part of a batch.
 
-    The operands are those of `backward`, followed by the sums of the whole batch and its number of
-    elements per channel. With reproducible sums, one array replaces the sums and the number. It has
-    a row for each part of the batch, as in `apply_moments`. The results then also include dgamma
-    and dbeta of the whole batch, each rounded once.
+    The operands are those of `backward`, followed by the sums of the whole batch and by the number
+    of elements per channel of the whole batch. With reproducible sums, one array takes the place of
+    the sums and the number. This array has a row for each part, as in `apply_moments`. With
+    reproducible sums, the results also include dgamma and dbeta of the whole batch, each rounded
+    once.
     """
     x, dy, mean, variance, gamma, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -165,7 +170,10 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
 
 
 def _sums(results: Any, options: Options) -> Arrays:
-    """Return the sums of a phase: one array of bins, or a tuple of float64 arrays."""
+    """Return the sums that an operation of the first phase has computed.
+
+    With reproducible sums, these are one array of bins, otherwise several float64 arrays.
+    """
     return results[:1] if options.reproducible else tuple(results[0])
 
 

@@ -1,8 +1,9 @@
 """Checks of the arguments of the TensorFlow functions, by the rules of `problem.py`.
 
-In an eager call, the operation on NumPy arrays checks its operands. While a function is traced, its
-tensors have no values yet, so that operation is not called. Instead, this module checks the sizes
-that are already known. The traceback of an error then has the line of the wrong call.
+An eager call runs backnorm's operation on NumPy arrays, which checks its operands itself. While a
+function is traced, its tensors have no values yet, so that operation is not called. Instead, this
+module checks the sizes that are already known. If one of them is wrong, the error is raised while
+the function is traced, so its traceback shows the line of the wrong call.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
     """Return the shapes and types of the tensors of a traced call. In the returned shapes, the
     channel axis is moved to the end.
 
-    A size that is unknown in one tensor is taken from another tensor; if no tensor has it, the size
-    is 1. If no rank is known, the rank is 2.
+    If a tensor does not have a known size for an axis, the size of the same axis of another tensor
+    is returned. If no tensor has a known size for the axis, 1 is returned. If the rank of no tensor
+    is known, the returned shapes have rank 2.
     """
     shapes = [tensors[name].shape for name in _LARGE if name in tensors]
     shape = next((own for own in shapes if own.rank is not None), tf.TensorShape([None] * 2))
@@ -120,7 +122,7 @@ def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
 
 
 def _sizes(name: str, shape: Any, axis: int, of_large: Any) -> list[int | None]:
-    """Return the sizes of a tensor with the channels last, None where they are not known."""
+    """Return the sizes of a tensor's axes, with the channel axis last; None for unknown sizes."""
     if name not in _LARGE:
         return [None] if shape.rank is None else list(shape)
     sizes = list(of_large if shape.rank is None else shape)
@@ -144,10 +146,10 @@ def _as_tensor(name: str, value: Any) -> Any:
 
 
 def _is_readable(value: object) -> bool:
-    """Whether TensorFlow can read a value: a number, a tensor of TensorFlow, or a list of these.
+    """Whether a value is a number, a tensor of TensorFlow, or a list of these.
 
-    Other values are not passed to TensorFlow: TensorFlow compares them, and an exception that a
-    comparison raises can end the process.
+    No other value is passed to TensorFlow. TensorFlow would call the value's comparison operators,
+    and an exception that such an operator raises can end the process.
     """
     kind = type(value)
     if kind is list or kind is tuple:

@@ -60,7 +60,8 @@ def _of_inference(operands: Any, _: Any, cotangents: Any, options: Options) -> A
     dx, dgamma, dbeta = backward(x, dy, mean, variance, gamma, options)
     s = _inverse_deviation(variance, options)
     scale = s if gamma is None else gamma * s
-    # y is linear in mean and in s, and ds/dvariance = -s**3/2.
+    # The gradients with respect to mean and variance follow from y = gamma*s*(x - mean) + beta,
+    # which is linear in mean and in s, and from ds/dvariance = -s**3/2.
     return [dx, -scale * dbeta, -0.5 * scale * s * dgamma, dgamma, dbeta]
 
 
@@ -69,12 +70,13 @@ def backward(
 ) -> tuple[Any, ...]:
     """Return dx, dgamma and dbeta, which have gradients with respect to x, dy and gamma.
 
-    With frozen statistics, they also have gradients with respect to mean and variance. In training,
-    mean and variance are functions of x, and the gradient of x includes the gradients through them.
+    With frozen statistics, these three results also have gradients with respect to mean and
+    variance. In training, mean and variance are functions of x, and the gradient of x includes the
+    gradients through them.
     """
     if options.training:
         # `_of_backward` returns no gradients of mean and variance. In a loop, TensorFlow would
-        # replace the missing gradients by zeros.
+        # replace these missing gradients by zeros; `tf.stop_gradient` says that there are none.
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)

@@ -1,9 +1,10 @@
-"""Batch normalisation in plain TensorFlow operators, which run where Python cannot be called.
+"""Batch normalisation in plain TensorFlow operators. They run also where TensorFlow cannot call
+Python.
 
-Elements are computed in float64, and results of narrower types are rounded once. On request,
-elements are computed in float32. Sums are float64, except that short rows of float32 elements are
-summed in float32. TensorFlow differentiates these functions, to any order and in forward mode, and
-XLA compiles them.
+Elements are computed in float64, and results of narrower types are rounded once. If the caller
+chooses the arithmetic "float32", elements are computed in float32 instead. Sums are float64, except
+that short rows of float32 elements are summed in float32. TensorFlow differentiates these
+functions, to any order and in forward mode, and XLA compiles them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from backnorm.tensorflow.calls import Options
 
 #: The type of per-channel tensors.
 _CHANNELS = tf.float64
-#: The longest row of float32 elements that is summed up in float32.
+#: The largest number of float32 elements in a row for which the row is summed up in float32.
 _LONGEST_RUN = 128
 
 
 class _Namespace:
-    """The operations of the formulas on tensors like x (`backnorm.formulas.Namespace`).
+    """The operations that the formulas use (`backnorm.formulas.Namespace`), for one x.
 
     Per-channel tensors are float64, in a shape that broadcasts against x.
     """
@@ -51,8 +52,9 @@ class _Namespace:
         return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
 
     def spread(self, channels: Any, elements: Any) -> Any:
-        # `sum` reduces in one or two steps. The channels are broadcast in the same steps in
-        # reverse, so that TensorFlow's gradient of this function sums as `sum` does.
+        # The method `sum` reduces in one step, or in two steps. Here the channels are broadcast in
+        # the same steps, in reverse order, so that TensorFlow's gradient of this function sums as
+        # `sum` does.
         if elements.dtype == channels.dtype:
             return channels
         shape, run = tf.shape(elements), self._run
@@ -89,15 +91,16 @@ def forward(
     mean and variance of the whole batch.
     """
     _check(options)
-    # x is converted once. With two conversions, each would round its part of the gradient to x's
-    # type before the parts are added.
+    # x is converted once. If x were converted twice, each conversion would have a gradient.
+    # TensorFlow would round both gradients to x's type and then add them.
     wide = _wide(x, options)
     xp = _Namespace(wide, options)
     mean, variance = formulas.statistics(xp, wide)
     if exchange is not None:
         own = [tf.reshape(each, [-1]) for each in (mean, variance)]
         mean, variance = map(xp.channels, exchange(*own, x)[:2])
-    # The mean may have more digits than the elements' type, so it is subtracted in two parts.
+    # The mean may have more digits than the type in which elements are computed. So the mean is
+    # subtracted in two parts: first the mean rounded to this type, then the remainder.
     high = xp.rounded(mean, wide)
     centred = wide - xp.spread(high, wide)
     if wide.dtype != _CHANNELS:

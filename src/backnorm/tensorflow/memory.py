@@ -1,11 +1,11 @@
 """Convert tensors to NumPy arrays and back, sharing memory if TensorFlow allows it.
 
 With TensorFlow 2.21 on a CPU, ``numpy.asarray(tensor)`` returns a view for every element type
-(``tensor.numpy()`` returns a copy). ``tf.constant(array)`` and ``tf.convert_to_tensor(array)``
-copy; ``tf.experimental.dlpack.from_dlpack`` does not. But TensorFlow's operators end the process
-("Check failed: IsAligned()") if the address of a tensor is not a multiple of 64 bytes, and
-``from_dlpack`` does not check the address. So results are allocated at multiples of 64 bytes, and
-an array at another address is copied.
+(``tensor.numpy()`` returns a copy). ``tf.constant(array)`` and ``tf.convert_to_tensor(array)`` copy
+the array; ``tf.experimental.dlpack.from_dlpack`` shares its memory. But TensorFlow's operators end
+the process ("Check failed: IsAligned()") if the address of a tensor is not a multiple of 64 bytes,
+and ``from_dlpack`` does not check the address. So results are allocated at multiples of 64 bytes,
+and an array at another address is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from backnorm.dtypes import BFLOAT16
 
 
 def as_tensor(array: np.ndarray) -> Any:
-    """Return an array as an eager tensor, which shares the array's memory if the array is aligned.
+    """Return an array as an eager tensor. If the array is contiguous and aligned, they share
+    memory.
 
     The array must not be written to afterwards.
     """

@@ -67,7 +67,7 @@ class Node(NamedTuple):
 
 
 def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tuple[Any, ...]:
-    """Return the results of `compute`; TensorFlow differentiates them by `node.gradient`."""
+    """Return the results of `compute`, with `node.gradient` as their gradient."""
     presence = tuple(operand is not None for operand in operands)
     statistics: list[Any] = []
 
@@ -77,7 +77,8 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
 
         def of_operands(*cotangents: Any) -> Any:
             assert node.gradient is not None
-            # A cotangent may be a tf.IndexedSlices, for example from the gradient of tf.gather.
+            # A cotangent may be a tf.IndexedSlices, for example from the gradient of tf.gather, so
+            # every cotangent is converted to a dense tensor.
             dense = list(map(tf.convert_to_tensor, cotangents))
             return pick(node.gradient(tensors, statistics, dense, options), presence)
 
@@ -94,9 +95,10 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
 def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
     """Return the results of a call: eager tensors, or, while tracing, the outputs of a new node.
 
-    The first tensor is x; each other tensor may be None. The node calls Python. It is stateless, so
-    TensorFlow may merge it with an equal node, and may omit it if its results are not used. The
-    node has no gradient on a tape; the caller adds it by `tf.custom_gradient`.
+    The first tensor is x; each other tensor may be None. The node calls a Python function, which
+    runs the kernel. It is stateless, so TensorFlow may merge it with an equal node, and may omit it
+    if its results are not used. A tape finds no gradient of the node, so the caller of this
+    function defines the gradient, by `tf.custom_gradient`.
     """
     presence = tuple(tensor is not None for tensor in tensors)
     present = pick(tensors, presence)
@@ -155,7 +157,7 @@ def _registered(
 
 
 def _guarded(results: Sequence[Any], is_differentiable: bool) -> list[Any]:
-    """Wrap a node's results, so that a tape raises an error if it does not find the gradient."""
+    """Wrap a node's results, so that a tape raises an error if the node's gradient was lost."""
     override = {"PreventGradient": _PASSED_ON} if is_differentiable else {}
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         return [tf.raw_ops.PreventGradient(input=result, message=_LOST) for result in results]
@@ -174,8 +176,8 @@ _PASSED_ON = _register("identity", lambda _, *cotangents: cotangents)
 def _unavailable(cotangents: Sequence[Any]) -> list[Any]:
     """Return gradients that raise an error when they are computed.
 
-    This function itself must not raise an error: `tf.saved_model.save` requests a gradient for each
-    type of node, but does not compute it.
+    This function itself must not raise an error, because `tf.saved_model.save` calls it for each
+    type of node, and never computes the gradients that it returns.
     """
     message = "backnorm: an operation of a SavedModel has no gradient where it was mapped"
     with tf.control_dependencies([tf.debugging.Assert(False, [message])]):

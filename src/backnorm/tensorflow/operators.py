@@ -22,7 +22,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Normalized(NamedTuple):
-    """Results of a forward pass in training: y, and the batch's mean and biased variance, (C,)."""
+    """The results of a forward pass in training.
+
+    y has the shape of x. mean and variance have the shape (C,); they are the mean and the biased
+    variance of the batch.
+    """
 
     y: Any
     mean: Any
@@ -30,7 +34,7 @@ class Normalized(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of batch normalisation: dx, of x's shape and type; dgamma and dbeta, (C,)."""
+    """Gradients of batch normalisation: dx (x's shape and type), dgamma and dbeta (shape (C,))."""
 
     dx: Any
     dgamma: Any
@@ -229,7 +233,7 @@ def batch_norm_backward(
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
 ) -> Gradients:
-    r"""Return the gradients of batch normalisation; differentiable once more.
+    r"""Return the gradients of batch normalisation, which can be differentiated once more.
 
     With M elements per channel, s = 1/sqrt(variance + epsilon) and c = x - mean::
 

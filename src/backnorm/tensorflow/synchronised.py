@@ -5,11 +5,11 @@ Replicas exchange float64 or int64 numbers by `all_reduce`.
 *Forward*: each replica sends 2C + 1 numbers: the mean and variance of its own elements in each
 channel, and the number of its elements per channel. Each replica writes its numbers to its own row
 of a matrix of zeros. The sum of all matrices, computed by one `all_reduce`, has the rows of all
-replicas. Adding zeros does not round. The rows are combined by the formula for parallel variances
-(Chan, Golub and LeVeque, 1979). The formula loses no digits, even if the means are much larger than
-the standard deviations. (In this case, variances that are computed from sums of squares would lose
-digits by cancellation.) The rows are in the order of the replicas, so all replicas get the same
-bits.
+replicas. In each element of this sum, all terms but one are zeros, so the sum is not rounded. The
+rows are combined by the formula for parallel variances (Chan, Golub and LeVeque, 1979). The formula
+loses no digits, even if the means are much larger than the standard deviations. (In this case,
+variances that are computed from sums of squares would lose digits by cancellation.) The rows are in
+the order of the replicas, so all replicas get the same bits.
 
 *Backward*: each replica sends the two sums of each channel, and `all_reduce` adds up those of all
 replicas. The number of elements is known from the forward pass.
@@ -41,7 +41,7 @@ from backnorm.tensorflow.nodes import Node, compute, here, pick, place
 
 
 class _Saved(NamedTuple):
-    """The tensors of a backward pass.
+    """The tensors from which a backward pass computes the gradients.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class _Saved(NamedTuple):
 def forward(
     x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
 ) -> tuple[Any, ...]:
-    """Return y of this part, and mean and variance of the whole batch; only y has gradients.
+    """Return y of this part, and mean and variance of the whole batch. Only y has a gradient.
 
     Parameters
     ----------
@@ -132,10 +132,10 @@ def _normalised(
 
 
 def _gradients(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
-    """Return dx, and dgamma and dbeta of this part.
+    """Return dx, dgamma and dbeta of this replica's part of the batch.
 
-    With reproducible sums, dgamma and dbeta are those of the whole batch in the first replica, and
-    zero in the others.
+    If sums are reproducible, the first replica returns dgamma and dbeta of the whole batch, and
+    every other replica returns zeros for them.
     """
     x, dy, mean, *_, exact, count = saved
     reduction = _reduction("batch_norm_sums", calls.sums, x, options)
@@ -194,7 +194,7 @@ def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any,
 
 
 def sums_of_all(sum_dy: Any, sum_dy_xmu: Any, replica: Any) -> Any:
-    """Return two sums over all replicas, given the sums of this replica: float64, shape (C,)."""
+    """Return both sums over all replicas, given this replica's sums (each float64, shape (C,))."""
     return tf.unstack(_sum(tf.stack([sum_dy, sum_dy_xmu]), replica))
 
 
@@ -217,7 +217,7 @@ def bins_of_all(bins: Any, x: Any, replica: Any) -> Any:
 
 
 def _rows(own: Any, replica: Any) -> Any:
-    """Return the numbers of all replicas, one row each, in the order of the replicas."""
+    """Return a matrix with the numbers of all replicas: row k has those of the replica k."""
     place, size = replica.replica_id_in_sync_group, replica.num_replicas_in_sync
     return _sum(tf.scatter_nd([[place]], own[tf.newaxis], [size, tf.size(own)]), replica)
 

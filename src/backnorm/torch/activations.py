@@ -68,7 +68,8 @@ def _is_exact_ceiling(lower: object, upper: object) -> bool:
     """Whether a Hardtanh with these bounds is a ReLU with a ceiling. The ceiling must be a number
     that every element type represents exactly.
 
-    If the ceiling is rounded, PyTorch's gradient depends on the direction of rounding.
+    If an element type cannot represent the ceiling, PyTorch rounds the ceiling, and the gradient
+    then depends on the direction of this rounding.
     """
     if not all(type(bound) in (int, float) for bound in (lower, upper)) or lower != 0:
         return False
@@ -87,7 +88,8 @@ def add_and_activate(y: Tensor, residual: Tensor | None, activation: Activation 
 
 def activate(y: Tensor, activation: Activation, *, in_place: bool = False) -> Tensor:
     """Return y with an activation applied."""
-    # PyTorch 2.11's compiler cannot unpack a named tuple that is an input of the graph.
+    # The fields are read by their names, because PyTorch 2.11's compiler cannot unpack a named
+    # tuple that is an input of the graph.
     name, ceiling = activation.name, activation.ceiling
     if name != "relu":
         return _SMOOTH[name].function(y, inplace=in_place)
@@ -97,9 +99,9 @@ def activate(y: Tensor, activation: Activation, *, in_place: bool = False) -> Te
 
 
 def derivative(dy: Tensor, z: Tensor, activation: Activation, *, overwrite: bool = False) -> Tensor:
-    """Return the gradient of z, the input of a smooth activation.
+    """Return the gradient with respect to z, the input of a smooth activation.
 
-    With `overwrite`, the result may be written to z.
+    If `overwrite` is true, the result may be written to the memory of z.
     """
     smooth = _SMOOTH[activation.name]
     return (smooth.overwriting if overwrite else smooth.derivative)(dy, z)

@@ -32,7 +32,7 @@ def of_backward(x: Tensor, dy: Tensor, counts: Tensor | None, mean: Tensor) -> t
     """Return the bins of sum(dy) and of sum(dy * (x - mean)), in the form that `of_forward`
     returns.
 
-    dy is replaced by 0 where `counts` is False.
+    Elements where `counts` is False are left out of the sums: their dy is replaced by 0.
     """
     if counts is not None:
         dy = torch.where(counts, dy, torch.zeros_like(dy))

@@ -123,7 +123,10 @@ def check_statistics(
 
 
 def check_residual(residual: Tensor | None, input: Tensor, activation: Activation | None) -> None:
-    """Raise for a residual without a ReLU, or with another shape, type or device than input."""
+    """Raise if there is a residual that cannot be added to the normalised input.
+
+    A residual needs a ReLU after it, and must have the shape, the type and the device of `input`.
+    """
     if residual is None:
         return
     if activation is None or activation.name != "relu":
@@ -136,7 +139,8 @@ def check_batch(input: Tensor) -> None:
     if input.is_nested:
         check_tensor("input", input)
     shape = input.shape
-    # The number of elements is compared first, because computing the product takes longer.
+    # In most calls the number of elements is not the number of channels, and the first two
+    # comparisons decide. The product of the other sizes takes longer, so it is computed last.
     if len(shape) > 1 and input.numel() == shape[1] and math.prod(shape[2:], start=shape[0]) == 1:
         raise ArgumentValueError(
             "input",
@@ -162,7 +166,7 @@ def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
     """Return an error that an operation raised, with PyTorch's names of arguments. If `check` finds
     an error in the same arguments, raise that error instead.
 
-    `operands` are the arguments of `check`.
+    `operands` are the arguments that this function passes to `check`.
     """
     check(*operands)
     return error if error.argument not in _NAMES else renamed(error, _NAMES)
@@ -179,7 +183,7 @@ def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
 
 
 def check_device(name: str, tensor: Tensor, reference_name: str, reference: Tensor) -> None:
-    """Raise unless a tensor is on the device of a reference."""
+    """Raise unless `tensor` is on the same device as `reference`."""
     if tensor.device != reference.device:
         raise TensorValueError(
             name,

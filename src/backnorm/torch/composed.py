@@ -19,13 +19,14 @@ from backnorm.torch.tensors import statistics_type
 
 
 class _Normalised(NamedTuple):
-    """Elements of x and the statistics of every channel, in float64."""
+    """x minus its mean, and the statistics of every channel, in float64."""
 
     # `centred` is x - mean; `scale` is 1 / sqrt(variance + eps).
     centred: Tensor
     mean: Tensor
     scale: Tensor
-    # 1 / M; ABSENT with frozen statistics, whose formulas have no terms with 1 / M.
+    # This is 1 / M. With frozen statistics it is ABSENT, because the formulas then have no terms
+    # with 1 / M.
     share: Any
 
 
@@ -101,7 +102,7 @@ def _normalised(
         column = _column(mean, x)
         scale = (_column(variance, x) + eps).rsqrt()
         return _Normalised(wide - column, column, scale, ABSENT)
-    # In an empty batch the sums are 0, but the divisor must not be 0.
+    # In an empty batch the sums are 0. Their divisor must not be 0, so it is then 1.
     share = 1.0 / max(x.numel() // max(x.shape[1], 1), 1)
     column = _sum(wide) * share
     centred = wide - column

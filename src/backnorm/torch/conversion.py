@@ -56,7 +56,7 @@ class ConversionWarning(UserWarning):
 
 @dataclass(frozen=True)
 class LayerReport:
-    """The result of `convert` for one layer of batch normalisation; ``str()`` returns one line.
+    """The result of `convert` for one layer of batch normalisation; ``str()`` makes it a line.
 
     Attributes
     ----------
@@ -105,9 +105,9 @@ def convert(
 
     Every `torch.nn.BatchNorm1d`, `2d`, `3d` and `SyncBatchNorm` in `model`, including `model`
     itself, becomes a layer of `backnorm.torch` in place. The modules stay the same objects with the
-    same parameters, buffers and hooks; only their class changes. The same holds for their lazy
-    forms, for timm's `BatchNormAct2d` and `FrozenBatchNormAct2d`, and for torchvision's
-    `FrozenBatchNorm2d`. Other subclasses of these classes are not changed.
+    same parameters, buffers and hooks; only their class changes. The lazy forms of these layers are
+    converted in the same way, and so are timm's `BatchNormAct2d` and `FrozenBatchNormAct2d` and
+    torchvision's `FrozenBatchNorm2d`. Other subclasses of these classes are not changed.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def convert(
 
 
 def revert(model: Model) -> Model:
-    """Undo `convert`: PyTorch computes the batch normalisation of a model again.
+    """Undo `convert`: replace backnorm's layers in a model by PyTorch's own layers.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 """CPU tensors as `interfaces.Arrays`, and the operations that read and write their memory.
 
-Per-channel tensors have x's type; with a 16-bit x, float32 is accepted as well. 16-bit per-channel
-tensors are converted to float32, so that statistics are computed and returned in float32. Results
-have the strides of `torch.empty_like(x)`: those of x, if x is dense in some order of its axes.
+Per-channel tensors have x's type. If x has a 16-bit type, float32 per-channel tensors are accepted,
+too. 16-bit per-channel tensors are converted to float32, so that statistics are computed and
+returned in float32. Results have the strides of `torch.empty_like(x)`: those of x, if x is dense in
+some order of its axes.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class Tensors(Arrays[Tensor, P]):
     def checked(
         self, name: Operation, operands: Sequence[object], **options: Any
     ) -> tuple[Problem, Sequence[Any]]:
-        """Return the problem of a call and its tensors; raise like `read` and `problem_of`."""
+        """Return the problem and the tensors of a call.
+
+        The errors are those of `read` and `problem_of`.
+        """
         signature = SIGNATURES[name]
         read = self.read(operands, signature)
         return problem_of(name, *self.described(read, signature), **options), read
@@ -104,7 +108,7 @@ class Tensors(Arrays[Tensor, P]):
         return [x, *(self._ready(tensor, operand, x) for tensor, operand in rest)]
 
     def data(self, x: Tensor) -> Tensor:
-        """Return x in the form that kernels read."""
+        """Return x if kernels can read it in place, otherwise a copy."""
         return dense(x)
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
@@ -123,8 +127,8 @@ class Tensors(Arrays[Tensor, P]):
         return torch.empty_like(x).copy_(tensor)
 
     def layouts(self, operands: Sequence[object]) -> Hashable:
-        # Strides are part of the facts. A tensor of a subclass may report wrong strides, so calls
-        # with such a tensor are not cached.
+        # The key of a cached call contains the strides of its tensors. A tensor of a subclass may
+        # report wrong strides, so calls with such a tensor are not cached.
         plain_classes = (*PLAIN, type(None))
         return () if all(type(operand) in plain_classes for operand in operands) else None
 
@@ -214,9 +218,9 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
 def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
     """Return a tensor without memory, as the argument of `torch.empty_like`.
 
-    Executables share the tensor. When each executable had its own, the C library's heap became
-    fragmented: after batches of 300 sizes, 1.5 GiB were resident, against 0.6 GiB with shared
-    tensors.
+    All executables of one shape and type share one such tensor. When each executable had a tensor
+    of its own, the C library's heap became fragmented: after batches of 300 sizes, 1.5 GiB were
+    resident, against 0.6 GiB with shared tensors.
     """
     tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     tensor.untyped_storage().resize_(0)
@@ -260,7 +264,10 @@ def forward_coefficients(
     eps: float,
     arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and biased variance of x, and the coefficients of y in `arithmetic`."""
+    """Return the mean and the biased variance of x, and the coefficients of y.
+
+    `arithmetic` is the type of the coefficients.
+    """
     return _forward_coefficients(x, weight, bias, eps, "NCX", arithmetic)
 
 
@@ -274,7 +281,7 @@ def backward_coefficients(
     training: bool,
     arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of weight and bias, and the coefficients of dx in `arithmetic`."""
+    """Return the gradients of weight and bias, and dx's coefficients in the type `arithmetic`."""
     options = eps, "NCX", training, arithmetic
     return _backward_coefficients(x, dy, mean, variance, weight, *options)
 
@@ -287,12 +294,13 @@ def inference_coefficients(
     eps: float,
     arithmetic: str,
 ) -> Tensor:
-    """Return the coefficients of y for given statistics, in `arithmetic`."""
+    """Return the coefficients of y for given statistics, in the type `arithmetic`."""
     gain = inverse_deviation(variance, eps)
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()
     dtype = getattr(torch, arithmetic)
-    # The mean is rounded to `arithmetic`. The slope is corrected for this rounding error.
+    # `arithmetic` is the name of a type, to which the mean is rounded. The slope is corrected for
+    # this rounding error.
     slope = slope + gain * (mean.to(dtype).double() - mean)
     return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)
 

@@ -101,11 +101,12 @@ def _by_operations(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor |
 def _before_activation(dy: Tensor, z: Tensor, activation: Activation) -> Tensor:
     """Return the gradient with respect to z, the activation's input.
 
-    It is a differentiable function of dy and z if gradients are enabled.
+    If gradients are enabled, PyTorch can differentiate the result with respect to dy and z.
     """
     if not torch.is_grad_enabled():
         return derivative(dy, z, activation)
-    # PyTorch's operators for derivatives of activations cannot be differentiated themselves.
+    # PyTorch cannot differentiate `silu_backward`, its operator for the gradient of SiLU. So
+    # autograd computes dz here, from the activation, and makes it differentiable (`create_graph`).
     (dz,) = torch.autograd.grad(activate(z, activation), z, dy, create_graph=True)
     return dz
 
@@ -132,9 +133,9 @@ class BatchNorm(_Normalisation):
             # recomputes the forward pass replaces only saved tensors.
             order = _order_in_memory(x.stride())
         elif bias is not None and options.activation is not None:
-            # The backward pass of a smooth activation reads the bias. Autograd cannot save a bias
-            # that was made in inference mode, but PyTorch's layer accepts such a bias, so a copy is
-            # saved.
+            # The backward pass of an activation other than a ReLU reads the bias. Autograd cannot
+            # save a bias that was made in inference mode, but PyTorch's layer accepts such a bias,
+            # so a copy is saved.
             kept = bias.clone() if bias.is_inference() else bias
         ctx.save_for_backward(x, mask, weight, kept, mean, variance, order)
         ctx.options = options
@@ -215,8 +216,9 @@ def _function(base: type[Function], name: str) -> Any:
 
     Autograd graphs and profiles show the name of the subclass.
 
-    This `apply` does not handle transforms of `torch.func`, unlike `Function.apply`. In the calls
-    of this module, no transform is active.
+    Unlike `Function.apply`, the returned `apply` does not handle transforms of `torch.func`. This
+    is no limitation, because the functions of this module are called only if no transform is
+    active.
     """
     # If `name` is "batch_norm_relu", for example, the autograd graph shows "BatchNormReluBackward".
     cls = type(name.title().replace("_", ""), (base,), {"__module__": __name__})
@@ -230,5 +232,6 @@ TRAIN = {
     name: _function(BatchNorm, name)
     for name in ("batch_norm", "batch_norm_relu", "batch_norm_add_relu", "batch_norm_activation")
 }
-#: The function of inference: it takes the arguments of `BatchNormInference.forward` and returns y.
+#: The function that is called in inference. It takes the arguments of `BatchNormInference.forward`
+#: and returns y.
 freeze = _function(BatchNormInference, "batch_norm_inference")

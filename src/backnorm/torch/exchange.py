@@ -1,30 +1,34 @@
 """Exchange of statistics between the processes of a group, for C channels.
 
-*Forward*: the processes exchange mean, variance and number of their own elements. The formula for
-parallel variances (Chan, Golub and LeVeque, 1979) combines them. The formula loses no digits if the
-means are much larger than the deviations. (A variance computed from sums of squares could then lose
-all digits.) A small group gathers 2C + 1 float64 numbers from every process and combines them in
-the order of ranks. In a large group, gathering would take long, because the number of bytes (and on
-rings also the latency) grows with the size of the group. So a large group makes two all-reduce
-sums: first of the weighted means, then of the variances and the squared distances of the means. The
-two sums have 2C + 1 numbers together. If the processes form a ring, each process receives every
-number twice in an all-reduce. So a process receives 16 * (2C + 1) bytes (and padding), however
-large the group is.
+*Forward*: each process sends the mean and the variance of its own elements of each channel, and the
+number of these elements. The formula for parallel variances (Chan, Golub and LeVeque, 1979)
+combines them. The formula loses no digits if the means are much larger than the deviations. (A
+variance computed from sums of squares could then lose all digits.) A small group gathers 2C + 1
+float64 numbers from every process and combines them in the order of ranks. In a large group,
+gathering would take long: the number of bytes that a process receives is proportional to the size
+of the group, and on a ring the latency is, too. So a large group makes two all-reduce sums instead.
+The first adds up two things: each process's number of elements, and its means multiplied by this
+number. Their quotient is the mean of all elements. The second sum adds up, with the same weights,
+the variances and the squared distances of the processes' means from the mean of all elements.
+Together, these two all-reduce sums have 2C + 1 numbers. If the processes form a ring, each process
+receives every number twice in an all-reduce. So a process receives 16 * (2C + 1) bytes (and
+padding), however large the group is.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
 *Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
 (four for float64 elements), and the number of elements. These are 8C + 1 numbers in each pass
-(float64: 10C + 1). A small group gathers the numbers of all processes here, too. A large group
-first agrees on the top bins, by an all-reduce maximum over 2C numbers, and then adds up the digits.
+(float64: 10C + 1). A small group gathers these numbers from all processes. In a large group, a
+first all-reduce finds the maximum of the processes' top bins, for each of the 2C sums. Every
+process moves its digits to this common top bin, and a second all-reduce adds up the digits.
 
 *Agreement*: if processes called their layers in different orders, or with different settings, they
 would combine statistics that do not belong together. Therefore the first message begins with a
-description of layer, channels, pass and settings. In an all-reduce, the message has only the digest
-of the description. The first message is padded to one length for all layers, because a backend may
-end a process that receives more than it expects. If descriptions differ, every process raises
-before it exchanges more numbers. On a GPU, raising would need synchronisation with the device, so
-the statistics become NaN instead.
+description of layer, channels, pass and settings. If the exchange is an all-reduce, the first
+message has only a digest of the description. The first message is padded to one length for all
+layers, because a backend may end a process that receives more than it expects. If descriptions
+differ, every process raises an error before it exchanges more numbers. On a GPU, raising would need
+synchronisation with the device, so the statistics become NaN instead.
 """
 
 from __future__ import annotations
@@ -44,16 +48,17 @@ from torch.nn.functional import pad
 from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
-# The largest group in which each process gathers all numbers. With n processes on a ring, gathering
-# takes 2 * (n - 1) hops for both passes. A large group makes three all-reduce sums: two in the
-# forward pass and one in the backward pass. On a tree, each sum takes 2 * log2(n) hops, and all
-# three take 6 * log2(n). For 12 processes, gathering takes 22 hops, and the sums take 21.5.
+# The size of the largest "small" group, in which every process gathers the numbers of all
+# processes. With n processes on a ring, gathering takes 2 * (n - 1) hops for both passes. A larger
+# group makes three all-reduce sums instead: two in the forward pass and one in the backward pass.
+# On a tree, each sum takes 2 * log2(n) hops, and all three take 6 * log2(n). For 12 processes,
+# gathering takes 22 hops, and the sums take 21.5.
 _GATHERED = 12
 
 # The first message of an exchange has two parts of these lengths, in units of 8 bytes. The first
 # part stands for a text that describes layer, channels, pass and settings. It has a digest of this
 # text (8 bytes), and the first 120 bytes of the text. The second part has the first 1025 numbers of
-# the statistics. Further numbers are in a second message.
+# the statistics. If the statistics have more numbers, the others are sent in a second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
 # Maps each process group to two things for layers without a name (see `name_of`): the numbers that
@@ -72,7 +77,7 @@ class SynchronisationError(BacknormError, RuntimeError):
 
 
 def group_of(group: Any) -> Any:
-    """Return the process group to exchange with, or None if it has only this process."""
+    """Return the process group to exchange with, or None if the group has only this process."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group = dist.group.WORLD if group is None else group
@@ -80,11 +85,11 @@ def group_of(group: Any) -> Any:
 
 
 def name_of(layer: torch.nn.Module, group: Any) -> str:
-    """Return the name by which the description of an exchange identifies a layer.
+    """Return the name of a layer, for the `description` of an `Exchange`.
 
-    `convert` gives a layer its name. Layers without a name are numbered in the order in which the
-    group first exchanges their statistics. Processes that call layers in the same order assign the
-    same numbers.
+    `convert` sets the attribute `name` of every synchronised layer in the model. Layers without a
+    name are numbered in the order in which the group first exchanges their statistics. Processes
+    that call layers in the same order assign the same numbers.
     """
     name: str = layer.name
     if "name" in vars(layer) or torch.compiler.is_compiling():
@@ -143,7 +148,7 @@ class Exchange:
         return self._result(mean_of_all, squares / elements, total)
 
     def sums(self) -> Tensor:
-        """Return the sums of the numbers of all processes."""
+        """Return, for each number of the message, its sum over all processes."""
         if self._is_gathered:
             return self._result(self._gathered().sum(0))
         return self._result(self._reduced(self._local, dist.ReduceOp.SUM))
@@ -212,7 +217,10 @@ class Exchange:
         return torch.where(self._agree, numbers, numbers.new_full((), nothing))
 
     def _compare(self, found: Tensor, expected: Tensor) -> None:
-        """Compare descriptions or digests; on a CPU, raise in all processes if two differ."""
+        """Compare the processes' descriptions, or digests of them.
+
+        If two differ on a CPU, every process raises an error. On a GPU, `_result` then returns NaN.
+        """
         self._agree = (found == expected).all()
         if not found.is_cpu or self._agree:
             return

@@ -1,4 +1,4 @@
-"""`batch_norm` with the arguments of `torch.nn.functional`, optionally with an activation."""
+"""`batch_norm` with the arguments of PyTorch's function, and optionally an activation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def batch_norm(
 
         y = activation(z + residual)
 
-    where mean and (biased) var are those of the batch.
+    where mean and var are the mean and the biased variance of the batch.
 
     Parameters
     ----------
@@ -279,13 +279,14 @@ _exports = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def _is_exporting() -> bool:
-    """Whether `torch.export` or `torch.jit.trace` records a program."""
+    """Whether `torch.export` or `torch.jit.trace` is recording a program now."""
     return _exports() or torch._C._get_tracing_state() is not None
 
 
 def _is_exporting_to_onnx() -> bool:
     """Whether `torch.onnx.export` records operators now."""
-    # torch.onnx is not imported here, because that takes long; an exporting caller has imported it.
+    # Importing torch.onnx takes long, so it is not imported here. A caller that exports a model to
+    # ONNX has already imported it.
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and onnx.is_in_onnx_export()
 
@@ -293,8 +294,9 @@ def _is_exporting_to_onnx() -> bool:
 def _allow_in_graph() -> None:
     """Make Dynamo put three functions of `operations` into its graph without tracing them.
 
-    Tracing would lose the derivatives of these functions. `_allow_in_graph` is called only when
-    Dynamo traces, because it imports Dynamo, which takes longer than importing backnorm.
+    If Dynamo traced into these functions, their derivatives would be lost. `_allow_in_graph` is
+    called only when Dynamo traces, because it imports Dynamo, which takes longer than importing
+    backnorm.
     """
     torch.compiler.allow_in_graph(
         [operations.forward, operations.inference, operations.move_below_transforms]

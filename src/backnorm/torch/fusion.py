@@ -1,7 +1,8 @@
 """Fuse the layers of a model with the activations that follow them.
 
 In a `torch.nn.Sequential` the order of modules shows which activation follows a layer. In other
-modules, the caller names each pair of a layer and an activation.
+modules the order shows nothing, so the caller of `convert` names each pair of a layer and an
+activation.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ def fuse_pair(layer: Module, act: Module, names: PairNames) -> None:
 
 
 class _Structure:
-    """How often each module occurs in a model, and the pairs that an earlier conversion fused."""
+    """How often each module occurs in a model, and which pairs are fused already.
+
+    A pair is a layer and an activation that an earlier conversion has fused with the layer.
+    """
 
     def __init__(self, model: Module) -> None:
         modules = dict.fromkeys(model.modules())
@@ -119,7 +123,7 @@ class _Structure:
                 self._partners |= {act: act.fused_layer, act.fused_layer: act}
 
     def obstacle(self, layer: Module, act: Module) -> str | None:
-        """Return the reason why a layer cannot compute an activation, or None."""
+        """Return the reason why a layer cannot compute an activation, or None if it can."""
         if isinstance(layer, LazyModuleMixin):
             return "it is lazy; it can be fused after its first batch"
         if _activation(act) is None:

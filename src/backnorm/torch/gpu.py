@@ -45,8 +45,9 @@ _NOTHING = nullcontext()
 # results. These are the position of the first of the two, and the position after the second.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
-#: The key of tuned knobs: a problem, its memory layout and its device. In the key,
-#: `Problem.running` is False, because plans do not depend on running statistics.
+#: The key under which `_tuned` has the knobs that tuning has chosen: a problem, its memory layout
+#: and its device. In the key, `Problem.running` is False, because plans do not depend on whether a
+#: call updates running statistics.
 Place = tuple[Problem, Extents, Gpu]
 
 # The knobs that tuning has chosen.
@@ -91,8 +92,9 @@ class _Launches(Launches):
             if self._forward is None:
                 sums.view(-1).copy_(self.sums(*places)[:-1])
             else:
-                # The low part of the mean (mean = high + low) is not used, because it cannot change
-                # a float64 mean.
+                # `moments` returns each mean as two float64, high + low. The low part is not used
+                # here: it is at most half an ulp of the high part, so the mean as one float64 is
+                # the high part.
                 self.moments(x, tuple(sums))
         return -1
 
@@ -123,7 +125,8 @@ class _CudaTensors(Tensors[torch.device]):
             "mask": "x.new_empty(mask_bytes, dtype=bits)",
             "sums": "x.new_empty((2, channels), dtype=double)",
             "count": "count",
-            # Kernels can write every accepted type, so these results have their final type.
+            # GPU kernels can write every accepted type, so dgamma and dbeta are allocated in the
+            # type in which they are returned.
             "dgamma": "empty_like(mean if gamma is None else gamma)",
             "dbeta": "empty_like(mean if gamma is None else gamma)",
         },
@@ -149,7 +152,8 @@ class _CudaTensors(Tensors[torch.device]):
         return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        # Kernels read per-channel tensors of 16 bits, so these are not converted to float32.
+        # Unlike the kernels for CPUs, these kernels can read per-channel tensors of 16 bits, so
+        # such tensors are not converted to float32.
         return contiguous(tensor)
 
 
@@ -166,7 +170,10 @@ apply_forward, apply = operation("apply_forward", TENSORS), operation("apply", T
 
 
 def _split(activation: Activation | None) -> tuple[Activation | None, Activation | None]:
-    """Return the activation that the kernel computes, and the one that PyTorch computes."""
+    """Return two activations: the one that the kernel computes, and the one that PyTorch computes.
+
+    At most one of the two is not None: the kernel computes a ReLU, PyTorch any other activation.
+    """
     if activation is None or activation.name == "relu":
         return activation, None
     return None, activation
@@ -228,7 +235,8 @@ def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return message[:channels], message[channels:-1], message[-1:]
 
 
-# Elements in a block, 8 MiB in float64: large enough to hide the time of a kernel launch.
+# The number of elements in a block. Computing a block of this size, which takes 8 MiB in float64,
+# takes long enough to hide the launch of the next kernel.
 _BLOCK = 1 << 20
 
 

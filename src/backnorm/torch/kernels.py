@@ -1,12 +1,13 @@
 """The forward and backward passes on the memory of tensors, on any device, without autograd.
 
-Every function takes tensors of strided layout on one device. `x` is read in place if it is dense in
-some order of its axes. Other tensors of x's shape are read in place if they have the strides of
-`x`. All other tensors are copied. Results are new tensors with the strides of
-`torch.empty_like(x)`: the strides of `x`, if `x` is dense.
+Every function takes tensors of strided layout on one device. If `x` is dense in some order of its
+axes, it is read in place; otherwise a dense copy of it is read. Other tensors of x's shape are read
+in place if they have the strides of the `x` (or the copy) that is read; otherwise they are copied.
+Results are new tensors with the strides of `torch.empty_like(x)`: the strides of `x`, if `x` is
+dense.
 
-`options.arithmetic` must not be None. A residual is added before the activation, which must then be
-a ReLU.
+`options.arithmetic` must not be None. If there is a residual, it is added before the activation,
+and the activation must be a ReLU.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def forward(
     running: Running | None,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return y, mean and biased variance of the batch, and the mask of a ReLU or None.
+    """Return y, the mean and the biased variance of the batch, and the mask (None without a ReLU).
 
-    Mean and variance are of `statistics_type(x.dtype)`. The mask says which elements of y are
-    positive and below the ceiling. It has one bit per element, in the memory order of x, and
-    `mask_size(x.numel())` bytes.
+    Mean and variance have the type that `statistics_type(x.dtype)` returns. The mask says which
+    elements of y are positive and below the ceiling. It has one bit per element, in the memory
+    order of x, and `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
     As in PyTorch, autograd does not detect the update. Therefore, if an inference pass needs
@@ -131,8 +132,8 @@ def double_backward(
     eps: float,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight. ddx, ddweight and ddbias are the gradients of the
-    results of `backward`.
+    """Return the gradients with respect to x, dy and weight. ddx, ddweight and ddbias are the
+    gradients with respect to dx, dweight and dbias, the results of `backward`.
     """
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
     engine = engine_of(x)

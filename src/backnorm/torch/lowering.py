@@ -2,15 +2,16 @@
 
 A compiler cannot fuse anything with an opaque operator, so the operator's inputs and outputs are
 written to memory and read again. Therefore each operator on float32 and 16-bit elements in a CPU's
-memory is decomposed into two parts. The first is an operator that computes sums (none in inference)
-and returns four coefficients per channel. The second is the formula of an element (see
-`cpu.kernels.formulas`). Inductor fuses this formula with the addition and the activation that
-follow, and may compute it again in the backward pass.
+memory is decomposed into two parts. The first part is an operator that computes the sums (in
+inference there are none) and returns four coefficients per channel. The second part is the formula
+of an element (see `cpu.kernels.formulas`). Inductor fuses this formula with the addition and the
+activation that follow, and may compute it again in the backward pass.
 
-Elements are computed in the arithmetic of the call, by default in float32, because Inductor's code
-in float64 takes twice as long as in float32. These float32 results are nearer to the exact results
-than Inductor's results for PyTorch's layers (measured in `docs/measurements/errors.md`). Where the
-range of float32 is not enough, backnorm's kernels compute in float64; Inductor's code does not.
+Elements are computed in the arithmetic of the call. Here its default is float32, because Inductor's
+code in float64 takes twice as long as in float32. These float32 results are nearer to the exact
+results than Inductor's results for PyTorch's layers (measured in `docs/measurements/errors.md`).
+Where the range of float32 is not enough, backnorm's kernels compute a result again in float64;
+Inductor's code does not do this.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ _forward_coefficients = register(
     "forward_coefficients",
     cpu.forward_coefficients,
     ("statistics", "statistics", "coefficients"),
-    # The operator accepts x in any layout.
+    # This tag says that the operator accepts x in any layout, so Inductor does not copy x to
+    # another layout.
     tags=(torch.Tag.flexible_layout,),
 )
 _backward_coefficients = register(
     "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
 )
-# The coefficients of inference have an operator of their own. If Inductor freezes a model, the
+# A separate operator computes the coefficients of inference. If Inductor freezes a model, the
 # model's parameters and statistics become constants. So the operands of this operator are
 # constants, and Inductor computes the coefficients only once.
 _inference_coefficients = register(

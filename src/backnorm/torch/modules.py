@@ -14,9 +14,9 @@ layer then only normalises, and the activation's module applies the activation.
 
 If a caller of `convert` names a layer and an activation as a pair, the caller guarantees that the
 activation gets the layer's output. In a `torch.nn.Sequential`, the order of the modules guarantees
-that the activation gets the layer's output. If an eager call passes another tensor to the
-activation, the activation's module raises an error. If another module replaces the layer or the
-activation in the model, the fusion does not detect it.
+that the activation gets the layer's output. If an eager call passes a tensor other than the layer's
+output to the activation, the activation's module raises an error. The fusion does not detect when
+the layer or the activation is replaced in the model by another module.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ _ORIGIN = "_backnorm_origin"
 
 
 def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
-    """Return a mark that identifies a layer's output. An in-place operation changes the mark."""
+    """Return a mark that identifies a layer's output.
+
+    If an in-place operation changes the output, this function returns another mark for it.
+    """
     return id(layer), 0 if output.is_inference() else output._version
 
 
@@ -81,7 +84,7 @@ class Separable(torch.nn.Module):
     """
 
     def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
-        """Separate the pair, and return a call of this module in the graph of `torch.fx`.
+        """Separate the pair, add a call of this module to the graph of `torch.fx`, and return it.
 
         By default `torch.fx` traces into the forward of modules that PyTorch does not define. Tools
         for such graphs expect one node for the layer, as for PyTorch's own layer.
@@ -117,8 +120,9 @@ for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 class FusedActivation(Separable, torch.nn.Identity):
     """The module of a fused activation. The layer before this module computes the activation.
 
-    `fused_layer` is that layer. It is stored in `__dict__`, so that it does not become a child
-    module. `names` has the names of the layer and of this module in the model.
+    The attribute `fused_layer` is that layer. It is written to `__dict__` directly, because PyTorch
+    makes a module a child of the module to which it is assigned as an attribute. `names` has the
+    names of the layer and of this module in the model.
     """
 
     names: tuple[str, str]
@@ -136,11 +140,14 @@ class FusedActivation(Separable, torch.nn.Identity):
         self.__class__ = self.__dict__.pop("original_class")
 
     def separate(self) -> None:
-        """Separate the pair: from now on this module computes the activation, not the layer."""
+        """Separate the pair: from now on, this module, not the layer, computes the activation."""
         self.fused_layer.__dict__.pop("activation", None)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the input; apply the activation first if the layer has not applied it."""
+        """Return the input, which is the layer's output with the activation already applied.
+
+        If the layer has not applied the activation, apply it here and return the result.
+        """
         if isinstance(input, Proxy):
             return self.as_node(input)
         if getattr(self.fused_layer, "activation", None) is None:
@@ -237,11 +244,11 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     def num_features(self) -> int:
         """The number of channels; reading it raises if the layer also computes an activation.
 
-        Tools read this attribute when they replace a layer by another one
-        (`torch.nn.SyncBatchNorm.convert_sync_batchnorm`, frozen layers, quantisation). The new
-        layer would not compute the activation.
+        Tools read this attribute when they replace a layer by a new one. Examples are
+        `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, functions that freeze layers, and
+        quantisation. The new layer would not compute the activation.
         """
-        # A lazy layer is exempt, because its first forward reads this attribute.
+        # A lazy layer does not raise, because its first forward reads this attribute.
         if self.activation is not None and not isinstance(self, LazyModuleMixin):
             raise BacknormError(
                 f"num_features: this {type(self).__name__} also computes "
@@ -373,7 +380,7 @@ def has_another_forward(cls: type[torch.nn.Module]) -> bool:
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, computed by backnorm: inputs of shape (N, C) or (N, C, L).
+    """`torch.nn.BatchNorm1d` for inputs of shape (N, C) or (N, C, L), computed by backnorm.
 
     The layer has three more arguments: `activation`, `arithmetic` and `reproducible`. Parameters,
     buffers and state_dicts are those of PyTorch's layer.
@@ -385,7 +392,7 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, computed by backnorm: inputs of shape (N, C, H, W).
+    """`torch.nn.BatchNorm2d` for inputs of shape (N, C, H, W), computed by backnorm.
 
     The layer has three more arguments: `activation`, `arithmetic` and `reproducible`. Parameters,
     buffers and state_dicts are those of PyTorch's layer.
@@ -397,7 +404,7 @@ class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, computed by backnorm: inputs of shape (N, C, D, H, W).
+    """`torch.nn.BatchNorm3d` for inputs of shape (N, C, D, H, W), computed by backnorm.
 
     The layer has three more arguments: `activation`, `arithmetic` and `reproducible`. Parameters,
     buffers and state_dicts are those of PyTorch's layer.
@@ -426,20 +433,21 @@ class BatchNormReLU3d(_BatchNormReLU, BatchNorm3d):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`torch.nn.SyncBatchNorm`, computed by backnorm: statistics of the batch of all processes.
+    """`torch.nn.SyncBatchNorm`, computed by backnorm: one mean and variance for all processes.
 
-    In training, if `torch.distributed` is initialised and the process group has more than one
-    process, mean and variance are those of the elements of all processes, combined without loss of
-    digits (`exchange`). The batches of the processes may differ in size, and may be empty. The
-    gradient of the input takes the whole batch into account. In each process, the gradients of
-    weight and bias are those of the process's own batch; DistributedDataParallel averages them over
-    the processes. In evaluation, or in a single process, the layer computes what `BatchNorm2d`
-    computes. It accepts inputs with two or more axes.
+    If `torch.distributed` is initialised and the process group has more than one process, a layer
+    in training uses the mean and variance of the elements of all processes. The module `exchange`
+    combines them without loss of digits. The batches of the processes may differ in size, and may
+    be empty. The gradient of the input is computed with sums over the elements of all processes. In
+    each process, the gradients of weight and bias are those of the process's own batch;
+    DistributedDataParallel averages them over the processes. In evaluation, or in a single process,
+    the layer computes what `BatchNorm2d` computes. It accepts inputs with two or more axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
     CPU. If the processes cannot exchange their statistics, the layer raises `SynchronisationError`.
-    If the model was passed to `convert`, the error has the layer's name in the model.
+    If the model was passed to `convert`, the message of this error has the name that the layer has
+    in the model.
 
     Parameters
     ----------
@@ -456,7 +464,7 @@ class SyncBatchNorm(_BatchNorm):
         DistributedDataParallel makes is rounded once.
     """
 
-    #: The name of this layer in errors.
+    #: How error messages call a layer of this class.
     name: str = "a SyncBatchNorm layer"
 
     def __init__(
@@ -533,8 +541,8 @@ class FrozenLayer(torch.nn.Module):
     arithmetic: Arithmetic | None = None
 
     def __repr__(self) -> str:
-        """Return the original layer's text with the prefix "backnorm.torch.", and the arithmetic if
-        set.
+        """Return the original layer's text with the prefix "backnorm.torch.", and with the
+        arithmetic if this layer has one of its own.
         """
         text = named(super().__repr__().removesuffix(")"), self.arithmetic)
         return f"backnorm.torch.{text})"
@@ -542,8 +550,8 @@ class FrozenLayer(torch.nn.Module):
     def _is_ordinary(self, x: Tensor) -> bool:
         """Whether backnorm can compute what the original layer's formula returns for x.
 
-        It cannot if the formula broadcasts x or returns another type than that of x, or if the
-        statistics require gradients.
+        backnorm cannot compute it if the formula broadcasts x, if the formula returns another type
+        than that of x, or if the statistics require gradients.
         """
         mean, variance = self.running_mean, self.running_var
         return (

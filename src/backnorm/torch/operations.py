@@ -15,8 +15,8 @@ variance that they return are not differentiable. If batched gradients (``is_gra
 second-order gradients may be differentiated again, they are not computed by backnorm's kernels, but
 composed of PyTorch's operators (`composed`).
 
-The Jacobian of y in x is symmetric, and so is the Hessian of <dy, y>. Therefore forward mode uses
-the operators of reverse mode.
+The Jacobian of y with respect to x is symmetric, and so is the Hessian of <dy, y>, the scalar
+product of dy and y. Therefore forward mode uses the operators of reverse mode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from backnorm.torch.tensors import is_batched, is_transformed
 Gradients = tuple[Tensor | None, ...]
 
 
-# Kernels of the operators.
+# The functions below compute the operators: they call the kernels.
 
 
 def _forward(
@@ -141,8 +141,8 @@ class _Normalisation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
-        # Saved tensors are unpacked even if dy is None, because that makes activation checkpointing
-        # (`torch.utils.checkpoint`) recompute its layers.
+        # Saved tensors are unpacked even if dy is None, because unpacking them makes activation
+        # checkpointing (`torch.utils.checkpoint`) recompute its layers.
         x, mean, variance, weight = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
@@ -268,7 +268,7 @@ batch_norm_double_backward = register(
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, and the mean and biased variance of the batch, which have no gradients."""
+    """Return y, the batch's mean and its biased variance; only y has a gradient."""
     results: tuple[Tensor, Tensor, Tensor] = BatchNorm.apply(*arguments)
     return results
 
@@ -296,8 +296,8 @@ def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
     """Return differentiable gradients of x, weight and bias.
 
     PyTorch cannot differentiate a `Function` that computes batched gradients
-    (``is_grads_batched``), but it can differentiate its own operators. So batched gradients that
-    may be differentiated are composed of PyTorch's operators.
+    (``is_grads_batched``), but it can differentiate its own operators. So if batched gradients may
+    be differentiated later, PyTorch's operators compute them.
     """
     if torch.is_grad_enabled() and is_batched(dy):
         *others, _arithmetic = arguments
@@ -309,8 +309,8 @@ def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
 def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
-    If they may be differentiated again, or a transform is active, they are composed of PyTorch's
-    operators; otherwise a kernel computes them.
+    If the returned gradients may be differentiated again, or if a transform is active, PyTorch's
+    operators compute the gradients; otherwise a kernel does.
     """
     if torch.is_grad_enabled() or is_transformed():
         return composed.double_backward(x, *arguments)
@@ -324,7 +324,7 @@ def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]
 def move(running: Running, mean: Tensor, variance: Tensor, input: Tensor) -> None:
     """Update running statistics by operators that the dispatcher and transforms see.
 
-    An empty batch does not change them.
+    An empty batch does not change the running statistics.
     """
     if input.numel():
         count = input.numel() // input.shape[1]
@@ -359,7 +359,7 @@ def move_below_transforms(*arguments: Any) -> Tensor:
 
 
 class MoveRunningStatistics(Function):
-    """Call `_move` on the tensors that transforms wrap; return an empty tensor."""
+    """Call `_move` on the tensors inside the wrappers of transforms; return an empty tensor."""
 
     @staticmethod
     def forward(running_mean: Tensor, running_var: Tensor, *arguments: Any) -> Tensor:

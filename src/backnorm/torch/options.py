@@ -48,7 +48,7 @@ class Options:
 
 
 class Running(NamedTuple):
-    """Running statistics, shape (C,), and the weight of a batch in their update."""
+    """Running statistics, of shape (C,), and the weight of a batch when they are updated."""
 
     mean: Tensor
     variance: Tensor
@@ -60,7 +60,8 @@ def eager_options(
 ) -> Options:
     """Return the options of a call on tensors in memory, or raise.
 
-    Calls with the same arguments and the same `backnorm.arithmetic` get the same object.
+    Calls with the same arguments get the same object if they also have the same setting of
+    `backnorm.arithmetic`.
     """
     arguments = training, eps, activation, arithmetic, dtype, chosen()
     try:
@@ -84,7 +85,7 @@ def _cached(
 def traced_options(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Return the options of a call that PyTorch may be tracing or compiling, or raise."""
+    """Return the options of a call that PyTorch may be tracing or compiling; check them first."""
     if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
         return eager_options(training, eps, activation, arithmetic, dtype)
     _check_eps(training, eps)
@@ -118,8 +119,8 @@ def _traced_arithmetic(arithmetic: Any, dtype: torch.dtype) -> Arithmetic | None
     Dynamo trace again as soon as a block `with backnorm.arithmetic(...)` sets another arithmetic.
     """
     if arithmetic is None:
-        # Dynamo does not guard context variables: without this guard, all calls would use the value
-        # of the first call.
+        # Dynamo does not guard context variables, and a block `with backnorm.arithmetic(...)` sets
+        # such a variable. Without this guard, all calls would use the arithmetic of the first call.
         from torch._dynamo.guards import GuardBuilder, install_guard
         from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
         from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -138,7 +139,8 @@ _traced_arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
     """Return the arithmetic of an operator: its argument, or the default of the element type.
 
-    A ``with backnorm.arithmetic(...)`` statement around the run of a graph has no effect.
+    The argument is fixed when a graph is traced. So a block ``with backnorm.arithmetic(...)`` in
+    which the traced graph runs has no effect.
     """
     return (
         own_arithmetic(element_type(dtype)) if arithmetic is None else check_arithmetic(arithmetic)

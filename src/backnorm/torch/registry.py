@@ -35,7 +35,8 @@ from backnorm.torch.tensors import statistics_type
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
-#: Maps the names that kernels give to tensors to the operators' argument names, as in PyTorch.
+#: Some tensors have one name in the kernels and another name, PyTorch's, as arguments of the
+#: operators. This table maps the kernels' names to the operators' names.
 _NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
 
 #: The kind of a result determines the result's shape and type. data: the shape and type of x.
@@ -181,13 +182,14 @@ def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
 def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Callable[..., Any]:
     """Return the vmap rule of `function`, for `torch.library` and `torch.autograd.Function`.
 
-    A tensor with one axis has one value per channel. In other tensors the channel axis is the
-    second.
+    A tensor with one axis has one value per channel. In a tensor with more axes, the second axis is
+    the channel axis.
     """
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         size, axis_of_x = info.batch_size, in_dims[0]
-        # The shape of x in one problem.
+        # The shape of x without the vmap axis (that is, in one problem) begins with batch and
+        # channels.
         _, channels, *_ = (n for k, n in enumerate(arguments[0].shape) if k != axis_of_x)
         merged = [
             _merge(argument, axis, size) if isinstance(argument, Tensor) else argument
@@ -212,7 +214,10 @@ def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Cal
 
 
 def _merge(tensor: Tensor, axis: int | None, size: int) -> Tensor:
-    """Return a tensor whose channels are those of all problems, problem by problem."""
+    """Join the tensors of all problems of a vmap along the channel axis, and return the result.
+
+    The channels of the first problem come first, then those of the second problem, and so on.
+    """
     if axis is None:
         tensor, axis = tensor.expand(size, *tensor.shape), 0
     channels = 0 if tensor.dim() == 2 else 1
@@ -239,7 +244,8 @@ def register_sharding() -> None:
         _register_sharding()
 
 
-# Dynamo calls this function while it traces.
+# With this mark, Dynamo calls `register_sharding` when it traces a caller, instead of tracing the
+# code of `register_sharding`.
 register_sharding._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,7 @@
 """torchvision's residual blocks with fused layers: a layer also computes the addition and the ReLU
 that follow it. This module imports torchvision.
 
-A block calls one ReLU module after several layers, so none of them can be fused with this module.
+A block calls the same ReLU module after several layers, so no layer can be fused with this module.
 Instead, the `forward` of the block's new class passes the ReLU and the identity to the layers.
 """
 
@@ -79,7 +79,7 @@ class _Block(Module):
         return not isinstance(x, Proxy) and self.fusion_obstacle() is None
 
     def _sum(self, layer: Module, out: Tensor, x: Tensor) -> Tensor:
-        """Return ReLU(layer(out) + identity)."""
+        """Return ReLU(layer(out) + identity). The identity is x, or `downsample` of x."""
         identity = x if self.downsample is None else self.downsample(x)
         if identity.shape == out.shape and identity.dtype == out.dtype:
             return _activated(layer, out, identity)
@@ -95,7 +95,9 @@ def _activated(layer: Module, input: Tensor, residual: Tensor | None = None) -> 
 
 
 class BasicBlock(_Block, resnet.BasicBlock):
-    """`torchvision.models.resnet.BasicBlock` with fused layers; `bn2` also adds the identity."""
+    """`torchvision.models.resnet.BasicBlock` with fused layers. The layer `bn2` also adds the
+    identity, which is the output of the block's skip connection.
+    """
 
     library_class = resnet.BasicBlock
     layer_names = "bn1", "bn2"
@@ -109,7 +111,9 @@ class BasicBlock(_Block, resnet.BasicBlock):
 
 
 class Bottleneck(_Block, resnet.Bottleneck):
-    """`torchvision.models.resnet.Bottleneck` with fused layers; `bn3` also adds the identity."""
+    """`torchvision.models.resnet.Bottleneck` with fused layers. The layer `bn3` also adds the
+    identity, which is the output of the block's skip connection.
+    """
 
     library_class = resnet.Bottleneck
     layer_names = "bn1", "bn2", "bn3"

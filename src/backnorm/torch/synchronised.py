@@ -6,8 +6,8 @@ phases, the moments or sums of C channels are one tensor of 2C + 1 float64 numbe
 The last number is the number of elements of a channel. Reproducible sums are int64 numbers
 (`backnorm.binned`) until they have been added up over all processes.
 
-`torch.compile` sees three operators: for the forward pass, the sums of the backward pass, and dx.
-PyTorch's operators add a residual and apply an activation.
+`torch.compile` sees three operators: one computes the forward pass, one the sums of the backward
+pass, and one dx. PyTorch's operators add a residual and apply an activation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SecondOrderError(BacknormError, NotImplementedError):
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes whose parts make up a batch.
+    """The processes over which a batch is spread: each has a part of the batch.
 
     Attributes
     ----------
@@ -70,7 +70,8 @@ class Processes:
 ALONE = Processes(None, "", True)
 
 
-# The phases. `group` is the name of a process group, None for this process alone.
+# The functions below are the phases. `group` is the name of a process group. If `group` is None,
+# the whole batch is in this process.
 
 
 def _forward(
@@ -83,7 +84,7 @@ def _forward(
     layer: str,
     group: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return y, and the moments of all processes: means, biased variances, number of elements."""
+    """Return y and the whole batch's moments: means, biased variances, number of elements."""
     engine, computed_in, exchange = engine_of(x), arithmetic_of(x.dtype, arithmetic), None
     moments = _message(*engine.reduce_forward(x, "NCX", computed_in, reproducible))
     if group is not None:
@@ -115,13 +116,13 @@ def _sums(
     layer: str,
     group: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return two tensors. Each has the sums of dy and of dy * (x - mean), and the number of
-    elements.
+    """Return two tensors. Each of the two has the sums of dy and of dy * (x - mean), and the number
+    of elements.
 
     The first tensor is for the gradients of weight and bias in this process. If `reproducible` is
     false, the first tensor has the sums of this process alone. If `reproducible` is true, the first
     tensor has the sums of all processes in the first process, and zeros in every other process. The
-    second tensor has the sums of all processes.
+    second tensor always has the sums of all processes; dx is computed from it.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     mean, _ = _statistics(x, _check_message("moments", moments, x))
@@ -146,7 +147,7 @@ def _gradient(
     eps: float,
     arithmetic: str | None,
 ) -> Tensor:
-    """Return dx, given the moments of all elements and the sums of all processes."""
+    """Return dx, given the moments of the whole batch and the sums over all processes."""
     engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
     mean, variance = _statistics(x, _check_message("moments", moments, x))
     sum_dy, sum_dy_xmu, count = engine.parts(_check_message("sums", sums, x))
@@ -162,7 +163,8 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
     check_tensor("x", x)
     check_device(name, message, "x", x)
     check_memory(message, name)
-    # The kernel checks the shape and type of x later; it rejects an x without a channel axis.
+    # An x without a channel axis passes this check. The kernel rejects it later, when it checks the
+    # shape and type of x.
     shape = (2 * x.shape[1] + 1,) if x.dim() > 1 else message.shape
     if message.dtype is not torch.float64 or message.shape != shape:
         raise TensorTypeError(
@@ -179,14 +181,16 @@ def _message(sums: Tensor, count: int) -> Tensor:
 
 
 def _bins(x: Tensor, local: Tensor, exchange: Exchange | None) -> tuple[Tensor, Tensor]:
-    """Return the bins of the sums of all processes, and the number of elements as a float64."""
+    """Return two tensors: the bins of the sums over all processes, and, as a float64, the number of
+    elements that a channel has in all processes.
+    """
     rows = bin_rows(x.element_size())
     message = local if exchange is None else exchange.bins(rows)
     return message[:-1].view(rows, -1), message[-1:].double()
 
 
 def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
-    """Return mean and variance, each rounded once."""
+    """Return mean and variance, each rounded once from float64."""
     return moments[:-1].to(statistics_type(x.dtype)).chunk(2)
 
 
@@ -212,8 +216,8 @@ class _BatchNorm(Function):
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         eps, arithmetic, reproducible, layer, group = ctx.settings
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        # Unpack the saved tensors even if dy is None. In a checkpoint, unpacking is what starts the
-        # recomputation of its layers.
+        # Unpack the saved tensors even if dy is None. If the layer is in a checkpoint, unpacking
+        # starts the recomputation of the checkpoint's layers.
         x, weight, moments = ctx.saved_tensors
         if dy is None and group is None:
             return (None,) * 8
@@ -278,11 +282,11 @@ def batch_norm(
 ) -> Tensor:
     """Normalise this process's part of a batch with the statistics of all parts.
 
-    All processes of the group must call this function, and its backward pass, in the same order.
-    Parts may differ in size, and may be empty. The gradients of weight and bias are those of this
-    part, as DistributedDataParallel expects. With reproducible sums, the first process has the
-    gradients of all parts and the others have zeros, so that the sum of the gradients is rounded
-    once.
+    If there are several calls of this function, all processes of the group must make them in the
+    same order, and must run the backward passes of the calls in the same order. Parts may differ in
+    size, and may be empty. The gradients of weight and bias are those of this part, as
+    DistributedDataParallel expects. With reproducible sums, the first process has the gradients of
+    all parts and the others have zeros, so that the sum of the gradients is rounded once.
 
     Parameters
     ----------
@@ -350,12 +354,13 @@ def batch_norm_with_moments(
 
 
 def _move(running: Running, moments: Tensor) -> None:
-    """Update running statistics by the moments of all elements, unless the batch is empty."""
+    """Update running statistics by the whole batch's moments, unless the batch is empty."""
     channels, count = running.mean.shape[0], moments[-1]
     weight = running.momentum * count.clamp(max=1.0)
     unbiased = moments[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
     moves = (running.mean, moments[:channels]), (running.variance, unbiased)
     for statistic, value in moves:
-        # Writing to `data` does not change the tensor's version counter: see `operations`.
+        # Writing to `data` does not change the tensor's version counter. A comment in
+        # `operations.MoveRunningStatistics` says why the counter must not change.
         target = statistic if torch.compiler.is_compiling() else statistic.data
         target.copy_(statistic.double() * (1.0 - weight) + value * weight)

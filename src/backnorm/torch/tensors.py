@@ -1,6 +1,6 @@
 """Tensors: their types, classes and memory, and which calls need the dispatcher.
 
-Kernels read memory. The class of a *plain tensor* is in `PLAIN`. A tensor of another subclass is
+Kernels read memory. A tensor is *plain* if its class is in `PLAIN`. A tensor of another subclass is
 treated as a plain tensor if it has memory, even if the subclass overrides `shape`. An *opaque*
 tensor has no memory; only operators can read its elements.
 
@@ -42,7 +42,7 @@ _OTHER = np.dtype(object)
 
 
 def element_type(dtype: torch.dtype) -> np.dtype:
-    """Return the NumPy type of elements."""
+    """Return NumPy's type for PyTorch's type `dtype`, or `object` if the type is not accepted."""
     return _TYPES.get(dtype, _OTHER)
 
 
@@ -57,7 +57,7 @@ def metadata(tensor: Tensor) -> Metadata:
 
 
 def wide_metadata(tensor: Tensor, x: Tensor) -> Metadata:
-    """Return the shape and type of a per-channel tensor after conversion by `wide`."""
+    """Return the shape and type that a per-channel tensor has after its conversion by `wide`."""
     shape, dtype = metadata(tensor)
     if tensor.dtype is x.dtype and tensor.dtype.itemsize == 2:
         dtype = np.dtype(np.float32)
@@ -104,17 +104,19 @@ _are_transforms_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 
-#: Whether a tensor is a batch of gradients (``is_grads_batched``).
+#: Whether a tensor is a batch of gradients, with which `torch.autograd.grad` calls a backward pass
+#: if the argument ``is_grads_batched`` is true.
 is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def needs_dispatcher(tensor: Tensor) -> bool:
     """Whether a call on `tensor` must run as operators of PyTorch's dispatcher, not directly.
 
-    True under `torch.compile` and `torch.export` (`is_compiling`), under `torch.func` and
-    forward-mode differentiation, under modes that see every operator (fake tensors, `make_fx`, FLOP
-    counters) and `torch.jit.trace`, for batched gradients (``is_grads_batched``), and for all
-    tensors except plain tensors on a CPU or a CUDA device.
+    The result is True in these cases: under `torch.compile` and `torch.export` (`is_compiling`);
+    under `torch.func` and forward-mode differentiation; under modes that see every operator (fake
+    tensors, `make_fx`, FLOP counters); under `torch.jit.trace`; for batched gradients
+    (``is_grads_batched``); for a tensor of a subclass other than `Parameter`; for a tensor that is
+    neither on a CPU nor on a CUDA device.
     """
     return (
         is_compiling()
@@ -136,7 +138,7 @@ def is_transformed() -> bool:
 def in_memory(tensor: Tensor, name: str) -> Tensor:
     """Return a tensor as a plain tensor, or raise if it has no elements in memory.
 
-    Methods of subclasses are not called.
+    If a subclass of Tensor overrides methods, these methods are not called.
     """
     if not issubclass(type(tensor), Tensor):
         raise not_a_tensor(name, tensor)
@@ -152,7 +154,10 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a subclass's tensor as a plain tensor if it has memory; other values are unchanged."""
+    """Return a tensor of a subclass as a plain tensor, if the tensor has memory.
+
+    Any other value is returned unchanged.
+    """
     if type(value) in PLAIN or not issubclass(type(value), Tensor) or is_opaque(value):
         return value
     with torch._C.DisableTorchFunctionSubclass():
@@ -227,7 +232,7 @@ def order_of(x: Tensor) -> Order:
 
 
 def wide(tensor: Tensor, x: Tensor) -> Tensor:
-    """Return a per-channel tensor, contiguous and `plain`.
+    """Return the per-channel tensor `tensor` in a form that is contiguous and `plain`.
 
     If the tensor has the same type as x, and this type has 16 bits, the tensor is converted to
     float32.
@@ -258,7 +263,8 @@ def check_memory(tensor: Tensor, name: str) -> int:
             accepted="a strided tensor",
         )
     address = tensor.data_ptr()
-    # A freed storage begins at address 0; the address of a tensor in it is the tensor's offset.
+    # A freed storage begins at address 0, so the address of a tensor in it equals the tensor's
+    # offset in bytes.
     freed = address == tensor.storage_offset() * tensor.itemsize
     if freed and tensor.numel() and not tensor._is_zerotensor():
         raise TensorValueError(
@@ -271,7 +277,10 @@ def check_memory(tensor: Tensor, name: str) -> int:
 
 
 def check_own_memory(tensor: Tensor, name: str) -> None:
-    """Raise unless each element of a per-channel tensor has separate memory to update in place."""
+    """Raise if elements of a per-channel tensor share memory.
+
+    The tensor is updated in place, so each element must have memory of its own.
+    """
     if tensor._is_zerotensor() or (tensor.numel() > 1 and 0 in tensor.stride()):
         raise TensorValueError(
             name,
@@ -307,11 +316,13 @@ class _Memory:
 def array_of(tensor: Tensor) -> np.ndarray:
     """Return an array in the memory of a tensor, or of a copy if the tensor is not `plain`.
 
-    The caller has checked the tensor's class and type.
+    The caller must have checked the tensor's class and element type; this function does not check
+    them.
     """
     if not plain(tensor):
         tensor = tensor.detach().clone()
-    # The array interface describes bfloat16 as two bytes, because bfloat16 is not a NumPy type.
+    # The array interface describes bfloat16 as two bytes, because bfloat16 is not a NumPy type. So
+    # `view` is needed to get an array of the right type.
     return np.asarray(_Memory(tensor)).view(element_type(tensor.dtype))
 
 

@@ -1,10 +1,10 @@
 """Support for tools that recognise layers by PyTorch's classes, and so miss backnorm's layers.
 
 Passes over a graph of `torch.fx` look for PyTorch's layers and do not change backnorm's, so
-`warn_of_tracing` warns when `torch.fx` traces a layer of backnorm. Opacus rejects batch
-normalisation by class, so backnorm's classes are registered with its validator. `torch.jit.script`
-cannot compile backnorm's Python code, so this module makes it raise an error. This module does not
-import Opacus.
+`warn_of_tracing` warns when `torch.fx` traces a layer of backnorm. Opacus rejects a model that
+contains PyTorch's classes of batch normalisation, so this module registers backnorm's classes with
+the validator of Opacus. `torch.jit.script` cannot compile backnorm's Python code, so this module
+makes it raise an error. This module does not import Opacus.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class UnrecognisedLayerWarning(UserWarning):
 
 
 def warn_of_tracing(tracer: object, training: bool) -> None:
-    """Warn if a PyTorch tracer records a layer of backnorm, because no pass over the graph can fold
-    it.
+    """Warn if a PyTorch tracer records a layer of backnorm, because no pass over the traced graph
+    can fold this layer into a convolution.
 
     The passes of `torch.fx` fold a normalisation into the preceding convolution only in evaluation
     mode. So if a tracer of `torch.fx` records a layer in training mode, there is no warning.
@@ -42,8 +42,8 @@ def warn_of_tracing(tracer: object, training: bool) -> None:
             "class (torch.fx.experimental.optimization.fuse, prepare_fx) do not change it; call "
             "backnorm.torch.revert(model) before such a pass",
             UnrecognisedLayerWarning,
-            # The warning has the same location for every tracer, so that Python's default filter
-            # shows it once.
+            # With `stacklevel=1`, the warning has the same location for every tracer, so that
+            # Python's default filter shows it only once.
             stacklevel=1,
         )
 
@@ -90,7 +90,7 @@ def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
     """Return Opacus's replacement for the layer of PyTorch that `layer` corresponds to.
 
     A layer with an activation of its own is returned unchanged, because a replacement would lose
-    the activation. The validator rejects such a layer.
+    the activation. Opacus's validator then rejects the model, because it rejects such a layer.
     """
     # `conversion` is imported within the function, because it imports the layers, and the layers
     # import this module.

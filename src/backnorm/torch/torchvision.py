@@ -1,4 +1,4 @@
-"""torchvision's frozen batch normalisation, computed by backnorm. Imports torchvision."""
+"""torchvision's frozen batch normalisation, computed by backnorm. It imports torchvision."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def tune(
     eps: float = 1e-5,
     arithmetic: Arithmetic | None = None,
 ) -> list[Trial]:
-    """Find the fastest plan of a training step on tensors like these, and use it from now on.
+    """Find the fastest plan of a training step on tensors like the arguments; use it from now on.
 
     The plan is used in this process, on GPUs of the same model, for calls with the same shapes,
     types and layout of tensors and with the same activation, eps and arithmetic. Every plan is

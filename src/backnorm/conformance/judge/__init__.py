@@ -1,4 +1,4 @@
-"""Verdicts on results, by their distance from exact results.
+"""Judge results by their distance from the exact results.
 
 Errors are in units in the last place (ulp) of the output's type at the exact value. Only
 :func:`budget` defines the allowed error.

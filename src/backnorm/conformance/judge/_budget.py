@@ -15,9 +15,9 @@ Quantity = Literal[
     "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma"
 ]
 
-#: The results of the backward pass, in their order.
+#: The results of the backward pass, in the order in which functions return them.
 GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
-#: The results of the forward pass in training, in their order.
+#: The results of the forward pass in training, in the order in which functions return them.
 FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
 
 
@@ -59,17 +59,18 @@ def budget(
     terms of the element's formula (see :mod:`backnorm.reference`). The coefficient of T is the
     error of the arithmetic before that rounding:
 
-    - float64 arithmetic (unit roundoff 2**-53) on narrower data: blocked sums of up to 2**30
-      elements lose a few dozen roundoffs of sum|terms|, so the error of a parameter gradient is at
-      most 2**-45 T. dx divides two such sums by M and takes about eight more operations. The budget
-      of dx, 2**-40 T, is larger than the error of these operations, so that other orders of
-      summation also pass. For a float32 result, this budget is at most 2**-16 of an ulp of T. A
-      16-bit element is then rounded correctly unless its exact value is within 2**-40 T of the
-      midpoint between two neighbours.
-    - float64 data: there is no wider type, so sums are compensated. Including the roundings of s =
-      1/sqrt(variance + epsilon) and of its product with a sum, the error of a parameter gradient is
-      at most 2**-48 T. An element of dx takes a dozen float64 operations, with an error of at most
-      2**-49 T.
+    - float64 arithmetic (unit roundoff 2**-53) on narrower data: the error of a blocked sum of up
+      to 2**30 elements is a few dozen roundoffs, times the sum of the magnitudes of its terms. So
+      the error of a parameter gradient is at most 2**-45 T. To compute an element of dx, two such
+      sums are divided by M, and about eight more operations follow. The budget of dx, 2**-40 T, is
+      larger than the error of these operations, so that other orders of summation also pass. For a
+      float32 result, 2**-40 T is at most 2**-16 of the float32 ulp of T. A 16-bit element is then
+      rounded correctly unless its exact value is within 2**-40 T of the midpoint between two
+      neighbours.
+    - float64 data: there is no wider type, so sums are compensated. The error of a parameter
+      gradient is at most 2**-48 T. This includes the roundings of s = 1/sqrt(variance + epsilon)
+      and of the product of s and a sum. An element of dx takes a dozen float64 operations, with an
+      error of at most 2**-49 T.
     - float32 arithmetic (unit roundoff u = 2**-24) on float32 or 16-bit data: a term of a parameter
       gradient is rounded four times before it is added up in float64. The roundings are those of
       x - mean, of the product, and of two additions in a run of at most four terms; together they
@@ -85,22 +86,25 @@ def budget(
       than the exact value, and a power of two lies between them, an ulp of the product is twice an
       ulp of the exact value. In this case the rounding error of the product can exceed half an ulp
       of the exact value by up to half of u T. With 16-bit data the last product is rounded to
-      float32 before it is rounded to 16 bits, which makes nine roundings. Together they are less
-      than 16 u T = 2**-20 T, which leaves room for the additions of longer runs.
-    - mean and variance are sums that are rounded once. Their budget is a whole ulp, plus T times
-      the coefficient of a parameter gradient. The second part matters only if the terms of the mean
-      cancel. The terms of the variance are all positive, so its T is the variance itself.
-    - y is like dx, with the T of its own formula. In float32 arithmetic, three values are rounded
-      once each: x - mean, the gain, and the constant (beta and the low part of the mean). Adding a
-      residual rounds once more. With all these roundings, the error of y is at most 2**-21 T. A
-      ReLU does not enlarge an error.
-    - A term of the second order has up to two sums and s**5 as factors. For float64 data, whose
-      sums are compensated, no term has more than 32 roundings, and 2**-48 T is allowed. For float32
+      float32 before it is rounded to 16 bits, which makes nine roundings. So the roundings of an
+      element add up to less than the budget, which is 16 u T = 2**-20 T. The rest of the budget is
+      room for kernels that add up longer runs in float32.
+    - mean and variance are sums that are rounded once. The budget of each is a whole ulp, plus T
+      times the coefficient of a parameter gradient. The second part matters only if the terms of
+      the mean cancel. The terms of the variance are all positive, so its T is the variance itself.
+    - The coefficient of T is the same for y as for dx, but the T of y is that of the formula for y.
+      In float32 arithmetic, three values are rounded once each: x - mean, the gain, and the
+      constant (beta and the low part of the mean). Adding a residual rounds once more. With all
+      these roundings, the error of y is at most 2**-21 T. A ReLU does not enlarge an error.
+    - A term of the second order has up to two sums and s**5 as factors. For float64 data, sums are
+      compensated. No term goes through more than 32 roundings, and 2**-48 T is allowed. For float32
       data, the error of a sum is a few dozen times 2**-53 of the magnitudes of its terms. The error
-      of the gradient of gamma is as large, and 2**-44 T is allowed. The gradients of x and dy are
-      allowed 2**-40 T, like dx. For 16-bit data, the error of a sum is at most 2**-22 T, and that
-      of a product of two sums is at most 2**-21 T. The budget of every second-order result is then
-      2**-20 T. (A bfloat16 result is rounded to float32 first, which adds less than 2**-25 T.)
+      of the second-order gradient with respect to gamma is as large, and 2**-44 T is allowed. For
+      the second-order gradients with respect to x and dy, 2**-40 T is allowed, as for dx. For
+      16-bit data, the error of a sum is at most 2**-22 T, and that of a product of two sums is at
+      most 2**-21 T. The budget of every second-order result is then 2**-20 T. A bfloat16 result is
+      rounded to float32 before it is rounded to bfloat16, which adds an error of less than 2**-25
+      T.
 
     Raises
     ------

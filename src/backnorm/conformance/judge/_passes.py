@@ -55,9 +55,9 @@ def check_backward(
 ) -> dict[str, Verdict]:
     """Judge `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
-    dx must have x's type and shape, dgamma and dbeta those of mean. `arithmetic` is the type in
-    which elements were computed, on which the allowed error (:func:`budget`) depends. `options` are
-    epsilon, data_format and training.
+    dx must have the type and shape of x. dgamma and dbeta must have the type and shape of mean.
+    `arithmetic` is the type in which elements were computed, on which the allowed error
+    (:func:`budget`) depends. `options` are epsilon, data_format and training.
     """
     exact = reference.backward(x, dy, mean, variance, gamma, **options)
     types = x.dtype, mean.dtype, mean.dtype
@@ -73,9 +73,10 @@ def check_forward(
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `normalized` (y, mean, variance) of the given inputs; see :func:`reference.forward`.
+    """Judge the results of a forward pass: `normalized` has y, mean and variance.
 
-    y must have the type of x. `options` are the keyword arguments of `reference.forward`.
+    y must have the type of x. x, gamma, beta and `options` are the arguments with which
+    :func:`reference.forward` computes the exact results.
     """
     exact = reference.forward(x, gamma, beta, **options)
     types = x.dtype, None, None
@@ -113,7 +114,7 @@ def check_double_backward(
     in_parts: bool = False,
     **options: Unpack[_SecondOptions],
 ) -> dict[str, Verdict]:
-    """Judge the gradients of the backward pass; see :func:`reference.double_backward`.
+    """Judge second-order gradients: see :func:`reference.double_backward`.
 
     The gradients with respect to x and dy must have x's type and shape. The gradient with respect
     to gamma must have mean's type and shape.
@@ -140,8 +141,8 @@ def check_double_backward(
     - PyTorch on a GPU: float64 and PyTorch's sums, which are not compensated. PyTorch adds up each
       block of 2**20 elements as a tree, which rounds at most 20 times, and adds the block's sum to
       the total, which rounds once more. The budget allows 32 roundings of a sum, which is enough
-      for channels of up to about 2**23 elements. The measured error of channels of 2**17 float64
-      elements is 2**-51 T, with the T of `budget`.
+      for channels of up to about 2**23 elements. For channels of 2**17 float64 elements, the
+      measured error is 2**-51 T (`budget` defines T).
     - JAX with `jax_enable_x64`: float64 and XLA's sums, which are as accurate as PyTorch's. But JAX
       adds the direct gradient of x and the gradient through the statistics as two arrays of x's
       type (`in_parts`). The magnitude of each element of these arrays is at most T. So rounding an
@@ -149,9 +150,9 @@ def check_double_backward(
       x's type. Therefore 2*u*T is added to the budget.
     - JAX without `jax_enable_x64`: all operations and sums are float32 (``wide=False``). But
       :func:`budget` assumes that float32 data is computed in float64, and allows an error of only
-      2**-40 T (2**-44 T for the gradient of gamma). Therefore 2**-20 T is added. This number is
-      derived in the same way as the budget of 16-bit data (:func:`budget`). With 2**18 elements per
-      channel, the measured error is 2**-23 T.
+      2**-40 T (2**-44 T for the gradient of gamma). Therefore 2**-20 T is added to the budget. This
+      number is derived in the same way as the budget of 16-bit data (:func:`budget`). With 2**18
+      elements per channel, the measured error is 2**-23 T.
     """
     exact = reference.double_backward(x, dy, mean, variance, gamma, **options)
     more = 0.0 if wide else 2.0**-20

@@ -9,10 +9,11 @@ the operators. The allowed errors are:
 - Quantize: half a step for the rounding to nearest, and u (|src / scale| + |src / scale + zp|) for
   a quotient and a sum in float32, where u = 2**-24. Usually only the integer
   nearest to the exact value is accepted. Both neighbouring integers are accepted if the exact value
-  is so near their midpoint that the error of the quotient and the sum can cross it. An expected
-  value beyond the range of the integers is replaced by the limit of the range.
+  is so near their midpoint that the error of the quotient and the sum can cross it. If an expected
+  value is outside the range of the integer type, it is replaced by the nearest integer of this
+  range.
 
-The ulp of an integer is 1.
+Errors are reported in ulps of the result's type. For integer types, one ulp is 1.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndar
 
 
 def check_dequantize(src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, object]) -> Verdict:
-    """Judge dst = (src - zp) * scale."""
+    """Judge dst, whose exact value is (src - zp) * scale."""
     if dst.dtype != FLOAT32 or dst.shape != src.shape:
         return _of_other_kind("dst", dst, FLOAT32, src.shape)
     scales, zps = _parameters(attributes, src.ndim)
@@ -68,8 +69,9 @@ def check_quantize(
     quotient = src.astype(np.float64) / scales
     exact = quotient + zps
     limits = np.iinfo(dtype)
-    # Cap the magnitudes, so that the allowance stays below one step: every value beyond the range
-    # must become exactly the limit.
+    # The allowed error grows with `magnitude`. Both summands of `magnitude` are capped, so that the
+    # allowed error stays below one step of the integers. So if the exact value is beyond the range,
+    # only the limit of the range passes.
     most = float(max(abs(limits.min), limits.max) + 1)
     magnitude = np.minimum(np.abs(quotient), 2 * most) + np.minimum(np.abs(exact), most)
     exact = np.clip(exact, limits.min, limits.max)

@@ -1,4 +1,4 @@
-"""Verdicts on the operators with an addition and a ReLU."""
+"""Verdicts on batch normalisation that is fused with a ReLU, and optionally with a residual."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check_relu_forward(
     """Judge `result` (y, mean, variance, mask); see :func:`reference.forward`.
 
     The mask is compared with the operator's y, not with the exact y: a bit must be set if and only
-    if the operator's y is more than 0 and less than the ceiling of `activation`. The default is a
-    ReLU without ceiling.
+    if the operator's y is more than 0 and less than the ceiling of `activation`. The default of
+    `activation` is a ReLU without ceiling.
     """
     ceiling = options.setdefault("activation", RELU).ceiling
     y, mean, variance, mask = result
@@ -53,7 +53,7 @@ def check_relu_inference(
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge `y` = relu(batch norm + residual); see :func:`reference.inference`."""
+    """Judge `y` of an inference pass with a ReLU: see :func:`reference.inference`."""
     ceiling = options.setdefault("activation", RELU).ceiling
     operands = x, mean, variance, gamma, beta
     verdicts = check_inference(*operands, y, arithmetic=arithmetic, **options)
@@ -75,8 +75,8 @@ def check_relu_backward(
 ) -> dict[str, Verdict]:
     """Judge `gradients` (dx, dgamma, dbeta, dresidual) of a layer with a ReLU that has this mask.
 
-    With `residual`, dresidual must equal dy where the mask is set and 0 elsewhere. Otherwise it
-    must be absent or None.
+    If `residual` is True, dresidual must be dy where the mask is set, and 0 elsewhere. If
+    `residual` is False, dresidual must be absent or None.
     """
     dx, dgamma, dbeta, *rest = gradients
     assert dx is not None

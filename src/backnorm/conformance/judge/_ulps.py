@@ -1,4 +1,4 @@
-"""Errors in units in the last place of a type."""
+"""Errors in ulps: units in the last place of a floating-point type."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ulp_error(actual: np.ndarray, exact: Exact, dtype: np.dtype) -> FloatArray:
 
 
 def ulp_at(exact: Exact, dtype: np.dtype) -> FloatArray:
-    """Return the unit in the last place of `dtype` at each exact value."""
+    """Return, for each exact value, the unit in the last place of the numbers of `dtype` there."""
     bits, least, largest = _FORMATS[dtype]
     fraction, exponent = np.frexp(exact.hi)
     exponent = exponent.astype(np.int64) - 1

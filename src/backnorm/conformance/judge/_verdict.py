@@ -61,7 +61,7 @@ def judge(
     more: float = 0.0,
     arithmetic: Arithmetic | None = None,
 ) -> Verdict:
-    """Judge whether the error of every element of `actual` is within its budget.
+    """Judge whether the error of every element of `actual` is within the budget of the element.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ _SHIFT = 2.0
 
 
 class _Channels(NamedTuple):
-    """Magnitudes of each channel, float64 of shape (C,).
+    """Magnitudes of each channel. Each attribute is a float64 array of shape (C,).
 
     Attributes
     ----------
@@ -95,7 +95,9 @@ class _Errors(NamedTuple):
     variance: FloatArray
 
     def of_s(self, variance: FloatArray, epsilon: float) -> FloatArray:
-        """Return a bound of the relative error of s, if the computed variance is not negative."""
+        """Return a bound of the relative error of s = 1/sqrt(variance + epsilon). The bound holds
+        if the computed variance is not negative.
+        """
         total = variance + epsilon
         least = np.maximum(variance - self.variance, 0.0) + epsilon
         most = total + self.variance + np.square(self.used)
@@ -301,7 +303,8 @@ class ForwardLadder:
             used = mean + unit * known.terms
             return _Errors(mean, used, of_variance * (squares + np.square(used)))
         height = additions_of(rung, self.count).height
-        # Each update of a mean, m + (x - m)/i, adds three roundings to those of the sum.
+        # If a kernel updates a mean by m + (x - m)/i, each update has three roundings more than an
+        # addition (see ``docs/tolerance.md``).
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
@@ -320,8 +323,9 @@ class ForwardLadder:
         if additions.height * unit >= 1.0:
             nothing = np.full(known.mean.shape, math.inf)
             return _Errors(nothing, nothing, nothing)
-        # A sum in a wider type than that of the elements is divided in the wider type, so the
-        # division adds no rounding in the elements' type.
+        # If a rung computes the sum in a wider type than that of the elements, the sum is also
+        # divided by the count in the wider type. So this division adds no rounding in the elements'
+        # type.
         after = narrow + (_AFTER_MEAN if rung in SUMS or self.data == FLOAT64 else 0.0)
         sums, in_any_order = math.sqrt(additions.sums), math.sqrt(additions.terms)
         of_terms, of_squares = (math.sqrt(additions.root + n) for n in (of_mean, of_variance))
@@ -403,9 +407,10 @@ def grade_forward(
     data_format: str = "NCX",
     kind: BoundKind = "expected",
 ) -> dict[Quantity, Grade]:
-    """Grade `normalized` (y, mean, variance) of the given inputs; see :func:`reference.forward`.
+    """Grade the results of a forward pass: `normalized` has y, mean and variance.
 
-    The variance is the biased one. y must have x's shape and type.
+    x, gamma, beta, epsilon and data_format are the arguments with which :func:`reference.forward`
+    computes the exact results. The variance is the biased one. y must have x's shape and type.
 
     Raises
     ------
@@ -432,7 +437,11 @@ def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:
 
 
 def _norm(values: FloatArray, peak: FloatArray, axes: tuple[int, ...], power: int) -> FloatArray:
-    """Return the `power`-norm over `axes`; dividing by `peak` prevents over- and underflow."""
+    """Return the norm of order `power` over `axes`.
+
+    The values are first divided by `peak`, the largest of their magnitudes, so that their powers do
+    not overflow and the largest power does not underflow.
+    """
     share = np.where(peak > 0, values / peak, 0.0)
     total: FloatArray = (share**power).sum(axes, keepdims=True) ** (1.0 / power) * peak
     return total.reshape(-1)

@@ -45,7 +45,8 @@ class Bound:
 
     The bound is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``. ulp
     is the unit in the last place of the output's type at the exact value, T is the sum of the
-    magnitudes of the terms, and V, S and R are the fields of :class:`backnorm.reference.Scale`.
+    magnitudes of the terms, and V, S and R are the fields `value`, `sums` and `root` of
+    :class:`backnorm.reference.Scale`.
 
     Attributes
     ----------
@@ -81,7 +82,10 @@ class Bound:
         return result
 
     def in_units(self, unit: float) -> str:
-        """Return the formula as text, with coefficients as multiples of a unit roundoff u."""
+        """Return the formula as text; coefficients are written as multiples of u.
+
+        u stands for the unit roundoff `unit`.
+        """
         parts = [f"{self.ulps:g} ulp"]
         parts += [
             f"{value / unit:.3g} u {name}"
@@ -159,8 +163,8 @@ def bound(
         return Bound(wide.ulps)
     if rung == "float64" and data != FLOAT64:
         return Bound(wide.ulps, wide.terms)
-    # Elements are computed in float64 for float64 data, else in float32. On the rung float32,
-    # `budget` raises for float64 data.
+    # On all other rungs, elements are computed in float64 if the data are float64, and in float32
+    # otherwise. If the rung is float32 and the data are float64, `budget` raises an error.
     narrow = data != FLOAT64 or rung == "float32"
     elements = budget(quantity, output, data, "float32") if narrow else wide
     roundoff = ROUNDOFF[FLOAT32 if narrow else FLOAT64]
@@ -240,7 +244,8 @@ def allowances(
     *,
     kind: BoundKind = "expected",
 ) -> dict[Rung, FloatArray]:
-    """Return the allowed absolute error of each element on each rung, best rung first.
+    """Return, for each rung, the absolute error that each element may have. The best rung comes
+    first.
 
     Parameters
     ----------
@@ -260,8 +265,8 @@ def allowances(
         if kind == "expected":
             limits.append(bound(rung, quantity, output, data, count))
         least = np.minimum.reduce([limit.allowance(ulp, terms, scale) for limit in limits])
-        # A pair of float64 cannot represent parts below 2**-1074, so the oracle's values can have
-        # an error of this size.
+        # The oracle returns a value as a pair of float64. Such a pair cannot represent parts below
+        # 2**-1074, so the value can have an error of this size.
         least = least + (2.0**-1074 if output == FLOAT64 else 0.0)
         allowed = np.maximum(allowed, least)
         found[rung] = allowed
@@ -283,7 +288,7 @@ def grade_backward(
 ) -> dict[Quantity, Grade]:
     """Grade `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
-    dx must have x's shape and type, dgamma and dbeta those of mean.
+    dx must have the shape and type of x. dgamma and dbeta must have the shape and type of mean.
 
     Raises
     ------
@@ -332,7 +337,7 @@ class GradientLadder:
         gamma: np.ndarray | None,
         **options: Unpack[BackwardOptions],
     ) -> GradientLadder:
-        """Return the exact gradients of the given inputs; see :func:`reference.backward`."""
+        """Return the ladder of the given inputs; see :func:`reference.backward`."""
         operands = x, dy, mean, variance, gamma
         values = reference.backward(*operands, **options)
         scales = reference.gradient_scales(*operands, **options)
@@ -386,7 +391,8 @@ def _expected(
     # `root` is the factor of R (see `Bound`). The terms of a sum are rounded independently of each
     # other, so the squares of their errors add up.
     root = math.hypot(loss * math.sqrt(roundings), DEVIATIONS * unit * math.sqrt(additions.root))
-    # A 16-bit gradient is rounded to float32 before it is rounded to 16 bits.
+    # A 16-bit gradient is rounded to float32 before it is rounded to 16 bits, which is one more
+    # rounding.
     after = 1.0 if is_16_bit(output) else 0.0
     if quantity == "dx":
         after = roundings + (INVERSE_DEVIATION if additions.height else 0.0)
@@ -406,15 +412,16 @@ def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float
     # If an ulp of x is larger than an ulp of the mean, the last bits of the mean are lost when x -
     # mean is rounded. This error is the same for every element. A 16-bit value has p significant
     # bits, where u = 2**-p is its unit roundoff. So the product of two such values has at most 2p
-    # significant bits, and the last of these bits is worth more than u**2 times the product. (The
-    # last bits of the mean are neglected here.) So adding such a product to a long sum is often a
-    # tie, exactly halfway between two numbers, and ties are often rounded in one direction.
+    # significant bits, and the last of these bits is worth more than u**2 times the product. (This
+    # treats x - mean as a 16-bit value, although the mean can have more bits.) So when such a
+    # product is added to a long sum, the exact result is often a tie: it lies exactly halfway
+    # between two neighbouring numbers. Ties are often rounded in one direction.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 
 
 def _multiple(coefficient: float, magnitude: FloatArray) -> FloatArray | float:
-    """Return a multiple of a magnitude, or 0 if the magnitude is not finite."""
+    """Return coefficient * magnitude, with 0 in place of each magnitude that is not finite."""
     if coefficient == 0.0:
         return 0.0
     result: FloatArray = coefficient * np.where(np.isfinite(magnitude), magnitude, 0.0)

@@ -16,21 +16,24 @@ ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2
 # has a root mean square of 0.43 * sqrt(n) roundoffs. So the bound 2 * sqrt(n) is 4.7 standard
 # deviations of the sum.
 DEVIATIONS = 2.0
-# Length of the serial runs at the bottom of a pairwise sum; NumPy has 16, PyTorch 16 or 32.
+# A pairwise sum first adds up runs of this many terms, one term after the other, and then adds the
+# runs' sums in pairs. NumPy's runs have 16 terms, PyTorch's have 16 or 32.
 RUN = 16
 # Lengths of the shortest and the longest block of the rung "blocked", in elements.
 BLOCKS = 128, 512
-# Roundings of an inverse standard deviation: variance + epsilon, the root, the reciprocal.
+# How often an inverse standard deviation is rounded: once each for variance + epsilon, the square
+# root and the reciprocal.
 INVERSE_DEVIATION = 3
 
 
 class Additions(NamedTuple):
     """The rounding errors of a summation method.
 
-    S is the sum of the terms, Q the sum of their squares, T the sum of their magnitudes, and E the
-    sum of the squared rounding errors, in units of the squared roundoff. If the terms are in random
-    order, E is ``sums * S**2 + root * Q``. In any order, E is at most ``terms * T**2``. `height` is
-    the number of additions that a term goes through.
+    S is the sum of the terms, Q the sum of their squares, and T the sum of their magnitudes. E is
+    the sum of the squares of the rounding errors, divided by the square of the roundoff. If the
+    terms are in random order, E is ``sums * S**2 + root * Q``. For any order of the terms, E is at
+    most ``terms * T**2``; ``sums``, ``root`` and ``terms`` are the fields below. `height` is the
+    largest number of additions that one term goes through.
     """
 
     height: float
@@ -39,7 +42,8 @@ class Additions(NamedTuple):
     terms: float = 0.0
 
 
-#: The rungs with sums in the type of the elements.
+#: The rungs on which sums are computed in the same arithmetic as the elements, not in a wider one:
+#: float32, or float64 for float64 data.
 SUMS = "pairwise", "blocked", "serial"
 
 
@@ -77,9 +81,9 @@ def _row(count: int, single: bool = False) -> Additions:
     otherwise, they are an average over many sums.
 
     A sum of n = `count` terms has partial sums of k terms, for k from 2 to n. A partial sum of k
-    terms is k/n of the whole sum, plus a random part. The square of the random part is k/n of the
-    sum of the squared terms. The squares of the random parts of one sum often exceed the average
-    over many sums, so `single` doubles them.
+    terms is k/n of the whole sum, plus a random part. On average, the square of the random part is
+    k/n times the sum of the squared terms. In one sum alone, the squares of the random parts are
+    often larger than their average over many sums. So if `single` is true, the squares are doubled.
     """
     sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
     root = (count + 1) / 2 - 1 / count
@@ -87,5 +91,5 @@ def _row(count: int, single: bool = False) -> Additions:
 
 
 def in_a_row(number: float, unit: float) -> float:
-    """Return the largest relative error of `number` successive roundings of roundoff `unit`."""
+    """Return the largest relative error after `number` roundings, each of up to `unit`."""
     return number * unit / (1.0 - number * unit) if number * unit < 1.0 else math.inf

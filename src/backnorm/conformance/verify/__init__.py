@@ -14,6 +14,7 @@
 ``_about``      prints a case as tables
 ``_report``     tables, JSON, JUnit and Markdown
 ``export``      cases and results as files
-``audit``       the wrong kernels that a test accepts: `backnorm tolerance`. ``audit_data`` has the
-                data, ``tolerances`` the comparisons, ``policies`` the tests of projects
+``audit``       `backnorm tolerance`: finds the wrong kernels that a test accepts. ``audit_data``
+                has the inputs of the test. ``tolerances`` has its comparisons of gradients.
+                ``policies`` has the tolerances with which other projects test.
 """

@@ -59,8 +59,8 @@ def _outputs(ladder: GradientLadder) -> Table:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
         ulp = ulp_at(ladder.value(name), ladder.element_type(name))
         with np.errstate(all="ignore"):
-            # Where T (`terms`) is 0, all terms are 0. The result then has no rounding error, and
-            # the condition is 1.
+            # T (`terms`) is the sum of the terms' magnitudes. If T is 0, every term is 0, so the
+            # result has no rounding error, and its condition number is set to 1.
             condition = np.divide(terms, size, out=np.ones_like(terms), where=terms != 0)
             bounds = [np.median(each / ulp) for each in ladder.allowances(name).values()]
         numbers = np.median(condition), condition.max(), *bounds

@@ -2,8 +2,8 @@
 
 The process reads a job, one line of JSON, from its standard input. It writes a line of JSON for
 each event to the file descriptor that the job names, and the outputs of each case to a file. The
-subject may print to standard output. If the subject ends the process (for example by a crash), the
-last event names the case that was running.
+subject may print to standard output, because events are not written there. If the subject ends the
+process (for example by a crash), the last event names the case that was running.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Calls:
     `again` has the outputs of another call with equal inputs, if these outputs differ from the
     first call's.
 
-    `unchanged` names the outputs that have the same bits for another dy (in a forward pass: another
-    x).
+    The subject is also called with another dy (in a forward pass: another x). `unchanged` names the
+    outputs that had the same bits in that call as in the first call.
     """
 
     outputs: _Outputs
@@ -64,7 +64,7 @@ class _Calls:
 
 
 class WroteOutsideError(Exception):
-    """A subject wrote outside of an output."""
+    """A subject wrote outside of the memory of an output."""
 
 
 class Runner:
@@ -129,8 +129,8 @@ class Runner:
         )
 
     def _saved(self, name: str, outputs: dict[str, np.ndarray | None]) -> dict[str, Any]:
-        """Write arrays to a file, and return its path with the types and shapes, which the file
-        lacks.
+        """Write arrays to a file as bytes. Return the path of the file, and the types and shapes of
+        the arrays, which the file does not contain.
         """
         path = self.folder / f"{name}.npz"
         arrays = {name: array for name, array in outputs.items() if array is not None}
@@ -188,8 +188,9 @@ class Runner:
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
-            # Each event restarts the time limit. With the two events here, the limit applies to the
-            # call alone: the time to fill and compare the arrays does not count.
+            # Every event that is sent to the parent process restarts the time limit. With the two
+            # events here, the limit applies to the call alone: the time to fill and compare the
+            # arrays does not count.
             self.say(event="filled")
             if getattr(self.subject, "writes", False):
                 memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}

@@ -28,7 +28,7 @@ class Expectation:
 
     @property
     def is_expired(self) -> bool:
-        """Whether the date has passed."""
+        """Whether the line has a date, `until`, and this day (in UTC) is over."""
         today = datetime.datetime.now(tz=datetime.UTC).date()
         return self.until is not None and today > self.until
 
@@ -167,7 +167,7 @@ def _rank(status: Status) -> int:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Return the baseline in a file.
+    """Read a baseline, the report of an earlier run, from a file.
 
     Raises
     ------

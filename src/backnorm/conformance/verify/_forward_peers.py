@@ -51,7 +51,8 @@ def torch(
     """Return y and the mean of PyTorch's native_batch_norm on the CPU.
 
     PyTorch returns the inverse standard deviation instead of the variance, so only y and the mean
-    are judged. NXC is passed as a permuted view.
+    are judged. PyTorch expects the channels on axis 1, so x in the format NXC is passed as a
+    permuted view.
     """
     import torch as framework
 
@@ -82,10 +83,11 @@ def own(
     return backnorm.batch_norm_forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
 
 
-#: Functions by their names on the command line.
+#: Maps each name that ``backnorm verify`` accepts for a peer to the function that it judges.
 FORWARD_PEERS: Mapping[str, Callable[..., Results]] = MappingProxyType(
     {"numpy": textbook, "torch": torch, "backnorm": own}
 )
 
-#: The results that a function of `FORWARD_PEERS` does not return.
+#: For a function of `FORWARD_PEERS` that does not return all results: the names of the missing
+#: ones.
 FORWARD_OMITTED = MappingProxyType({"torch": ("variance",)})

@@ -1,6 +1,7 @@
 """Cases with more elements than a 32-bit index can count.
 
-All channels, and their exact results, are copies of the channels and results of a small case.
+All channels, and their exact results, are copies of the channels and the exact results of a small
+case.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes() -> int:
-    """Return the bytes available without swapping; on systems other than Linux, all memory."""
+    """Return how many bytes of memory this process can use without making the system swap.
+
+    On systems other than Linux, return the size of the whole memory.
+    """
     if not _MEMINFO.is_file():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = _MEMINFO.read_text().splitlines()
@@ -60,7 +64,7 @@ def limited_memory(case: Case, allowed: int) -> Iterator[None]:
 def repeated(case: Case) -> Case:
     """Return a case with `case.repeats` copies of the channels, one after the other.
 
-    `case` has the layout NCX and one image.
+    `case` must have the layout NCX, and the first axis of its x must have the size 1.
     """
     data, times = case.data, case.repeats
 

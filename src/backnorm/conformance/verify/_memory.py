@@ -1,10 +1,11 @@
 """Arrays between unreadable pages.
 
-An access to such a page ends the process. Some bytes lie between an array and these pages. They
-have known values (canaries). If a call changes a canary, it has written outside of the array. The
-canaries of inputs are NaN in every element type. Outputs have a different canary, because a kernel
-that reads beyond an input may copy the input's canary to the bytes beyond an output. If both
-canaries were equal, these copied bytes would look unchanged, and the write would not be detected.
+An access to an unreadable page ends the process. Some bytes lie between an array and these pages.
+They have known values (canaries). If a call changes a canary, it has written outside of the array.
+Around inputs, the canaries are bytes that are NaN when they are read as elements of any type.
+Outputs have a different canary, because a kernel that reads beyond an input may copy the input's
+canary to the bytes beyond an output. If both canaries were equal, these copied bytes would look
+unchanged, and the write would not be detected.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The part of oneDNN's C API, version 3, that batch normalisation needs.
 
-Declarations and numbers are those of oneapi/dnnl/dnnl.h, dnnl_types.h and dnnl_common_types.h.
+The declarations of functions and the values of constants in this module are those of oneDNN's
+headers oneapi/dnnl/dnnl.h, dnnl_types.h and dnnl_common_types.h.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-#: The wheel that contains the library.
+#: The name of the Python package whose wheel contains oneDNN's library.
 DISTRIBUTION = "onednn-cpu-gomp"
 _SONAME = "libdnnl.so.3"
 
@@ -94,7 +95,7 @@ class Library:
 
     @property
     def version(self) -> str:
-        """The version of oneDNN itself; its wheel has the version of the oneAPI toolkit."""
+        """The version of oneDNN itself; the wheel's version is that of the oneAPI toolkit."""
         function = self._library.dnnl_version
         function.restype = ctypes.POINTER(c_int * 3)
         return ".".join(map(str, function().contents))
@@ -104,7 +105,7 @@ class Library:
         return getattr(self._library, f"dnnl_{name}")
 
     def memory(self, dims: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...]) -> Handle:
-        """Return the descriptor of dense memory; `order` has its axes, the slowest first."""
+        """Return the descriptor of a dense array with its axes, the slowest first, in `order`."""
         strides, step = [0] * len(dims), 1
         for axis in reversed(order):
             strides[axis] = step
@@ -138,7 +139,10 @@ class Library:
         return self._create("memory", "memory_create", memory, self._engine, address)
 
     def _create(self, kind: str, name: str, *arguments: Any) -> Handle:
-        """Return a handle of the object that dnnl_`name` makes; it is destroyed with the handle."""
+        """Call the function dnnl_`name`, and return a handle of the object that it makes.
+
+        The object is destroyed when Python frees the handle.
+        """
         handle = Handle()
         status = self.function(name)(byref(handle), *arguments)
         if status:
@@ -183,7 +187,7 @@ class Primitive:
         self._alive = (arrays, views)
 
     def __call__(self) -> None:
-        """Execute the primitive; when this returns, the arrays have the results."""
+        """Execute the primitive. When this method returns, the arrays have the results."""
         status = self._execute(*self._operands) or self._wait(self._stream)
         if status:
             raise StatusError("dnnl_primitive_execute", status)

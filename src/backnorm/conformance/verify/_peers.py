@@ -1,4 +1,4 @@
-"""Implementations of other packages, with the arguments of `backnorm.batch_norm_backward`."""
+"""Other packages' gradients, as functions with the arguments of `backnorm.batch_norm_backward`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def textbook(
     data_format: str,
     training: bool,
 ) -> _Gradients:
-    """Return the gradients by NumPy, in float32 for elements of at most 32 bits."""
+    """Compute the gradients with NumPy: in float64 if x is float64, otherwise in float32."""
     dtype = element_type(x.dtype)
     wide: Any = np.float64 if dtype == np.float64 else np.float32
     axis = 1 if data_format == "NCX" else x.ndim - 1
@@ -117,7 +117,7 @@ def torch(
 
 
 def jax(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any) -> _Gradients:
-    """Return the gradients that JAX derives from flax's formula, under jit."""
+    """Return the gradients that JAX derives from flax's formula, compiled by `jax.jit`."""
     import jax as framework
 
     channel = 1 if options["data_format"] == "NCX" else x.ndim - 1
@@ -219,7 +219,8 @@ def onnxruntime(x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options
             model.SerializeToString(), providers=["CPUExecutionProvider"]
         )
     except Exception as error:
-        # ONNX Runtime reports a type that it does not support as an invalid graph.
+        # If ONNX Runtime does not support an element type, its error says that the graph is
+        # invalid.
         if type(error).__name__ not in ("InvalidArgument", "InvalidGraph"):
             raise
         raise RefusedError(str(error)) from None
@@ -308,7 +309,7 @@ def _inverse_deviation(variance: np.ndarray, epsilon: float) -> np.ndarray:
     return wide.astype(variance.dtype)
 
 
-#: Functions by their names on the command line.
+#: Maps each name that ``backnorm verify`` accepts for a peer to the function that it judges.
 PEERS: Mapping[str, Callable[..., _Gradients]] = MappingProxyType(
     {
         "numpy": textbook,

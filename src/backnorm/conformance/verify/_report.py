@@ -78,8 +78,9 @@ def _where(results: Results, finding: Finding) -> str:
 
 
 def _reasons(results: Results) -> list[str]:
-    """Return a line for each reason why outputs were refused or not run, at most `NAMED` for each
-    status.
+    """Return a line for each reason why outputs were refused or not run.
+
+    For each of these two statuses, at most `NAMED` lines are returned.
     """
     lines = []
     for status in ("refused", "not_run"):
@@ -112,7 +113,7 @@ def _columns(results: Results) -> list[tuple[str, str]]:
 
 
 def _cell(results: Results, output: str, dtype: str, layout: str, at_least: Rung) -> Text:
-    """Return all faults of an output, or its worst status if it has no fault."""
+    """Return the text of a cell: an output's faults, or its worst status if it has no fault."""
     key = output, dtype, layout
     statuses = {v.status for v in results.verdicts if (v.output, v.dtype, v.layout) == key}
     ordered = [status for status in STATUSES if status in statuses]

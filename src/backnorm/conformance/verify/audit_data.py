@@ -169,7 +169,7 @@ def _of_loss(
     beta: np.ndarray,
     epsilon: float,
 ) -> np.ndarray:
-    """Return dy: 1 (sum), 1 over the number of elements (mean), y (square), or y**2 (cube)."""
+    """Return dy for a loss: "sum" 1, "mean" 1 / number of elements, "square" y, "cube" y**2."""
     if loss in ("sum", "mean"):
         return np.full(x.shape, 1.0 if loss == "sum" else 1 / x.size)
     kept = (1, -1, *(1,) * (x.ndim - 2))

@@ -1,4 +1,4 @@
-"""The cases on which subjects are run."""
+"""The cases on which `verify` runs the functions that it judges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYOUTS = ("NCX", "NXC")
 TIERS = ("smoke", "full")
 
 # Shapes (N, C, spatial axes) of layers of ResNet-50, Inception-v3, DenseNet-121, MobileNet and a
-# 3-D U-Net, and of a layer after a fully connected one.
+# 3-D U-Net, and of a layer after a fully connected layer.
 _NETWORKS = {
     "resnet50": (8, 256, 28, 28),
     "resnet50-last": (16, 2048, 7, 7),
@@ -75,7 +75,7 @@ class Selection:
     huge: int = 0
 
     def takes(self, name: str) -> bool:
-        """Whether the patterns select a case."""
+        """Whether the patterns `only` and `skip` select the case with this name."""
         matched = not self.only or _matches(name, self.only)
         return matched and not _matches(name, self.skip)
 
@@ -91,7 +91,7 @@ def check_names(argument: str, names: Sequence[str], known: Collection[str]) -> 
 def selected(selection: Selection) -> Iterator[Case]:
     """Yield the cases of a selection, always in the same order with the same values.
 
-    The first cases of a tier are the diagnostic cases, which identify mistakes.
+    The first cases of a tier are the diagnostic cases: `verify` names a mistake from their results.
     """
     for found in _of_shapes(selection) if selection.shapes else _of_tier(selection):
         case = of_backward(found) if selection.operation == "forward" else found
@@ -114,7 +114,7 @@ def _of_shapes(selection: Selection) -> Iterator[Case]:
 def _of_layer(
     name: str, shape: tuple[int, ...], dtype: np.dtype, layout: str, rng: np.random.Generator
 ) -> Case:
-    """Return a case of a shape (N, C, space)."""
+    """Return a case of the given shape, whose axes are N, C and space also for the layout NXC."""
     data = realistic_data(in_layout(shape, layout), dtype, data_format=layout, rng=rng)
     return Case(f"{name}-{dtype}-{data.mean.dtype}-{layout}", data)
 

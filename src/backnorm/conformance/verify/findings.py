@@ -97,7 +97,7 @@ def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
 
 
 def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
-    """Return the findings of a run: first the diagnosed ones, then others by number of cases.
+    """Return the findings of a run: first the diagnoses, then the others, most cases first.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class Policy:
     epsilon: float = 1e-5
 
     def text(self, dtype: str) -> str:
-        """Return the tolerance in words.
+        """Return the policy's tolerance in words, for an x of the type `dtype`.
 
         Raises
         ------
@@ -60,7 +60,9 @@ class Policy:
         return own if parameters == own else f"{own}; dgamma, dbeta {parameters}"
 
     def test(self, dtype: str) -> Test:
-        """Return the test of gradients for data of a type; raise the errors of :meth:`text`."""
+        """Return the policy's test of gradients, for an x of the type `dtype`, or raise as
+        :meth:`text` does.
+        """
         self.text(dtype)
         if self.derived is not None:
             derived = self.derived

@@ -73,12 +73,11 @@ STATUSES: tuple[Status, ...] = (
 #: case, too. "expected_to_fail": the failure is expected.
 UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
-# Seconds in which a child must end after the last case.
+# A child process that has not ended this many seconds after its last case is killed.
 _GRACE = 0.3
 # The time limit of a subject's import is at least this many seconds.
 _IMPORT = 120.0
-# After the subject has crashed or hung this many child processes in a row, it is not run on further
-# cases.
+# If the subject crashes or hangs on this many cases in a row, the remaining cases are not run.
 _MOST_ENDS = 8
 
 _BOTH_RIGHT = (
@@ -180,7 +179,7 @@ class Results:
 
     @property
     def operation(self) -> Operation:
-        """The operation of the run."""
+        """The operation that the run judges."""
         return OPERATIONS[self.job.selection.operation]
 
 
@@ -247,7 +246,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
 
 
 def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """Run a child; yield an event with the outcome of each case that it began."""
+    """Run a child process; for each case that it began, yield an event with the outcome."""
     reader, writer = os.pipe()
     order = {
         "subject": job.subject, "dialect": job.dialect, "op": job.op, "memory": job.memory,

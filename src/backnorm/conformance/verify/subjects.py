@@ -43,8 +43,8 @@ Outputs = dict[str, np.ndarray | None]
 # An exception whose name contains one of these words, such as NotImplementedError, means that the
 # case is not supported.
 _UNSUPPORTED = "Unimplemented", "NotImplemented", "Unsupported"
-# Maps an option to its usual value. A function without a parameter for the option computes only
-# cases with this value.
+# Maps an option to its usual value. If a function has no parameter for an option, it is run only on
+# the cases in which the option has its usual value.
 _USUAL = {"epsilon": 1e-5, "data_format": "NCX", "training": True}
 # Prefixes of the paths of source files that are not the user's. "<" matches names such as "<frozen
 # importlib>".
@@ -61,8 +61,8 @@ class Subject(Protocol):
     """
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        """Return results by name. For an unsupported case, raise an error that `is_unsupported`
-        accepts.
+        """Return the outputs of the subject by name. For an unsupported case, raise an error that
+        `is_unsupported` accepts.
         """
 
 
@@ -73,11 +73,12 @@ class OutputError(AssertionError):
 class Function:
     """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
-    The function returns dx, dgamma and dbeta. For the forward pass it is
-    ``f(x, gamma, beta, *, epsilon, data_format)``, and returns y, mean and variance. An option is
-    not passed if the function has no parameter for it. If the option of a case then differs from
-    the usual value (`epsilon` 1e-5, `data_format` NCX, `training` True), the case is refused.
-    `omitted` names the results that the function does not return.
+    Such a function computes the backward pass, and returns dx, dgamma and dbeta. A function that
+    computes the forward pass is called as ``f(x, gamma, beta, *, epsilon, data_format)``, and
+    returns y, mean and variance. An option is not passed if the function has no parameter for it.
+    Then only cases with the usual value of this option are computed (`epsilon` 1e-5, `data_format`
+    NCX, `training` True). All other cases are refused. `omitted` names the results that the
+    function does not return.
     """
 
     def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
@@ -103,7 +104,10 @@ class Function:
 
 
 def _parameters(function: Callable[..., Any]) -> set[str] | None:
-    """Return the names of a function's parameters, or None if it takes any keyword."""
+    """Return the names of a function's parameters.
+
+    Return None if the function takes any keyword, or if Python cannot find out its parameters.
+    """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -196,7 +200,7 @@ class OfDialect:
         return operator.schema_for(self._flags(case))
 
     def _flags(self, case: Case) -> dict[str, bool]:
-        """Return the attributes that say whether the statistics are constants."""
+        """Return the values of the attributes that say whether the statistics are constants."""
         values = {"training": case.training, "frozen": not case.training}
         named = {spec.name: spec.role for spec in self._schema.attributes}
         return {name: values[role] for name, role in named.items() if role in values}
@@ -369,7 +373,7 @@ def subject_of(
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:
-    """Return the function of ``module:function`` or ``file.py:function``.
+    """Return the function that a name names: ``module:function`` or ``file.py:function``.
 
     Parameters
     ----------
@@ -413,7 +417,8 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
 
 def _module(place: str, argument: str) -> ModuleType:
     if not place.endswith(".py"):
-        # As with `python -m`, modules in the working directory are found.
+        # The working directory is put on the search path, so that its modules are found, as with
+        # `python -m`.
         sys.path.insert(0, "")
         return importlib.import_module(place)
     path = Path(place).resolve()
@@ -454,7 +459,7 @@ def _first_line(text: str) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the file and the line of the last frame outside of installed packages, or ""."""
+    """Return file and line of the error's last frame outside of installed packages, or ""."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
     own = [(name, line) for name, line in frames if not name.startswith(_PACKAGES)]
     return f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
@@ -481,7 +486,8 @@ def _array(value: Any) -> np.ndarray | None:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
-            # NumPy cannot read PyTorch's bfloat16.
+            # PyTorch cannot convert a bfloat16 tensor to a NumPy array, so the tensor is passed as
+            # int16.
             bits: np.ndarray = value.view(sys.modules["torch"].int16).numpy()
             found: np.ndarray = bits.view(BFLOAT16)
             return found

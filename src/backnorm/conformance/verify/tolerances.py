@@ -78,7 +78,7 @@ def from_function(function: Callable[[np.ndarray, np.ndarray], object]) -> Test:
 
 
 def close(rtol: float, atol: float) -> Test:
-    """Return the test that every element is within ``atol + rtol * abs(expected)``."""
+    """Return the test that every error is at most ``atol + rtol * abs(expected)``."""
 
     def test(comparison: Comparison) -> bool:
         actual, expected = _wide(comparison.actual), _wide(comparison.expected)

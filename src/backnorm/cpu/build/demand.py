@@ -16,7 +16,11 @@ from backnorm.errors import MachineCodeError
 
 
 def place(name: str, level: str, folder: Path) -> Path:
-    """Return the path in `folder` of library `name`, built from the current sources for `level`."""
+    """Return the path, in `folder`, of the library `name` for `level`.
+
+    The file's name contains a digest of the current sources, so that a library of older sources has
+    another path.
+    """
     return folder / level / f"{name}-{digest(name)}.so"
 
 
@@ -43,7 +47,7 @@ def environment(level: str) -> dict[str, str]:
 
 
 def build(name: str, level: str, folder: Path) -> None:
-    """Build a library; write a line to stderr first, except for the probe.
+    """Build a library. Before the build, write a line to stderr, unless the library is the probe.
 
     Raises
     ------
@@ -78,8 +82,9 @@ def build(name: str, level: str, folder: Path) -> None:
 def _say(line: str) -> None:
     """Write a line to the original stderr of the process, if that is open.
 
-    `print` would take the lock of stderr. If the process was forked while another thread held that
-    lock, it is never released in the child, and `print` would wait for ever.
+    `_say` does not call `print`, because `print` takes the lock of stderr. If the process was
+    forked while another thread held that lock, it is never released in the child, and `print` would
+    wait for ever.
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         os.write(sys.__stderr__.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]

@@ -152,7 +152,8 @@ def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None
             total += seconds
             advance(f"{name}, {level}: {seconds:.1f} s")
     for level, name in absent:
-        # Libraries of other versions of the sources are not used any more.
+        # Delete libraries that were built from other versions of the sources: nothing loads them
+        # any more.
         for other in set((folder / level).glob(f"{name}-*.so")) - {place(name, level, folder)}:
             other.unlink(missing_ok=True)
     elapsed = time.perf_counter() - start

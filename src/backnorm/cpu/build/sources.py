@@ -1,4 +1,4 @@
-"""The sources of each library. Their digest is a part of the library's file name."""
+"""The source files of each library. Their digest is part of the library's file name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def _of_family(family: str) -> str:
     kernels = {f"kernels/{path.name}" for path in (_CPU / "kernels").glob("*.py")}
     kernels -= {"kernels/__init__.py", *special}
     used = {*_COMMON, *_OF_FAMILY.get(family, ()), *kernels}
-    # The probe, the library that detects the processor's level, contains no kernels.
+    # The probe, the library that detects the processor's level, contains no kernels, so the digest
+    # of its sources does not include the kernels' modules.
     paths = (
         sorted(used)
         if family != "probe"

@@ -2,7 +2,7 @@
 
 The gradient of such an activation depends on the activation's argument z, which is not stored. A
 forward pass writes the value of the activation. Before a backward pass, a kernel normalises x again
-and writes the gradient of z.
+and writes the gradient with respect to z.
 
 =========  ==============================  =====================================================
            value                           derivative
@@ -13,8 +13,8 @@ Hardswish  z * min(max(z + 3, 0), 6) / 6   0 up to -3; (z + 3/2) / 3; 1 from 3 o
 The formulas are those of PyTorch's operators. The kernels compute SiLU from e^-|z| instead of e^-z,
 so that nothing overflows.
 
-Activations of float64 elements are computed in float64. Activations of float32 elements are
-computed in float32, from a z rounded to float32, as in PyTorch; float64 would take nearly three
+Activations of float64 elements are computed in float64. For float32 elements, z is rounded to
+float32, and the activation is computed in float32, as in PyTorch; float64 would take nearly three
 times as long. Activations of 16-bit elements are computed in the arithmetic of the normalisation,
 before the result is rounded to 16 bits. If this arithmetic is float32, lanes where e^z might be
 subnormal become NaN, and are then computed again in float64 (see `singles`).
@@ -46,7 +46,7 @@ from backnorm.cpu.record import SILU
 _SINGLE = ir.FloatType()
 
 _LN2 = math.log(2.0)
-# ln 2 minus its nearest float64.
+# The exact ln 2 minus `_LN2`, the float64 nearest to it.
 _LN2_REST = 2.3190468138462996e-17
 
 # If z is below `_LEAST_DOUBLE` in float64, or below `_LEAST_SINGLE` in float32, e^z and SiLU become
@@ -55,7 +55,10 @@ _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 
 
 def in_singles(dtype):
-    """Whether activations of elements of this type are computed from a z rounded to float32."""
+    """Whether activations are computed in float32 if `dtype` is the element type.
+
+    z, the argument of the activation, is then rounded to float32 first.
+    """
     return dtype == types.float32
 
 

@@ -5,26 +5,29 @@ multiples of 2^(32 j), for any integer j. A term is split at these positions: it
 multiple of the unit of a bin, and the remainder is split further. Each bin adds up integers, so the
 order has no effect. A sum has three adjacent bins (four if elements are float64). The term with the
 largest magnitude determines which bin is the top bin. The part of a term below the lowest bin is
-rounded to a multiple of that bin's unit. The split of a term depends only on the term and the
-positions. If a term is too large for the top bin, a higher bin becomes the top bin, and the lowest
-bins are dropped. The result is the same as if the sum had begun with the higher top bin.
+rounded to a multiple of that bin's unit. How a term is split depends only on the term and on the
+positions of the bins. If a term is too large for the top bin, a higher bin becomes the top bin, and
+the lowest bins are dropped. The result is the same as if the sum had begun with the higher top bin.
 
-A sum consists of a *limit* and *digits*, from the top bin down. The limit is 2^(32 j + 31), where j
-is the top bin; the magnitudes of all terms are below the limit. A term is rounded by at most half
-the unit of the lowest bin. That is at most 2^-64 of the largest magnitude of all terms (2^-96 with
-four bins), because this magnitude is at least half the unit of the top bin. This bound does not
-hold if all terms are tiny, because the unit of the lowest bin is never below 2^-1056. A digit has
-room for 2^31 elements: an element adds at most 1.5 * 2^31 to it, even if it has two terms (a
-float64 product and the rounding error of this product).
+A sum is stored as a *limit*, followed by one *digit* for each bin, from the top bin down. The limit
+is 2^(32 j + 31), where j is the top bin; the magnitudes of all terms are below the limit. A term is
+rounded by at most half the unit of the lowest bin. With three bins, half the unit of the lowest bin
+is 2^-65 of the unit of the top bin. The largest magnitude of all terms is at least half the unit of
+the top bin. So a term is rounded by at most 2^-64 of the largest magnitude (with four bins, by
+2^-96 of it). This bound does not hold if all terms are tiny, because the unit of the lowest bin is
+never below 2^-1056. A digit is an int64, which has room for 2^31 elements: an element adds at most
+1.5 * 2^31 to a digit. This bound holds even if the element has two terms (a float64 product and the
+rounding error of this product).
 
 A term of magnitude 2^991 or more (possible only with float64 elements) counts as infinite. If a
-term is NaN or infinite, the limit is 0, and the digits count the terms that are NaN, +infinity and
--infinity.
+term of a sum is NaN or infinite, the limit of the sum is 0. Its first three digits are then three
+counts: of the terms that are NaN, of those that are +infinity, and of those that are -infinity.
 
 The method is based on Demmel and Nguyen, "Parallel Reproducible Summation", 2015, and Ahrens,
 Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point Summation", 2020. In these
 papers, bins are floating-point numbers, so carries must be propagated after a limited number of
-terms. Integer bins have room for 2^31 elements, so terms need not be counted.
+terms. Here, bins are integers with room for the terms of 2^31 elements. So no carries are
+propagated while terms are added, and the kernels need not count the terms.
 
 Bins are stored in float64 memory, in rows that are `pitch` elements apart. Each column (a lane of a
 vector) has two sums, such as sum(dy) and sum(dy * (x - mean)). The rows have, in this order: the
@@ -73,11 +76,11 @@ from backnorm.cpu.scratch import LANES, TERMS
 
 # The lowest top bin is `_LEAST` for a sum with three digits, and `_LEAST_OF_FOUR` for a sum with
 # four digits. Terms are rounded to the unit u of the lowest bin by adding and subtracting the
-# number 1.5 * 2^52 * u (see below). If the top bin were lower than these two, this number would be
-# subnormal.
+# number 1.5 * 2^52 * u (see below). If the top bin were lower, this number would be subnormal.
 _LEAST, _LEAST_OF_FOUR = -31, -30
 
-# The top bin of a sum with terms that are not finite.
+# This number replaces the top bin in the output of `write_bins` if a sum has terms that are not
+# finite.
 _SPECIAL = 1 << 20
 
 # A term of at least this magnitude counts as infinite, because there are no bins for it.
@@ -104,31 +107,35 @@ _STRIP, _VISIT = 16, 64
 
 @by_type
 def digits_of(x):
-    """Return the number of digits of the sums of elements of x."""
+    """Return how many digits each sum has: four if x is float64, otherwise three."""
     return (lambda x: 4) if x.dtype == types.float64 else (lambda x: 3)
 
 
 @by_type
 def terms_of(x):
-    """Return how many terms a product adds: for float64 two, the product and its rounding error."""
+    """Return how many terms a product of two elements adds to a sum.
+
+    For float64 elements, there are two terms: the product and its rounding error. For other
+    elements, the product is the only term.
+    """
     return (lambda x: 2) if x.dtype == types.float64 else (lambda x: 1)
 
 
 @inlined
 def _limit(top):
-    """Return the limit of a top bin."""
+    """Return the limit of a sum whose top bin is `top`."""
     return number_of((32 * top + 31 + _BIAS) << _EXPONENT)
 
 
 @inlined
 def _top(limit):
-    """Return the top bin of a limit."""
+    """Return the top bin of a sum with this limit."""
     return ((pattern_of(limit) >> _EXPONENT) - _BIAS - 31) >> 5
 
 
 @outlined
 def clear_bins(bins, columns, digits):
-    """Set both sums of the first `columns` columns to zero."""
+    """Set the bins of both sums to zero, in the first `columns` columns."""
     bins, pitch = bins
     least = _limit(_LEAST if digits == 3 else _LEAST_OF_FOUR)
     for part in range(2):
@@ -154,7 +161,10 @@ def _widen(bins, at, pitch, digits, limit):
 
 @inlined
 def _give_up(bins, at, pitch, digits):
-    """Discard a sum; its digits then count the terms that are not finite."""
+    """Discard a sum: set its limit and its digits to 0.
+
+    From then on, the digits count the terms that are NaN, +infinity and -infinity.
+    """
     numbers = integers_at(bins)
     for row in range(digits + 1):
         numbers[at + row * pitch] = 0
@@ -162,7 +172,10 @@ def _give_up(bins, at, pitch, digits):
 
 @rare
 def _make_room(bins, at, digits, most):
-    """Raise eight columns' limits above `most`; return whether all terms so far are finite."""
+    """Raise the limits of eight columns above the eight lanes of `most`.
+
+    Return whether all terms so far are finite.
+    """
     bins, pitch = bins
     finite = True
     for k in range(LANES):
@@ -206,7 +219,10 @@ def _put_slowly(bins, at, digits, terms, count):
 
 @inlined
 def _put(x, bins, at, terms, count):
-    """Put vectors of terms into the bins of eight columns; each lane is a column."""
+    """Put `count` vectors of terms into the bins of eight columns.
+
+    Each lane of a vector has a term of one column.
+    """
     digits = digits_of(x)
     most = magnitude(load(terms, 0))
     for row in range(1, count):
@@ -224,10 +240,10 @@ def _put(x, bins, at, terms, count):
 
 @by_type
 def _units(x, limit):
-    """Return the number 1.5 * 2^52 * u for each bin, where u is the bin's unit; lastly, a 1.
+    """Return a tuple: the number 1.5 * 2^52 * u of each bin, from the top bin down, and a 1.
 
-    The 1 is a quotient of limits, so that the compiler does not treat it as a constant: see
-    `without`.
+    u is the bin's unit. The 1 is a quotient of limits, so that the compiler does not treat it as a
+    constant: see `without`.
     """
     if x.dtype == types.float64:
         return lambda x, limit: (
@@ -244,7 +260,7 @@ def _down(units):
 
 @by_type
 def _load_digits(x, bins, at):
-    """Return the digits of eight columns."""
+    """Return the digits of one sum, for eight columns."""
 
     def three(x, bins, at):
         values, pitch = bins
@@ -302,14 +318,18 @@ def _take_apart(patterns, term, units):
 
 @inlined
 def _store_digits(patterns, units, count, bins, at):
-    """Write digits, after subtracting the bits of `units`, which were added `count` times."""
+    """Subtract the bits of `units`, which were added `count` times, and write the digits."""
     for k in range(len(patterns)):
         store(bins.values, at + (k + 1) * bins.pitch, patterns_less(patterns[k], units[k], count))
 
 
 @by_type
 def _hold(x, slope, centred, terms, at):
-    """Write the terms of both sums to the buffers."""
+    """Write the terms of the two sums to the buffers at `terms`.
+
+    These terms are `slope` and `slope` * `centred`. If x is float64, the rounding error of the
+    product is a third term.
+    """
 
     def hold(x, slope, centred, terms, at):
         store(terms, at, slope)
@@ -332,11 +352,11 @@ def _second(x, bins, at):
 
 @rare
 def _put_with_care(operands, part, m, bins, at, terms):
-    """Put the terms of vectors into bins, for terms of any magnitude.
+    """Put the terms of vectors into bins; the terms may have any magnitude.
 
     `part` is a tuple: the index of the first element, the distance between two vectors (in
-    elements), the number of vectors, and the number of elements in each vector. The terms are
-    written to buffers and examined before they are split.
+    elements), the number of vectors, and the number of elements in each vector. Before the terms
+    are split, they are written to the buffers `terms` and examined.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -371,7 +391,7 @@ def _begin(x, bins, at):
 
 @inlined
 def _step(operands, slope, centred, units, digits, most):
-    """Split the terms of a vector, assuming that they are below the limits."""
+    """Split each term of a vector into digits, as if no term exceeded the limit of its sum."""
     x, dy = operands
     product = slope * centred
     first = _take_apart(digits[0], slope, units[0])
@@ -404,7 +424,7 @@ def _largest_product(dy, most):
 
 @by_type
 def _centred(dy, value, mean):
-    """Return value - mean, or only value in a forward pass, where the mean is not known yet."""
+    """Return value - mean. A forward pass does not know the mean yet, so there return `value`."""
     if isinstance(dy, Epilogue):
         return lambda dy, value, mean: value
     return lambda dy, value, mean: value - mean
@@ -508,10 +528,11 @@ def put_segment(operands, i, end, mean, bins, terms):
 
 @inlined
 def put_columns(operands, part, pivot, bins, terms):
-    """Put the terms of some rows into bins of their columns.
+    """Put the terms of some rows into bins; each column has its own bins.
 
-    `part` is the index of the first element, the distance between two rows, and the numbers of rows
-    and columns; `pivot` has the means of the columns; `terms` has three buffers of `TERMS` vectors.
+    `part` is a tuple: the index of the first element, the distance between two rows (in elements),
+    the number of rows, and the number of columns. `pivot` has the means of the columns. `terms` has
+    three buffers of `TERMS` vectors.
     """
     start, stride, rows, width = part
     row = 0
@@ -530,7 +551,10 @@ def put_columns(operands, part, pivot, bins, terms):
 
 @outlined
 def merge_bins(bins, at, others, place, digits):
-    """Add both sums of the column `place` of `others` to those of the column `at` of `bins`."""
+    """Add both sums of one column to those of another.
+
+    The sums of the column `place` of `others` are added to the sums of the column `at` of `bins`.
+    """
     for _ in range(2):
         _merge(bins, at, others, place, digits)
         at += (digits + 1) * bins.pitch
@@ -571,7 +595,7 @@ def pairs_of_bins(bins, at, digits, pairs, to):
 
 @inlined
 def _pair(bins, at, digits):
-    """Return a sum as a pair, by the same operations as `backnorm.binned`."""
+    """Return a sum as a pair, computed by the same operations as in `backnorm.binned`."""
     bins, pitch = bins
     numbers, limit = integers_at(bins), load_one(bins, at)
     if limit == 0.0:
@@ -639,7 +663,7 @@ def write_bins(bins, digits, channels, out):
     row with the top bins of all channels, followed by `digits` rows with the digits of all
     channels.
 
-    The top bin of a sum with terms that are not finite is written as 2^20.
+    If a sum has terms that are not finite, 2^20 is written in place of its top bin.
     """
     bins, pitch = bins
     numbers, to = integers_at(bins), integers_at(out)

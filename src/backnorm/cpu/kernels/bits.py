@@ -1,4 +1,4 @@
-"""Bit patterns: float64 numbers, and vectors of eight, as integers."""
+"""Functions that treat the bits of float64 numbers, and of vectors of eight, as integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Integers = types.CPointer(types.int64)
 
 
 def _combining(emit: Any) -> Any:
-    """Return a function that combines the lanes of two Vec as integers."""
+    """Return a function that combines two Vec lane by lane, as `emit` combines two integers."""
 
     @emitted(Vec(Vec, Vec))
     def combine(builder, left, right):
@@ -32,9 +32,10 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.icmp_signed(">", left, right), left, right)
 
 
-#: `patterns_added` returns the sums of lanes modulo 2^64, and `larger` the larger of two lanes. If
-#: `larger` compares the bit patterns of magnitudes, infinity is larger than all numbers, and NaN is
-#: larger than infinity.
+#: Both functions take two vectors, and read the bits of each lane as an integer. `patterns_added`
+#: returns the sums of the lanes modulo 2^64. `larger` returns, for each lane, the larger of the two
+#: integers. If `larger` compares the bit patterns of magnitudes, infinity is larger than all
+#: numbers, and NaN is larger than infinity.
 patterns_added = _combining(lambda builder, left, right: builder.add(left, right))
 larger = _combining(_larger)
 
@@ -57,9 +58,10 @@ def patterns_less(builder, value, other, times):
 def without(builder, total, term, one):
     """Return total - term, rounded once.
 
-    With AVX-512, the difference is computed as one * total - term, where `one` is 1. The calling
-    loop keeps the units for additions busy, and some processors (AMD Zen) have separate units for
-    fused operations. If `one` were a constant, LLVM would turn the operation into a subtraction.
+    With AVX-512, the difference is computed as the fused operation one * total - term, where `one`
+    is 1. This is faster, because the calling loop keeps the processor's addition units busy, and
+    some processors (AMD Zen) have separate units for fused operations. If `one` were a constant,
+    LLVM would turn the operation into a subtraction.
     """
     if not has_feature("avx512f"):
         return builder.fsub(total, term)

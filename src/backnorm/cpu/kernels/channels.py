@@ -1,6 +1,6 @@
 """Compute coefficients of channels from statistics, and results from sums.
 
-The functions read and write the table of channels, see `backnorm.cpu.scratch`.
+The functions read and write the table of channels, which `backnorm.cpu.scratch` describes.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from backnorm.cpu.scratch import (
     table_pitch,
 )
 
-# With inner = 1, the pivot of a channel is the mean of at most this many elements.
+# If `inner` is 1 (NXC), the pivot of a channel is the mean of at most this many elements.
 _SAMPLE = 16
 
-# This number replaces larger inverse standard deviations, because infinity times a difference of 0
-# would be NaN. A difference other than 0 times this number is still infinite in float32, like such
-# a difference times infinity.
+# Inverse standard deviations that are larger than this number are replaced by it. Otherwise an
+# infinite one would make NaN of a difference x - mean that is 0. A difference other than 0 times
+# this number is still infinite in float32, like such a difference times infinity.
 _MOST = 1e150
 
 
@@ -67,16 +67,20 @@ row_pitch = inlined(table_pitch)
 
 @inlined
 def _read(values, present, c, count, otherwise):
-    """Return `count` values from c on, or `otherwise` in every lane if the array is absent."""
+    """Return `count` values of a per-channel array, from channel c on.
+
+    If the array is absent, return a vector with `otherwise` in every lane.
+    """
     return load_some(values, c, count) if present else splat(otherwise)
 
 
 @outlined
 def prepare(table, statistics, present, epsilon, inverse):
-    """Fill mean, scale and the coefficients of inference; return the first invalid channel, or -1.
+    """Write each channel's mean, scale and coefficients of inference to the table.
 
-    A channel is invalid if variance + epsilon <= 0, or if its inverse standard deviation is
-    negative. NaN and an infinite variance + epsilon are valid and propagate.
+    The number of the first invalid channel is returned, or -1 if all channels are valid. A channel
+    is invalid if variance + epsilon <= 0, or if its inverse standard deviation is negative. NaN and
+    an infinite variance + epsilon are valid and propagate.
 
     Parameters
     ----------
@@ -125,7 +129,10 @@ def prepare_means(table, mean):
 
 @outlined
 def prepare_forward(table, x, extents, affine, present):
-    """Fill pivot, gamma and beta; a pivot is the mean of a few elements of its channel."""
+    """Write pivot, gamma and beta of every channel to the table.
+
+    The pivot of a channel is the mean of a few of its elements.
+    """
     values, pitch, _ = table
     outer, channels, inner = extents
     gamma, beta = affine
@@ -229,7 +236,7 @@ def take(table, rows):
 
 @outlined
 def settle(table, total):
-    """Fill the coefficients of every channel from the sums in the table."""
+    """Compute the coefficients of every channel from the sums in the table."""
     for c in range(0, table.channels, LANES):
         _set_backward(total, table, c, table.channels - c)
     wrap(table)
@@ -237,7 +244,7 @@ def settle(table, total):
 
 @outlined
 def settle_bins(kind, digits, exchanged, total, table, epsilon):
-    """Fill results and coefficients of every channel from the bins that an earlier call wrote.
+    """Compute results and coefficients of every channel from the bins that an earlier call wrote.
 
     `exchanged` has two addresses: that of the bins that `write_bins` wrote, and that of scratch
     memory for the bins and pairs of eight channels. The operations are those of `combine_bins`, so
@@ -277,8 +284,8 @@ def settle_forward(table, epsilon):
 
 @outlined
 def combine(kind, head, partial, grid, total, table):
-    """Add up the partial sums of columns in order, and compute results and coefficients of
-    channels.
+    """Add up the partial sums of every column in the order of the blocks, and compute the results
+    and the coefficients of the channels.
 
     `partial` is a `Pairs`: the address of the partial sums, and the distance `far` between their
     rows. Each block has four rows: the high and the low parts of two sums. `combine_bins` explains
@@ -300,10 +307,11 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
     """Add up the bins of columns, and compute results and coefficients of channels. If
     `head.exchanged` is an address (not 0), write the bins of channels there.
 
-    `partial` is memory for three arrays, one after the other: the bins of columns, of shape
-    (blocks, rows, far); the bins of channels; the pairs of channels. `grid` has three numbers: how
-    many blocks there are, how many neighbouring columns a channel has, and how often a row repeats
-    the sequence of all channels.
+    `partial` is a `Bins`: the address of the bins of columns, and the distance `far` between two
+    rows of these bins. At this address are three arrays, one after the other: the bins of columns,
+    of shape (blocks, rows, far); the bins of channels; the pairs of channels. `grid` has three
+    numbers: how many blocks there are, how many neighbouring columns a channel has, and how often a
+    row repeats the sequence of all channels.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -350,8 +358,9 @@ def settle_means(kind, table, first, stop):
 
 @outlined
 def solve_columns(kind, pairs, cut, span, total, table, epsilon):
-    """Compute results and coefficients of a span of channels from the pairs of their columns; the
-    pairs are overwritten.
+    """Compute results and coefficients of the channels from start to stop - 1, where `span` is
+    (start, stop). `pairs` has the compensated sums of each column of these channels, and is
+    overwritten.
 
     `cut` is two numbers: how many neighbouring columns a channel has, and how often a row contains
     all channels. If a row contains all channels more than once, the span must be all channels.
@@ -410,7 +419,7 @@ def _quadruple(pairs, k):
 
 @inlined
 def wrap(table):
-    """Repeat the coefficients of the first channels after those of the last."""
+    """In each row, repeat the coefficients of the first channels after those of the last one."""
     values, pitch, channels = table
     if channels >= LANES:
         for row in range(SCALE):
@@ -466,7 +475,8 @@ def finish_forward(table, results, epsilon, inverse, running):
             _move(running_variance, c, count, values * splat(correction), momentum)
         if any_not_positive(blend(count, total, splat(1.0))) and refused < 0:
             refused = c
-            # A NaN is not an error: it propagates.
+            # Find the first channel whose variance + epsilon is not positive. A NaN is not an
+            # error, because it propagates to the results, so channels with NaN are skipped.
             while not load_one(rows, SECOND * pitch + refused) + epsilon <= 0.0:
                 refused += 1
     return refused
@@ -474,6 +484,6 @@ def finish_forward(table, results, epsilon, inverse, running):
 
 @inlined
 def _move(running, c, count, value, momentum):
-    """Update running statistics by those of a batch."""
+    """Replace a running statistic by (1 - momentum) * running + momentum * value."""
     kept = load_some(running, c, count) * splat(1.0 - momentum)
     store_some(running, c, count, multiply_add(value, splat(momentum), kept))

@@ -4,7 +4,8 @@ The array is a matrix of `rows` x `width`, contiguous. Column k belongs to chann
 channels. Here `inner` is the number of elements of one channel that are next to each other in
 memory (1 in NXC). A row has the channels of one position in NXC, and is a whole sample in NCX. If a
 position's channels (NXC) or a sample (NCX) have fewer elements than two vectors, several positions
-or samples make one row. Elements after the last full row are the `rest`.
+or samples make one row. If the number of elements is not a multiple of `width`, the elements after
+the last full row are called the `rest`.
 
 An item of the reduction is one tile of columns in one block of rows. A running sum (see `sums`)
 adds up 64 rows of a column. In a backward pass with float32 arithmetic, four rows are first added
@@ -75,15 +76,16 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
-# A running sum adds up at most this number of rows, and is then added to the compensated sum of its
-# column (a pair). The error budget would allow 128 rows. The bits of results depend on this number.
+# A running sum adds up at most this number of rows. It is then added to the compensated sum of its
+# column, which is a pair. The error budget would allow 128 rows. The bits of results depend on this
+# number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
 
 class _Scratch(NamedTuple):
-    """The memory of a participant.
+    """The parts of a participant's scratch memory.
 
     Attributes
     ----------
@@ -107,9 +109,9 @@ def _extents(head):
 def _sums_of(kind, head, cells, table, own):
     """Return what a participant needs to compute sums: the operands, and the memory to write to.
 
-    Partial sums have the shape (blocks, 4, pitch of a row of `width` columns): two pairs for every
-    block and column. If sums are reproducible, the partial sums are bins instead of pairs (see
-    `channels.combine_bins`).
+    The partial sums are an array of shape (blocks, 4, pitch), where `pitch` is that of a row of
+    `width` columns. The four numbers of a block and a column are two pairs, one for each sum. If
+    sums are reproducible, the partial sums are bins instead of pairs (see `channels.combine_bins`).
     """
     x = values_at(kind, head.x)
     # `own` is the participant's memory. If sums are reproducible, it begins with buffers of terms,
@@ -343,10 +345,11 @@ def _or_without_gradient(dy, part, sum_dy_xmu, kept):
     NaN. If a lane of the returned vector is not finite, the caller computes the sums of this lane
     again.
 
-    Sums of zeros are exact, so they need not be computed again. Behind a ReLU, dy is often zero in
-    whole channels. Without this function, the sums of such channels would be computed again in
-    float64. If one channel in ten was such a channel, the backward pass of a bfloat16 array of
-    shape (2, 64, 32, 32) then took 1.5 times as long.
+    Sums of zeros are exact, so they need not be computed again. If a ReLU follows the
+    normalisation, there are often channels in which every dy is zero. Without this function, the
+    sums of such channels would be computed again in float64. If one channel in ten was such a
+    channel, the backward pass of a bfloat16 array of shape (2, 64, 32, 32) then took 1.5 times as
+    long.
     """
     start, stride, rows, width = part
     size = splat(0.0)
@@ -378,7 +381,7 @@ def _add_block(add, operands, part, depth, pivot, running, pairs):
             some = (start + row * stride, stride, min(depth, end - row), width)
             add(operands, some, pivot, running)
             row += depth
-        # Rows of sums are padded to whole vectors, so the last vector need not be partial.
+        # Rows of sums are padded to whole vectors, so the last vector can be merged whole, too.
         for k in range(0, width, LANES):
             merge_pairs(pairs, k, running, k)
 
@@ -391,7 +394,7 @@ def _add_strip_at_once(operands, part, pivot, running):
 
 @inlined
 def _add_strip_by_rows(operands, part, pivot, running):
-    """Add at most four rows to the running sums, in the order of memory."""
+    """Add at most four rows to the running sums; four rows are read one after the other."""
     start, stride, rows, width = part
     run, pitch = running
     first = 0
@@ -421,7 +424,10 @@ def _add_strip_by_rows(operands, part, pivot, running):
 
 @inlined
 def _begin_pair(operands, start, width, pivot, pair):
-    """Write dy of a row, and dy * (x - mean), to the two rows of `pair`."""
+    """Store the terms of one row of the array in `pair`.
+
+    dy is written to the first row of `pair`, and dy * (x - mean) to the second row.
+    """
     for k in range(0, width, SINGLES):
         gradient = load_singles(operands.dy, start + k)
         centred = load_singles(operands.x, start + k) - load_singles(pivot, k)
@@ -431,7 +437,10 @@ def _begin_pair(operands, start, width, pivot, pair):
 
 @inlined
 def _end_pair(operands, start, width, pivot, pair):
-    """Add dy of a row, and dy * (x - mean), to the two rows of `pair`."""
+    """Add the terms of one row of the array to `pair`.
+
+    dy is added to the first row of `pair`, and dy * (x - mean) to the second row.
+    """
     values, far = pair
     for k in range(0, width, SINGLES):
         gradient = load_singles(operands.dy, start + k)
@@ -463,7 +472,10 @@ def _add_strips(operands, part, first, pivot, running):
 
 @inlined
 def _resume_four(x, running, k):
-    """Return running sums of sixteen columns: two vectors for dy, then two for the products."""
+    """Return the running sums of sixteen columns, from column k on, as four vectors.
+
+    The first two vectors are sums of dy, the other two are sums of dy * (x - mean).
+    """
     run, pitch = running
     products = offset(run, 2 * pitch)
     return (
@@ -508,7 +520,8 @@ def _coefficients(rows, k):
 
 @inlined
 def _exact_at(output, place, first):
-    # In this geometry, a place (see `writing`) is the column of a vector's first element.
+    # In the geometry *columns*, the argument `place` (explained in `writing`) is the column of a
+    # vector's first element.
     k = place if first == 0 else _along(place, first, output.period)
     return _coefficients(output.exact, k)
 
@@ -522,8 +535,8 @@ def _write_rows(output, i, rows):
     lines. The first line of every row is written first, then the second line of every row, and so
     on.
 
-    The coefficients of wide rows exceed the first-level cache, so they are read once for several
-    rows.
+    The coefficients for a wide row do not fit in the first-level cache. Therefore the coefficients
+    of a line's columns are read once, and used for that line of all `rows` rows.
 
     If stores are streaming, the two ends of a row are still written by ordinary stores, because
     they share cache lines with other rows. The rest of the row is written by streaming stores

@@ -1,24 +1,24 @@
 """Types of operands whose loads and stores also compute an epilogue.
 
 A kernel loads and stores elements at addresses. If a ReLU or another activation follows the
-normalisation, one of these types replaces an address, and loads and stores (see `memory`) apply the
-epilogue:
+normalisation, the kernel gets a value of one of the types below instead of an address. Every load
+or store with this value (see `memory`) then also computes the epilogue:
 
 ============  ===================================================================================
-Identity      dy of a forward pass without an activation
-ReLU          dy of a forward pass: the residual, if any, that is added before the ReLU, and the
-              ceiling
-Activation    dy of a forward pass: the number of the activation (see `activation`), and the
-              gradient of its value, if the gradient of its argument is computed
+Identity      in place of dy, in a forward pass without an activation
+ReLU          in place of dy, in a forward pass: the residual, if any, that is added before the
+              ReLU, and the ceiling
+Activation    in place of dy, in a forward pass: the number of the activation (see `activation`),
+              and the gradient of its value, if the gradient of its argument is computed
 Masked        dy of a backward pass: an element is zero where its bit is not set
 Unread        x of a backward pass whose output does not depend on x
 Marking       y: a store also writes one bit per element: whether 0 < y < ceiling
 WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
-The first three are `Epilogue` types: a dy of such a type means that the pass is a forward pass. If
-a ReLU has no ceiling, its ceiling is infinity here. An element y that is infinite then counts as
-below the ceiling.
+The first three are `Epilogue` types. If the argument dy of a kernel has such a type, the kernel
+computes a forward pass. If a ReLU has no ceiling, its ceiling is infinity here. An element y that
+is infinite then counts as below the ceiling.
 
 The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
 vectors that are written to a Marking begin at multiples of eight elements.
@@ -61,14 +61,14 @@ class Identity(Epilogue, types.Opaque):
 
 
 class Unread(types.Opaque):
-    """An operand that the output does not depend on."""
+    """An operand that a kernel does not read, because the output does not depend on it."""
 
     def __init__(self) -> None:
         super().__init__(name="Unread")
 
 
 class Addresses(types.Type):
-    """A structure of addresses and numbers.
+    """The Numba type of a structure that consists of addresses and numbers.
 
     `parts` maps the name of each address or number to its type. `dtype` is the element type of the
     arrays at the addresses, except that a mask has bytes.
@@ -165,7 +165,7 @@ def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None)
         # its padding (see `layout.mask_size`).
         zero = ir.Constant(_I64, 0)
         index = builder.select(builder.icmp_signed(">", count, zero), index, zero)
-    # Twice as many bits as lanes are read, because the bit of `index` need not begin a byte.
+    # The code reads 2 * lanes bits, because bit number `index` may lie in the middle of a byte.
     twice, once = ir.IntType(2 * lanes), ir.IntType(lanes)
     place = builder.gep(bits, [builder.lshr(index, ir.Constant(_I64, 3))])
     word = builder.load(builder.bitcast(place, twice.as_pointer()), align=1)
@@ -243,8 +243,8 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
         if count is None:
             builder.store(word, builder.bitcast(place, word.type.as_pointer()), align=1)
         else:
-            # Bytes of the mask after the last lane are not written, because another thread may
-            # write them.
+            # Bytes of the mask that lie after the byte of the last lane are not written here,
+            # because another thread may write them.
             for byte in range(lanes // 8):
                 more = builder.icmp_signed(">", count, ir.Constant(_I64, 8 * byte))
                 with builder.if_then(more):
@@ -277,8 +277,8 @@ def has_values(typingctx, addresses):
 def relu(typingctx, epilogue, value):
     """Return a vector limited to the range from 0 to the ceiling.
 
-    NaN stays NaN. In float32, infinities stay, too: they may come from an overflow that does not
-    occur in float64, so their lanes are computed again in float64.
+    NaN stays NaN. In float32, an infinity also stays infinite. It may come from an overflow that
+    does not occur in float64, so the elements in such lanes are computed again in float64.
     """
     if not isinstance(epilogue, ReLU) or value not in (Vec, Singles, EvenOdd):
         return None

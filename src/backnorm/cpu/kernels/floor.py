@@ -1,8 +1,8 @@
-"""The benchmark kernel `floor`: it moves the memory of a pass and computes nothing.
+"""The benchmark kernel `floor`: it reads and writes the arrays of a pass, but computes nothing.
 
 All arrays are read as float64, so that a vector has 64 bytes and no conversions are needed. One
-addition per vector keeps the compiler from removing the loads. At the ends of an item, fewer than
-128 bytes in all are skipped.
+addition per vector keeps the compiler from removing the loads. At the two ends of an item, elements
+that do not fill a whole vector are skipped: together fewer than 128 bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _READY = SLOTS["ready"]
 
 @outlined
 def run(kind, record, index):
-    """Read x and dy in the first phase; in the second, read both again and write `out`.
+    """Read x and dy in the first phase. In the second phase, read both again and write `out`.
 
-    Without dy, only x is read. Each array has `size` elements, of which an item takes up to
-    `share`.
+    If the record has no dy, only x is read. Each array has `size` elements, of which an item takes
+    up to `share`.
     """
     if index == JOINED:
         return 1

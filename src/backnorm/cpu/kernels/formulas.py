@@ -13,10 +13,11 @@ with another activation         its value at y, or its gradient: see `activation
 ==============================  =========================================================
 
 In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
-1/sqrt(variance + epsilon). The mean is subtracted first and never folded into a constant: gain·x
-and that constant would cancel if |mean| is much larger than the standard deviation. In the forward
-pass, slope is beta, and shift is the exact mean minus the float64 `mean`. The coefficients for
-float32 arithmetic are derived from these: see `singles.narrow_rows`.
+1/sqrt(variance + epsilon). The mean is always subtracted from x first. The formula is never
+rewritten as gain·x + constant, with the mean in the constant, because gain·x and the constant would
+cancel if |mean| is much larger than the standard deviation. In the forward pass, slope is beta.
+`mean` is rounded to float64, and shift is the exact mean minus `mean`. `singles.narrow_rows`
+derives the coefficients for float32 arithmetic from these float64 coefficients.
 
 The types of the operands x and dy select the formula when a kernel is compiled. If the type of dy
 is a subclass of `Epilogue`, the formula is that of the forward pass. If the type of x is `Unread`,
@@ -61,8 +62,9 @@ from backnorm.cpu.scratch import LANES
 def elements(x, dy, index, count, of):
     """Return a vector of output elements from `index` on.
 
-    Its type is that of `of`, the coefficients of the channel. If `count` is None, the vector is
-    whole; else memory after `count` elements is not accessed.
+    Its type is that of `of`, the coefficients of the channel. If `count` is None, all lanes of the
+    vector have elements. Otherwise, only the first `count` lanes have elements, and memory after
+    these elements is not accessed.
     """
     if isinstance(x, Unread):
         return lambda x, dy, index, count, of: of[3] * load_like(dy, index, count, of[3])
@@ -115,7 +117,7 @@ def both_elements(x, dy, index, left, right):
 
 
 def in_pairs_of(dy):
-    """Whether the activation of two float64 vectors is computed in one float32 vector."""
+    """Whether the activation of two float64 vectors is computed at once, in one float32 vector."""
     return isinstance(dy, Activation) and activation.in_singles(dy.dtype)
 
 
@@ -140,7 +142,8 @@ def prefetch_elements(output, index, count, streaming):
     output, because an ordinary store reads its cache line first. Prefetching x makes a forward pass
     of a model faster. In a model, a convolution has just written x, so x is not in the core's own
     cache, but at best in the slower shared cache. Prefetching does not make a backward pass faster:
-    its sums have just read x and dy, and dx often has the memory of dy.
+    its first phase, which computes the sums, has just read x and dy, and dx is often written to the
+    memory of dy.
     """
     dy = output[1]
 
@@ -196,12 +199,13 @@ def solve_forward(sums, count, pivot, epsilon):
     """Return (mean, remainder of the mean, variance, scale) of channels with at least one element.
 
     This is the shifted-data algorithm: `sums` has two pairs, the sum of x - pivot and the sum of (x
-    - pivot)². With d the mean of x - pivot, mean = pivot + d and variance = sum((x - pivot)²)/M -
-    d². The pivot is the mean of some of the channel's elements, so (pivot - mean)² is at most M
-    times the variance. Therefore the subtraction of d² loses at most about log2(M) of the 53 bits
-    for any data, and hardly any bits for data in random order. Reproducible sums have the pivot 0,
-    so the subtraction may lose more bits. But reproducible sums have more than the 53 bits: each of
-    their terms is rounded by at most 2^-64 of the largest term (see `bins`).
+    - pivot)². Let d be the mean of x - pivot. Then mean = pivot + d, and variance = sum((x -
+    pivot)²)/M - d². The pivot is the mean of some of the channel's elements, so (pivot - mean)² is
+    at most M times the variance, where M is the channel's number of elements. Therefore the
+    subtraction of d² loses at most about log2(M) of the 53 bits of a float64 for any data. It loses
+    hardly any bits if the elements are in random order. Reproducible sums have the pivot 0, so the
+    subtraction may lose more bits. But reproducible sums have more than the 53 bits: each of their
+    terms is rounded by at most 2^-64 of the largest term (see `bins`).
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements

@@ -1,11 +1,13 @@
-"""The frame of a kernel: the code around items. The kernels of all geometries share it.
+"""The frame of a kernel: all code except that which computes an item. The kernels of all geometries
+share the frame.
 
-The participants of a call run the kernel. The record limits their number. The caller fills the
-table of channels, and the other participants wait for it. Then each takes items from the work queue
-until none is left. Items of the first phase compute sums. The participant that completes the last
-of these items computes the coefficients of the channels from the sums. Items of the second phase
-write the output. If a record is `grouped`, one item computes the sums, the coefficients and the
-output of its channels, and there is no second phase.
+The participants of a call run the kernel. The record says how many participants there may be. The
+calling thread fills the table of channels, and the other participants wait until the table is
+filled. Then each participant takes items from the work queue until none is left. Items of the first
+phase compute sums. The participant that completes the last of these items computes the coefficients
+of the channels from the sums. Items of the second phase write the output. If a record is `grouped`,
+one item computes the sums, the coefficients and the output of its channels, and there is no second
+phase.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def rare(function: Callable[..., Any]) -> Any:
 
 
 def _outlined(function: Callable[..., Any], *attributes: str) -> Any:
-    # `forceinline` is explicitly False, because a callee without the option inherits it from its
-    # first caller.
+    # `forceinline` is set to False, because a function that is compiled without this option takes
+    # over the option of the first function that calls it.
     dispatcher = numba.njit(forceinline=False, **_OPTIONS)(function)
     OUTLINED.append((dispatcher, attributes))
     return dispatcher
@@ -75,7 +75,7 @@ def nothing(*_: Any) -> None:
 
 
 def emitted(signature: Any) -> Any:
-    """Compile a function whose LLVM code is emitted by the decorated function.
+    """Return a decorator of a function that emits the LLVM code of a compiled function.
 
     The decorated function takes the IR builder and the values of the arguments, and returns the
     value of the result. `signature` is the Numba signature, or a function that gets the types of

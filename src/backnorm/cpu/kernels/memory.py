@@ -2,9 +2,10 @@
 
 Kernels take addresses, not arrays; only tests pass arrays. Numba counts the references to every
 array argument, even in an inlined function. Counting takes as long as computing a few elements.
-Memory is contiguous. `storage` converts elements to float64 or float32 and back. Loads are exact,
-and a store rounds once. Float32 vectors are not stored to float64 elements. Float32 vectors are
-stored to 16-bit elements only if all lanes are zero or normal (see `vector.sound`).
+Memory is contiguous. The module `storage` has the conversions of elements to float64 or float32,
+and back. Loads are exact, and a store rounds once. Float32 vectors are not stored to float64
+elements. Float32 vectors are stored to 16-bit elements only if all lanes are zero or normal (see
+`vector.sound`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from backnorm.cpu.scratch import LANES, SINGLES
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
-# Bytes of a cache line of all x86-64 processors, and of most others.
+# The size of a cache line in bytes, on all x86-64 processors and most others.
 _CACHE_LINE = 64
 
 
@@ -116,7 +117,9 @@ def load_like(typingctx, array, index, count, like):
 
 @by_type
 def prefetch(array, index, count):
-    """Prefetch the cache lines of `count` elements, even after the array's end; skip absent arrays.
+    """Prefetch the cache lines of `count` elements; do nothing for an absent array.
+
+    The elements may lie after the end of the array.
 
     Processors prefetch contiguous memory by themselves. But they do not prefetch a row that begins
     far away from the previous row, nor beyond the end of a page of memory.
@@ -227,7 +230,10 @@ def load_apart(typingctx, array, index, step, last):
 
 @inlined
 def load_some(values, index, count):
-    """Return `count` elements from `index` on, at most eight, and zero in the lanes after them."""
+    """Return a Vec with `count` elements from `index` on, and zero in the lanes after them.
+
+    If `count` is above 8, the Vec has eight elements.
+    """
     if count >= LANES:
         return load(values, index)
     return load_first(values, index, count)
@@ -281,10 +287,10 @@ def store(typingctx, array, index, value):
 
 @intrinsic
 def stream(typingctx, array, index, value):
-    """Write a vector past the caches; the address must be a multiple of the vector's size.
+    """Write a vector to memory by a streaming store, which bypasses the caches.
 
-    An ordinary store reads its cache line first. A streaming store does not read the line, and
-    evicts no other lines.
+    The address must be a multiple of the vector's size. An ordinary store reads its cache line
+    first. A streaming store does not read the line, and evicts no other lines from the caches.
     """
     return _storing(array, value, streaming=True)
 

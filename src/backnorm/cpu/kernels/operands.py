@@ -34,7 +34,10 @@ class Operands(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The coefficients of channels or columns: rows mean, shift, slope and gain, `pitch` apart."""
+    """The coefficients of channels or columns, in four rows: mean, shift, slope and gain.
+
+    Each row begins `pitch` elements after the row before it.
+    """
 
     values: Any
     pitch: Any
@@ -69,7 +72,11 @@ class Output(NamedTuple):
 
 
 class Bins(NamedTuple):
-    """The bins of columns (see `bins`), in rows of float64 memory, `pitch` elements apart."""
+    """The bins of columns; the module `bins` explains them.
+
+    `values` is float64 memory with a row for the limit and for each digit of each of the two sums.
+    The distance between two rows is `pitch` elements.
+    """
 
     values: Any
     pitch: Any

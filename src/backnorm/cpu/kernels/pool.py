@@ -5,9 +5,9 @@ all signals except those that an error in their own code raises (such as SIGSEGV
 first spins on its slot for a moment, because waking a sleeping thread takes longer than a small
 problem. If no request comes during this moment, the worker sleeps on a futex. A caller that may use
 P processors requests help from at most P - 1 idle workers. The caller never waits for a worker to
-start: when all items are done, it cancels the requests that no worker has accepted. So no late,
-busy or missing worker delays a call. `docs/threads.md` describes how a call begins, ends and is
-interrupted; `slots` describes a slot and its states.
+start: when all items are done, it cancels the requests that no worker has accepted. So a worker
+that is late, busy or missing does not delay a call. `docs/threads.md` describes how a call begins,
+ends and is interrupted; `slots` describes a slot and its states.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def start_helpers(record, helpers):
 
 @outlined
 def join_helpers(record, helpers):
-    """Cancel requests that no worker has accepted; wait for the workers that accepted theirs."""
+    """Cancel each request that no worker has accepted; wait for the workers that accepted one."""
     for index in range(1, helpers + 1):
         place = _slot_cell(record, index)
         slot, called = load_word(place), load_word(place + 8)
@@ -130,7 +130,8 @@ def worker(slot):
     set_thread_name()
     while True:
         called = _wait_for_call(slot)
-        # The exchange fails if the request was cancelled, or replaced by another one.
+        # If the caller has cancelled the request, or another request has replaced it, the exchange
+        # fails, and the worker waits for a request again.
         if not compare_exchange(slot, called, called - CALLED + RUNNING):
             continue
         _set_affinity_of_caller(slot)

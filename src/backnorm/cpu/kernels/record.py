@@ -1,5 +1,5 @@
-"""Access to a record in kernels: the fields of its head by name, its 64-bit words (*cells*), and
-arrays whose addresses it has.
+"""How kernels read a record: the fields of its head by name, its 64-bit words (*cells*), and the
+arrays whose addresses are in the record.
 
 `backnorm.cpu.record` describes the record. `Kind` has the compile-time parameters of a kernel.
 """
@@ -151,7 +151,7 @@ def ended(refused):
 
 @inlined
 def cancel(head, cells, refused):
-    """Cancel a call with an invalid channel: no participant waits or takes an item."""
+    """Cancel a call with an invalid channel, so that no participant waits or takes another item."""
     head.refused = 1 + refused
     head.summed = 0
     head.items = 0

@@ -1,18 +1,19 @@
 """The kernel for channels whose elements are in contiguous runs (NCX).
 
-The array is (outer, channels, inner), contiguous: a channel has `outer` segments of `inner`
-elements. `inner` is at least sixteen, or any number if there is only one channel. Neighbouring
-channels are summed together, a group at a time, so that memory is read in long runs even where
-segments are short.
+The array is contiguous and has the shape (outer, channels, inner). So a channel has `outer`
+segments, each of `inner` elements. `inner` is at least sixteen, or any number if there is only one
+channel. The sums of several neighbouring channels (a group) are computed together, with separate
+sums for each channel. So memory is read in long runs even where segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
-long segment. Each chunk has running sums: see `sums` (in a backward pass with float32 arithmetic,
-four vectors are first added up in float32). A block consists of `block` chunks, one after the
-other. The sums of a block's chunks are added up as pairs of float64 (compensated sums), and then
-the sums of the blocks are added up in the order of the blocks. Chunks and blocks depend only on the
-shape, and channels are summed independently of each other. So sums have the same bits however the
-work is divided among threads. Terms of reproducible sums are put into `bins`; these sums have the
-same bits in any order.
+long segment. Each chunk has its own running sums, which `sums` describes. In a backward pass with
+float32 arithmetic, four vectors are first added up in float32, and their sum is added to a running
+sum. A block consists of `block` chunks, one after the other. The sums of a block's chunks are added
+up as pairs of float64 (compensated sums), and then the sums of the blocks are added up in the order
+of the blocks. Chunks and blocks depend only on the shape, and channels are summed independently of
+each other. So sums have the same bits however the work is divided among threads. If sums are
+reproducible, their terms are put into bins (see `bins`), and a sum has the same bits for any order
+of its terms.
 """
 
 from __future__ import annotations
@@ -83,13 +84,14 @@ from backnorm.cpu.scratch import (
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
 # Memory is prefetched this number of elements ahead of the elements that are being computed.
-# Processors prefetch long runs themselves, but never beyond the end of a page. While channels are
-# summed, a larger distance would reach the next group of channels, which another thread may sum.
+# Processors prefetch long runs themselves, but never beyond the end of a page. Loops that sum
+# channels use `_AHEAD_OF_SUMS`. A larger distance would reach elements of the next group of
+# channels, which another thread may sum.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
 class _Scratch(NamedTuple):
-    """The memory of a participant.
+    """The parts of a participant's scratch memory.
 
     Attributes
     ----------
@@ -122,9 +124,10 @@ def _extents(head):
 def _sums_of(kind, head, cells, table, own):
     """Return what a participant needs to compute sums: the operands, and the memory to write to.
 
-    Partial sums have the shape (blocks, 4, pitch): two pairs for every block and channel. For
-    reproducible sums they are the bins of every block: see `channels.combine_bins`. The grouped
-    schedule has no partial sums, because an item sums whole channels.
+    Partial sums have the shape (blocks, 4, pitch): two pairs for every block and channel. If the
+    sums are reproducible, the bins of every block are stored instead, in the shape that
+    `channels.combine_bins` describes. The grouped schedule has no partial sums, because an item
+    sums whole channels.
     """
     x, far, wide = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
     # If the sums are reproducible, the participant's memory begins with the buffers of terms,
@@ -180,8 +183,8 @@ def _sum_item(kind, head, sums, output, item):
 def _sum_group(kind, head, sums, span):
     """Add up the elements of a range of blocks, for a group of channels.
 
-    `span` has four numbers: the first block, the end of the blocks, the first channel, and the end
-    of the channels.
+    `span` has four numbers: the first block, the number after the last block, the first channel,
+    and the number after the last channel.
     """
     operands, table, scratch, partial = sums
     start, stop, first, end = span
@@ -211,7 +214,7 @@ def _sum_group(kind, head, sums, span):
 
 @outlined
 def _solve_group(kind, head, table, sums, span):
-    """Compute coefficients and results of a group of channels from their sums."""
+    """From the sums of a group of channels, compute the coefficients and per-channel results."""
     _, _, first, end = span
     for j in range(0, end - first, LANES):
         count = end - first - j
@@ -226,7 +229,8 @@ def _write_group(head, output, span):
     outer, channels, inner = _extents(head)
     _, _, first, end = span
     narrow_rows(output, (first, end), head.in_float64 != 0)
-    # The order is reversed, because the elements that were summed last are in the nearest cache.
+    # The samples are written in reverse order, because the elements that were summed last are in
+    # the nearest cache.
     for n in range(outer - 1, -1, -1):
         i = (n * channels + first) * inner
         _write(output, (i, i + (end - first) * inner, first, i + inner), inner)
@@ -250,7 +254,7 @@ def _narrow(head, table, output):
 
 @inlined
 def _write_item(head, output, item):
-    """Write the `share` contiguous elements of an item."""
+    """Write the elements of an item: `head.share` contiguous ones, or fewer at the array's end."""
     outer, channels, inner = _extents(head)
     i = item * head.share
     row, end = i // inner, min(outer * channels * inner, i + head.share)
@@ -259,8 +263,8 @@ def _write_item(head, output, item):
 
 @by_type
 def _sum_block(kind, head, operands, span, means, scratch):
-    """Add one block of several channels to the pairs of these channels. These pairs are in
-    `scratch.part`, and must be zero before the call.
+    """Add up the elements that one block has of each of several channels, in the pairs of these
+    channels. These pairs are in `scratch.part`, and must be zero before the call.
 
     `span` is a tuple: the number of the block, its first channel, and the channel after its last
     channel.
@@ -297,7 +301,7 @@ def _add_block_again(head, operands, span, means, running, pairs):
 @inlined
 def _add_block(add, head, operands, span, means, running, pairs):
     """Add one block of several channels to the compensated sums (pairs) of these channels. The
-    function `add` sums a segment.
+    argument `add` is the function that sums one segment.
     """
     block, first, end = span
     outer, channels, inner = _extents(head)
@@ -449,8 +453,8 @@ def _write(output, span, inner):
 
     `span` has four numbers: the index of the first element, the index after the last element, the
     channel of the first element, and the index at which that channel's segment ends. A vector that
-    extends from one channel to the next has coefficients of both, so that whole aligned vectors can
-    be written for any length of segments.
+    extends from one channel to the next is computed with the coefficients of both channels. So
+    whole aligned vectors can be written for segments of any length.
     """
     x, dy, out, _, rows, channels, streaming = output
     lanes = lanes_of(rows.values)

@@ -1,41 +1,46 @@
 """Float32 arithmetic, and its replacement by float64 where the range of float32 is too small.
 
-Float32 has 13 bits more than float16, so its errors are small compared with the final rounding to
-16 bits. Therefore the output of 16-bit arrays is computed in float32. The sums of a backward pass
-are also computed in float32, a few terms at a time, and these partial sums are added in float64.
-For float32 arrays, float32 is used only on request. It saves the conversion to float64 and back,
-which takes longer than all other operations. But an intermediate value may be outside the range of
-float32: it then overflows or underflows. Therefore a float32 result (an element of the output, or a
-block of a channel's sums) is used only if no intermediate value was outside this range. Otherwise,
-the result is computed again in float64. The choice depends only on the values of that element or
-block, so the bits do not depend on how the work is distributed.
+Float32 has 13 bits more than float16, so the errors of float32 arithmetic are small compared with
+the final rounding to 16 bits. Therefore the output of 16-bit arrays is computed in float32. The
+sums of a backward pass are also computed in float32, a few terms at a time, and these partial sums
+are added in float64. Float32 arrays are computed in float32 arithmetic only on request. Float32
+arithmetic saves the conversion to float64 and back, which takes longer than all other operations.
+But an intermediate value may be outside the range of float32: it then overflows or underflows.
+Therefore a float32 result (an element of the output, or a block of a channel's sums) is used only
+if no intermediate value was outside this range. Otherwise, the result is computed again in float64.
+The choice depends only on the values of that element or block, so the bits do not depend on how the
+work is distributed.
 
-Output: a float32 element is used if it is zero or normal (`vector.sound`), for these reasons:
+Output: a float32 element is used if it is zero or a normal number (`vector.sound` tests this). This
+test is enough, for these reasons:
 
 - overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
 - a subnormal result is not used, because it may have been rounded to fewer bits before the last
   operation, and rounding it to a subnormal bfloat16 would be a second rounding;
-- a zero is exact; or it is a product below 2^-150 in magnitude, to which 0 is the nearest element;
-  or its terms cancel, and the terms are not so small that they lose digits to underflow.
+- a zero is right in each of the three cases in which it occurs. The result is exactly zero. Or the
+  result is a product below 2^-150 in magnitude, to which 0 is the nearest element. Or the terms of
+  the result cancel; these terms are not so small that they lose digits to underflow.
 
-A term of the formula has at most five roundings, including those of its coefficients but excluding
-those of sums. `narrow_rows` sets the gain to NaN in channels whose coefficients or intermediate
-values may be so small that float32 represents them with fewer than 24 bits. No float32 element of
-such channels is used.
+Each term of the formula is rounded at most five times. This number includes the roundings of the
+term's coefficients, but not those of the sums from which the coefficients are computed.
+`narrow_rows` sets the gain to NaN in channels whose coefficients or intermediate values may be so
+small that float32 represents them with fewer than 24 bits. In such a channel every float32 element
+is NaN, so all elements are computed again in float64.
 
 Sums: in `add_strip`, each term is rounded at most four times, so the error of a sum is at most
 2^-22 of the sum of the terms' magnitudes. Each term that underflows adds at most 2^-150 to this
 error. The sums are those of dy and dy * (x - m), where m is the float32 nearest to the mean.
-`recentre` converts them to sums about the mean, and marks the sums that must be computed again in
-float64. The rounding error of the sum of dy * (x - m) is thus at most 2^-22 of the sum of |dy * (x
+`recentre` converts these two sums to sums about the mean (of dy and dy * (x - mean)), and marks the
+sums that must be computed again in float64. The rounding error of the sum of dy * (x - m) is thus
+at most 2^-22 of the sum of |dy * (x
 - m)|. It is also at most 2^-22 of the sum of |dy * (x - mean)|. The reason is that no float32
 element is nearer to the mean than m is:
 
 - an element equal to m adds nothing;
 - for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
   at most twice |x - mean|;
-- for other elements, |x - m| is at most 4/3 of |x - mean| if x - m is exact; if it is not, |x - m|
-  and |x - mean| are nearly equal.
+- for other elements, |x - m| is at most 4/3 of |x - mean| if x - m is exact; if x - m is rounded,
+  |x - m| and |x - mean| are nearly equal.
 """
 
 from __future__ import annotations
@@ -80,8 +85,8 @@ from backnorm.cpu.kernels.vector import (
 )
 from backnorm.cpu.scratch import LANES, SINGLES, narrow_pitch
 
-# Shifts, slopes and gains below `_LEAST` in magnitude may lose bits to cancellation or underflow in
-# float32.
+# If a shift, a slope or a gain is below `_LEAST` in magnitude, float32 values that are computed
+# with it may lose bits to cancellation or underflow.
 _LEAST = 2.0**-100
 
 # If a sum of fewer than 2^30 products is at least this large, underflow has changed it by less than
@@ -106,14 +111,14 @@ def rows_for(kind, exact, place, count):
 
 @by_type
 def lanes_of(values):
-    """Return how many lanes a vector of these coefficients has."""
+    """Return the number of lanes of a vector that has the element type of `values`."""
     lanes = SINGLES if values.dtype == types.float32 else LANES
     return lambda values: lanes
 
 
 @by_type
 def splat_of(values, index):
-    """Return a vector with one coefficient in every lane."""
+    """Return a vector with the coefficient at `index` in every lane."""
     if values.dtype == types.float32:
         return lambda values, index: splat_single(load_one(values, index))
     return lambda values, index: splat(load_one(values, index))
@@ -183,13 +188,16 @@ def both_hold(output, left, right):
 def narrow_rows(output, span, refused):
     """Write the float32 coefficients of a span of channels, if elements are computed in float32.
 
-    Up to seven coefficients after those of the span are overwritten in each row. If `refused` is
-    true, every gain is NaN, so that all elements are computed in float64.
+    Coefficients are written eight at a time, so in each row up to seven coefficients after those of
+    the span are overwritten, too. If `refused` is true, every gain is NaN, so that all elements are
+    computed in float64.
 
     The formulas in float32 first subtract from x the float32 nearest to the mean. The remainder of
-    the mean is included in slope (forward pass) or in shift (backward pass). No element of 32 bits
-    or less is nearer to the mean than this float32, so the remainder is at most |x - mean|, and
-    cancellation is limited.
+    the mean, which is the mean minus this float32, is included in slope (forward pass) or in shift
+    (backward pass). No element of 32 bits or less is nearer to the mean than this float32, so the
+    magnitude of the remainder is at most |x
+    - mean| for every element x. Therefore the term with the remainder is not larger than the term
+    with x - mean, and cancellation is limited.
     """
     if output[4][0].dtype != types.float32:
         return nothing
@@ -235,7 +243,7 @@ def _narrowed(x, dy, of):
         # If the shift is tiny, (dy - shift) - (x - mean) * slope may be tiny, too, and would be
         # rounded to a multiple of 2^-149. So the gain is replaced by NaN. This makes every float32
         # element NaN, and the elements are computed again in float64. If shift and slope are both
-        # 0, the gain is kept, because nothing is added to dy.
+        # 0, the gain is kept, because the element is then just gain * dy.
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
@@ -310,7 +318,7 @@ def add_strip(operands, i, apart, mean, totals):
 
 @inlined
 def add_strip_first(operands, i, apart, counts, mean, totals):
-    """Add the first `counts[k]` elements of each of four vectors, like `add_strip`.
+    """Like `add_strip`, but of vector k add only the first `counts[k]` elements.
 
     In the lanes after these elements, dy and x - mean count as zero.
     """

@@ -28,8 +28,8 @@ _READY = SLOTS["ready"]
 def before(kind, head, cells, index, table, extents, own):
     """Fill the table of channels as the record says; participants other than the caller wait.
 
-    If a channel is invalid, the call is cancelled. The caller runs the kernel again after a pause
-    for signal handlers; the table is then already filled.
+    If a channel is invalid, the call is cancelled. If a call pauses for signal handlers, the caller
+    runs the kernel again after the pause. In this second run the table is already filled.
     """
     if index != 0:
         wait_for_flag(cells, _READY)
@@ -66,7 +66,10 @@ def _fill(kind, head, cells, table, extents, own):
 
 @outlined
 def after(kind, head, table):
-    """Write the per-channel results if the record says so; return the result of the kernel."""
+    """Write what the record asks for: results, coefficients or sums of every channel.
+
+    Return the result of the kernel.
+    """
     if head.refused != 0:
         return ended(head.refused - 1)
     refused = _finish(of_pass(kind), head, table) if head.finishes != 0 else -1
@@ -80,7 +83,7 @@ def after(kind, head, table):
 
 @by_type
 def _wider(kind, bits):
-    """Return whether statistics of `bits` bits have a wider type than the elements."""
+    """Return whether the statistics, whose type has `bits` bits, are wider than the elements."""
     own = kind.element.bitwidth
     return lambda kind, bits: bits > own
 
@@ -122,8 +125,8 @@ def _prepare_from(at, kind, head, table, extents):
         present = (head.gamma != 0, head.beta != 0)
         of_channels.prepare_forward(table, x, extents, affine, present)
         if head.binned != 0:
-            # Set the pivots to 0. A pivot from x would depend on how the batch is split, but
-            # reproducible sums must not.
+            # Set the pivots to 0. A pivot that is computed from x would depend on how the batch is
+            # split. Reproducible sums must not depend on this.
             clear(offset(table.values, MEAN * table.pitch), table.pitch)
         return -1
 
@@ -149,7 +152,7 @@ def _finish(kind, head, table):
 
 @outlined
 def _write_sums(kind, head, table):
-    """Write the sums, or mean and variance, of every channel."""
+    """Write, for every channel, the two sums (backward) or mean and variance (forward)."""
     out, channels = doubles_at(kind, head.exchanged), table.channels
     for c in range(0, channels, LANES):
         count = channels - c
@@ -173,8 +176,8 @@ def _write_coefficients(kind, head, table):
 
 @by_type
 def _put_coefficients(kind, head, channels, c, of):
-    """Write four coefficients of at most `LANES` channels, from channel c on, to the rows of
-    `exchanged`.
+    """Write the four coefficients of at most `LANES` channels, of which c is the first, to the
+    array whose address is in the record's field `exchanged`.
     """
 
     def wide(kind, head, channels, c, of):

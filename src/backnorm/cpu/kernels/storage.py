@@ -4,7 +4,8 @@ back.
 In kernels, the NumPy type of an array identifies the storage form of its elements: ``float64``,
 ``float32``, ``uint16`` for float16 and ``int16`` for bfloat16. (Numba has no arithmetic for the
 16-bit types, so only loads and stores use the 16-bit form.) Widening is exact. Narrowing rounds
-once, ties to even. `lanes` is the length of a vector, or None for a scalar.
+once, to the nearest number (ties to even). The argument `lanes` of a function is the length of the
+vector that it converts, or None for a scalar.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def widen(builder: Any, raw: Any, dtype: Any, lanes: int | None) -> Any:
     """Emit the exact conversion of stored elements to float64."""
     if dtype == types.float64:
         return raw
-    # 16-bit elements become float32 first: F16C converts float16 only to float32.
+    # 16-bit elements are converted to float32 first, because the processor's instructions for
+    # float16 (F16C) convert it only to float32.
     return builder.fpext(widen_to_single(builder, raw, dtype, lanes), _wide(_DOUBLE, lanes))
 
 
@@ -94,11 +96,12 @@ def narrow_sound(builder: Any, single: Any, dtype: Any, lanes: int) -> Any:
 
 
 def splits(dtype: Any) -> bool:
-    """Whether even and odd elements are converted separately.
+    """Whether even and odd elements are converted to float32 separately.
 
-    This is so for bfloat16 on processors with AVX2 but without AVX-512. A 32-bit word has two
-    elements: a shift converts the even element to float32, and a mask converts the odd element.
-    Elements stay in their word, and joining them again takes one instruction instead of three.
+    The result is True for bfloat16 on processors with AVX2 but without AVX-512. A 32-bit word has
+    two elements: a shift converts the even element to float32, and a mask converts the odd element.
+    So each element stays in its 32-bit word. When the results are converted back, one instruction
+    joins the even and the odd elements, where elements in their original order would need three.
     """
     return dtype == types.int16 and tells_sound(dtype)
 
@@ -122,7 +125,8 @@ def split_narrow(builder: Any, single: Any) -> Any:
     even = builder.shuffle_vector(rounded, nothing, _lanes(range(half)))
     odd = builder.shuffle_vector(rounded, nothing, _lanes(range(half, lanes)))
     even = builder.bitcast(builder.lshr(even, _constant(_I32, 16, half)), quarters)
-    # The upper 16 bits of a 32-bit word are its second 16-bit word.
+    # An odd element is in the upper 16 bits of its 32-bit word. In memory these bits are the second
+    # half of the word, which is where an odd element belongs.
     chosen = _lanes(k if k % 2 == 0 else lanes + k for k in range(lanes))
     return builder.shuffle_vector(even, builder.bitcast(odd, quarters), chosen)
 
@@ -140,13 +144,13 @@ def tells_sound(dtype: Any) -> bool:
 
 
 def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
-    """Emit a test whether float32 values are zero or normal, given only their rounded 16-bit
-    elements.
+    """Emit a sufficient test that float32 values are zero or normal (see `vector.sound`).
 
-    The test is true if every element is certainly the rounded value of a normal float32. Elements
-    for which the test is true are finite and not zero. If they are bfloat16, their magnitudes are
-    also more than 2^-126, the smallest normal number. A zero does not pass, because it may have
-    been rounded from a NaN. The bit pattern is doubled to remove the sign.
+    The test reads only the 16-bit elements to which the values were rounded. It is true if every
+    element is certainly the rounded value of a normal float32: each is finite and not zero, and a
+    bfloat16 is more than 2^-126, the smallest normal number, in magnitude. The test is false for an
+    element that is zero, because this zero may have been rounded from a NaN. The test doubles the
+    bit pattern of each element, which removes the sign bit.
     """
     kind = raws[0].type
     lanes = kind.count
@@ -197,9 +201,10 @@ def _to_half(builder: Any, single: Any, lanes: int | None) -> Any:
 def _to_odd(builder: Any, value: Any, lanes: int | None) -> Any:
     """Round float64 to float32 "to odd": truncate, and set the last bit if the value was inexact.
 
-    Rounding the result to 16 bits gives the same as rounding the float64 directly: the odd last bit
-    records that bits were truncated, so no false tie appears (Boldo and Melquiond, "Emulation of
-    FMA and correctly rounded sums", 2008). Infinity and NaN do not change.
+    If the result is then rounded to 16 bits, the outcome is the same as if the float64 had been
+    rounded directly to 16 bits. The reason is that the odd last bit records that bits were
+    truncated, so an inexact value does not look like a tie (Boldo and Melquiond, "Emulation of FMA
+    and correctly rounded sums", 2008). Infinity and NaN do not change.
     """
     single, integer = _wide(_FLOAT, lanes), _wide(_I32, lanes)
     nearest = builder.fptrunc(value, single)
@@ -208,7 +213,8 @@ def _to_odd(builder: Any, value: Any, lanes: int | None) -> Any:
     away = builder.fcmp_ordered(
         ">", _magnitude(builder, back, lanes), _magnitude(builder, value, lanes)
     )
-    # Neighbouring floats of the same sign are also neighbours as integers.
+    # The bit patterns of neighbouring floats of the same sign are consecutive integers. So
+    # subtracting 1 from the bit pattern gives the next float32 of smaller magnitude.
     bits = builder.sub(builder.bitcast(nearest, integer), builder.zext(away, integer))
     return builder.bitcast(builder.or_(bits, builder.zext(cut, integer)), single)
 
@@ -222,8 +228,9 @@ def _magnitude(builder: Any, value: Any, lanes: int | None) -> Any:
 def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
     bits = builder.bitcast(single, _wide(_I32, lanes))
     rounded = _round_to_bfloat16(builder, bits, lanes)
-    # Rounding could carry a NaN's payload to the sign, or turn it into infinity. So NaN is not
-    # rounded, but made quiet.
+    # Rounding adds to the bits of a number. In a NaN, this addition could carry into the sign bit.
+    # And if all payload bits that bfloat16 has are 0, the NaN could become infinity. So a NaN is
+    # not rounded; its bit for a quiet NaN is set instead.
     quiet = builder.or_(bits, _constant(_I32, 0x400000, lanes))
     chosen = builder.select(builder.fcmp_unordered("uno", single, single), quiet, rounded)
     return builder.trunc(builder.lshr(chosen, _constant(_I32, 16, lanes)), _wide(_I16, lanes))
@@ -246,7 +253,8 @@ def has_feature(name: str) -> bool:
 def _converts_halves() -> bool:
     """Whether the target has instructions that convert float16.
 
-    Without them LLVM would call a function that is not linked.
+    Without such instructions, LLVM would compile the conversion to a call of a function that is not
+    linked.
     """
     triple = cpu_target.target_context.codegen().magic_tuple()[0]
     return not triple.startswith(("x86_64", "i")) or has_feature("f16c")
@@ -284,8 +292,8 @@ def _single_to_half(builder: Any, value: Any, lanes: int | None) -> Any:
     odd = builder.and_(
         builder.lshr(magnitude, _constant(_I32, 13, lanes)), _constant(_I32, 1, lanes)
     )
-    # Change the exponent's bias from 127 to 15, and round. A carry out of the fraction increases
-    # the exponent, at most to that of infinity.
+    # Change the exponent's bias from 127 to 15, and round. If rounding carries out of the fraction,
+    # the exponent grows by 1. The largest possible result is the pattern of infinity.
     biased = builder.add(magnitude, _constant(_I32, 0xFFF - (112 << 23), lanes))
     normal = builder.lshr(builder.add(biased, odd), _constant(_I32, 13, lanes))
     special = builder.select(

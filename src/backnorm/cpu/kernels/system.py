@@ -1,6 +1,7 @@
 """Calls of the operating system, through the C library, and instructions of the processor.
 
-The futex is implemented only for Linux, so `pool` has no threads on other systems.
+The wait on a futex is implemented here only for Linux, so the thread pool (`pool`) has no threads
+on other systems.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129
 _PR_SET_NAME = 15
 _SIG_SETMASK = 2
-# Threads of the pool block all signals but those that an error in their own code raises (4 ILL, 5
-# TRAP, 7 BUS, 8 FPE, 11 SEGV).
+# Threads of the pool block all signals except five, which the system sends to a thread for an error
+# in the thread's own code: 4 ILL, 5 TRAP, 7 BUS, 8 FPE, 11 SEGV.
 _SIGNALS = ~sum(1 << (number - 1) for number in (4, 5, 7, 8, 11))
 # The name that the system's tools show for threads of the pool. The eight bytes of the name are
 # passed as one integer.
@@ -50,7 +51,7 @@ def _c_function(
 ) -> Any:
     """Return a function that emits a call of the C library's function `name`.
 
-    With `linux`, the function is called only on Linux; on other systems the result is -1.
+    If `linux` is True, the C function is called only on Linux. On other systems the result is -1.
     """
 
     def emit(builder, *values):
@@ -80,7 +81,7 @@ def _processor(builder: Any) -> str:
 
 @emitted(types.int64(types.int64))
 def malloc(builder, size):
-    """Return the address of new memory, or 0."""
+    """Return the address of new memory, or 0 if no memory could be allocated."""
     return _c_function("malloc", _I64, _I64)(builder, size)
 
 
@@ -108,7 +109,7 @@ def _usleep(builder, microseconds):
 
 @emitted(types.int64(types.int64))
 def _clock_gettime(builder, place):
-    """Read the monotonic clock."""
+    """Write the time of the monotonic clock to the memory at `place`."""
     clock = ir.Constant(_I64, 1 if _is_linux(builder) else 6)
     return _c_function("clock_gettime", _I32, _I32, _I64)(builder, clock, place)
 
@@ -149,8 +150,8 @@ def call_kernel(builder, function, record, index):
     """Call a kernel by its address, in the standard floating-point mode; return its result.
 
     The standard mode rounds to nearest and does not flush subnormal numbers to 0. The thread's own
-    mode is restored after the call. An instruction within the kernel cannot set the mode: the
-    compiler would move arithmetic past it.
+    mode is restored after the call. The kernel itself does not set the mode, because the compiler
+    would move arithmetic across the instruction that sets it.
     """
     shape = ir.FunctionType(_I64, [_I64, _I64])
     target = builder.inttoptr(function, shape.as_pointer())
@@ -210,7 +211,11 @@ def _futex(builder, address, operation, value, timeout):
 
 @inlined
 def futex_wait(address, value):
-    """Sleep until woken at `address` (or spuriously); return at once if its word is not `value`."""
+    """Sleep until another thread wakes this thread by `futex_wake(address)`.
+
+    If the word at `address` is not `value`, return at once. The system may also wake the thread
+    without a reason.
+    """
     _futex(address, _FUTEX_WAIT, value & 0xFFFFFFFF, 0)
 
 
@@ -264,7 +269,7 @@ def set_affinity(mask):
 
 @emitted(types.int64(*[types.int64] * 5))
 def _call_four(builder, function, first, second, third, fourth):
-    """Call a C function of up to four arguments by its address; return its int."""
+    """Call the C function at an address, which takes up to four arguments; return its int."""
     shape = ir.FunctionType(_I32, [_I64] * 4)
     target = builder.inttoptr(function, shape.as_pointer())
     return builder.sext(builder.call(target, [first, second, third, fourth]), _I64)
@@ -275,14 +280,15 @@ def start_thread(functions, run, argument):
     """Start a detached thread that blocks `_SIGNALS`; return whether the system allowed it.
 
     `functions` points to the addresses of pthread_create, pthread_detach and pthread_sigmask. The
-    library is not linked to these functions, because C libraries differ in their symbol versions
-    and files.
+    addresses are found at run time. The library is not linked to these functions, because C
+    libraries differ in the symbol versions of the functions, and in the files that contain them.
     """
     create, detach, mask = load_word(functions), load_word(functions + 8), load_word(functions + 16)
     if create == 0:
         return False
-    # `blocked` and `before` are signal sets of the C library, of 128 bytes each. The new thread
-    # inherits the signal mask of this thread, so this mask is set to `blocked` and later restored.
+    # `blocked` and `before` are the addresses of two signal sets of the C library, which have 128
+    # bytes each. The new thread inherits the signal mask of this thread, so this mask is set to
+    # `blocked` and later restored.
     blocked, before = stack_32_words(), stack_32_words()
     for k in range(16):
         store_word(blocked + 8 * k, _SIGNALS if k == 0 else -1)

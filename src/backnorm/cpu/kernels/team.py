@@ -1,7 +1,8 @@
 """Run a stage: in the calling thread alone, in PyTorch's OpenMP team, or with workers of the pool.
 
 A stage (`cpu.stage`) calls `bn_run`, which returns early when a time limit has passed. The stage
-then calls `bn_run` again. When `bn_run` returns, no other thread accesses the record.
+then calls `bn_run` again. Whenever `bn_run` has returned, early or not, no other thread accesses
+the record.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def _thread_number(builder, function):
 
 @outlined
 def _team_member(record):
-    """Body of each thread of the OpenMP team. Threads beyond the participants return at once."""
+    """Body of each thread of the OpenMP team. If the team has more threads than the call has
+    participants, the other threads return at once.
+    """
     index = _thread_number(load_word(threads_data() + 8 * THREAD_NUMBER))
     if index < load_word(record + _PARTICIPANTS):
         call_kernel(load_word(record + _FUNCTION), record, index)

@@ -1,10 +1,11 @@
 """Sums of a few rows, for as many neighbouring columns at a time as fit in registers.
 
-These columns are a *register tile*, a part of the tile of columns in a plan. Each lane is a column.
-The running sums of a register tile are loaded, the rows are added to them in registers, and the
-sums are stored again. The rows of a column are always added in their order, so the sum of a column
-does not depend on which register tile the column is in. Running sums are `Pairs`; sums that are not
-compensated use only the high parts.
+These columns are a *register tile*, a part of the tile of columns in a plan. Each lane of a vector
+register holds the number of one column. A function here loads the running sums of a register tile
+into registers, adds the rows to these sums, and stores the sums again. The rows of a column are
+always added in their order, so the sum of a column does not depend on which register tile the
+column is in. Running sums are stored as `Pairs`, with a high and a low part each. A running sum
+that is not compensated uses only its high part.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from backnorm.cpu.kernels.storage import has_feature
 from backnorm.cpu.kernels.sums import resume, suspend, take, take_first
 from backnorm.cpu.scratch import LANES
 
-# The prefetch distance in elements.
+# Kernels prefetch about this many elements ahead of those that they read.
 _AHEAD = 2048
 
 
@@ -50,12 +51,12 @@ def add_rows(operands, part, pivot, running):
 
 @inlined
 def ahead_of_rows(rows, width):
-    """Return how many rows in advance a row is prefetched if `rows` are read side by side.
+    """Return how many rows ahead a kernel prefetches if it reads `rows` rows side by side.
 
-    In a model, x is in no cache when a backward pass begins, and dy is at best in the shared cache.
-    When a forward pass begins, x is at best in the shared cache. Processors do not by themselves
-    prefetch rows that are read side by side or in tiles. They never prefetch beyond the end of a
-    page.
+    When the backward pass of a layer in a model begins, x is not in any cache, and dy is at best in
+    the shared cache. When the forward pass begins, x is at best in the shared cache. Processors do
+    not by themselves prefetch rows that are read side by side or in tiles. In no case do processors
+    prefetch beyond the end of a page of memory.
     """
     return max(rows, _AHEAD // width + 1)
 
@@ -88,8 +89,10 @@ def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any
 
 
 def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
-    """Return a function that adds rows to the running sums of columns, in whole register tiles from
-    column k on. The function returns the first column after these tiles.
+    """Return a function that adds rows to the running sums of columns.
+
+    The function begins at column k, processes one whole register tile after another, and returns
+    the first column after the last whole tile.
     """
 
     @inlined
@@ -115,8 +118,8 @@ def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
     return add
 
 
-# The smallest register tile has two vectors of columns, because additions to the same vector would
-# wait for each other.
+# The smallest register tile has two vectors of columns. With a single vector, every addition to it
+# would have to wait for the previous addition.
 _TWO = _doubled(LANES, resume, suspend, _take)
 # Eight vectors of columns need sixteen registers for the two sums of each column, and eight
 # registers for the means. These are 24 of the 32 registers of AVX-512.
@@ -129,10 +132,11 @@ def _add_wide(operands, part, pivot, running):
     """Add rows in whole register tiles of 64 columns; return the first column after these tiles. If
     registers do not suffice for 64 columns, add nothing and return 0.
 
-    Sums are loaded and stored as often as in register tiles of 16 columns, but the overhead of a
-    register tile is divided among four times as many columns. On one thread of an Intel Xeon, a
-    float32 backward pass of NXC arrays in the caches takes 0.96 of the time that it takes with
-    register tiles of 16 columns. For the shape (16, 128, 17, 16) it takes 0.91 of that time.
+    The sums of a column are loaded and stored as often as in register tiles of 16 columns, but the
+    overhead of a register tile is divided among four times as many columns. On one thread of an
+    Intel Xeon, a float32 backward pass of NXC arrays in the caches takes 0.96 of the time that it
+    takes with register tiles of 16 columns. For the shape (16, 128, 17, 16) it takes 0.91 of that
+    time.
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

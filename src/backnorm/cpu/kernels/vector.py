@@ -4,7 +4,8 @@ A kernel is a readable Python loop over values of type ``Vec`` (float64), ``Sing
 ``EvenOdd`` (float32, with the even lanes before the odd lanes; see `storage.split_widen`). The
 Python code determines the machine code: with AVX-512, a vector is one register (two registers with
 AVX2, four with NEON), and fused multiply-adds are called by name. The kernels do not rely on LLVM's
-vectoriser, whose code varied fivefold in speed with the shape of the arrays.
+vectoriser: the speed of its code differed by a factor of five between some shapes of arrays and
+others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _DOUBLE, _SINGLE = ir.DoubleType(), ir.FloatType()
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
-# The flags of `llvm.is.fpclass` for NaN (signalling, quiet), infinity (-, +) and subnormal (-, +).
+# The flags of `llvm.is.fpclass` for six classes, in this order: signalling NaN, quiet NaN,
+# -infinity, +infinity, negative subnormal, positive subnormal.
 _UNSOUND = 0x1 | 0x2 | 0x4 | 0x200 | 0x10 | 0x80
 # The flags of the x86 instruction vfpclassps for the same six classes.
 _UNSOUND_X86 = 0x1 | 0x80 | 0x8 | 0x10 | 0x20
@@ -63,9 +65,9 @@ def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
 
 
 def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -> Any:
-    """Emit a load of the first `count` lanes, of `size` bytes each; the others are zero.
+    """Emit a load of a vector's first `count` lanes, which have `size` bytes each.
 
-    Memory after these lanes is not accessed.
+    The other lanes of the vector are zero. Memory after the loaded lanes is not accessed.
     """
     if vector.element == _I16 and has_feature("avx2") and not has_feature("avx512bw"):
         return _load_pairs(builder, pointer, vector, count)
@@ -196,7 +198,7 @@ def at_least_zero(builder, value):
 @emitted(Vec(Vec, Vec, Vec))
 def where_finite(builder, tested, then, otherwise):
     """Return the lanes of `then` where `tested` is finite, and of `otherwise` elsewhere."""
-    # Infinity and NaN minus themselves are NaN.
+    # x - x is NaN if x is infinite or NaN, and 0 if x is finite.
     finite = builder.fcmp_ordered("ord", builder.fsub(tested, tested), _all(0.0))
     return builder.select(finite, then, otherwise)
 
@@ -218,7 +220,7 @@ where_less, where_equal = _where("<"), _where("==")
 
 @emitted(Vec(Vec))
 def rounded(builder, value):
-    """Return a Vec rounded to float32."""
+    """Round each lane of a Vec to float32; return the result as a Vec, that is, as float64."""
     single = builder.fptrunc(value, ir.VectorType(_SINGLE, LANES))
     return builder.fpext(single, value.type)
 
@@ -240,8 +242,9 @@ def any_not_positive(builder, value):
 
 
 def _folding(left: list[int], right: list[int]) -> Any:
-    """Return a function that takes two Vec and returns lanes `left` + lanes `right`. The lanes of
-    the first Vec have the numbers 0 to 7, those of the second 8 to 15.
+    """Return a function that takes two Vec and returns a Vec. Lane k of the result is the sum of
+    two of the sixteen lanes: lane left[k] and lane right[k]. The lanes of the first Vec have the
+    numbers 0 to 7, those of the second 8 to 15.
     """
 
     @emitted(Vec(Vec, Vec))
@@ -276,14 +279,15 @@ def sums_of_lanes(v):
 def multiply_add(builder, left, right, term):
     """Return left * right + term rounded once, for vectors or float64.
 
-    Only this function fuses a multiplication and an addition. If the compiler decided what to fuse,
-    the vector loop and the scalar end of a row could round differently, and so could two machines.
+    Kernels fuse a multiplication and an addition only by this function or by `fused`, which it
+    calls. If the compiler decided what to fuse, the vector loop and the scalar end of a row could
+    round differently, and so could two machines.
     """
     return fused(builder, left, right, term)
 
 
 def fused(builder: Any, left: Any, right: Any, term: Any) -> Any:
-    """Emit what `multiply_add` returns."""
+    """Emit left * right + term, rounded once, for `multiply_add`."""
     kind = left.type
     fma = cgutils.get_or_insert_function(
         builder.module,
@@ -304,7 +308,7 @@ def negated(builder, value):
 
 
 def _half(first: int) -> Any:
-    """Return a function that converts eight lanes of Singles to a Vec."""
+    """Return a function that converts eight lanes of Singles, from `first` on, to a Vec."""
 
     @emitted(Vec(Singles))
     def half(builder, value):
@@ -322,7 +326,7 @@ low_half, high_half = _half(0), _half(LANES)
 
 @emitted(Singles(Vec, Vec))
 def joined(builder, first, second):
-    """Return Singles of two Vec, each rounded to float32."""
+    """Return Singles with the lanes of `first`, then those of `second`, rounded to float32."""
     single = ir.VectorType(_SINGLE, LANES)
     halves = [builder.fptrunc(half, single) for half in (first, second)]
     lanes = ir.Constant(ir.VectorType(_I32, SINGLES), list(range(SINGLES)))
@@ -340,7 +344,8 @@ def _reordering(source: Any, target: Any, lanes: list[int]) -> Any:
     return reorder
 
 
-#: Convert Singles to EvenOdd. A vector with the same number in every lane does not change.
+#: Convert Singles to EvenOdd: first the lanes with even numbers, then the lanes with odd numbers.
+#: If all lanes have the same value, the result has the same lanes as the argument.
 even_odd = _reordering(Singles, EvenOdd, [*range(0, SINGLES, 2), *range(1, SINGLES, 2)])
 #: Convert EvenOdd to Singles.
 in_order = _reordering(EvenOdd, Singles, [half + k for k in range(LANES) for half in (0, LANES)])
@@ -368,13 +373,13 @@ def _unsound(builder: Any, value: Any) -> Any:
 def _doubtful(builder: Any, values: Any) -> Any:
     """Emit a mask of the lanes in which one of several Singles may be NaN, infinite or subnormal.
 
-    It is used on processors without vfpclassps. Doubling the bit pattern as an integer removes the
-    sign. Subnormal numbers are then below 2^24, and infinities and NaN are the last 2^24 integers
-    before 2^32. As signed integers, the doubled patterns of all these numbers have a magnitude up
-    to 2^24. The doubled patterns of 2^-126 and zero have such a magnitude, too, although these two
-    numbers are neither infinite nor subnormal. Subtracting 1 turns the pattern of zero into the
-    largest unsigned integer, so lanes with zero are not in the mask. Lanes with 2^-126 stay in the
-    mask.
+    This test is used on processors without the instruction vfpclassps. Doubling the bit pattern as
+    an integer removes the sign. Subnormal numbers are then below 2^24, and infinities and NaN are
+    the last 2^24 integers before 2^32. As signed integers, the doubled patterns of all these
+    numbers have a magnitude up to 2^24. The doubled patterns of 2^-126 and zero have such a
+    magnitude, too, although these two numbers are neither infinite nor subnormal. Subtracting 1
+    turns the pattern of zero into the largest unsigned integer, so lanes with zero are not in the
+    mask. Lanes with 2^-126 stay in the mask.
     """
     integer = ir.VectorType(_I32, SINGLES)
     absolute = _declared(builder, "abs", integer, integer, ir.IntType(1))
@@ -405,23 +410,23 @@ def _all_sound(builder: Any, *values: Any) -> Any:
 
 @emitted(lambda value: types.boolean(value))
 def sound(builder, value):
-    """Return whether no lane of float32 is NaN, infinite or subnormal.
+    """Return whether no lane of `value`, a vector of float32, is NaN, infinite or subnormal.
 
-    The result may also be False if a lane has the magnitude 2^-126, which is normal. `marked` is
-    exact for every lane.
+    The result may also be False if a lane has the magnitude 2^-126, which is normal. The function
+    `marked` has no such exception: 2^-126 counts as normal there.
     """
     return _all_sound(builder, value)
 
 
 @emitted(lambda left, right: types.boolean(left, right))
 def both_sound(builder, left, right):
-    """Return whether two vectors of float32 are `sound`."""
+    """Return whether all lanes of two float32 vectors are sound: see `sound`."""
     return _all_sound(builder, left, right)
 
 
 @emitted(Singles(Singles))
 def marked(builder, value):
-    """Return Singles with NaN for the lanes that are not sound."""
+    """Return `value`, with NaN in each lane that is NaN, infinite or subnormal (not `sound`)."""
     nan = ir.Constant(value.type, [float("nan")] * SINGLES)
     return builder.select(_unsound(builder, value), nan, value)
 

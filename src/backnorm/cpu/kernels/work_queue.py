@@ -1,8 +1,8 @@
 """The work queue of a record, and the barrier between its two phases.
 
 A kernel is serial code. Any number of participants run it on one record, and each takes items with
-an atomic add until none is left. The result of an item does not depend on the participant, so the
-bits are the same for any number of threads.
+an atomic add until none is left. The result of an item does not depend on which participant
+computes it, so the bits are the same for any number of threads.
 
 Each participant takes the items of its own range first, and then steals items of other ranges. So
 in the second phase of a call, and in the next call, a thread finds data of its range in the cache
@@ -93,8 +93,8 @@ def take_item(cells, summed, items, index):
         first, count = (0, summed) if phase == 0 else (summed, items - summed)
         for k in range(parts if count > 0 else 0):
             part, low, high = 0, first, first + count
-            # A single participant avoids the division, which takes longer than computing eight
-            # elements.
+            # The divisions below take longer than computing eight elements. A single participant
+            # does not need them, because its range is the whole range.
             if parts > 1:
                 part = (index + k) % parts
                 low, high = first + count * part // parts, first + count * (part + 1) // parts
@@ -108,8 +108,9 @@ def take_item(cells, summed, items, index):
 
 @inlined
 def take_next_item(cells, summed, items, index):
-    """Take an item like `take_item`, unless the deadline of the call has passed.
+    """Take an item as `take_item` does, unless the deadline of the call has passed.
 
+    After the deadline, return `items`, which is the number of no item.
     A participant takes its first item by `take_item`, which does not check the deadline, so that
     every call makes progress.
     """

@@ -1,4 +1,5 @@
-"""Write vectors of the output, in float64 where float32 is not exact enough: see `singles`.
+"""Write vectors of the output. Where float32 is not exact enough, elements are recomputed in
+float64: see `singles`.
 
 A *place* says where the coefficients for a vector of elements are. In the geometry *columns*, a
 place is the column of the vector's first element. In *segments*, it is the channel of the first
@@ -20,8 +21,9 @@ from backnorm.cpu.scratch import LANES
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
     """Return three functions of a geometry, which write two vectors, one vector, part of one.
 
-    `exact_at(output, place, first)` returns the float64 coefficients of eight elements of the
-    vector at `place`, from the element `first` (0 or 8) on.
+    `exact_at(output, place, first)` returns the float64 coefficients of eight of the sixteen
+    elements of the vector at `place`: of the first eight if `first` is 0, of the last eight if
+    `first` is 8.
     """
 
     @inlined
@@ -39,7 +41,7 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
 
     @by_type
     def write_again(output, i, count, place, value):
-        """Write `count` elements, computed in float64 where float32 is not exact enough."""
+        """Write `count` elements of `value`; recompute inexact ones in float64 (see `singles`)."""
         if value != Singles:
             return nothing
         return lambda output, i, count, place, value: write_exactly(output, i, count, place, value)

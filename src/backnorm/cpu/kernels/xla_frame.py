@@ -1,11 +1,12 @@
-"""The call frame of XLA's FFI: fields, validation and errors.
+"""The call frame of XLA's foreign function interface (FFI): its fields, validation and errors.
 
 Attributes of a call, all arrays of int64:
 
 ``buffers``
-    For each argument and then each result: the index of the record's field that takes its address;
-    the code of its type; its rank; its number of elements; its bytes; the bytes from one instance
-    of the problem to the next.
+    Six numbers for each argument, and then for each result: the index of the record's field in
+    which the address of the array is stored; the code of the array's element type; the rank; the
+    number of elements; the size in bytes; the distance in bytes from the array of one instance of
+    the problem to that of the next instance.
 ``call``
     The index of the kernel; the number of instances of the problem, which are computed one after
     the other; the largest number of helpers (participants other than the caller) of an instance.
@@ -45,7 +46,9 @@ _FRAME, _API = offsets("CallFrame"), offsets("Api")
 # Values of enumerations in XLA's header.
 _METADATA_EXTENSION, _EXECUTE, _IS_BUFFER, _IS_ARRAY, _S64 = 1, 3, 1, 1, 5
 
-# The positions of numbers in the attributes "buffers" (for each buffer) and "call".
+# First line: the positions of one buffer's numbers in the attribute "buffers". Second line: the
+# positions of numbers in the attribute "call". Third line: the positions of the attributes in the
+# frame.
 _SLOT, _TYPE, _RANK, _ELEMENTS, _BYTES, _STRIDE, _PER_BUFFER = range(7)
 KERNEL, INSTANCES, HELPERS, _PER_CALL = range(4)
 _BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
@@ -53,8 +56,8 @@ _BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
 # bytes.
 _NAMES = tuple(int.from_bytes(name, "little") for name in (b"buffers", b"call", b"record"))
 
-# Error messages and their codes: 3 invalid argument, 5 not found, 8 resource exhausted, 9 failed
-# precondition, 13 internal.
+# Error messages, each with XLA's code of the error: 3 invalid argument, 5 not found, 8 resource
+# exhausted, 9 failed precondition, 13 internal.
 _MESSAGES = (
     (13, "the call frame is not the one that XLA's header describes"),
     (13, "the handler was called at a stage other than execution"),
@@ -196,7 +199,7 @@ def _buffer(frame, k):
 
 @inlined
 def _entry(frame, k):
-    """Return the address of the entry in "buffers" for an argument or a result."""
+    """Return the address of the entry for argument or result `k` in the attribute "buffers"."""
     return load_word(_attribute(frame, _BUFFERS) + _ARRAY.data) + 8 * _PER_BUFFER * k
 
 
@@ -208,7 +211,10 @@ def slot_of(frame, k):
 
 @inlined
 def place_of(frame, k, instance):
-    """Return the address of an argument or a result for one instance of the problem."""
+    """Return the address of an argument or a result for one instance of the problem.
+
+    A call under `jax.vmap` has several instances.
+    """
     stride = load_word(_entry(frame, k) + 8 * _STRIDE)
     return load_word(_buffer(frame, k) + _TENSOR.data) + instance * stride
 

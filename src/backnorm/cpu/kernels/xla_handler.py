@@ -8,8 +8,9 @@ and then finds no item. Therefore the record has a reference count, and the last
 it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
-library's variable `bn_environment` has data that depend on the process: the version of XLA's API
-and the addresses of kernels. `backnorm.cpu.xla` fills it in when it loads the library.
+variable `bn_environment` of this library holds data that differ from process to process: the
+version of XLA's API and the addresses of kernels. `backnorm.cpu.xla` fills in this variable when it
+loads the library.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _block_of(frame, helpers):
 
 @outlined
 def _release(block, participants):
-    """Release references to a block; free the block if none is left."""
+    """Release `participants` references to a block; free the block if no reference is left."""
     if add_fetch(block + 8 * _REFERENCES, -participants) == 0:
         free(load_word(block + 8 * _RAW))
 
@@ -181,7 +182,7 @@ def _schedule(frame, task, block, helpers):
 
 @inlined
 def _kernel_of(frame):
-    """Return the address of the kernel of the call, or 0 if it is not registered."""
+    """Return the address of the kernel that the call names, or 0 if it is not registered."""
     name = call_attribute(frame, KERNEL)
     for k in range(load_acquire(environment() + _KNOWN)):
         if load_word(environment() + _TABLE + 16 * k) == name:
@@ -191,7 +192,7 @@ def _kernel_of(frame):
 
 @outlined
 def _handler(frame):
-    """Execute a call frame; return 0, or an XLA error."""
+    """Execute the call that a frame describes. Return 0, or the address of an XLA error."""
     extension = metadata_extension(frame)
     if extension != 0:
         major, minor = load_word(environment() + _MAJOR), load_word(environment() + _MINOR)

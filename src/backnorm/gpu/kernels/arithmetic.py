@@ -8,17 +8,17 @@
                 the product in a term are rounded
 ==============  ==================================================================================
 
-The argument HOW is one of these names: FORM.arithmetic for elements, or FORM.moments for the sums
-from which mean and variance are computed. The two differ only if elements are computed in float32.
-In this case, the sums (of x - pivot and of its square) need more precision than the elements. The
-reason is that the variance is computed from these sums by a subtraction, which loses digits unless
-the pivot is the mean.
+The argument HOW is one of these names. It is FORM.arithmetic where elements are computed, and
+FORM.moments where the sums for mean and variance are computed. FORM.moments differs from
+FORM.arithmetic only if elements are computed in float32. In this case, the sums (of x - pivot and
+of its square) need more precision than the elements. The reason is that the variance is computed
+from these sums by a subtraction, which loses digits unless the pivot is the mean.
 
 A pair (high, low) stands for high + low, with |low| at most half an ulp of high. A pair has 48
-significant bits and the range of float32. Error-free transformations are Dekker's and Knuth's (T.
-J. Dekker, "A floating-point technique for extending the available precision", 1971). These
-transformations would be inexact if a product and a sum were fused, so kernels are compiled without
-such fusion.
+significant bits and the range of float32. The functions here use the error-free transformations of
+Dekker and Knuth (T. J. Dekker, "A floating-point technique for extending the available precision",
+1971). These transformations would be inexact if a product and a sum were fused, so kernels are
+compiled without such fusion.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import triton.language as tl
 @triton.jit
 def widen(b_value, HOW: tl.constexpr):
     """Return elements in the type that they are computed in."""
-    # 16-bit elements are converted to float32 first: each conversion is then one instruction.
+    # 16-bit elements are converted to float32 first, and then, if necessary, to float64: each of
+    # the two conversions is one instruction.
     if HOW != "compensated":
         b_value = b_value.to(tl.float32)
     if HOW == "float64":
@@ -53,7 +54,8 @@ def narrow(b_value, p_target):
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
     """Return a float32 that `narrow` rounds to the element nearest to the pair's exact value."""
-    # Where the high part is infinite, the low part may be NaN. The result is then the high part.
+    # Where the high part is infinite, the low part may be NaN, which would make the sum NaN. There
+    # the high part alone is the result.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)
     if p_target.dtype.element_ty.primitive_bitwidth == 16:
@@ -64,7 +66,7 @@ def narrow_pair(b_high, b_low, p_target):
 
 @triton.jit
 def zeros(FORM: tl.constexpr, HOW: tl.constexpr):
-    """Return a tile of zeros of the type that elements are computed in."""
+    """Return a tile of zeros, of the type of the numbers that the arithmetic HOW uses."""
     if HOW == "pairs" or HOW == "float32":
         b_zeros = tl.zeros((FORM.tile_rows, FORM.tile_columns), tl.float32)
     else:
@@ -74,13 +76,14 @@ def zeros(FORM: tl.constexpr, HOW: tl.constexpr):
 
 @triton.jit
 def split(b_value, HOW: tl.constexpr):
-    """Return a float64 as two numbers of the type of elements: a pair if HOW is "pairs", else twice
-    the same number.
+    """Return a float64 as two numbers of the type of elements. If HOW is "pairs", they are the high
+    and the low part of a pair; otherwise, both are the same number.
     """
     if HOW == "pairs":
         b_high = b_value.to(tl.float32)
         b_low = (b_value - b_high.to(tl.float64)).to(tl.float32)
-        # If the value exceeds the range of float32, the low part is 0.
+        # If the value exceeds the range of float32, the high part is infinite, and the low part is
+        # set to 0.
         b_low = tl.where(tl.abs(b_high) < float("inf"), b_low, 0.0)
     else:
         b_high = b_value
@@ -92,11 +95,11 @@ def split(b_value, HOW: tl.constexpr):
 
 @triton.jit
 def join(b_high, b_low, HOW: tl.constexpr):
-    """Return a running sum as float64, adding the low part if the arithmetic has one."""
+    """Return a running sum as float64. If the arithmetic has a low part, it is added."""
     b_value = b_high.to(tl.float64)
     if HOW != "float64":
         b_both = b_value + b_low.to(tl.float64)
-        # The low part of an infinite sum is NaN.
+        # If the sum is infinite, its low part is NaN, so the high part alone is returned.
         b_value = tl.where(b_both == b_both, b_both, b_value)
     return b_value
 
@@ -110,7 +113,7 @@ def add_compensated(b_sum, b_low, b_term):
 
 @triton.jit
 def subtract_pair(b_value, b_high, b_low):
-    """Return value - (high, low) as a pair."""
+    """Return `b_value` minus the pair (`b_high`, `b_low`), as a pair."""
     b_difference, b_rest = _two_sum(b_value, -b_high)
     return _quick_two_sum(b_difference, b_rest - b_low)
 
@@ -132,7 +135,7 @@ def multiply_pairs(b_a_high, b_a_low, b_high, b_low):
 
 @triton.jit
 def _two_sum(b_a, b_b):
-    """Return the rounded sum and its rounding error, for numbers of any size."""
+    """Return the rounded sum and its rounding error; |a| may be smaller than |b|."""
     b_sum = b_a + b_b
     b_part = b_sum - b_a
     return b_sum, (b_a - (b_sum - b_part)) + (b_b - b_part)

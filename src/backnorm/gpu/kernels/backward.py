@@ -5,8 +5,8 @@
 ``backward_apply``     x, dy and the sums -> dx
 ``backward_complete``  all three for the channels of one unit, by one program
 
-The arguments of a kernel are, in this order, inputs, sizes, outputs, and compile-time constants. An
-unused pointer may have any value.
+The arguments of a kernel are, in this order, inputs, sizes, outputs, and compile-time constants. A
+pointer that a kernel does not use may have any value.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def backward_finish(
     EPSILON: tl.constexpr,
     GRADIENTS: tl.constexpr,
 ):
-    """Store sum_dy, sum_dy_xmu and the element count as float64; store dgamma and dbeta if
-    GRADIENTS.
+    """Store sum_dy, sum_dy_xmu and the element count as float64.
+
+    If GRADIENTS is true, also store dgamma and dbeta.
     """
     i_channels = tl.program_id(0) * TILE_CHANNELS + tl.arange(0, TILE_CHANNELS)
     m_channels = i_channels < channels
@@ -109,7 +110,8 @@ def backward_finish(
     b_total_dy_xmu = tl.sum(b_sum_dy_xmu, axis=0)
     tl.store(p_sums + i_channels, b_total_dy, mask=m_channels)
     tl.store(p_sums + channels + i_channels, b_total_dy_xmu, mask=m_channels)
-    # The count is stored, so that the sums of several machines can be added up.
+    # The number of elements per channel is stored after the sums, because a caller who adds up the
+    # sums of several machines also needs the sum of these numbers.
     number = tl.full((), 0.0, tl.float64) + elements
     tl.store(p_sums + 2 * channels, number, mask=tl.program_id(0) == 0)
     if GRADIENTS:
@@ -143,7 +145,8 @@ def backward_apply(
 ):
     """Store dx, and the gradient of the residual if there is one."""
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
-    # Reverse order: the elements that were read last for the sums may still be in the cache.
+    # The first programs take the last blocks of the array, because the elements that were read last
+    # for the sums may still be in the cache.
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % units
     i_first, i_last = first_and_last(i_program // units, frame)
@@ -208,7 +211,10 @@ def backward_complete(
 
 @triton.jit
 def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
-    """Return sum_dy and sum_dy_xmu over tiles of a unit, per column or in total, in float64."""
+    """Return sum_dy and sum_dy_xmu over the tiles `i_first` to `i_last` - 1 of a unit, in float64.
+
+    In the geometry *columns*, each column has its own two sums; in *segments*, the unit has two.
+    """
     b_mean_high, b_mean_low = split(per_column(b_mean, FORM), FORM.arithmetic)
     b_sum = zeros(FORM, FORM.arithmetic)
     b_low = b_sum
@@ -229,7 +235,8 @@ def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.
         b_dy = widen(tl.load(p_dy + o_elements, mask=m_there, other=0.0), FORM.arithmetic)
         if FORM.relu:
             b_dy = tl.where(b_bits, b_dy, 0.0)
-        # Outside the array, dy is 0, and so is dy * (x - mean).
+        # Places of the tile that are outside the array have dy = 0, so they add 0 to both sums: of
+        # dy, and of dy * (x - mean).
         if FORM.arithmetic == "pairs":
             b_none = tl.zeros_like(b_dy)
             b_part, b_part_low = subtract_pair(b_x, b_mean_high, b_mean_low)
@@ -268,7 +275,10 @@ def _write(
     p_dresidual,
     FORM: tl.constexpr,
 ):
-    """Store dx in tiles of a unit, beginning with the last, which may still be in the cache."""
+    """Store dx in the tiles `i_first` to `i_last` - 1 of a unit.
+
+    The last of these tiles is computed first, because its x and dy may still be in the cache.
+    """
     b_scale = inverse_deviation(b_variance, FORM.epsilon)
     b_gain = b_scale
     if FORM.has_gamma:

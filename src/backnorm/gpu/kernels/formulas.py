@@ -15,9 +15,10 @@ coefficients.
 
 In float32 arithmetic, the float32 nearest to the mean is subtracted from x. The remainder of the
 mean is the mean minus this float32; in a forward pass, the product of gain and this remainder is
-subtracted from `slope`. No element of 32 bits or less is nearer to the mean than this float32, so
-the remainder is at most |x - mean|, and cancellation is limited. In a backward pass or in
-inference, the caller gives the mean. In this case the remainder is 0, for the following reason.
+subtracted from `slope`. No element of 32 bits or less is nearer to the mean than this float32. So
+the magnitude of the remainder is at most |x - mean| for every element x. Therefore gain times the
+remainder is not larger than gain * (x - mean), and cancellation is limited. In a backward pass or
+in inference, the caller gives the mean. In this case the remainder is 0, for the following reason.
 Elements that are computed in float32 arithmetic have at most 32 bits. For such elements a given
 mean also has at most 32 bits (`dtypes.statistics_types`), so it is equal to the float32 that is
 subtracted. `conformance.judge` derives the error budget.
@@ -39,7 +40,8 @@ from backnorm.gpu.kernels.arithmetic import (
 @triton.jit
 def inverse_deviation(b_variance, EPSILON: tl.constexpr):
     """Return s = 1/sqrt(variance + epsilon)."""
-    # Triton would convert a Python number to float32, so EPSILON becomes a float64 tensor.
+    # Triton would convert EPSILON, a Python number, to float32. So EPSILON is made a float64 tensor
+    # here.
     return 1.0 / tl.sqrt(b_variance + tl.full((), EPSILON, tl.float64))
 
 
@@ -52,7 +54,11 @@ def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
 
 @triton.jit
 def fold_forward(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
-    """Adapt shift and slope to the mean that the kernel subtracts, which may be a float32."""
+    """Return shift and slope for the mean that the kernel subtracts from x.
+
+    In float32 arithmetic, the kernel subtracts the float32 nearest to the mean. The rest of the
+    mean (which includes the old shift) is then multiplied by gain and subtracted from slope.
+    """
     if FORM.arithmetic == "float32":
         b_slope = b_slope - b_gain * (_beside(b_mean) + b_shift)
         b_shift = tl.zeros_like(b_shift)
@@ -61,7 +67,7 @@ def fold_forward(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
 
 @triton.jit
 def derivative(b_x, b_dy, mean, shift, slope, gain, p_target, FORM: tl.constexpr):
-    """Return dx in training."""
+    """Return a tile of dx, in training."""
     if FORM.arithmetic == "pairs":
         b_part, b_part_low = subtract_pair(b_x, mean[0], mean[1])
         b_part, b_part_low = multiply_pairs(b_part, b_part_low, slope[0], slope[1])
@@ -76,7 +82,7 @@ def derivative(b_x, b_dy, mean, shift, slope, gain, p_target, FORM: tl.constexpr
 
 @triton.jit
 def scaled(b_dy, gain, p_target, FORM: tl.constexpr):
-    """Return dx with frozen statistics."""
+    """Return dx for statistics that are constants (frozen): gain * dy."""
     b_dx = gain[0] * b_dy
     if FORM.arithmetic == "pairs":
         b_value, b_low = multiply_pairs(b_dy, tl.zeros_like(b_dy), gain[0], gain[1])
@@ -122,6 +128,6 @@ def passed(b_y, FORM: tl.constexpr):
 
 @triton.jit
 def _beside(b_mean):
-    """Return a mean minus its nearest float32, or 0 if this float32 is infinite."""
+    """Return a mean minus the float32 nearest to it, or 0 if this float32 is infinite."""
     b_nearest = b_mean.to(tl.float32).to(tl.float64)
     return tl.where(tl.abs(b_nearest) < float("inf"), b_mean - b_nearest, 0.0)

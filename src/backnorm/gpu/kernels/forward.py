@@ -113,8 +113,8 @@ def forward_finish(
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner
     plane = count * channels
-    # The parts of a channel have different pivots. Their sums are converted to sums about the first
-    # pivot.
+    # The sums of each part of a channel are sums of differences from the pivot of this part. They
+    # are converted to sums of differences from the pivot of the first part.
     b_pivot = tl.load(p_partials + i_channels.to(tl.int64) * inner, mask=m_channels, other=0.0)
     b_sum = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
     for i_step in range(tl.cdiv(count, TILE_PARTS)):
@@ -175,7 +175,8 @@ def forward_apply(
 ):
     """Store y and, with a ReLU in training, the mask of the ReLU.
 
-    In training, `p_mean` has the rows that `forward_finish` stores: mean, its remainder, variance.
+    In training, `p_mean` has the three rows that `forward_finish` stores: the mean, the remainder
+    of the mean, and the variance.
     """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     # The kernel of the sums has read the tiles from first to last. The programs here compute the
@@ -225,13 +226,16 @@ def forward_complete(
     FORM: tl.constexpr,
     MOVING: tl.constexpr,
 ):
-    """Store y and the statistics of the channels of one unit, which holds all their elements."""
+    """Store y and the statistics for the channels of one unit.
+
+    A unit has all elements of its channels, so one program computes their statistics alone.
+    """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0)
     i_channels = channels_of(i_unit, frame, FORM)
     b_pivot, b_sum, b_squares, b_count = _add_up(p_x, i_unit, i_unit * 0, tiles, frame, FORM)
-    # Columns outside the array have no elements. Their count becomes 1, so that no sum is divided
-    # by 0.
+    # Columns outside the array have no elements. For such a column, the number of elements is set
+    # to 1, so that no sum is divided by 0.
     b_count = tl.where(b_count > 0.0, b_count, 1.0)
     b_offset = b_sum / b_count
     b_variance = (b_squares - b_sum * b_offset) / b_count
@@ -293,7 +297,7 @@ def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
 
 @triton.jit
 def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
-    """Return the mean of a tile, per column or in total."""
+    """Return the mean of each column of a tile (geometry *columns*), or of the whole tile."""
     o_elements, m_there = place(i_tile, i_unit, frame, FORM)
     b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0)
     if FORM.moments != "compensated":
@@ -305,13 +309,14 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
         # Any number near the mean can be the pivot, so it is rounded to float32. If it is later
         # represented by a pair of float32 (`split`), the low part of the pair is then 0.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
-    # An infinite pivot would make the terms of finite elements infinite.
+    # If the pivot were infinite, the terms of finite elements would be infinite, too. So 0 replaces
+    # a pivot that is not finite.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)
 
 
 @triton.jit
 def _two_sum(b_pivot, b_offset):
-    """Return the mean in two parts; the second part of a mean that is not finite is 0."""
+    """Return the mean as a sum of two numbers. If the mean is not finite, the second is 0."""
     b_mean = b_pivot + b_offset
     b_part = b_mean - b_pivot
     b_rest = (b_pivot - (b_mean - b_part)) + (b_offset - b_part)
@@ -369,7 +374,10 @@ def _write(
     p_bits,
     FORM: tl.constexpr,
 ):
-    """Store y in tiles of a unit, beginning with the last, which may still be in the cache."""
+    """Store y in the tiles of a unit, from the last tile to the first.
+
+    The last tiles come first, because their x may still be in the cache.
+    """
     b_gain = inverse_deviation(b_variance, FORM.epsilon)
     if FORM.has_gamma:
         b_gain = tl.load(p_gamma + i_channels).to(tl.float64) * b_gain

@@ -8,8 +8,8 @@ from backnorm.gpu.geometry import Arithmetic
 
 
 class Frame(NamedTuple):
-    """Sizes in a kernel: see `geometry.Tiling`. The fields whose names end in `_units` are sizes
-    divided by Form.align.
+    """The sizes that a kernel works with; `geometry.Tiling` explains them. The fields whose names
+    end in `_units` are sizes divided by Form.align.
     """
 
     rows: Any
@@ -23,10 +23,11 @@ class Frame(NamedTuple):
     units: Any
 
 
-#: Arguments that are sizes. Kernels are not specialised to their values.
+#: The kernels' arguments that are sizes. Kernels are not compiled again for other values of these
+#: arguments.
 SIZES = Frame._fields
 
-#: Arguments that are sizes, in the kernels that add up partial results.
+#: The arguments that are sizes of the kernels that add up partial results.
 PARTS = ("channels", "inner", "parts", "elements")
 
 #: Arguments that may differ in every call: the weight of the batch in the running statistics, as a

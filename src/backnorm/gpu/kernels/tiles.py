@@ -1,7 +1,8 @@
 """Offsets of the elements of a tile, and of its bits in the mask of a ReLU.
 
-All offsets have 64 bits. The width of a row and the total size are passed in units of FORM.align,
-so that the compiler knows their alignment and reads 16 bytes at a time.
+All offsets have 64 bits. The width of a row and the total size are passed as numbers of units, each
+of FORM.align elements. A kernel multiplies them by FORM.align, so the compiler knows that they are
+multiples of it, and reads 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ def first_and_last(i_block, frame):
 
 @triton.jit
 def place(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the offsets of a tile's elements, and which of them exist."""
+    """Return the offsets of a tile's elements, and a mask of the elements that exist.
+
+    At the edges of the array, a tile has elements that do not exist.
+    """
     i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
     i_rows = i_row + tl.arange(0, FORM.tile_rows)
     i_columns = i_column + tl.arange(0, FORM.tile_columns)
@@ -102,10 +106,11 @@ def collect(b_tile, FORM: tl.constexpr):
 
 @triton.jit
 def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
-    """Return the offsets of a program's partial results, which of them exist, and a plane's size.
+    """Return the offsets of a program's partial results, their mask, and the size of a plane.
 
-    A plane has the partial results of one sum: a row for each block, with one element for every
-    column or unit.
+    The mask says which of these results exist. A plane is an array with the partial results of one
+    sum. It has a row for each block. A row has an element for every column (in the geometry
+    *columns*) or for every unit.
     """
     blocks = tl.cdiv(frame.tiles, frame.per_block).to(tl.int64)
     if FORM.columns:

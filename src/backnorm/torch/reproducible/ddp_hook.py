@@ -77,8 +77,9 @@ def reproducible_hook(
     return sum_of_all(buffer, _parts(buffer, bucket, gradients), group, divisor)
 
 
-# DistributedDataParallel compares a hook's annotations with classes, and would reject postponed
-# annotations, which are strings.
+# DistributedDataParallel compares a hook's annotations with classes. It would reject the
+# annotations in this module, which are strings (postponed annotations). So the hook's annotations
+# are removed.
 reproducible_hook.__annotations__.clear()
 
 

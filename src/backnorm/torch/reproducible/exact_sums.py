@@ -8,28 +8,29 @@ one bin.
 
 1. An all-reduce with the operation MAX finds, for each element, the largest exponent of its terms
    in all processes.
-2. The quantum of an element is 2**-40 of the next power of two above its largest term. Terms are
-   rounded to multiples of the quantum (to nearest, ties to even): add an *anchor* of 1.5 * 2**52
-   quanta, and subtract it.
+2. The quantum of an element is 2**-40 times the smallest power of two that exceeds the magnitudes
+   of all terms of the element. Terms are rounded to multiples of the quantum (to nearest, ties to
+   even): add an *anchor* of 1.5 * 2**52 quanta, and subtract it.
 3. An all-reduce SUM adds up the rounded terms of each element, in float64. The magnitude of a term
    is at most 2**40 quanta, and a sum has at most 2**13 terms. So a partial sum has at most 2**53
    quanta, and is exact.
 4. The sum is divided by `divisor`, and rounded to the type of the elements.
 
-*Bytes* exchanged per element: 1 in step 1, 8 in step 3. (A plain all-reduce of float32 exchanges 4
-bytes.) If all elements of a block shared one quantum, step 1 would exchange fewer bytes. But if a
-block had large and small elements, the small elements would then lose their digits. A float64
-element has two quanta and two sums, and exchanges 4 bytes in step 1 and 16 in step 3.
+*Bytes*: for each element, the processes exchange 1 byte in step 1 and 8 bytes in step 3. (A plain
+all-reduce of float32 exchanges 4 bytes.) If all elements of a block shared one quantum, step 1
+would exchange fewer bytes. But if a block had large and small elements, the small elements would
+then lose their digits. For a float64 element, there are two quanta and two sums: 4 bytes are
+exchanged in step 1, and 16 bytes in step 3.
 
-*Error*: rounding a term changes it by at most 2**-40 (for float64 elements, 2**-80) of the largest
-term. So the error of a sum of N terms is at most N * 2**-40 (float64: N * 2**-80) of the largest
-term, plus half a unit in the last place. The error of a plain float32 sum is up to N * 2**-24 times
-the sum of the terms' magnitudes. Sums of 16-bit elements are rounded to float32, and then to 16
-bits, as in PyTorch. float64 terms are scaled by 2**-32, so that anchors are finite; terms below
-2**-1043 count as zero.
+*Error*: rounding a term changes it by at most 2**-40 times the magnitude of the largest term
+(2**-80 times for float64 elements). So the error of a sum of N terms is at most N * 2**-40
+(float64: N * 2**-80) times that magnitude, plus half a unit in the last place of the sum. The error
+of a plain float32 sum is up to N * 2**-24 times the sum of the terms' magnitudes. Sums of 16-bit
+elements are rounded to float32, and then to 16 bits, as in PyTorch. float64 terms are scaled by
+2**-32, so that anchors are finite; terms below 2**-1043 count as zero.
 
 If terms are NaN or infinite, the result is the NaN or infinity that an IEEE sum gives in any order
-of these terms. Sums of zeros are +0.
+of these terms. If all terms of a sum are zeros, the sum is +0, even if the terms are -0.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Part(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """The constants of an element type. Before elements are summed, they are converted to the type
-    `wide` and then multiplied by `scale`.
+    """The constants of the algorithm for one element type. Before elements are summed, they are
+    converted to the type `wide` and then multiplied by `scale`.
     """
 
     wide: torch.dtype
@@ -70,7 +71,8 @@ class _Format(NamedTuple):
     mantissa_bits: int
     bias: int
     exponent_dtype: torch.dtype
-    # The range of exponent fields for which anchors are normal numbers.
+    # The exponent field of an element's largest term is limited to the range from `least` to
+    # `most`. In this range, the element's anchors are normal numbers.
     least: int
     most: int
     quanta: int
@@ -92,7 +94,8 @@ def sum_of_all(
 
     The sum is divided by `divisor`.
 
-    All processes of the group must make this call for the same elements, in the same order.
+    All processes of the group must call this function for the same elements. If there are several
+    calls, all processes must make them in the same order.
 
     Parameters
     ----------
@@ -144,7 +147,7 @@ def sum_of_all(
     sums = rounded_sums(terms, exponents, own)
 
     def finish(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-        # `value` raises if the exchange failed.
+        # If the exchange failed, this call of `value` raises an error.
         future.value()
         return store_sums(own, sums, divisor)
 
@@ -153,7 +156,7 @@ def sum_of_all(
 
 
 def largest_exponents(terms: Sequence[Part], own: Tensor) -> Tensor:
-    """Return, for each element of `own`, the largest exponent of its terms."""
+    """Return, for each element of `own`, the largest exponent of the element's terms."""
     form = _FORMATS[own.dtype]
     exponents = own.new_zeros(own.shape, dtype=form.exponent_dtype)
     mask = 2 * form.bias + 1
@@ -172,9 +175,9 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
     """
     form = _FORMATS[own.dtype]
     sums = own.new_zeros(form.quanta, *own.shape, dtype=torch.float64)
-    # The first quantum is 2**-40 times the power of two above the largest term, the second quantum
-    # 2**-40 times the first. An anchor is 1.5 * 2**52 quanta: its exponent stands for 2**52 quanta,
-    # and the highest bit of its significand for the factor 1.5.
+    # The first quantum is 2**-40 times the power of two above the largest term. The second quantum
+    # is 2**-40 times the first quantum. An anchor is 1.5 * 2**52 quanta: its exponent stands for
+    # 2**52 quanta, and the highest bit of its significand for the factor 1.5.
     anchors = [
         1023 - form.bias + 1 - _BITS * (k + 1) + 52 << 52 | 1 << 51 for k in range(form.quanta)
     ]
@@ -186,7 +189,8 @@ def rounded_sums(terms: Sequence[Part], exponents: Tensor, own: Tensor) -> Tenso
             rounded = (rest + anchor).sub_(anchor)
             sum_ += rounded
             if form.quanta > 1:
-                # NaN and infinities are added to the first sum alone.
+                # NaN and infinities are added to the first sum alone: in `rest`, they are replaced
+                # by 0.
                 rest = rest.sub_(rounded).nan_to_num_(0.0, 0.0, 0.0)
     return sums
 
@@ -208,7 +212,7 @@ def _scaled(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
 
 
 def _blocks(terms: Iterable[Part]) -> Iterator[tuple[slice, Tensor]]:
-    """Yield blocks of terms, each with the slice of its elements."""
+    """Yield terms in blocks: the slice of the elements that a block belongs to, and its terms."""
     for first, values in terms:
         for block in values.split(_BLOCK if values.is_cpu else max(len(values), 1)):
             yield slice(first, first + len(block)), block

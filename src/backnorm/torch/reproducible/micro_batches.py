@@ -55,13 +55,14 @@ class ReproducibleGradients:
         model = DistributedDataParallel(model)
         model.register_comm_hook(gradients, backnorm.torch.reproducible_hook)
 
-    From then on, the largest modules within `module` that contain no batch normalisation run on
-    `micro_batch` samples at a time. Batch normalisation runs on all samples of the process at once.
-    The gradients of each micro-batch are kept until `reproducible_hook` adds up the gradients of
-    all processes; the order of the terms does not change these sums. So 1 process with 32 samples
-    and 4 processes with 8 each take the same step, bit for bit. The steps are also the same after
-    several backward passes in `no_sync`, if every run makes these passes in the same order:
-    autograd adds up the gradients of batch normalisation in the order of the passes.
+    The first line of this example changes how `module` runs: the largest modules within it that
+    contain no batch normalisation run on `micro_batch` samples at a time. Batch normalisation runs
+    on all samples of the process at once. The gradients of each micro-batch are kept until
+    `reproducible_hook` adds up the gradients of all processes; the order of the terms does not
+    change these sums. So 1 process with 32 samples and 4 processes with 8 each take the same step,
+    bit for bit. The steps are also the same after several backward passes in `no_sync`, if every
+    run makes these passes in the same order: autograd adds up the gradients of batch normalisation
+    in the order of the passes.
 
     Parameters
     ----------
@@ -103,8 +104,9 @@ class ReproducibleGradients:
     (`torch.set_num_threads`), and on GPUs with `torch.use_deterministic_algorithms(True)`.
     Functions called between modules must compute each sample independently of the others.
 
-    The hook stores gradients in ``.grad``; `torch.autograd.grad` returns zeros. Call `remove`
-    before `torch.export`. An instance is also a context manager that calls `remove` on exit.
+    The hook stores gradients in ``.grad``. `torch.autograd.grad` does not call the hook, so it
+    returns zeros. Call `remove` before `torch.export`. An instance is also a context manager that
+    calls `remove` on exit.
     """
 
     def __init__(
@@ -135,7 +137,8 @@ class ReproducibleGradients:
         whole = {each for each in names if each in excluded or is_batch_norm(each)}
         others = {p for each in whole for p in each.parameters()}
         self._names = {p: name for name, p in module.named_parameters() if p not in others}
-        # `dict.fromkeys` removes duplicates, because a module can have several parents.
+        # A module with several parents is found several times. `dict.fromkeys` removes the
+        # duplicates.
         found = dict.fromkeys(_largest_without(module, whole))
         self._forwards = [
             _MicroBatchForward(each, names[each], size, self._gradients) for each in found
@@ -150,7 +153,7 @@ class ReproducibleGradients:
         self.remove()
 
     def remove(self) -> None:
-        """Restore the forward of all modules."""
+        """Restore the original `forward` of all modules."""
         for forward in self._forwards:
             forward.remove()
         self._forwards = []
@@ -174,7 +177,8 @@ class ReproducibleGradients:
         """
         pairs = [pair for pair in zip(parameters, summed, strict=True) if pair[0] in self._names]
         counts = {p: gradient.count_nonzero() for p, gradient in pairs}
-        # One synchronisation with the device suffices to check the gradients of all parameters.
+        # The counts are stacked, so that one synchronisation with the device checks the gradients
+        # of all parameters.
         if counts and bool(torch.stack([*counts.values()]).any()):
             self.discard()
             names = ", ".join(repr(self._names[p]) for p, count in counts.items() if count)
@@ -192,7 +196,8 @@ _Gradients = dict[Tensor, list[Tensor]]
 
 
 class _MicroBatchForward:
-    """A module's `forward` attribute, which runs micro-batches.
+    """An object that replaces a module's `forward`, and runs the original `forward` on one
+    micro-batch after another.
 
     `copy.deepcopy` of the module also copies this object. If the attribute were a function,
     `copy.deepcopy` would not copy the function, and the copy of the module would call the original
@@ -342,7 +347,8 @@ class _Views(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         found = [each for each in gradients if each is not None]
         ctx.gradients.setdefault(ctx.parameter, []).extend(found)
-        # A zero gradient of the parameter's shape that takes no memory.
+        # Autograd gets a zero gradient of the parameter's shape. It is a single zero, expanded to
+        # this shape, so it takes almost no memory.
         return ctx.parameter.new_zeros(()).expand_as(ctx.parameter), None, None
 
 
