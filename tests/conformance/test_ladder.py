@@ -13,7 +13,14 @@ import pytest
 from backnorm import reference
 from backnorm.conformance.battery import cases
 from backnorm.conformance.judge import budget
-from backnorm.conformance.ladder import RUNGS, bound, grade, grade_backward, rungs
+from backnorm.conformance.ladder import (
+    RUNGS,
+    bound,
+    grade,
+    grade_backward,
+    is_at_least,
+    rungs,
+)
 from backnorm.conformance.mutants import MUTANTS, Kernel
 from backnorm.reference import Exact, Scale
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
@@ -307,6 +314,15 @@ def test_grade_backward_with_invalid_argument_raises_error_naming_it(changes, er
     grade_backward(**arguments)
     with pytest.raises(error, match=f"^{message}"):
         grade_backward(**{**arguments, **changes})
+
+
+def test_is_at_least_compares_rungs_and_rejects_unknown_ones():
+    assert is_at_least("exact", "float32")
+    assert not is_at_least("serial", "float32")
+    assert not is_at_least("wrong", "serial")
+    assert not is_at_least("nonfinite", "serial")
+    with pytest.raises(ValueError, match=r"^rung: unknown; got 'float23'"):
+        is_at_least("exact", "float23")
 
 
 def test_grade_backward_of_lists_equals_that_of_arrays():

@@ -92,6 +92,12 @@ def test_cases_with_unknown_name_raises_value_error(options, message):
         bn.cases(**options)
 
 
+@pytest.mark.parametrize("argument", ["dtypes", "layouts", "only", "skip"])
+def test_cases_with_string_for_list_raises_type_error(argument):
+    with pytest.raises(TypeError, match=rf"^{argument}: must be a list; got 'NCX'"):
+        bn.cases(**{argument: "NCX"})
+
+
 def run_pytest(folder, *arguments):
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "_backnorm_pytest",

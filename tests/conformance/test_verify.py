@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -182,6 +183,21 @@ def test_verify_with_xfail_counts_expected_failures_without_findings(tmp_path):
     assert "expected.txt has expired lines:\n  diagnostic* (until 2020-01-01)\n" in done.output
     assert 'failures="0" skipped="2"' in junit.read_text()
     assert 'skipped message="dbeta is known to be wrong"' in junit.read_text()
+
+
+def test_verify_with_xfail_from_pipe_reads_its_lines():
+    reader, writer = os.pipe()
+    os.write(writer, b"* # known\n")
+    os.close(writer)
+    case = ["--dtypes", "float32", "--only", "diagnostic-float32-float32-NCX"]
+    try:
+        done = CliRunner().invoke(
+            app, ["verify", f"{WRONG_FILE}:DbetaWithS", *case, "--xfail", f"/dev/fd/{reader}"]
+        )
+    finally:
+        os.close(reader)
+    assert done.exit_code == 0, done.output
+    assert "2 passed, 1 expected to fail; 0 findings" in done.output
 
 
 def test_verify_with_baseline_skips_known_finding_unless_case_is_new(tmp_path):
@@ -543,6 +559,19 @@ def test_verify_of_function_without_epsilon_judges_only_default_epsilon(tmp_path
     refused = {v.case.partition("-")[0]: v.text for v in results.verdicts if v.status == "refused"}
     assert refused == {"diagnostic": "the function has no parameter epsilon"}
     assert counts(results)["passed"] > 0
+
+
+def test_verify_of_misspelt_parameter_names_it_in_refusal(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def backward(x, dy, mean, variance, gamma, *, epsilon, data_fmt='NCX', training=True):\n"
+        "    raise NotImplementedError\n"
+    )
+    selection = Selection(dtypes=("float32",), layouts=("NXC",), only=("diagnostic*",))
+    results, _ = found_in(f"{tmp_path / 'mine.py'}:backward", selection)
+    assert {v.text for v in results.verdicts} == {
+        "the function has no parameter data_format (after the inputs, it has epsilon, data_fmt, "
+        "training)"
+    }
 
 
 def test_verify_reports_only_varying_output_as_not_repeatable(tmp_path):

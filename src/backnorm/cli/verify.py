@@ -86,14 +86,18 @@ class _Reports:
         """The worst rung that does not count as a finding."""
         return self.requested or "serial"
 
-    def check(self) -> None:
-        """Raise, before the run, if :meth:`write` would not be able to read or write a file."""
+    def read(self) -> tuple[list[Any] | None, Any]:
+        """Return the expected failures and the baseline, each None without its option.
+
+        The function is called before the run, and raises if :meth:`write` would not be able to
+        write a file. It reads each file once, so that a file may be a pipe.
+        """
         from backnorm.conformance.verify import _expected as expected
 
-        if self.xfail is not None:
-            expected.read_expectations(self.xfail)
+        known = None if self.xfail is None else expected.read_expectations(self.xfail)
+        before = None
         if self.baseline is not None:
-            expected.read_baseline(self.baseline)
+            before = expected.read_baseline(self.baseline)
             if self.json is not None and self.json.resolve() == self.baseline.resolve():
                 raise ArgumentValueError(
                     "--json", "must not be the file of --baseline, because a run that fails would "
@@ -109,22 +113,24 @@ class _Reports:
             path.open("a").close()
             if is_new:
                 path.unlink()
+        return known, before
 
     def console(self) -> Console:
         """Return the console on which tables are printed."""
         return Console(stderr=self.json == Path("-"), record=self.html is not None)
 
-    def write(self, results: Any, console: Console) -> bool:
-        """Print and write the reports of a run; return whether the run failed."""
+    def write(self, results: Any, console: Console, known: list[Any] | None, before: Any) -> bool:
+        """Print and write the reports of a run; return whether the run failed.
+
+        `known` and `before` are the results of :meth:`read`.
+        """
         from backnorm.conformance.verify import _expected as expected
         from backnorm.conformance.verify import _report as report
         from backnorm.conformance.verify.findings import counts, findings, mistake_of
 
         judged = counts(results)["judged"]
-        before = None if self.baseline is None else expected.read_baseline(self.baseline)
         passed, unmatched, expired = list[str](), list[str](), list[str]()
-        if self.xfail is not None:
-            known = expected.read_expectations(self.xfail)
+        if known is not None:
             expired = [f"{e.pattern} (until {e.until})" for e in known if e.is_expired]
             known = [each for each in known if not each.is_expired]
             results, passed, unmatched = expected.with_expected(results, known, self.at_least)
@@ -137,7 +143,7 @@ class _Reports:
             compared, mistake = before.number(results), partial(mistake_of, found=found)
 
             def fails(verdict: Any) -> bool:
-                return before.is_worse(verdict, mistake(verdict), self.requested)
+                return bool(before.is_worse(verdict, mistake(verdict), self.requested))
 
             failed = [verdict for verdict in results.verdicts if fails(verdict)]
             new = [verdict for verdict in failed if is_failure(verdict)]
@@ -295,7 +301,7 @@ def verify(
             came = f"{len(subjects)} subjects"
             raise ArgumentValueError(option, "must be used with one subject", came=came)
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
-    reports.check()
+    expected = reports.read()
     console, failed = reports.console(), False
     selection = _selection(tier, dtypes, layouts, only, skip, seed)
     shapes = tuple(_shape(each, least=0) for each in shape or ())
@@ -309,7 +315,7 @@ def verify(
                 progress.update(task, completed=done, total=total)
 
             results = run_job(job, advance)
-        failed = reports.write(results, console) or failed
+        failed = reports.write(results, console, *expected) or failed
         if results.interrupted:
             raise typer.Exit(130)
     raise typer.Exit(int(failed))
@@ -340,8 +346,9 @@ def judge(
     from backnorm.conformance.verify.export import judge as judge_files
 
     reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
-    reports.check()
-    raise typer.Exit(int(reports.write(judge_files(cases, results), reports.console())))
+    expected = reports.read()
+    judged = judge_files(cases, results)
+    raise typer.Exit(int(reports.write(judged, reports.console(), *expected)))
 
 
 cases_app = typer.Typer(help="List the cases of verify, or write them to files.")

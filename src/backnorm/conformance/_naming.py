@@ -107,7 +107,8 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
             return Diagnosis(
                 "memory",
                 ("not-written",),
-                f"{name} is not written, or is added to its memory: no element is finite",
+                f"no element of {name} is finite: {name} is computed as NaN or infinity, is not "
+                "written, or is added to its memory",
             )
         if wrong.any():
             first = tuple(map(int, np.argwhere(wrong)[0]))

@@ -37,7 +37,7 @@ from backnorm.conformance.verify.subjects import (
     described,
     is_unsupported,
 )
-from backnorm.errors import ArgumentValueError
+from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["CheckedCase", "cases"]
 
@@ -140,9 +140,18 @@ def cases(
 
     Raises
     ------
-    ArgumentValueError
-        If a name is unknown, or no case is selected.
+    ArgumentTypeError, ArgumentValueError
+        If a name is unknown, if a string is passed for a list, or if no case is selected.
     """
+    for argument, names in {
+        "dtypes": dtypes,
+        "layouts": layouts,
+        "only": only,
+        "skip": skip,
+    }.items():
+        if isinstance(names, str):
+            accepted = f'a list, such as ["{names}"]'
+            raise ArgumentTypeError(argument, "must be a list", came=repr(names), accepted=accepted)
     check_names("tier", [tier], TIERS)
     check_names("dtypes", dtypes, DTYPES)
     check_names("layouts", layouts, LAYOUTS)

@@ -63,7 +63,8 @@ class Grade:
 
 
 def is_at_least(status: str, rung: Rung) -> bool:
-    """Whether a status is this rung or a better one."""
+    """Whether a status is this rung or a better one; False for "wrong" and "nonfinite"."""
+    check_word("rung", rung, RUNGS)
     return status in RUNGS[: RUNGS.index(rung) + 1]
 
 

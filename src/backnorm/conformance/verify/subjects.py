@@ -94,7 +94,9 @@ class Function:
             if known:
                 taken[known[0]] = value
             elif value != _USUAL[name]:
-                raise RefusedError(f"the function has no parameter {name}")
+                others = ", ".join((self._names or [])[len(inputs) :])
+                known_text = f" (after the inputs, it has {others})" if others else ""
+                raise RefusedError(f"the function has no parameter {name}{known_text}")
         names = [n for n in operation_of(case).results if n not in self._omitted]
         results = self._function(*inputs.values(), **taken)
         if isinstance(results, tuple | list) and len(results) > len(names):
@@ -103,8 +105,8 @@ class Function:
         return _by_name(names, results)
 
 
-def _parameters(function: Callable[..., Any]) -> set[str] | None:
-    """Return the names of a function's parameters.
+def _parameters(function: Callable[..., Any]) -> list[str] | None:
+    """Return the names of a function's parameters, in order.
 
     Return None if the function takes any keyword, or if Python cannot find out its parameters.
     """
@@ -114,7 +116,7 @@ def _parameters(function: Callable[..., Any]) -> set[str] | None:
         return None
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return None
-    return set(parameters)
+    return list(parameters)
 
 
 class OfDialect:
@@ -411,6 +413,13 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
         raise ArgumentTypeError(
             argument, "must name a function", came=f"{name} of type {type(found).__name__}"
         )
+    if isinstance(found, type) and any(
+        b.__module__ == "torch.autograd.function" for b in found.mro()
+    ):
+        raise ArgumentTypeError(
+            argument, "must name a function, not a torch.autograd.Function", came=name,
+            hint="write a function that calls its backward: see docs/how-to/verify.md",
+        )  # fmt: skip
     function: Callable[..., Any] = found
     return function
 
