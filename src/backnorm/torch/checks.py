@@ -158,6 +158,7 @@ def _check_like_input(residual: object, input: Tensor) -> None:
             "must have the shape and type of input",
             came=f"shape {tuple(tensor.shape)} of {tensor.dtype}",
             accepted=f"shape {tuple(input.shape)} of {input.dtype}",
+            hint=f"call residual.to({input.dtype})" if tensor.shape == input.shape else None,
         )
     check_device("residual", tensor, "input", input)
 

@@ -141,7 +141,7 @@ def convert(
     reproducible : bool, optional
         Whether the results of these layers in training have the same bits for every order of a
         channel's elements (``layer.reproducible``); with `sync`, also for any number of processes.
-        None: each layer keeps its own setting.
+        Such layers take several times as long. None: each layer keeps its own setting.
 
     Returns
     -------
@@ -174,7 +174,12 @@ def convert(
     _check_model(model)
     fuse = check_fuse(fuse)
     if report is not None and not callable(report):
-        raise ArgumentTypeError("report", "must be callable, or None", came=described(report))
+        raise ArgumentTypeError(
+            "report",
+            "must be callable, or None",
+            came=described(report),
+            accepted="print, for example",
+        )
     if arithmetic is not None:
         arithmetic = check_arithmetic(arithmetic)
     if reproducible is not None:

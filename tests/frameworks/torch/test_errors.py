@@ -108,3 +108,11 @@ def test_residual_unlike_input_or_without_relu_is_rejected(residual, activation,
                     **operands, activation=activation, residual=residual, reproducible=reproducible
                 )
             assert torch.equal(operands["running_mean"], before)
+
+
+def test_residual_of_other_type_raises_error_with_conversion():
+    layer = backnorm.torch.BatchNorm2d(3, activation="relu")
+    x = torch.randn(2, 3, 4, 4)
+    with pytest.raises(backnorm.ArgumentError, match=r"call residual\.to\(torch\.bfloat16\)$"):
+        layer(x.bfloat16(), x)
+    assert layer(x.bfloat16(), x.to(torch.bfloat16)).dtype == torch.bfloat16
