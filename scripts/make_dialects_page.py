@@ -28,18 +28,20 @@ A dialect is the batch normalisation of one specification, with its names and ru
 (each operator's `schema`). These rules hold except where a dialect or an operator states its own:
 
 - [Brackets] mark what is optional. If gamma is absent, it is taken as 1; an absent beta is 0.
-- The column "Canonical", or a name in parentheses, has backnorm's own name if it differs.
+- Where backnorm's own name differs from the specification's, it stands in the column "Canonical",
+  or in parentheses.
   An input `inverse_deviation` is 1 / sqrt(variance + epsilon); epsilon is not added to it again.
 - x, dy, y and dx have the same shape, of rank 2 or more. Other tensors have one value per channel,
   in the shape (C,).
 - "f16 with f32" means data of f16 and per-channel tensors of f32. All per-channel tensors share one
   type.
-- A variance is biased. Running statistics are the old ones as inputs, the updated ones as outputs.
+- A variance is biased. As inputs, running statistics are those before the call; as outputs, the
+  updated ones.
 - epsilon is added to the variance. Numeric attributes must be finite.
 - Results have the same bits as those of backnorm's own operator, the canonical operator below.
 - After "Source:", OPERATOR and REVISION stand for the operator's name and its revision.
-- Every call takes the keyword `arithmetic`, an extension of backnorm: the compute type of elements,
-  `"float32"` or `"float64"`.
+- Every call takes the keyword `arithmetic`, an extension of backnorm: the type in which elements
+  are computed, `"float32"` or `"float64"`.
 """
 
 CANONICAL = """\

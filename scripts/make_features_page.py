@@ -32,9 +32,9 @@ FRAMEWORKS = {
 INTRODUCTION = """\
 # What works in which framework
 
-For users who compare frameworks. *yes* means tested, where possible by comparison with the
-framework's own operator or layer; `tests/frameworks/features.toml` names the tests. A dash means
-that the framework has no such thing. Cells with *no* say why.
+For users who compare frameworks. *yes* means that tests cover the row; where possible, they
+compare with the framework's own operator or layer. `tests/frameworks/features.toml` names the
+tests. A dash means that the framework has no such thing. Cells with *no* say why.
 """
 
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _Operand: TypeAlias = "Exact | FloatArray | float"
 
-# This mask keeps a float64's sign, exponent and upper 26 of 53 significant bits. Splitting by a
-# mask cannot overflow. Veltkamp's method of splitting can overflow, because it multiplies the
-# number by a constant. The other 27 bits are the lower part of the split number. The product of two
-# lower parts has up to 54 bits, one more than a float64. So the last bit of this product may be
-# lost. This error is about 2**-106 of the product of the two numbers.
+# This mask keeps a float64's sign, exponent and upper 26 of 53 significant bits. The other 27 bits
+# are the lower part of the split number. Splitting by a mask cannot overflow. Veltkamp's method of
+# splitting could overflow, because it multiplies the number by a constant. The product of two lower
+# parts has up to 54 bits, one more than a float64. So the last bit of this product may be lost.
+# This error is about 2**-106 of the product of the two numbers.
 _UPPER_BITS = np.int64(-(1 << 27))
 
 

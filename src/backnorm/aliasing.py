@@ -101,8 +101,8 @@ def own(out: object) -> np.ndarray:
     kind = type(out)
     if kind is np.ndarray:
         return cast("np.ndarray", out)
-    # The code tests `type(out)`. It does not call `isinstance`, which also reads `out.__class__`:
-    # an object can override this attribute.
+    # The code tests `type(out)` instead of calling `isinstance`. `isinstance` would also read the
+    # attribute `out.__class__`, which an object can override.
     if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         raise ArgumentTypeError(
             "out", "must be an array", came=kind.__name__, accepted="a NumPy array or None"
@@ -132,7 +132,10 @@ def _same_memory(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _overlaps_itself(array: np.ndarray) -> bool:
-    """Whether elements of the array share memory, or the exact check takes too long."""
+    """Whether elements of the array share memory.
+
+    The result is also True if finding out exactly would take too long.
+    """
     strides = sorted(
         (abs(stride), size)
         for stride, size in zip(array.strides, array.shape, strict=True)

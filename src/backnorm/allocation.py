@@ -93,7 +93,7 @@ def advise(address: int, size: int) -> None:
 
 
 class _Block:
-    """The memory of an output. It stays mapped as long as this object exists."""
+    """The memory of an output. The memory stays mapped as long as this object exists."""
 
     __slots__ = ("address", "memory", "shelf", "since", "size")
 
@@ -129,9 +129,9 @@ class _End(weakref.ref[_Lease]):
     deque of such references).
 
     The callback of the reference is the method `append` of the shelf, which runs no Python code. A
-    method `__del__` of the lease would be Python code. So a signal handler could run within it, and
-    Python drops exceptions that are raised within `__del__`. In a version with `__del__`, one in a
-    hundred Ctrl-C was lost.
+    method `__del__` of the lease would be Python code. So a signal handler could run within
+    `__del__`. If the handler then raised an exception, such as KeyboardInterrupt, Python would drop
+    the exception. In a version with `__del__`, Ctrl-C had no effect in one of a hundred cases.
     """
 
     __slots__ = ("block",)

@@ -79,7 +79,7 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If the argument is neither of the two, or float32 for float64 elements.
+        If the argument is not "float32", "float64" or None, or is "float32" for float64 elements.
     """
     return requested(dtype, arithmetic) or own_arithmetic(dtype)
 
@@ -87,8 +87,11 @@ def resolved(dtype: np.dtype, arithmetic: object = None) -> Arithmetic:
 def requested(dtype: np.dtype, arithmetic: object = None) -> Arithmetic | None:
     """Return the arithmetic that a call on elements of type `dtype` asks for, or None.
 
-    The argument `arithmetic` counts first. If it is None and the elements are not float64, the
-    surrounding block ``with backnorm.arithmetic(...)`` counts, and then BACKNORM_ARITHMETIC.
+    If the argument `arithmetic` is not None, it is returned. Otherwise, for float64 elements, None
+    is returned. For other elements, the arithmetic of the surrounding block ``with
+    backnorm.arithmetic(...)`` is returned. If there is no such block, the value of the variable
+    BACKNORM_ARITHMETIC is returned. If none of these names an arithmetic, the result is None: the
+    call uses the default of the type.
 
     Raises
     ------

@@ -71,8 +71,8 @@ class NumPy(CpuArrays[np.ndarray]):
             "rows",
         ),
         new={
-            # `allocate` is a Python function, which takes 0.25 us longer than `empty`. So only
-            # large arrays of data are allocated by it.
+            # `allocate` is a Python function, which takes 0.25 us longer than `empty`. So
+            # `allocate` is called only for large data arrays and for masks.
             "data": "(allocate if is_large else empty)(shape, dtype)",
             "channel": "empty(channels, statistics)",
             "mask": "marked(allocate((mask_bytes,), byte), mark)",

@@ -56,8 +56,8 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
         *(_facts(arrays.code, operand) for operand in signature.operands),
     ]
     # The options are put into one tuple, which is a part of the key. If each option were a part of
-    # the key, the key could have more than 30 parts. Python builds such a tuple from a list, which
-    # takes 0.2 us longer.
+    # the key, the key could have more than 30 parts. Python builds a tuple of more than 30 parts
+    # from a list, which takes 0.2 us longer.
     parts = (part for option in signature.options for part in (f"type({option})", option))
     key.append(f"({', '.join(parts)}, get_num_threads(), chosen())")
     parameters, numbers = _parameters(signature), _arguments(signature.numbers)

@@ -24,14 +24,14 @@ from backnorm.errors import ArgumentValueError
 # carries of `_pair` therefore stay below 2^63.
 _MOST = 1 << 31
 
-#: This number replaces the top bin of a sum that has NaN or infinite terms. The digits of such a
-#: sum count these terms.
+#: This number replaces the top bin of a sum that has NaN or infinite terms. The first three digits
+#: of such a sum count its terms that are NaN, +infinity and -infinity.
 SPECIAL = 1 << 20
 
 _HALF, _BELOW = 1 << 31, (1 << 32) - 1
 
-# An array of int64 or float64. It may be of any framework that has NumPy's functions in a namespace
-# `xp`.
+# An array of int64 or float64, of NumPy or of another framework. The functions of this module take
+# the framework's namespace, which has NumPy's functions, as the argument `xp`.
 Array = Any
 
 
@@ -115,14 +115,14 @@ def _pairs(bins: Array, xp: Any) -> tuple[tuple[Array, Array], tuple[Array, Arra
 
 
 def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
-    """Return a sum as two float64: the rounded sum, and the remainder."""
+    """Return the sum in `bins` as two float64: the rounded sum, and what rounding has left."""
     special = bins[0] == SPECIAL
     top = xp.where(special, xp.zeros_like(bins[0]), bins[0])
     unit = ((32 * top + 1023) << 52).view(xp.float64)
     zero = xp.zeros_like(unit)
     carry = xp.zeros_like(top)
-    # Reduce the digits to the range from -2^31 to 2^31 - 1, the lowest digit first. The excess of a
-    # digit is added, as `carry`, to the next higher digit.
+    # Reduce each digit to the range from -2^31 to 2^31 - 1, beginning with the lowest digit. The
+    # excess of a digit is added, as `carry`, to the next higher digit.
     parts = []
     for digit in range(bins.shape[0] - 1, 0, -1):
         value = bins[digit] + carry

@@ -74,7 +74,7 @@ def jax_on_cuda() -> Literal["triton", "formulas"] | None:
 
 
 def _word(name: str, problem: str, *accepted: _Word) -> _Word | None:
-    """Return the value of a variable, or None if it is not set; raise for any other value."""
+    """Return a variable's value, or None if it is not set; raise if it is none of `accepted`."""
     text = os.environ.get(name)
     for word in accepted:
         if word == text:

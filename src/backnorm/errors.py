@@ -126,9 +126,9 @@ def not_installed(error: ModuleNotFoundError, package: str, adapter: str) -> Mod
 
 
 def _named(text: Any, words: Mapping[str, str]) -> Any:
-    """Return a text in which `words` has replaced the names in braces.
+    """Return `text` with each name in braces replaced by the word to which `words` maps the name.
 
-    A name that `words` does not map is written without its braces.
+    If `words` does not map a name, only the braces are removed.
     """
     if not isinstance(text, str):
         return text

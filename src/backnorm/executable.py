@@ -22,7 +22,7 @@ from backnorm.problem import Problem, problem_of, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
-# The call cache has at most this many entries. This is more than the number of layers of a model.
+# The call cache has at most this many entries. Few models have so many layers.
 _MOST = 4096
 
 
@@ -37,8 +37,8 @@ class Calls(dict[Hashable, Any]):
 
 
 #: The cache of all calls. A key contains metadata of arrays, but not the values of their elements.
-#: There is one exception: the last bytes of a mask, which say in which order of axes the mask's
-#: bits are.
+#: There is one exception: if a call has a mask, its key contains the last bytes of the mask, which
+#: say in which order of axes the mask's bits are.
 CALLS = Calls()
 
 

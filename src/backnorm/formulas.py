@@ -43,20 +43,23 @@ def statistics(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """Return the mean and the biased variance of every channel, both 0 for an empty batch.
 
     A sum of many numbers of one sign loses digits. If an approximate mean is first subtracted from
-    each number, the sum of the differences loses hardly any. So the mean of the deviations is added
-    to the approximate mean, as a correction. The pass that sums the squared deviations also
-    computes this correction.
+    each number, the sum of these differences loses hardly any digits. So the mean of the deviations
+    is added to the approximate mean, as a correction. The pass that sums the squared deviations
+    also computes this correction.
     """
     first = xp.rounded(xp.sum(x) / xp.count, x)
     centred = x - xp.spread(first, x)
     correction = xp.sum(centred) / xp.count
     variance = xp.sum(centred * centred) / xp.count - correction * correction
-    # Rounding can make the variance negative. It is then replaced by 0.
+    # Rounding can make the variance negative; a negative variance is replaced by 0.
     return first + correction, xp.at_least(variance, 0)
 
 
 def normalized(xp: Namespace, centred: Array, s: Array, gamma: Array, beta: Array) -> Array:
-    """Return y = gamma * s * (x - mean) + beta. If gamma is None, it counts as 1; beta, as 0."""
+    """Return y = gamma * s * (x - mean) + beta.
+
+    If gamma is None, it counts as 1. If beta is None, it counts as 0.
+    """
     y = xp.scaled(centred, s, gamma)
     return y if beta is None else y + xp.spread(beta, y)
 

@@ -1,6 +1,7 @@
 """The interfaces that an executable uses: the `Arrays` of a framework, and `Launch`.
 
-A `Launch` has the kernels of a planned problem. Each engine (`cpu` and `gpu`) makes its own.
+A `Launch` has the kernels of a planned problem. The engines `cpu` and `gpu` each have a subclass of
+`Launch`.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Arrays(Protocol[A, P]):
 
     Each class that implements this protocol has only one instance, because cache keys depend on the
     instance. The methods that this class defines are for arrays that kernels read and write in
-    place. A framework whose arrays need copies overrides the methods.
+    place. If a framework's arrays need copies, the framework's class overrides these methods.
 
     Attributes
     ----------

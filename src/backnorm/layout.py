@@ -48,8 +48,9 @@ def by_strides(strides: Sequence[int]) -> Order:
 def adjacent(shape: tuple[int, ...], channel_axes: tuple[int, ...], order: Order) -> Order:
     """Return an order of axes in which the channel axes are adjacent and ascending.
 
-    This is `order` if it has this property; else it is `order` with the channel axes moved to its
-    end. The positions of axes of length 1 do not matter.
+    If the channel axes are adjacent and ascending in `order`, return `order` itself. Otherwise,
+    return `order` with the channel axes moved to its end. The positions of axes of length 1 do not
+    matter.
     """
     if len(channel_axes) == 1:
         return order
@@ -137,8 +138,8 @@ def order_mark(shape: tuple[int, ...], order: Order) -> bytes:
 def reordered_mask(mask: np.ndarray, shape: tuple[int, ...], order: Order) -> np.ndarray:
     """Return a mask with its bits in `order`: the mask itself, or a reordered copy.
 
-    `mask` has a bit for each element of an array of this shape. It ends with the `order_mark` of
-    the order that its bits have now.
+    `mask` has a bit for each element of an array of the given shape. The mask ends with the
+    `order_mark` of the order in which its bits are now.
 
     Raises
     ------

@@ -14,8 +14,9 @@ _KIB = 1024
 # Plans use at most this many bytes of the last-level cache. A virtual machine reports the whole
 # cache of its processor, but shares the cache with other machines. On one such machine (Intel Xeon,
 # 480 MiB), a core reads no faster from the cache than from memory. On that machine, plans whose
-# writes bypass the cache were compared with plans that use the whole cache (float32; x, dy and dx
-# together 19 to 57 MiB; one thread and two). They took 0.5 to 0.9 of the time of the latter in a
+# writes bypass the cache were timed against plans that use the whole cache, in calls with one
+# thread and with two. The arrays were float32; x, dy and dx together had 19 to 57 MiB. The plans
+# that bypass the cache took 0.5 to 0.9 of the time of the plans that use the whole cache in a
 # backward pass, 0.6 to 0.8 in a forward pass, and 0.55 to 0.75 in inference.
 _MOST_SHARED = 32 << 20
 
@@ -64,7 +65,10 @@ def processors() -> int:
 
 
 def _container_quota(otherwise: int) -> int:
-    """Return the cgroup's CPU quota in processors, rounded up, or `otherwise` if it has none."""
+    """Return how many processors the CPU quota of this process's cgroup allows, rounded up.
+
+    If the cgroup has no quota, return `otherwise`.
+    """
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return otherwise if quota == "max" else -(-int(quota) // int(period))

@@ -443,7 +443,7 @@ def reduce(
 ) -> ChannelSums | ReproducibleSums:
     """Return sum dy and sum dy*(x - mean) per channel: the first phase of the backward pass.
 
-    The sums of all parts of a batch must then be added up; `apply` takes the result.
+    Next, add up the sums of all parts of the batch, and pass the total to `apply` for each part.
 
     Parameters
     ----------

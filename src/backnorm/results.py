@@ -52,8 +52,9 @@ class NormalizedWithMask(NamedTuple):
 
     Bit i % 8 of byte i // 8 of the mask (uint8) says whether element i of y, in memory order, is
     more than zero and less than the ceiling. Eight bytes of padding follow. The last eight bytes
-    store the order of y's axes in memory (eight zeros: row-major). With this order, the backward
-    pass can read the mask even if its own x has the axes in another order.
+    store the order of y's axes in memory; if y is row-major, they are zeros. Because the mask has
+    this order, a backward pass can read the mask even if the x of the backward pass has its axes in
+    another order.
     """
 
     y: np.ndarray
@@ -199,7 +200,9 @@ def arrays_of(known: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_of_channels(known: object, cls: type[_Known]) -> _Known:
-    """Return `known` with float64 arrays of shape (C,) and an integer count; raise if impossible.
+    """Return `known` with float64 arrays of shape (C,) and an integer count.
+
+    If `known` is invalid, raise an error.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ def check_number(name: str, value: Any, *, accepted: str) -> float:
 def check_integer(
     name: str, value: Any, *, accepted: str, problem: str = "must be an integer"
 ) -> int:
-    """Return `value` as an int, or raise if it is not one. A boolean raises, too."""
+    """Return `value` as an int, or raise if it is not an integer. A boolean is not accepted."""
     if type(value) is int:
         return value
     if type(value) in _FLAGS:

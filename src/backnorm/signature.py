@@ -157,8 +157,9 @@ _MEAN_OF_X = Result("mean", "channel", "result")
 _VARIANCE_OF_X = Result("variance", "channel", "result_2")
 _COEFFICIENTS = Result("coefficients", "coefficients", "exchanged")
 _COUNTED = Result("count", "count", "")
-# `reduce` and `reduce_forward` have two results. The first is an array with two rows: sum_dy and
-# sum_dy_xmu, or mean and variance. The second is the number of elements per channel.
+# `reduce` and `reduce_forward` have two results. The first result is an array with two rows: sum_dy
+# and sum_dy_xmu (`reduce`), or mean and variance (`reduce_forward`). The second result is the
+# number of elements per channel.
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
 # `_SUMS` are the sums or moments that a caller provides. `_COUNT` is the number of elements per
 # channel that were summed.

@@ -302,7 +302,7 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
 
 
 def _agreement(dtype: str, groups: _Groups) -> Agreement:
-    """Compare results of the type `dtype`, bit for bit: in each group, all with the first."""
+    """In each group of results of type `dtype`, compare all with the first, bit for bit."""
     compared, differences = 0, []
     for (group_dtype, layer, gradient, *_), ((first, expected), *others) in groups.items():
         if group_dtype != dtype:

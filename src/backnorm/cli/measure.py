@@ -26,7 +26,7 @@ from backnorm.graph.program import Step
 Result = TypeVar("Result")
 
 # The oracle and the judge use a few hundred bytes for each element. To limit this memory, they
-# process one group of channels after another, each with about this many elements.
+# process one group of channels after another. A group has about this many elements.
 _JUDGED_TOGETHER = 2**22
 
 
@@ -68,7 +68,7 @@ def check(
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> dict[str, Verdict]:
-    """Return the verdict on each output that backnorm's own operation has.
+    """Return verdicts on those outputs of a dialect's call that backnorm's own operation has, too.
 
     The keys of the result are the dialect's names of these outputs. Outputs that only the dialect
     has, such as running statistics, have no exact counterpart and no verdict.
@@ -137,7 +137,10 @@ def check_pointwise(
 
 
 def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
-    """Return the channels `part` (a slice) of an array of data or of per-channel values."""
+    """Return the part of an array that has the channels in the slice `part`.
+
+    The array is a data array with channels on `axis`, or has one value per channel.
+    """
     return array[part] if array.ndim == 1 else array[(slice(None),) * axis + (part,)]
 
 

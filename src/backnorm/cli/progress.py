@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 #: A function that is called when a piece of work begins, with a description of the piece. When the
-#: function is called again, the piece before counts as done.
+#: function is called again, the previous piece counts as done.
 Advance = Callable[[str], None]
 
 

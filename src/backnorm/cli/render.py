@@ -48,8 +48,8 @@ def run_table(report: RunReport) -> Table:
 def demo_summary(report: DemoReport) -> Table:
     """Return a table with a row for each element type.
 
-    Its columns include the number of right gradients, whether calls with equal numbers returned
-    equal bits, and the time.
+    The columns include how many gradients are right, whether all dialects returned the same bits
+    for the same data, and the time.
     """
     layers = ", ".join(
         f"{layer['name']} {'x'.join(map(str, layer['shape']))}" for layer in report.layers
@@ -149,7 +149,7 @@ def _three_digits(number: float) -> str:
 
 
 def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple[str, str]:
-    """Return two texts: the worst error in ulps, and the same as a percentage of the budget.
+    """Return two texts: the worst error in ulps, and the worst error in percent of the budget.
 
     Both texts are empty if the output was not checked.
     """
@@ -160,7 +160,10 @@ def _error_texts(ulp: float | None, budget: float | None, passed: bool) -> tuple
 
 
 def _tensor_text(tensor: TensorFacts) -> str:
-    """Return a tensor's port, type and shape, and its name if it differs from the port's name."""
+    """Return a tensor's port, type and shape as text.
+
+    If the tensor's name differs from the name of the port, the text also has the tensor's name.
+    """
     dims = "x".join(map(str, tensor.shape)) or "scalar"
     text = f"{tensor.port} {tensor.dtype} {dims}"
     if tensor.name is not None and tensor.name != tensor.port:

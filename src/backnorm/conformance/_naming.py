@@ -209,8 +209,8 @@ def named(
         if frozenset(names) in _AS_ONE:
             name, says = _AS_ONE[frozenset(names)]
             return Diagnosis("formula", (name,), says)
-        # `same` has the formulas whose numbers are almost as near as those of the nearest formula.
-        # The data cannot distinguish these formulas from the nearest one.
+        # `same` has those other formulas whose numbers are almost as near to `found` as the numbers
+        # of the nearest formula. The data cannot distinguish these formulas from the nearest one.
         same = [each for other, _, each in distances[1:4] if each and other <= _MARGIN * nearest]
         says = ", or ".join(_says(each) for each in (mistakes, *same))
         return Diagnosis("formula", names, says)

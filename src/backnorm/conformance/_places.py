@@ -18,25 +18,26 @@ from backnorm.conformance._naming import (
 from backnorm.conformance.formula import rows_of
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type
 
-# The largest error that rounding can cause in an element, divided by the magnitude of the largest
-# element, for outputs of each type.
+# For outputs of each type: the largest error that rounding can cause in an element of the output,
+# divided by the largest magnitude of all elements of the output.
 _ROUNDING = {BFLOAT16: 2.0**-6, FLOAT16: 2.0**-9}
 _ROUNDING_OF_WIDE = 2.0**-14
 # A diagnosis calls numbers right if their relative error is at most this limit.
 _RIGHT = {**_ROUNDING, FLOAT32: _ROUNDING_OF_WIDE, FLOAT64: 2.0**-43}
 # A run of elements in memory, or a set of channels, counts as wrong if at least this share of its
-# elements is wrong. Not all elements need be wrong, because a mistake can give some elements their
-# right value by accident.
+# elements is wrong. This share is less than 1, because a mistake can give some elements their right
+# value by accident.
 _MOST = 0.8
-# The end of a tensor is at most this share of its elements. The end counts as wrong if at least
-# half of it is wrong: a short end can have several elements that are right by accident.
+# The end of a tensor consists of at most the share `_SHORT` of the tensor's elements. The end
+# counts as wrong if at least the share `_MOST_OF_END` of its elements is wrong. This share is only
+# one half, because a short end can have several elements that are right by accident.
 _SHORT, _MOST_OF_END = 0.05, 0.5
 
 
 def misplaced(
     name: str, functions: str, tensor: np.ndarray, right: np.ndarray, axis: int
 ) -> Diagnosis:
-    """Return a diagnosis of an output that no formula explains, by comparison with the right one.
+    """Diagnose an output that no formula explains, by comparing it with the right output.
 
     Parameters
     ----------
@@ -133,10 +134,11 @@ def partly_wrong(
 
 
 def wrong_end(tensor: np.ndarray, right: np.ndarray, axis: int) -> int:
-    """Return how many elements at the end of a tensor's memory are wrong; all others are right.
+    """Return how many elements at the end of a tensor's memory are wrong, if all others are right.
 
-    The number is 0 if other elements are wrong, or more than 5 % of all. Parameters are as in
-    :func:`misplaced`.
+    If elements elsewhere are wrong, too, or if the wrong end is more than 5 % of the tensor, return
+    0. `tensor` is the output to examine, with channels on `axis`. `right` has the right values, in
+    shape (C, M).
     """
     allowed = _allowed(tensor, right)
     error = np.abs(rows_of(tensor, axis) - right)
@@ -148,13 +150,13 @@ def wrong_end(tensor: np.ndarray, right: np.ndarray, axis: int) -> int:
 
 
 def _few_bits(right: np.ndarray) -> np.ndarray:
-    """Return the error of low precision in each channel, shape (C, 1)."""
+    """Return the largest error that low precision alone can cause, by channel, shape (C, 1)."""
     error: np.ndarray = FEW_BITS * np.abs(right).max(1, keepdims=True)
     return error
 
 
 def _in_memory(tensor: np.ndarray, axis: int) -> np.ndarray:
-    """Return the places of a tensor's elements in row-major memory, shape (C, M)."""
+    """Return the index of each element of a tensor in row-major memory, as an array (C, M)."""
     return rows_of(np.arange(tensor.size).reshape(tensor.shape), axis).astype(int)
 
 
@@ -167,8 +169,9 @@ def _allowed(tensor: np.ndarray, right: np.ndarray) -> float:
 def _wrong_elements(name: str, tensor: np.ndarray, wrong: np.ndarray, axis: int, end: int) -> str:
     """Return a sentence that says which elements of a tensor are wrong.
 
-    `wrong` has the shape (C, M). It is True for each wrong element, and there is at least one.
-    `end` is the result of `wrong_end`.
+    `wrong` has the shape (C, M). It is True for each wrong element, and at least one element is
+    wrong. `end` is the number of elements at the end of the tensor that are wrong if all others are
+    right, else 0 (see `wrong_end`).
     """
     tail = end or tensor.size - int(_in_memory(tensor, axis)[wrong].min())
     state = "wrong" if rows_of(tensor, axis)[wrong].any() else "0"

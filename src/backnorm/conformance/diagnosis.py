@@ -1,13 +1,13 @@
 r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
 
 For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
-x - mean. For each channel, a least-squares fit gives the coefficients of these three functions. The
-channel's dgamma and dbeta are two more numbers. `diagnose` compares these five numbers with those
-of the right formula and of formulas with one or two mistakes (:mod:`backnorm.conformance.formula`).
-The formula whose five numbers are nearest to those of the backward pass determines which mistake is
-named. If the residual of the fit is large, no formula explains dx: the mistake is then one of
-indexing or of memory access. This module does not judge the precision of a right formula;
-`backnorm.conformance.ladder` does.
+x - mean. For each channel, a least-squares fit gives the coefficients of these three functions.
+Together with the channel's dgamma and dbeta, these are five numbers. `diagnose` compares them with
+the five numbers of the right formula and of formulas with one or two mistakes
+(:mod:`backnorm.conformance.formula`). The formula whose five numbers are nearest to those of the
+backward pass determines which mistake is named. If the residual of the fit is large, no formula
+explains dx: the mistake is then one of indexing or of memory access. This module does not judge the
+precision of a right formula; `backnorm.conformance.ladder` does.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def diagnose(
     expected, axis = _dx(channels), data.channel_axis
     parameters = {n: (getattr(found, n), getattr(right, n)) for n in ("dgamma", "dbeta")}
     diagnosis = None
-    # Wrong elements at the end of memory change the fitted coefficients of a few channels.
+    # The end of dx is tested first, because wrong elements at the end of memory also change the
+    # fitted coefficients of a few channels.
     if outputs[0] is not None and wrong_end(outputs[0], expected, axis):
         diagnosis = partly_wrong("dx", outputs[0], expected, axis, parameters)
     elif residual <= residual_of_rounding(dtype):

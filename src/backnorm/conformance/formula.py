@@ -249,8 +249,8 @@ def _not_centred(channels: Channels, mean: Array, s: Array) -> tuple[Array, Arra
     return channels.dy.sum(1), (channels.dy * channels.x).sum(1)
 
 
-#: Mistakes in s = 1/sqrt(variance + epsilon), as arguments of `Mistake`. The diagnosis of forward
-#: passes and that of backward passes both use them.
+#: Mistakes in s = 1/sqrt(variance + epsilon), as arguments of `Mistake`. These mistakes are used in
+#: the diagnosis of forward passes and in that of backward passes.
 INVERSE_DEVIATION_MISTAKES = (
     ("epsilon-outside", "epsilon is added outside of the root", "inverse_deviation",
      lambda w, e, _: 1.0 / (np.sqrt(w) + e)),

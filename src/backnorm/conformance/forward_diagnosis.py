@@ -52,8 +52,8 @@ _TERMS = {
 class _Batch:
     """The inputs of a call by channel, in float64: x of shape (C, M), the others of shape (C,).
 
-    mean and variance are computed from x. The running statistics are inputs in the operators of
-    some specifications.
+    mean and variance are computed from x. `running_mean` and `running_variance` are inputs, because
+    the operators of some specifications take running statistics.
     """
 
     x: Array
@@ -88,8 +88,9 @@ class _Batch:
 class Normalization:
     """The numbers of each channel that describe a forward pass.
 
-    Each attribute is an array of shape (C,), or None if these numbers are not known. y is ``gain*(x
-    - m) + offset``, where m is the mean of x.
+    Each attribute is an array of shape (C,), or None if it is not known. `gain` and `offset`
+    describe y, which is ``gain*(x - m) + offset``, where m is the mean of x in the channel. `mean`
+    and `variance` are the other two results of the pass.
     """
 
     gain: Array | None

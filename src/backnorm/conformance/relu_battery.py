@@ -128,7 +128,7 @@ def relu_cases(
     """Yield the battery: small cases for every type and layout; `seed` determines their values.
 
     `arithmetic` is as in :func:`backnorm.conformance.battery.cases`. `activation` must be a ReLU.
-    If it has a ceiling, every element type must represent the ceiling exactly.
+    If this ReLU has a ceiling, every element type must represent the ceiling exactly.
     """
     return computed_in(_all_cases(seed, activation), arithmetic)
 
@@ -179,9 +179,9 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)
     if dtype != FLOAT64:
-        # In this case, positive values of y are rounded to 0. The mask's bits of these elements
-        # must be 0. The case does not exist in float64, because the oracle would round these values
-        # to 0, too.
+        # In this case, many positive values of y are so small that they are rounded to 0. The
+        # mask's bits of these elements must be 0. The case does not exist in float64, because the
+        # oracle would round these values to 0, too.
         least = np.full_like(plain.gamma, ulp_at(Exact.of(0.0), dtype))
         vanishing = replace(plain, gamma=least, beta=np.zeros_like(plain.beta))
         yield relu_case(f"vanishing-{types}", vanishing, rng, with_residual=False)

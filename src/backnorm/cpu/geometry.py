@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Geometry for arrays in which a channel's elements are contiguous (NCX): see `segments`.
+    """Geometry for arrays in which a channel's elements are contiguous (NCX): see
+    `kernels.segments`.
 
     Attributes
     ----------

@@ -67,8 +67,8 @@ _CPUID = {
     "sse4.2": (1, 0, 2, 20),
     "movbe": (1, 0, 2, 22),
     "popcnt": (1, 0, 2, 23),
-    # This is not the bit XSAVE but the bit OSXSAVE. It is set if the processor has the instruction
-    # and the operating system has enabled it.
+    # The bit at this position is OSXSAVE, not XSAVE. OSXSAVE is set if the processor has the
+    # instruction `xsave` and the operating system has enabled this instruction.
     "xsave": (1, 0, 2, 27),
     "avx": (1, 0, 2, 28),
     "f16c": (1, 0, 2, 29),

@@ -34,9 +34,9 @@ _CHUNK = 2048
 _MOST_BLOCKS = 64
 _MOST_PARTIALS = 16384
 
-# If segments have more than `_GROUP` elements, the blocks are chosen so that all channels together
-# have about `_ENOUGH_BLOCKS` blocks. A block then has at least `_LEAST_CHUNKS` chunks, and at most
-# `_MOST_CHUNKS` unless the limits above require more.
+# If segments (contiguous runs of a channel) have more than `_GROUP` elements, the size of a block
+# is chosen so that all channels together have about `_ENOUGH_BLOCKS` blocks. A block then has at
+# least `_LEAST_CHUNKS` chunks, and at most `_MOST_CHUNKS` unless the limits above require more.
 _ENOUGH_BLOCKS = 1024
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 1024
 
@@ -238,9 +238,9 @@ def is_legal(decided: Plan) -> bool:
     """Whether the kernels accept a plan.
 
     If a kernel writes a mask, each item and each group must end where a byte of the mask ends.
-    Output can be written tile by tile (`by_tile`) only by ordinary stores, not by streaming stores.
-    In addition, for every element type the sizes of a row and of a tile must be multiples of a
-    cache line.
+    If a plan writes its output tile by tile (`by_tile`), its stores must be ordinary stores, not
+    streaming stores. In this case, a row and a tile must also consist of whole cache lines
+    for every element type, so both have a multiple of 32 elements.
     """
     problem, extents, geometry = decided.problem, decided.extents, decided.geometry
     if isinstance(geometry, Columns) and geometry.by_tile:
@@ -297,10 +297,10 @@ def _block(chunks: int, channels: int, inner: int) -> int:
     """Return how many chunks of a channel make a block.
 
     Each block adds a fixed time, about that of summing a few hundred elements. Therefore long
-    segments have few blocks. An item sums one block of some channels, and the next item sums the
-    block at the same place in other channels. If segments are short, there are many blocks, each of
-    few rows. An item and the item after it then read the same few rows: first of one group of
-    channels, then of the next group, which is adjacent in memory.
+    segments have few blocks. An item sums one block of each channel of a group. The next item sums
+    the blocks at the same place in the next group of channels. If segments are short, there are
+    many blocks, each of few rows. An item and the item after it then read the same few rows: first
+    of one group of channels, then of the next group, which is adjacent in memory.
     """
     most = _most_blocks(channels)
     if inner <= _GROUP:
@@ -422,7 +422,7 @@ def _abreast(width: int, task: _Task) -> int:
 def _group(task: _Task, geometry: Segments | Columns, exchanged: bool) -> tuple[bool, str]:
     """Return whether each group of channels is written while its inputs are cached.
 
-    The second result is a text with the reason.
+    The second result is a text that gives the reason for this choice.
     """
     problem, (outer, channels, inner) = task.problem, task.extents
     machine, threads = task.machine, task.threads

@@ -189,11 +189,11 @@ SLOTS = {
 }
 
 #: The number of the cell where the claims begin. The claims are the cells in which participants
-#: count the items that they take. First come the cells for the first phase, `LINE` for each
-#: participant, then as many cells for the second phase. A participant's first cell counts the items
-#: that were claimed from its range of items. If a participant of the first phase is a thread of the
-#: pool, the participant's second cell has the address of the thread's slot (see `slots`), and its
-#: third cell has the state that the caller gave to the slot.
+#: count the items that they take. First come the cells for the first phase, `LINE` cells for each
+#: participant, then equally many cells for the second phase. A participant's first cell counts the
+#: items that were claimed from its range of items. If a participant of the first phase is a thread
+#: of the pool, the participant's second cell has the address of the thread's slot (see `slots`),
+#: and its third cell has the state that the caller gave to the slot.
 CLAIMED = -(-len(fields("floor")) // LINE) * LINE
 
 # Increase this number when the meaning of a field or the use of scratch memory changes. It is a

@@ -13,8 +13,8 @@ SHIFT    a coefficient: see `kernels.formulas`
 SLOPE    a coefficient; in a forward pass, beta until the sums are known
 GAIN     a coefficient, gamma·s; in a forward pass, gamma until the sums are known
 SCALE    s = 1/sqrt(variance + epsilon)
-FIRST    sum_dy, or mean
-SECOND   sum_dy_xmu, or variance
+FIRST    sum_dy; in a forward pass, the mean
+SECOND   sum_dy_xmu; in a forward pass, the variance
 =======  =====================================================================================
 
 A row has at least eight elements more than there are channels. The coefficients of the first
@@ -27,9 +27,10 @@ from __future__ import annotations
 #: A vector has `LANES` float64 or `SINGLES` float32 elements.
 LANES, SINGLES = 8, 16
 
-#: How many float64 elements the running sums of a channel have in `segments`. Each of the two sums
-#: is computed in two vectors, to hide the latency of additions. For each sum, two more vectors hold
-#: the low parts of these two vectors.
+#: How many float64 elements the running sums of a channel have in `segments`. A channel has two
+#: sums: in a backward pass, those of dy and of dy * (x - mean). Each sum is computed in two vectors
+#: of partial sums, so that an addition need not wait for the one before it. For each sum, two more
+#: vectors hold the low parts of these partial sums.
 SUMS = 8 * LANES
 
 #: How many vectors of terms of a reproducible sum are put into bins at a time: see `kernels.bins`.
@@ -40,12 +41,12 @@ ROWS = 7
 
 
 def table_pitch(count: int) -> int:
-    """Return the float64 elements of a row: `count`, rounded up to whole vectors, plus a vector."""
+    """Return how many float64 a row has: `count` rounded up to whole vectors, plus one vector."""
     return (count + 2 * LANES - 1) // LANES * LANES
 
 
 def narrow_pitch(count: int) -> int:
-    """Return the float32 elements of a row: `count`, rounded up to whole vectors, plus a vector."""
+    """Return how many float32 a row has: `count` rounded up to whole vectors, plus one vector."""
     return (count + 2 * SINGLES - 1) // SINGLES * SINGLES
 
 
@@ -86,9 +87,9 @@ def bin_rows(itemsize: int) -> int:
 
 
 def bins_own(pitch: int, rows: int) -> int:
-    """Return how many more 64-bit numbers a participant's memory has if sums are reproducible.
+    """Return how many 64-bit numbers reproducible sums add to a participant's scratch memory.
 
-    The memory has three buffers of terms. In the geometry *segments*, `pitch` is the `table_pitch`
+    These are three buffers of terms. In the geometry *segments*, `pitch` is the `table_pitch`
     of a group (the channels that are summed together). The memory then also has bins for each
     channel of the group: one set for the whole channel, and one set for each of the `LANES` lanes
     in which the channel is summed. In *columns*, `pitch` is 0, and the memory has no bins.

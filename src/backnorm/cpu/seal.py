@@ -16,7 +16,7 @@ _SIZE = len(_MARK) + 32
 
 
 def sealed(code: bytes) -> bytes:
-    """Return the bytes of a library, followed by a mark and a digest, which the loader ignores."""
+    """Return a library's bytes, then a mark and the bytes' digest, which loaders ignore."""
     return code + _MARK + hashlib.sha256(code).digest()
 
 

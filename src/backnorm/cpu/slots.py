@@ -3,8 +3,8 @@
 Callers and a worker communicate only through the worker's slot (see `docs/threads.md`). The state
 cell of a slot combines two numbers: eight times the number of requests that the slot has received,
 plus one of the states below, such as `IDLE`. Suppose that a thread has read the state, and that the
-slot then receives another request. If the thread now calls compare-exchange with the state that it
-has read, the exchange fails.
+slot then receives another request. The state has then changed, so if the thread now calls
+compare-exchange with the state that it has read, the exchange fails.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ TABLE, SLOTS, SLOT_CELLS = 8, 256, 40
 
 CELLS = TABLE + SLOTS * SLOT_CELLS
 
-#: Cells of a slot. STATE: the slot's state. RECORD and INDEX: the record that the caller wants the
-#: worker to run, and the worker's index among its participants. MASK and OWN_MASK: the affinity
-#: masks of the caller and of the worker, 16 cells each.
+#: Cells of a slot. STATE: the slot's state. RECORD: the record that the caller wants the worker to
+#: run. INDEX: the worker's index among the participants that run this record. MASK and OWN_MASK:
+#: the affinity masks of the caller and of the worker, 16 cells each.
 STATE, RECORD, INDEX, MASK, OWN_MASK = 0, 1, 2, 8, 24
 
 #: States. NEW: no thread exists. IDLE: the worker spins on the slot. SLEEPING: the worker sleeps on

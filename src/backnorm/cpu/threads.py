@@ -63,8 +63,8 @@ def runner() -> Callable[[int, int], int]:
     """
     loaded = library.load(THREADS)
     # The addresses of the `pthread` functions are looked up at run time. The library is not linked
-    # to these functions, because C libraries differ in the symbol versions of the functions, and in
-    # the files that contain them.
+    # to these functions, because their symbol versions, and the files that contain them, differ
+    # between C libraries.
     _data()[CREATE : CREATE + len(_POOL)] = _addresses(ctypes.CDLL(None), _POOL) or (0, 0, 0)
     # `bn_run` is the compiled function `_run` of kernels/team.py.
     run = loaded.bn_run
@@ -152,9 +152,9 @@ def _addresses(loaded: ctypes.CDLL, names: tuple[str, ...]) -> list[int] | None:
 
 
 def _mapped(wanted: Callable[[list[str]], bool]) -> list[str] | None:
-    """Return the fields of a line of /proc/self/maps.
+    """Return the fields of one line of /proc/self/maps, or None.
 
-    It is the first line whose fields `wanted` accepts. If there is no such line, return None.
+    The line is the first one whose fields `wanted` accepts. If there is no such line, return None.
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:

@@ -21,8 +21,9 @@ ENVIRONMENT_CELLS = len(ENVIRONMENT) - 1 + 2 * 256
 ELEMENTS = {"int64": 5, "uint8": 6, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
 #: The structures of XLA that backnorm reads or fills in, with their fields in order. A field has 8
-#: bytes unless its size in bytes, or the structure that it has, follows a colon. Fields that begin
-#: with an underscore are not used; their names differ between versions.
+#: bytes unless its name is followed by a colon. After the colon stands the field's size in bytes,
+#: or the name of the structure that the field is. Fields that begin with an underscore are not
+#: used; their names differ between versions.
 STRUCTURES = {
     "Extension_Base": "struct_size type:4 next",
     "Api_Version": "struct_size extension_start major_version:4 minor_version:4",
@@ -44,9 +45,9 @@ STRUCTURES = {
     " _ExecutionContext_Get _State_Set _State_Get _DeviceMemory_Allocate _DeviceMemory_Free"
     " ThreadPool_Schedule ThreadPool_NumThreads",
 }
-#: Structures that backnorm makes, or that are part of other structures. For them, the fields listed
-#: above must be exactly those in XLA's header. All other structures may have further fields in the
-#: header, after those that are listed above.
+#: Structures that backnorm makes, or that are part of other structures. For these structures, the
+#: fields listed above must be exactly those in XLA's header. All other structures may have further
+#: fields in the header, after those that are listed above.
 MADE = frozenset({"Api_Version", "Args", "Attrs", "Extension_Base", "Rets"}) | {
     name for name in STRUCTURES if name.endswith("_Args")
 }
@@ -67,8 +68,7 @@ def offsets(name: str) -> Any:
     """Return the offset of every field of a structure and, as `size_`, the structure's size as
     defined by the header.
 
-    This size ends with the last field: padding that a C compiler adds after the last field does not
-    count.
+    This size does not include the padding that a C compiler adds after the last field.
     """
     found = _laid_out(name)
     return namedtuple(name, found)(**found)

@@ -151,7 +151,8 @@ def batch_norm_backward_elemt(
 ) -> np.ndarray:
     """Return grad_input of one part of a batch, from sums over the whole batch.
 
-    M is the sum of `count`. If `weight` is None, it counts as 1. The result is ::
+    M, the number of elements per channel in the whole batch, is the sum of `count`. If `weight` is
+    None, it counts as 1. The result is ::
 
         weight*invstd * (grad_out - sum_dy/M - (input - mean) * invstd**2 * sum_dy_xmu/M)
 

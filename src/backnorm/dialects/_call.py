@@ -149,8 +149,8 @@ class CanonicalCall:
 def canonical_call(call: Call) -> CanonicalCall:
     """Return the call of backnorm's operation that is equivalent to `call`.
 
-    The roles in the schema say which tensor or attribute of the dialect is which argument of
-    backnorm's operation.
+    The schema gives each tensor and attribute of the dialect a role, which is the name that
+    backnorm's operation has for it (such as `gamma`).
     """
     schema = call.schema
     training = call.attributes.get(schema.words.get("training", ""), not schema.frozen)

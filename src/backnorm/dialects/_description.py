@@ -112,7 +112,7 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 def _completed(
     spec: AttributeSpec, parameters: Mapping[str, inspect.Parameter], summary: str
 ) -> AttributeSpec:
-    """Return `spec` with `summary`. If its default is `UNKNOWN`, take that of the parameter."""
+    """Return `spec` with `summary`, and with the parameter's default in place of `UNKNOWN`."""
     default = parameters[spec.name].default if spec.default is UNKNOWN else spec.default
     return replace(spec, default=default, summary=summary)
 

@@ -25,8 +25,9 @@ class Forward(Operator):
     def translate(cls, call: Call) -> CanonicalCall:
         """Return the canonical call.
 
-        If the batch is empty, its weight is 0, so that the running statistics do not change.
-        If momentum is None, the old running statistics and the batch have the same weight.
+        The canonical call has the weight of the batch in the new running statistics. If the batch
+        is empty, this weight is 0, so that the running statistics do not change. If momentum is
+        None, the weight is 0.5, the same as that of the old running statistics.
         """
         momentum = call.attributes["momentum"]
         weight = 0.5 if momentum is None else 1.0 - call.number("momentum")

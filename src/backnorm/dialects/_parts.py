@@ -48,8 +48,8 @@ def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.n
         dbeta  = sum dy
         dgamma = sum dy*(x - mean) / sqrt(variance + epsilon)
 
-    The results have the type `dtype`. The default is the type of the mean. If the call has no
-    statistics, dbeta has the type of x, and the returned dgamma is meaningless.
+    The results have the type `dtype`. By default, it is the type of the mean, or the type of x if
+    the call has no statistics. If the call has no statistics, the returned dgamma is meaningless.
     """
     mean, variance = call.by_role("mean"), call.by_role("variance")
     if mean is None:

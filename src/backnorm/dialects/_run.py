@@ -168,8 +168,8 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
     is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
     names = [tensor.name for tensor in schema.inputs]
-    # These are the positions of the operands in the tuple `(*inputs, None)`, which
-    # `BoundCall.__call__` makes. An operand that the call does not pass has the position of the
+    # `BoundCall.__call__` makes the tuple `(*inputs, None)`. `places` has the position of each
+    # operand in this tuple. For an operand that the call does not pass, it is the position of the
     # final None.
     places = [
         names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)

@@ -54,9 +54,10 @@ def check_inverse(name: str, inverse: np.ndarray) -> None:
 
 
 def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays in one element type: if their types differ, converted to float32.
+    """Return the arrays in one element type.
 
-    Where the types differ, they are float32 and a 16-bit type, so the conversion rounds nothing.
+    If the arrays have different types, all of them are converted to float32. These types are always
+    float32 and a 16-bit type, so the conversion rounds nothing.
     """
     if len(set(map(native, arrays.values()))) <= 1:
         return arrays

@@ -102,8 +102,8 @@ def _reduce(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
     )
 
 
-# The rules of each function, under the key True for formats with two channel axes, and False for
-# the others.
+# For each of the two functions, a dict of its rules. The key True has the rules for formats with
+# two channel axes (`_SPLIT`), the key False has those for all other formats.
 _UPDATE = {False: _update(channel), True: _update(kept)}
 _REDUCE = {False: _reduce(channel), True: _reduce(kept)}
 

@@ -1,4 +1,5 @@
-"""cuDNN: BatchNormalizationBackward. MIOpen's function for it has the same arguments.
+"""cuDNN: BatchNormalizationBackward. MIOpen's function for this operation has the same
+arguments.
 
 Source: the documentation of cudnnBatchNormalizationBackward (cuDNN 8 and 9). Arrays take the place
 of tensor descriptors and pointers. If an output argument is None, the output is a new array.
@@ -171,7 +172,8 @@ class _BatchNormalizationBackward(Operator):
         - dx becomes alphaDataDiff * gradient + betaDataDiff * old, where old is what the memory of
           dx contains before the call. dBnScale and dBnBias are computed in the same way, with
           alphaParamDiff and betaParamDiff. A gradient is rounded to the output's type before it is
-          multiplied. If the factor of old is 0, the memory is not read.
+          multiplied by its factor. If betaDataDiff is 0, the old contents of dx are not read;
+          likewise for betaParamDiff, dBnScale and dBnBias.
         - Without savedMean and savedInvVariance, both are computed from x and epsilon.
         """
         dx, dBnScale, dBnBias = self._run(
@@ -210,8 +212,8 @@ class _BatchNormalizationBackward(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """For each output, write alpha * gradient + beta * old to its memory; old is what it
-        contains.
+        """For each output, write alpha * gradient + beta * old to the output's memory, where old is
+        the content of this memory before the call.
 
         The sum is computed in float64 from gradients that were already rounded to their type, so
         results are rounded twice. If beta is 0, the old contents of the memory are not read.

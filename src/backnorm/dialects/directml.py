@@ -108,7 +108,7 @@ class _BatchNormalizationTrainingGrad(Operator):
         *,
         arithmetic: Arithmetic | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gradients of batch normalisation in training, over any set of axes.
+        """Gradients of batch normalisation in training, with statistics over any set of axes.
 
         With M elements per channel, s = 1 / sqrt(Variance + Epsilon) and c = Input - Mean::
 
@@ -153,7 +153,7 @@ class _BatchNormalizationTrainingGrad(Operator):
         Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
 
         - If the axes that are not reduced are adjacent in memory, they are merged into one
-          without a copy; otherwise Input and InputGradient are copied.
+          axis without a copy; otherwise Input and InputGradient are copied.
         """
         OutputGradient, OutputScaleGradient, OutputBiasGradient = self._run(
             (Input, InputGradient, Mean, Variance, Scale), (Epsilon,), arithmetic=arithmetic
@@ -227,9 +227,9 @@ class _BatchNormalizationGrad(Operator):
         Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
 
         - DirectML broadcasts an axis of size 1 only if the tensor's description has stride 0 for
-          this axis. Here, the stride of an array in an axis of size 1 has no effect.
+          this axis. In backnorm, an axis of size 1 is always broadcast; its stride has no effect.
         - If the axes that are not reduced are adjacent in memory, they are merged into one
-          without a copy; otherwise Input and InputGradient are copied.
+          axis without a copy; otherwise Input and InputGradient are copied.
         """
         OutputGradient, OutputScaleGradient, OutputBiasGradient = self._run(
             (Input, InputGradient, Mean, Variance, Scale), (Epsilon,), arithmetic=arithmetic

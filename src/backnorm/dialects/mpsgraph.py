@@ -179,7 +179,7 @@ def normalizationGradient(
     *,
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
-    """Return the gradient of the source, in training.
+    """Return the gradient with respect to sourceTensor, in training.
 
     With M elements per channel, s = 1 / sqrt(varianceTensor + epsilon) and
     c = sourceTensor - meanTensor::

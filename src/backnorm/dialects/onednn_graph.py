@@ -175,10 +175,10 @@ class BatchNormTrainingBackward(Operator):
         - diff_src may be the memory of diff_dst, which is then overwritten.
         - If neither diff_gamma nor diff_beta is requested, gamma is taken as 1. In this case the
           oneDNN library computes the formula for constant statistics, diff_dst / sqrt(variance +
-          epsilon); so does single_output="onednn".
+          epsilon). With single_output="onednn", this operator computes that formula, too.
         - The oneDNN library accepts epsilon <= 0, a gamma that is too short, and rank 6, for which
-          the library leaves half of the output unwritten. Here such an epsilon or gamma is an
-          error, and every rank from 2 up works.
+          the library leaves half of the output unwritten. In backnorm, such an epsilon or gamma is
+          an error, and every rank from 2 up works.
         - N, C and spatial sizes may be 0; diff_gamma and diff_beta are then zeros.
         """
         return self._run(

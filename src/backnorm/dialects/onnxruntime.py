@@ -219,7 +219,8 @@ class _BatchNormInternal(Operator):
         - The new running statistics are momentum * old + (1 - momentum) * batch, with the biased
           batch variance. An empty batch (M = 0) does not change the running statistics.
         - With training_mode=0, the returned running statistics are input_mean and input_var,
-          unchanged. The returned saved statistics are input_mean and 1 / sqrt(input_var + epsilon).
+          unchanged, and the returned saved statistics are input_mean and 1 / sqrt(input_var +
+          epsilon).
         """
         Y, running_mean, running_var, saved_mean, saved_inv_std = self._run(
             (X, scale, B, input_mean, input_var),
@@ -246,8 +247,8 @@ class _BatchNormInternal(Operator):
     def finish(
         cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """In inference, return the input statistics twice: as running statistics, and as saved
-        ones.
+        """In inference, return input_mean and input_var twice: as the running mean and variance,
+        and as the saved mean and inverse standard deviation.
         """
         mean, variance = arrays["input_mean"], arrays["input_var"]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

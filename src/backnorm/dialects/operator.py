@@ -191,8 +191,8 @@ class Operator:
         """Return the outputs. `inputs` and `attributes` are in the order in which the rules list
         them.
 
-        If the operator was configured before the call, the argument `attributes` is empty, because
-        the attributes are then in `self.attributes`.
+        Operators of some dialects are configured: they get their attributes before the call, and
+        keep them in `self.attributes`. For such an operator, the argument `attributes` is empty.
         """
         key: tuple[object, ...] | None
         options = (*attributes, outputs, arithmetic)
@@ -268,7 +268,8 @@ class Operator:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.schema.style == "configured":
             return partial(type(self), **self.attributes), ()
-        # Pickle stores only this name, and finds the instance under it in the operator's module.
+        # Pickle stores only this name. To load the operator again, it looks up the name in the
+        # operator's module.
         return self.schema.op
 
 

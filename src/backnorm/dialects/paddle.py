@@ -184,8 +184,8 @@ class _BatchNormGrad(Operator):
           that it does not use, so an empty array will do for them.
         - In training, a batch of one element per channel gives x_grad = out_grad and zeros for
           scale_grad and bias_grad: Paddle's forward copies such a batch to its output.
-        - Without scale or bias, Paddle returns no gradients of the parameters; this operator
-          returns them.
+        - If scale or bias is absent, Paddle returns neither scale_grad nor bias_grad; this operator
+          returns both.
         """
         statistics = mean_out, variance_out, saved_mean, saved_variance
         x_grad, scale_grad, bias_grad = self._run(

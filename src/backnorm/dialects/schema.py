@@ -144,7 +144,8 @@ class TensorSpec:
 data = partial(TensorSpec, kind="data")
 #: Describe a tensor with one value per channel.
 channel = partial(TensorSpec, kind="channel")
-#: Describe a tensor with one value per channel and as many axes as x: the reduced axes have size 1.
+#: Describe a tensor with one value per channel and as many axes as x: all axes except the channel
+#: axes have size 1.
 kept = partial(TensorSpec, kind="kept")
 
 
@@ -200,8 +201,9 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class FormatSpec:
-    """A data format: its name in the dialect, its canonical layout, and its rank if it is fixed.
+    """A data format: its name in the dialect, its canonical layout, and the rank of its arrays.
 
+    If the format does not fix the rank, `rank` is None.
     If `is_any` is true, an attribute of the call says which axis is the channel axis, and `layout`
     is only the most usual layout.
     """
@@ -402,7 +404,8 @@ class OperatorSchema:
         roles = [spec.role for spec in self.attributes]
         if "variance" in names and "epsilon" not in roles:
             (variance,) = (tensor.name for tensor in self.inputs if tensor.role == "variance")
-            # The author may have taken an inverse deviation for a variance.
+            # The schema has a variance but no epsilon. Its author may have taken an inverse
+            # deviation for a variance.
             text = f"the role of {variance} is variance, not inverse_deviation"
             yield f"attributes: the roles ({text})", roles, ["epsilon"]
         if len(self.formats) > 1 and "data_format" not in roles:
@@ -479,9 +482,9 @@ class OperatorSchema:
         }
 
 
-#: For each list in an `OperatorSchema`: the type of the elements of the list, and, for fields of an
-#: element, the values that are accepted. Fields that are not listed accept all values of their
-#: type.
+#: Each key is the name of a field of `OperatorSchema` that is a list. The value is a pair: the type
+#: of the list's elements, and a mapping from some fields of an element to the values that these
+#: fields accept. All other fields accept all values of their type.
 _TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
     "ranks": (int, {}),
     "type_rules": (TypeRule, {}),

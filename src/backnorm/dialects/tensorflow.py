@@ -116,8 +116,8 @@ _RESERVE_SPACE_2_IS = AttributeSpec(
 def _rules(
     version: int, op: str, attributes: Sequence[AttributeSpec], **rules: Any
 ) -> OperatorSchema:
-    """Return the rules of an operator's version: V1 takes only float32; V3 also takes data of rank
-    5.
+    """Return the rules of one version of an operator. Version 1 takes only float32. Version 3 takes
+    data of rank 4 or 5, the other versions take only rank 4.
     """
     formats = _FORMATS_4 + (_FORMATS_5 if version == 3 else ())
     types = ("float32",) if version == 1 else ("half", "bfloat16", "float32")
@@ -210,8 +210,8 @@ class _Gradient(Operator):
     def translate(cls, call: Call) -> CanonicalCall:
         """Return the canonical call.
 
-        Its epsilon is 0 if reserve_space_2 holds the inverse standard deviation, which already
-        includes epsilon.
+        If reserve_space_2 holds the inverse standard deviation, epsilon is 0 in the canonical call,
+        because the inverse standard deviation already includes epsilon.
         """
         canonical = super().translate(call)
         if call.attributes["reserve_space_2_is"] == "variance":
@@ -311,8 +311,8 @@ class _FusedBatchNormGradV3(_Gradient):
         Element types of data and of per-channel tensors: half with float32, bfloat16 with
         float32, float32 with float32.
 
-        - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
-          it is an error.
+        - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; in
+          backnorm, such a data_format is an error.
         - TensorFlow's CPU kernel rejects NCHW with is_training=False; backnorm accepts it.
         - An empty x gives an empty x_backprop and zeros for scale_backprop and offset_backprop.
         """
@@ -406,8 +406,8 @@ class _FusedBatchNormGrad(_Gradient):
         Element types of data and of per-channel tensors: half with float32, bfloat16 with
         float32, float32 with float32; FusedBatchNormGrad takes only float32.
 
-        - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; here
-          it is an error.
+        - TensorFlow's eager mode accepts a data_format whose length is not the rank of x; in
+          backnorm, such a data_format is an error.
         - TensorFlow's CPU kernel rejects NCHW with is_training=False; backnorm accepts it.
         - An empty x gives an empty x_backprop and zeros for scale_backprop and offset_backprop.
         """
@@ -479,8 +479,8 @@ class _FusedBatchNormV3(_Forward):
     ) -> ForwardV3:
         """Batch normalisation, in training or with population statistics.
 
-        In training, m and v are the mean and the biased variance of the batch. If not is_training,
-        m and v are the inputs mean and variance::
+        In training, m and v are the mean and the biased variance of the batch. If is_training is
+        False, m and v are the inputs mean and variance::
 
             y = scale * (x - m) / sqrt(v + epsilon) + offset
 
@@ -574,8 +574,8 @@ class _FusedBatchNorm(_Forward):
     ) -> Forward:
         """Batch normalisation, in training or with population statistics.
 
-        In training, m and v are the mean and the biased variance of the batch. If not is_training,
-        m and v are the inputs mean and variance::
+        In training, m and v are the mean and the biased variance of the batch. If is_training is
+        False, m and v are the inputs mean and variance::
 
             y = scale * (x - m) / sqrt(v + epsilon) + offset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: The names of the ways in which a kernel can compute elements. The top of the module
+#: The ways in which a kernel can compute elements, by name. The docstring of the module
 #: `gpu.kernels.arithmetic` describes each of them.
 Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
 

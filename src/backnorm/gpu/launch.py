@@ -33,15 +33,16 @@ Pointers = Sequence[Any]
 #: object that is called in the same way.
 Make = Callable[..., Any]
 
-#: The compiler must not fuse a product and a sum: it would omit a rounding on which error-free
-#: transformations depend (see `kernels.arithmetic`).
+#: The compiler must not fuse a product and a sum into one instruction. Such an instruction does not
+#: round the product, but error-free transformations depend on this rounding (see
+#: `kernels.arithmetic`).
 OPTIONS = {"enable_fp_fusion": False}
 
 # Sizes of the kernel that adds up partial results. At a time, a program adds up `_PARTS` partial
 # results of each of `_TOGETHER` channels. `_TOGETHER` is 4, because 4 float64 numbers, one for each
 # channel, fill one memory access of 32 bytes. If there are fewer than `3 * _FEW_CHANNELS` channels
-# in all, a program adds up only one or two channels at a time. There are then more programs, which
-# takes less time.
+# in all, a program adds up only one or two channels at a time. This makes more programs, which run
+# at the same time, so the sums take less time.
 _PARTS = 1024
 _TOGETHER = 4
 _FEW_CHANNELS = 128
@@ -257,7 +258,7 @@ class ForwardLaunch(_Launch):
         return moments
 
     def apply(self, operands: Pointers, moments: Any, y: Any, bits: Any) -> None:
-        """Write y to the argument `y`, from `moments`, the result of `reduce`.
+        """Write y to the memory `y`. The argument `moments` is what `reduce` returned.
 
         If `bits` is not None, the mask of y is written to it.
         """
@@ -327,7 +328,7 @@ class Launches(Launch):
         return self._forward.reduce(x, per_channel)
 
     def normalise(self, moments: Any, *places: Any) -> None:
-        """Write y, from `moments`, the result of the method `moments`.
+        """Write y. The argument `moments` is what the method `moments` returned.
 
         If there is memory for a mask, the mask of y is written to it.
         """

@@ -27,18 +27,18 @@ Schedule = Literal["complete", "two passes"]
 # Operations that compute mean and variance.
 _OF_MOMENTS = ("forward", "reduce_forward")
 
-# A warp has `_WARP` threads. By one load instruction, a thread reads at most `_VECTOR` bytes.
+# A warp has `_WARP` threads. With one load instruction, a thread reads at most `_VECTOR` bytes.
 # Contiguous memory of `_RUN` bytes or more is read at full speed.
 _WARP = 32
 _VECTOR = 16
 _RUN = 64
 
-# The numbers below, except the five that are named in this comment, and the numbers of `_knobs` are
-# the best of some thirty candidates. The candidates were timed on an H200 for 94 layers: those of
-# ResNet-50 at batches of 32 and 256, and small layers. Each layer was timed contiguous and
-# channels_last, in float32 and in bfloat16. `_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and
-# `_PROGRAMS` are estimates, which were not compared with other candidates. `docs/gpu.md` has times
-# of calls whose plans use these numbers.
+# Most of the numbers below, and the numbers of `_knobs`, are the best of some thirty candidates.
+# The candidates were timed on an H200 for 94 layers: those of ResNet-50 at batches of 32 and 256,
+# and small layers. Each layer was timed contiguous and channels_last, in float32 and in bfloat16.
+# Five numbers (`_TALL`, `_NARROW`, `_MOST_REPEATS`, `_FEW` and `_PROGRAMS`) are estimates, which
+# were not compared with other candidates. `docs/gpu.md` has times of calls whose plans use these
+# numbers.
 
 # A run is a sequence of adjacent elements of one channel. If runs have fewer elements than
 # `_SHORT`, programs read rows that contain all channels.
@@ -53,9 +53,9 @@ _TALL = 32
 _NARROW = 32
 _MOST_REPEATS = 16
 
-# The number of elements that a program reads. This number is large enough to hide the time of the
-# program's start and of its final sum. It is small enough that only a small part of the device is
-# idle while the last programs run.
+# The number of elements that a program reads. This number is so large that starting a program and
+# adding up its final sum take only a small part of the time. It is so small that only a small part
+# of the device is idle while the last programs run.
 _SHARE = 32768
 _SHARES = (_SHARE, 2 * _SHARE)
 
@@ -91,8 +91,8 @@ _COMPLETE_ODD = 8192
 _AHEAD = 16384
 
 # A channel's runs (contiguous elements) are odd if their size is not a multiple of this number of
-# bytes. A thread reads an odd run with fewer bytes per load instruction than another run. Programs
-# that prefetched odd runs took several times as long as programs that did not.
+# bytes. With one load instruction, a thread reads fewer bytes of an odd run than of a run that is
+# not odd. Programs that prefetched odd runs took several times as long as programs that did not.
 _ODD = 8
 
 
@@ -266,7 +266,7 @@ def _knobs(problem: Problem, extents: Extents, schedule: Schedule) -> Knobs:
     if not complete:
         if columns:
             # If 16-bit elements are computed in pairs of float32, a thread has too few registers
-            # for four vectors, so plans for 16-bit elements use two.
+            # for four vectors, so plans for 16-bit elements use two vectors.
             vectors = 4 if problem.operation in _OF_MOMENTS and not narrow else 2
         return Knobs(schedule, 1 if narrow and not columns else 2, vectors, 4, _SHARE)
     if columns:
@@ -388,7 +388,7 @@ def _holds_channels(problem: Problem, extents: Extents) -> bool:
 
 
 def _is_odd(problem: Problem, extents: Extents) -> bool:
-    """Whether a channel's runs of contiguous elements are odd: not a multiple of `_ODD` bytes."""
+    """Whether a channel's contiguous runs are odd: their size is no multiple of `_ODD` bytes."""
     return extents.inner > 1 and extents.inner * problem.dtype.itemsize % _ODD != 0
 
 

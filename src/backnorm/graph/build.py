@@ -19,9 +19,9 @@ from backnorm.graph.program import Program, Step, Tensor
 def build_program(graph: Graph, *, fuse: bool = True) -> Program:
     """Return the program that runs `graph`.
 
-    The key of a tensor is the tensor's name. If the tensor has no name, the key is its id. A tensor
-    may also be supplied by its id or by ``OPERATOR.PORT`` (``bn1.src``). The port alone (``src``)
-    is enough if only one tensor of the graph is at a port of that name.
+    The key of a tensor is the tensor's name, or the tensor's id if it has no name. A tensor may
+    also be supplied by its id or by ``OPERATOR.PORT`` (``bn1.src``). The port alone (``src``) is
+    enough if only one tensor of the graph is at a port of that name.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def _check_types(operator: Operator, types: Mapping[str, np.dtype]) -> None:
 
 
 def _attributes(operator: Operator, types: Mapping[str, np.dtype]) -> Mapping[str, object]:
-    """Return the attributes of `operator`, checked unless it is a batch normalisation."""
+    """Return the attributes of `operator`; those of an elementwise operator are checked first."""
     pointwise = POINTWISE.get(operator.kind)
     if pointwise is None:
         return operator.attributes

@@ -1,9 +1,10 @@
 """Fuse a batch normalisation with the ReLU or ReLUBackward next to it.
 
-Two kinds of pairs of steps are fused; the results keep the same bits. The first kind is a
-normalisation and a ReLU, if only the ReLU reads the normalisation's `dst`. The second kind is a
-ReLUBackward and a BatchNormTrainingBackward that reads the `diff_src` of the ReLUBackward as its
-own `diff_dst`, if no other step reads this tensor. oneDNN itself fuses another pattern, in which
+Two kinds of pairs of steps are fused. Fusing them does not change the bits of the results. The
+first kind is a normalisation and the ReLU that reads the normalisation's `dst`. This pair is fused
+if no other step reads this `dst`. The second kind is a ReLUBackward and the
+BatchNormTrainingBackward that reads the `diff_src` of the ReLUBackward as its own `diff_dst`. This
+pair is fused if no other step reads this `diff_src`. oneDNN itself fuses another pattern, in which
 BatchNormTrainingBackward reads the `diff_src` of the ReLUBackward as its `src`. That pattern is a
 different computation and is not fused here.
 """

@@ -29,7 +29,10 @@ class Port(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """An operator's ports, in index order, and attribute types, as oneDNN's JSON names them."""
+    """The ports of an operator, in the order of their indices, and the types of its attributes.
+
+    Ports, attributes and types have the names that oneDNN's JSON files use.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]

@@ -10,7 +10,7 @@ from backnorm.graph.model import Operator
 
 
 def topological_order(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """Return `operators` in an order in which each follows the producers of its inputs.
+    """Return `operators` in an order in which each operator follows the producers of its inputs.
 
     The same file always gives the same order.
 

@@ -2,7 +2,7 @@
 
 Source: oneDNN 3.13, the parser and the rewriting of graphs in tests/benchdnn/graph, and the options
 in tests/benchdnn/inputs/graph. If an option has a list of alternatives, benchdnn runs the graph
-once with each of them. Here such a list is an error, because the graph is run only once.
+once with each of them. backnorm runs the graph only once, so it raises an error for such a list.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _value(where: str, type_: str, text: str) -> object:
 
 
 def _entries(option: str, text: str, known: list[int], noun: str) -> dict[int, str]:
-    """Return {ID: TEXT} for the value of an option, `text`: entries ID:TEXT, joined by +."""
+    """Return {ID: TEXT} for an option whose value is `text`, such as "ID:TEXT+ID:TEXT"."""
     if "," in text:
         raise ArgumentValueError(
             option, "has a list of alternatives", came=text, accepted="one alternative per run"

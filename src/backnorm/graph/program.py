@@ -71,7 +71,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The name of the operator. If a ReLU is fused with the operator, its name is added."""
+        """The name of the operator, and that of the ReLU or ReLUBackward fused with it, if any."""
         if not self.relu:
             return self.op
         return f"ReLUBackward + {self.op}" if RELU_PORT in self.inputs else f"{self.op} + ReLU"
@@ -105,7 +105,7 @@ class Program:
         return tuple(key for key in read if key not in produced)
 
     def find_inputs(self, names: Collection[str]) -> dict[str, str]:
-        """Return {key: name} for each input that has a name in `names`.
+        """Return the inputs that have a name in `names`, as a dict from their keys to these names.
 
         Raises
         ------

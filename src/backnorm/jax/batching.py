@@ -42,18 +42,19 @@ def new_primitive(name: str, result_types: Callable[..., Any], like: Sequence[in
 
 
 def batch_size(operands: Sequence[Any]) -> Any:
-    """Return the batch size, given operands with a batch axis.
+    """Return the size of the axis over which `jax.vmap` maps; the operands begin with this axis.
 
-    The batch axis of an operand has this size, or the size 1 if the whole batch shares the operand.
+    This size is the number of problems in the batch. If all problems share an operand, the axis of
+    this operand has the size 1 instead.
     """
     return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
 def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return `function`, which computes one problem.
+    """Return a function that computes one problem or, if `batched` is true, a batch of problems.
 
-    If `batched` is true, return instead a function that computes a batch of problems, by mapping
-    `function` over the batch.
+    `function` computes one problem. If `batched` is false, `function` is returned unchanged. If
+    `batched` is true, the returned function maps `function` over the batch axis of the operands.
     """
 
     def mapped(*operands: Any) -> Any:
@@ -115,13 +116,13 @@ def _batched(
     batched: bool,
     **parameters: Any,
 ) -> tuple[list[jax.Array], list[int]]:
-    """Return the results of a primitive that is mapped over one more axis.
+    """Return the results of a primitive that `jax.vmap` maps over a new batch axis.
 
     Also return the batch axis of each result.
     """
     (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
-    # In `pairs`, the first axis of an operand is the new batch axis. The second is the previous
-    # batch axis, or an axis of size 1 if there was none.
+    # In `pairs`, each operand has two batch axes. The first is the axis over which this `jax.vmap`
+    # maps. The second is the batch axis of an earlier `jax.vmap`, or has size 1 if there was none.
     pairs = []
     for x, axis in zip(operands, axes, strict=True):
         x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)

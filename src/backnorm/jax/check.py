@@ -124,9 +124,9 @@ def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
 
 
 def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups | None:
-    """Return `axis_index_groups` as tuples of indices on the mapped axes, or None if it is None.
+    """Return `axis_index_groups` as tuples of indices on the mapped axes.
 
-    Raise if it is invalid.
+    If the argument is None, return None. If it is invalid, raise an error.
     """
     if groups is None:
         return None
@@ -203,10 +203,10 @@ def check_operands(
 
 
 def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
-    """Return `reproducible`, or raise if it is no flag or the call cannot be reproducible.
+    """Return `reproducible`, or raise if it is not a flag or the call cannot be reproducible.
 
-    `names` are the mapped axes that the batch is split over. A call cannot be reproducible with
-    such axes or with a mask.
+    `names` are the mapped axes over which the batch is split. If there are such axes, or if there
+    is a mask, the call cannot be reproducible.
     """
     if not check_flag("reproducible", value):
         return False
@@ -245,6 +245,6 @@ def _read(array: Any) -> Metadata | None:
     if array is None:
         return None
     dtype = array.dtype
-    # Some arrays, such as random keys, have an element type that only JAX has. `object` stands for
-    # such a type, because the rules reject `object`.
+    # Some arrays, such as random keys, have an element type that only JAX has. Their `Metadata`
+    # gets the type `object` instead, so that the checks reject it.
     return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))

@@ -2,8 +2,8 @@
 
 When a primitive is lowered for a CUDA device, `by_kernels` decides whether kernels compute the
 primitive. If so, JAX traces the function `computed`, which launches the kernels. Under `jax.vmap`,
-all problems of a batch are computed together, as one problem. Its channels are the channels of all
-these problems.
+all problems of the mapped axis are computed together, as one large problem. The channels of this
+large problem are the channels of all the mapped problems.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def by_kernels(shape: Sequence[Any], context: Any) -> bool:
 
 
 def device() -> Gpu | None:
-    """Return the name of the first CUDA device, and the compute capability of all of them. Return
-    None if their compute capabilities differ, or if there is no CUDA device.
+    """Return the name of the first CUDA device, and the compute capability of all CUDA devices. If
+    their compute capabilities differ, or if there is no CUDA device, return None.
     """
     try:
         devices = jax.local_devices(backend="cuda")

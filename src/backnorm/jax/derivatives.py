@@ -3,8 +3,8 @@
 The derivative of the forward pass is the backward pass, in forward as in reverse mode, because the
 Jacobian of y with respect to x is symmetric. The derivative of the backward pass is a formula in
 which mean and variance are arguments that do not depend on x. If the forward pass computed mean and
-variance from x, JAX differentiates this forward pass, too. The forward pass adds the terms with the
-derivatives of mean and variance with respect to x. The sum of all these terms is the second-order
+variance from x, JAX differentiates this forward pass, too. This adds the terms that contain the
+derivatives of mean and variance with respect to x. The sum of all terms is the second-order
 gradient in closed form. For derivatives of the third and higher orders, JAX differentiates this
 formula.
 
@@ -53,7 +53,7 @@ def statistics(x: jax.Array, options: Options) -> Arrays:
 
 
 def _forward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:
-    """Return the tangents of y, mean and variance. If that of y is zero, it is None."""
+    """Return the tangents of y, mean and variance; None stands for a tangent of y that is zero."""
     x, mean, variance, gamma = residuals
     dx, dgamma, dbeta = tangents
     dy, dmean, dvariance = None, _zeros_like(mean), _zeros_like(mean)
@@ -241,5 +241,5 @@ def _through_statistics(
 
 
 def _zeros_like(array: jax.Array) -> jax.Array:
-    """Return zeros with the shape and type of an array, varying over the same mapped axes."""
+    """Return zeros with the shape, the type and the mapped axes (see `alike`) of an array."""
     return alike(jnp.zeros_like(array), array)[0]

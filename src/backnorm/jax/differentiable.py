@@ -36,8 +36,8 @@ def give_derivative(
 ) -> None:
     """Register the derivative of a primitive of `backnorm.jax.batching`.
 
-    The operands of the primitive must all vary over the same mapped axes. The function
-    `varying.alike` marks arrays in this way.
+    All operands of the primitive must be marked as varying over the same mapped axes of
+    `jax.shard_map`. The function `varying.alike` marks arrays so.
 
     Parameters
     ----------

@@ -49,7 +49,8 @@ _registered: list[Any] = []
 
 
 # The oldest and the newest version of XLA's foreign function interface whose structures
-# `xla_structures` describes. jaxlib 0.5 to 0.11 have these versions.
+# `xla_structures` describes. The versions of jaxlib from 0.5 to 0.11 have versions of the interface
+# in this range.
 _OLDEST, _NEWEST = (0, 1), (0, 4)
 
 
@@ -163,7 +164,10 @@ def _stage(problem: Problem) -> Any:
 
 
 def register() -> None:
-    """Register the handler once in a process. Keep it loaded, because XLA stores its address."""
+    """Register backnorm's handler (the function that XLA calls), unless it is already registered.
+
+    The handler is kept loaded, because XLA stores its address.
+    """
     if _registered:
         return
     found = version()

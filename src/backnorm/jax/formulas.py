@@ -1,7 +1,7 @@
 """Batch normalisation as `jax.numpy` code, for devices without kernels and for derivatives.
 
 The arrays x, dy and y keep the order of axes that the caller chose. Per-channel arrays have the
-shape (C,). Their type is float64 if x is float64, and float32 otherwise. Elements are computed and
+shape (C,). They are float64 if x is float64, and float32 otherwise. Elements are computed and
 summed up in the type of per-channel arrays, or in float64 if `options.arithmetic` is "float64". All
 functions are differentiable, to any order.
 """
@@ -183,9 +183,9 @@ def wide_second_order(
 
     `backnorm.second_order.formulas` has the formulas. The compute dtype is float64 if
     `jax_enable_x64` is set, else float32. `conformance.judge.check_double_backward` has the error
-    budgets for both compute dtypes. If x has the compute dtype, a compiled function allocates
-    memory only for its results. If x is of another type, XLA on a CPU stores copies of the arrays
-    in the compute dtype before it sums them up.
+    budgets for both compute dtypes. If x has the compute dtype, a compiled call of this function
+    allocates memory only for its results. If x has another type, XLA on a CPU first stores copies
+    of the arrays in the compute dtype, and then sums up the copies.
     """
     x, dy, mean, variance, gamma = operands
     ddx, ddgamma, ddbeta = cotangents

@@ -13,7 +13,8 @@ import numpy as np
 def is_refused(variance: jax.Array, epsilon: float) -> jax.Array:
     """Return, for each channel, whether variance + epsilon is not positive.
 
-    Subnormal numbers are not flushed to 0.
+    Subnormal numbers count with their own values, although XLA's arithmetic on a CPU flushes them
+    to 0.
     """
     sign, magnitude = _bits(variance)
     # `bound` is the smallest number of the variance's type that is at least epsilon.

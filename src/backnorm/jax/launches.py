@@ -45,8 +45,8 @@ class Memory:
 
 
 class Call:
-    """A kernel for arrays of given sizes. A call takes `Memory` where `launch.Kernel` takes
-    pointers.
+    """A kernel for arrays of given sizes. It is called like a `launch.Kernel`, but with `Memory`
+    objects instead of pointers.
 
     Parameters
     ----------
@@ -138,11 +138,12 @@ class _Size(int):
 def compiling() -> Iterator[None]:
     """While a function is lowered, make Triton compile kernels to PTX that JAX can assemble.
 
-    For Hopper and newer devices, Triton 3.9 writes PTX of version 9.4, which belongs to CUDA 13.4,
-    the version that Triton contains. JAX assembles the PTX with the `ptxas` of its own CUDA. If
-    JAX's CUDA has the version 12, its `ptxas` raises "Unsupported .version 9.4". For older devices,
-    Triton calls its second `ptxas`, that of CUDA 12.9, and writes PTX 8.8. Within this context,
-    Triton uses the `ptxas` of CUDA 12.9 for all devices, and so writes PTX 8.8.
+    For Hopper and newer devices, Triton 3.9 writes PTX of version 9.4. This version of PTX belongs
+    to CUDA 13.4. Triton contains two `ptxas` programs, those of CUDA 13.4 and of CUDA 12.9. JAX
+    assembles the PTX with the `ptxas` of its own CUDA. If JAX uses CUDA 12, that `ptxas` raises
+    "Unsupported .version 9.4". For older devices, Triton calls the `ptxas` of CUDA 12.9, and writes
+    PTX 8.8. Within this context, Triton uses the `ptxas` of CUDA 12.9 for all devices, and so
+    writes PTX 8.8.
     """
     from triton import knobs
 

@@ -46,7 +46,8 @@ def normalised(
 
     Mean and variance have one value per feature, in row-major order of the feature axes. `layer` is
     a flax layer. `statistics` are the running mean and variance. `parameters` are scale and bias.
-    `groups` has the arguments `axis_name` and `axis_index_groups` of `batch_norm`, or is empty.
+    `groups` is a dict: it has the arguments `axis_name` and `axis_index_groups` of `batch_norm`, or
+    it is empty.
     """
     x = x.astype(promoted(x.dtype, out))
     axes = feature_axes(layer.axis, x.ndim)

@@ -87,7 +87,7 @@ class BatchNorm(nnx.BatchNorm):
         for average, each in zip((self.mean, self.var), batch, strict=not frozen):
             now = moved(average[...], each, self.momentum)
             # If flax can update the average in place, the new value must not carry derivatives, so
-            # they are cut off.
+            # `stop_gradient` removes them.
             in_place = getattr(average, "_can_update", False)
             average[...] = jax.lax.stop_gradient(now) if in_place else now
         return y

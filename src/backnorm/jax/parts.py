@@ -112,7 +112,7 @@ def _whole_sums(own: jax.Array, groups: Groups) -> jax.Array:
 
 
 def _whole_bins(own: jax.Array, groups: Groups) -> jax.Array:
-    """Return the bins of the sums over all parts, of shape (batch, rows, C); see `binned`."""
+    """Return the bins of all parts' sums, shape (`jax.vmap`'s batch, rows, C); see `binned`."""
     bins = jnp.moveaxis(own, 1, 0)
     tops = jax.lax.pmax(binned.tops_of(bins), **groups)
     total = jax.lax.psum(binned.raised(bins, tops, jnp), **groups)

@@ -1,9 +1,9 @@
 """The operations of backnorm as primitives of JAX.
 
-A primitive is compiled to different code on each platform (its lowering). On CPUs, a primitive runs
-a kernel if XLA can call the kernels. On CUDA devices, it runs a kernel if jax-triton can launch the
-kernels. In all other cases, JAX compiles the formulas (`formulas`). The primitive that returns only
-the statistics uses formulas on all platforms.
+On each platform (CPU, CUDA), a primitive is compiled to different code. On CPUs, a primitive runs a
+kernel if XLA can call the kernels. On CUDA devices, it runs a kernel if jax-triton can launch the
+kernels. In all other cases, JAX compiles the formulas of the module `formulas`, which are plain
+`jax.numpy` code. The primitive that returns only the statistics uses formulas on all platforms.
 """
 
 from __future__ import annotations

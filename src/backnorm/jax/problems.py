@@ -16,9 +16,9 @@ from backnorm.problem import Problem
 from backnorm.signature import Operation
 
 #: For each operation, the names of the operands that its primitive and its kernel take. The names
-#: are those of the operation's signature. The operand `sums` has the sums of the whole batch (in a
-#: forward pass, the moments). They were combined from the sums or moments of the parts of the
-#: batch.
+#: are those of the operation's signature. In a backward pass, the operand `sums` has the sums of
+#: the whole batch; in a forward pass, it has the moments of the whole batch. These sums or moments
+#: were combined from those of the parts of the batch.
 OPERANDS: dict[Operation, tuple[str, ...]] = {
     "forward": ("x", "gamma", "beta"),
     "inference": ("x", "mean", "variance", "gamma", "beta"),

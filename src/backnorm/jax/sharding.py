@@ -1,11 +1,11 @@
 """Split calls of kernels over devices when a function is compiled; x stays where it is.
 
-A data array may be split along any of its axes. Per-channel arrays are split as the data arrays are
-along the channel axis. If a batch is split, every device sums up its part, and the devices exchange
-the sums (`parts`). If only channels, or the batch axis of `jax.vmap`, are split, each device runs
-the kernel without an exchange. XLA calls this code while it compiles a function, when the placement
-of the arrays is known. This works only with XLA's partitioner Shardy. With its older partitioner,
-GSPMD, the arrays are gathered, not split.
+A data array may be split along any of its axes. If the channel axis of the data arrays is split,
+the per-channel arrays are split into the same parts. If a batch is split, every device sums up its
+part, and the devices exchange the sums (`parts`). If only channels, or the batch axis of
+`jax.vmap`, are split, each device runs the kernel without an exchange. XLA calls this code while it
+compiles a function, when the placement of the arrays is known. This works only with XLA's
+partitioner Shardy. With its older partitioner, GSPMD, the arrays are gathered, not split.
 
 The *holders* of an array A say which devices have which part of A. They are an array of device
 numbers. If A has r axes, its holders have r + 1. The first r sizes are the numbers of parts along
@@ -35,8 +35,8 @@ from backnorm.signature import SIGNATURES, Operation
 # The name of the only axis of the mesh, JAX's array of the devices. When devices exchange sums, a
 # group of devices is given as a list of their positions on this axis.
 _DEVICES = "backnorm_devices"
-# Names of axes in sharding rules: the batch axis of `jax.vmap`, a batch axis of size 1 (all
-# problems share the array), the axis of channels, and other axes.
+# Names of axes in sharding rules, in this order: the batch axis of `jax.vmap`; the batch axis of an
+# array that all problems share, which has size 1; the axis of channels; other axes.
 _BATCH, _SHARED, _CHANNEL, _OTHER = "b", "s", "c", "a"
 
 _Kernel = Callable[..., Sequence[Any]]
@@ -124,8 +124,8 @@ class _Split:
             for k, x in enumerate(operands):
                 if x.shape[0] != batch:
                     self._operand_axes[k] = (f"{_SHARED}{k}", *self._operand_axes[k][1:])
-        # These are the axes of data arrays. The axes of all other arrays are among them, except
-        # batch axes of size 1 (`_SHARED`).
+        # `_all` has the axes of data arrays. Every other array has only axes that are in `_all`, or
+        # a batch axis of size 1 (`_SHARED`).
         self._all = self._result_axes[0]
         rule = " -> ".join(
             ", ".join(map(" ".join, side)) for side in (self._operand_axes, self._result_axes)
@@ -143,7 +143,7 @@ class _Split:
         return (_BATCH, *axes) if self._batched else tuple(axes)
 
     def _partition(self, _: Any, operands: Any, results: Any) -> tuple[Any, ...]:
-        """Return the mesh, a device's function, and the shardings of results and operands."""
+        """Return the mesh, the function of a device, and the shardings of results and operands."""
         axes = *self._operand_axes, *self._result_axes
         holders, like = self._holders((*operands, *results), axes)
         inner = [k for k, axis in enumerate(self._all) if axis not in (_BATCH, _CHANNEL)]
@@ -179,8 +179,8 @@ class _Split:
                 continue
             holders = _holders_of(array.sharding, len(names))
             if names != self._all:
-                # The array's batch axis has size 1, because all problems of the batch use the same
-                # elements of the array.
+                # All problems that `jax.vmap` maps over use the same elements of this array, so its
+                # batch axis has size 1.
                 holders = _reduced(holders, range(1, len(names)))[None]
             holders = _evenly_cut(holders, shape)
             if best is None or _parts_of(holders) > _parts_of(best):
@@ -200,7 +200,7 @@ class _Split:
 
 
 def _holders_of(sharding: Any, rank: int) -> np.ndarray:
-    """Return the holders of an array that `sharding` splits.
+    """Return the holders (which device has which part) of an array that `sharding` splits.
 
     The array has `rank` axes. `sharding` is a ``GSPMDSharding`` of JAX.
     """
@@ -212,9 +212,9 @@ def _holders_of(sharding: Any, rank: int) -> np.ndarray:
 
 
 def _sharding_of(holders: np.ndarray, like: Any) -> Any:
-    """Return the sharding that gives an array these holders.
+    """Return the sharding of an array that is divided among devices as `holders` says.
 
-    `like` is a sharding that has the class and the devices of the returned one.
+    The returned sharding has the class and the devices of `like`, which is another sharding.
     """
     from jaxlib.xla_client import HloSharding, OpSharding
 

@@ -8,8 +8,8 @@ import jax
 
 
 def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Return the arrays, each marked as varying over every mapped axis over which at least one of
-    them varies.
+    """Return the arrays, all marked as varying over the same mapped axes: those over which at least
+    one of the arrays varies.
 
     JAX marks the operands of its own operations in this way, too. JAX sums the cotangent of a value
     over the axes that the value does not vary over. The operands of a function with a custom

@@ -22,7 +22,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Keras's layer by rounding only. Weights can be loaded from either layer into the other. backnorm
     computes the forward and the backward pass of a training step, that is, of a call with
     ``training=True`` of a layer that is trainable. Results are rounded once unless `arithmetic` is
-    "float32". A float16 or bfloat16 input is read without a copy in float32.
+    "float32". The kernels read a float16 or bfloat16 input directly; no
+    float32 copy of it is made.
 
     The base class, Keras's layer, computes everything else:
 
@@ -67,8 +68,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         mask, if ``renorm=True``, or, with TensorFlow, if XLA compiles the step.
     """
 
-    # These are attributes of the class, so that a converted layer has them, too: `convert` does not
-    # call `__init__`.
+    # These two defaults are attributes of the class, so that a converted layer has them, too:
+    # `convert` does not call `__init__`.
     arithmetic: Arithmetic | None = None
     reproducible: bool = False
 

@@ -13,7 +13,7 @@ from backnorm.keras.layer import BatchNormalization
 from backnorm.scalars import check_flag
 
 _THEIRS = keras.layers.BatchNormalization
-# The attributes of a model in which Keras stores the model's traced steps.
+# Keras stores the traced steps of a model in these attributes of the model.
 _TRACED = ("train_function", "test_function", "predict_function")
 
 
@@ -108,8 +108,8 @@ def _ours(layers: list[Any]) -> list[Any]:
 
 def _layers(model: Any) -> list[Any]:
     """Return all layers of a model, including the model, or raise if it is not a Keras layer."""
-    # The check does not use `isinstance`, because it reads `__class__`, which an object can
-    # override.
+    # The check does not use `isinstance`, because `isinstance` reads the attribute `__class__`,
+    # which an object can override.
     if not issubclass(type(model), keras.Layer):
         raise ArgumentTypeError(
             "model",

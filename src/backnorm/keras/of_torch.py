@@ -23,7 +23,8 @@ def batch_norm(
 ) -> tuple[Any, Any, Any]:
     """Return y, mean and biased variance.
 
-    Only y has gradients. In memory, y has the same order of axes as x.
+    y can be differentiated; mean and variance have no gradients. In memory, y has the same order of
+    axes as x.
     """
     # Tensors on PyTorch's meta device are accepted because Keras calls this function with such
     # tensors to find the shapes of the results.

@@ -41,7 +41,7 @@ class Blocks:
         return array.reshape(self.outer, self.channels, self.inner)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the channels in ranges, as a `Part` for each range."""
+        """Divide the channels into ranges, and yield a `Part` for each range."""
         step = max(_BLOCK_CHANNELS, _BLOCK // max(self.outer * self.inner, 1))
         for start in range(0, self.channels, step):
             yield Part(self, slice(start, min(start + step, self.channels)))
@@ -121,7 +121,10 @@ class Outputs:
             target[...] = form.reshape(target.shape)
 
     def as_record(self, record: type[_Record]) -> _Record:
-        """Return a record with two fields for each result: its value, and its T (`Term.size`)."""
+        """Return a record with two fields for each result: its exact value, and its T.
+
+        T (`Term.size`) is the sum of the magnitudes of the terms of which the result is the sum.
+        """
         fields: dict[str, Any] = {}
         for name, array in self._arrays.items():
             hi, lo, fields[f"{name}_terms"] = (part.reshape(self._shapes[name]) for part in array)

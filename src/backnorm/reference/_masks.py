@@ -14,7 +14,10 @@ from backnorm.layout import in_order, mask_size, memory_order, order_mark, resto
 
 
 def counting(y: np.ndarray, ceiling: float | None = None) -> np.ndarray:
-    """Return where the derivative of a ReLU is 1, given the result y of the ReLU."""
+    """Return a boolean array that is True where the derivative of a ReLU is 1.
+
+    y is the result of the ReLU.
+    """
     # y is compared in float64, because ml_dtypes warns when it compares NaN.
     values = y.astype(np.float64)
     return values > 0 if ceiling is None else (values > 0) & (values < ceiling)

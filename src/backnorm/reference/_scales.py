@@ -16,8 +16,8 @@ class Scale:
     """Three magnitudes (besides T) of each element of an output, as float64 arrays of its shape.
 
     An element of an output is computed as ``direct + sum_j w_j S_j``. Here ``direct`` is a term
-    without a sum, ``S_j = sum_i t_ij`` is a sum over the channel, and ``w_j`` is the factor of this
-    sum.
+    without a sum. ``S_j = sum_i t_ij`` is a sum over the channel, with one term t_ij for each
+    element i, and ``w_j`` is the factor of this sum.
 
     Attributes
     ----------
@@ -65,7 +65,8 @@ def gradient_scales(
         sums   |gamma s| (|D|/M + |c| s**2 |P|/M)
         root   |gamma s| (sqrt(sum(dy**2))/M + |c| s**2 sqrt(sum((dy c)**2))/M)
 
-    If the statistics are constants, the terms with D, P or a sum are left out.
+    If the statistics are constants, dx does not depend on sums, so the terms with D, P or a sum are
+    left out.
     """
     blocks = Blocks(x.shape, data_format)
     xs, dys, count = blocks.view(x), blocks.view(dy), blocks.count

@@ -1,4 +1,6 @@
-"""Numbers, each evaluated together with the sum of the magnitudes of its terms."""
+"""Numbers that are sums of terms. Each number is evaluated together with a second one: the sum of
+the magnitudes of its terms.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ from backnorm.second_order import blocks
 from backnorm.second_order.formulas import ABSENT, Array
 from backnorm.signature import SIGNATURES
 
-# Elements in a block. An expression uses about six float64 blocks at a time. Together they take 1.5
-# MiB, so they stay in a second-level cache of 2 MiB. A block is so large that NumPy takes much
-# longer to compute it than to begin a call.
+# The arrays are computed in blocks of this number of elements. While a block is computed, about six
+# float64 arrays of its size are in use. Together these arrays take 1.5 MiB, so they stay in a
+# second-level cache of 2 MiB. A block is so large that NumPy takes much longer to compute its
+# elements than to start a function.
 _BLOCK = 1 << 15
 
 

@@ -1,8 +1,8 @@
 """Second-order gradients, block by block in float64, for arrays that can be written to.
 
-The functions allocate memory for the results, and beyond that only for a few blocks. Apart from
-Python's operators, the code uses only the array API standard, which NumPy implements and
-array-api-compat provides for PyTorch.
+Besides the memory of the results, the functions need memory for only a few blocks (parts of the
+arrays). Apart from Python's operators, the code uses only the array API standard, which NumPy
+implements and array-api-compat provides for PyTorch.
 """
 
 from __future__ import annotations

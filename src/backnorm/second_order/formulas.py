@@ -8,8 +8,9 @@ s*sum(dy*c), I = sum(ddx), P = s*sum(ddx*c) and R = sum(ddx*dy). Then::
     L = gamma*s*(R - I*D/M - P*Q/M) + ddgamma*Q + ddbeta*D       training
     L = gamma*s*R                   + ddgamma*Q + ddbeta*D       frozen statistics
 
-The second-order gradients are the derivatives of L. One formula serves both cases: with frozen
-statistics, 1/M is ABSENT, and so is every term with 1/M. Per-channel arrays have a shape that
+The second-order gradients are the derivatives of L. One formula serves both cases. With frozen
+statistics, the code passes the object `ABSENT` (a missing array) for 1/M. A product with `ABSENT`
+is `ABSENT`, and a term that is `ABSENT` adds nothing. Per-channel arrays have a shape that
 broadcasts with the elements. The third-order gradients come from automatic differentiation of these
 formulas.
 
@@ -129,9 +130,9 @@ def factors(
         if training:
             i, p = reduce(x, ddx, mean)
             p = s * p
-        # `covariance` is R - I*D/M, computed as the one sum of ddx * (dy - D/M). If R and I*D/M
-        # were computed separately, they could both be large, and their difference would lose
-        # digits.
+        # `covariance` is R - I*D/M, where R = sum(ddx*dy), I = sum(ddx) and D = sum(dy). It is
+        # computed as a single sum, that of ddx * (dy - D/M). If R and I*D/M were computed
+        # separately, they could both be large, and their difference would lose digits.
         _, covariance = reduce(dy, ddx, d * share)
     scale = gamma * s
     of_dy = ddgamma + scale * -(p * share)
@@ -160,9 +161,9 @@ def by_dy(k: Factors, h: Array, e: Array) -> Array:
 
 
 def by_x(k: Factors, h: Array, d: Array, e: Array) -> Array:
-    """Return dL/dx of elements if mean and variance are computed from x, or are frozen.
+    """Return dL/dx for every element, if mean and variance are computed from x, or are frozen.
 
-    h is s*c, d is dy - D/M and e is ddx - I/M.
+    h is s*c, d is dy - D/M and e is ddx - I/M. The top of this module defines s, c, D, I, M and L.
     """
     return k.s * (k.of_dy * d + k.of_ddx * e + k.of_h * h)
 

@@ -154,10 +154,10 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
     """Return dx of one part of a batch.
 
     The operands are those of `backward`, followed by the sums of the whole batch and by the number
-    of elements per channel of the whole batch. With reproducible sums, one array takes the place of
-    the sums and the number. This array has a row for each part, as in `apply_moments`. With
-    reproducible sums, the results also include dgamma and dbeta of the whole batch, each rounded
-    once.
+    of elements per channel of the whole batch. With reproducible sums, one array replaces the two
+    sums and the number of elements. This array has one row for each part of the batch, as in
+    `apply_moments`. With reproducible sums, the results also include dgamma and dbeta of the whole
+    batch, each rounded once.
     """
     x, dy, mean, variance, gamma, *whole = operands
     axis, *sums = options.of_kernels(x.dtype)
@@ -170,9 +170,10 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
 
 
 def _sums(results: Any, options: Options) -> Arrays:
-    """Return the sums that an operation of the first phase has computed.
+    """Return the sums or moments that are in `results`.
 
-    With reproducible sums, these are one array of bins, otherwise several float64 arrays.
+    `results` was returned by `_reduce` or `_reduce_forward`. With reproducible sums, the sums are
+    one array of bins; otherwise they are several float64 arrays.
     """
     return results[:1] if options.reproducible else tuple(results[0])
 

@@ -2,8 +2,8 @@
 
 An eager call runs backnorm's operation on NumPy arrays, which checks its operands itself. While a
 function is traced, its tensors have no values yet, so that operation is not called. Instead, this
-module checks the sizes that are already known. If one of them is wrong, the error is raised while
-the function is traced, so its traceback shows the line of the wrong call.
+module checks the sizes that are already known. If a known size is wrong, an error is raised while
+the function is traced, so the error's traceback shows the line of the wrong call.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
 
 
 def _sizes(name: str, shape: Any, axis: int, of_large: Any) -> list[int | None]:
-    """Return the sizes of a tensor's axes, with the channel axis last; None for unknown sizes."""
+    """Return the sizes of a tensor's axes, the channel axis last. An unknown size is None."""
     if name not in _LARGE:
         return [None] if shape.rank is None else list(shape)
     sizes = list(of_large if shape.rank is None else shape)
@@ -148,8 +148,8 @@ def _as_tensor(name: str, value: Any) -> Any:
 def _is_readable(value: object) -> bool:
     """Whether a value is a number, a tensor of TensorFlow, or a list of these.
 
-    No other value is passed to TensorFlow. TensorFlow would call the value's comparison operators,
-    and an exception that such an operator raises can end the process.
+    A value of another kind is not passed to TensorFlow, because TensorFlow would call the value's
+    comparison operators. An exception that such an operator raises can end the process.
     """
     kind = type(value)
     if kind is list or kind is tuple:

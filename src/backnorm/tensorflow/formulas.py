@@ -1,5 +1,6 @@
-"""Batch normalisation in plain TensorFlow operators. They run also where TensorFlow cannot call
-Python.
+"""Batch normalisation in plain TensorFlow operators.
+
+These operators also run where TensorFlow cannot call Python, for example under XLA (see `modes`).
 
 Elements are computed in float64, and results of narrower types are rounded once. If the caller
 chooses the arithmetic "float32", elements are computed in float32 instead. Sums are float64, except
@@ -20,12 +21,12 @@ from backnorm.tensorflow.calls import Options
 
 #: The type of per-channel tensors.
 _CHANNELS = tf.float64
-#: The largest number of float32 elements in a row for which the row is summed up in float32.
+#: A row of float32 elements is summed up in float32 if it has at most this many elements.
 _LONGEST_RUN = 128
 
 
 class _Namespace:
-    """The operations that the formulas use (`backnorm.formulas.Namespace`), for one x.
+    """TensorFlow's implementation of the protocol `backnorm.formulas.Namespace`, for one x.
 
     Per-channel tensors are float64, in a shape that broadcasts against x.
     """
@@ -52,9 +53,10 @@ class _Namespace:
         return tf.reduce_sum(tf.cast(elements, _CHANNELS), self._axes, keepdims=True)
 
     def spread(self, channels: Any, elements: Any) -> Any:
-        # The method `sum` reduces in one step, or in two steps. Here the channels are broadcast in
-        # the same steps, in reverse order, so that TensorFlow's gradient of this function sums as
-        # `sum` does.
+        # The method `sum` adds up the elements of a channel in one step or, for short rows of
+        # float32, in two steps (first each row in float32, then the sums of the rows in float64).
+        # Here the channels are broadcast in the same steps, in reverse order, so that TensorFlow's
+        # gradient of this function sums as `sum` does.
         if elements.dtype == channels.dtype:
             return channels
         shape, run = tf.shape(elements), self._run

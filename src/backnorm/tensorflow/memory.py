@@ -20,9 +20,9 @@ from backnorm.dtypes import BFLOAT16
 
 
 def as_tensor(array: np.ndarray) -> Any:
-    """Return an array as an eager tensor. If the array is contiguous and aligned, they share
-    memory.
+    """Return an eager tensor with the elements of an array.
 
+    If the array is contiguous and aligned, the tensor shares the array's memory.
     The array must not be written to afterwards.
     """
     if not (array.flags.c_contiguous and is_aligned(array)):

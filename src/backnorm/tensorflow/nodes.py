@@ -67,7 +67,7 @@ class Node(NamedTuple):
 
 
 def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tuple[Any, ...]:
-    """Return the results of `compute`, with `node.gradient` as their gradient."""
+    """Return the results of `compute`. TensorFlow differentiates them by `node.gradient`."""
     presence = tuple(operand is not None for operand in operands)
     statistics: list[Any] = []
 
@@ -176,8 +176,8 @@ _PASSED_ON = _register("identity", lambda _, *cotangents: cotangents)
 def _unavailable(cotangents: Sequence[Any]) -> list[Any]:
     """Return gradients that raise an error when they are computed.
 
-    This function itself must not raise an error, because `tf.saved_model.save` calls it for each
-    type of node, and never computes the gradients that it returns.
+    This function itself must not raise an error, because `tf.saved_model.save` calls the function
+    for each type of node. The gradients that the function returns are never computed in this case.
     """
     message = "backnorm: an operation of a SavedModel has no gradient where it was mapped"
     with tf.control_dependencies([tf.debugging.Assert(False, [message])]):

@@ -5,11 +5,12 @@ Replicas exchange float64 or int64 numbers by `all_reduce`.
 *Forward*: each replica sends 2C + 1 numbers: the mean and variance of its own elements in each
 channel, and the number of its elements per channel. Each replica writes its numbers to its own row
 of a matrix of zeros. The sum of all matrices, computed by one `all_reduce`, has the rows of all
-replicas. In each element of this sum, all terms but one are zeros, so the sum is not rounded. The
-rows are combined by the formula for parallel variances (Chan, Golub and LeVeque, 1979). The formula
-loses no digits, even if the means are much larger than the standard deviations. (In this case,
-variances that are computed from sums of squares would lose digits by cancellation.) The rows are in
-the order of the replicas, so all replicas get the same bits.
+replicas. Each element of this sum has one term that a replica has written, and all its other terms
+are 0, so the sum is not rounded. The rows are combined by the formula for parallel variances (Chan,
+Golub and LeVeque, 1979). The formula loses no digits, even if the means are much larger than the
+standard deviations. (In this case, variances that are computed from sums of squares would lose
+digits by cancellation.) The rows are in the order of the replicas, so all replicas get the same
+bits.
 
 *Backward*: each replica sends the two sums of each channel, and `all_reduce` adds up those of all
 replicas. The number of elements is known from the forward pass.
@@ -62,7 +63,8 @@ class _Saved(NamedTuple):
 def forward(
     x: Any, gamma: Any, beta: Any, options: Options, statistics: Any, replica: Any
 ) -> tuple[Any, ...]:
-    """Return y of this part, and mean and variance of the whole batch. Only y has a gradient.
+    """Return y of this replica's part of the batch, and the mean and variance of the whole batch.
+    Only y has a gradient.
 
     Parameters
     ----------
@@ -194,7 +196,10 @@ def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any,
 
 
 def sums_of_all(sum_dy: Any, sum_dy_xmu: Any, replica: Any) -> Any:
-    """Return both sums over all replicas, given this replica's sums (each float64, shape (C,))."""
+    """Return sum(dy) and sum(dy * (x - mean)) over the elements of all replicas.
+
+    The arguments are the two sums over this replica's elements, each float64 of shape (C,).
+    """
     return tf.unstack(_sum(tf.stack([sum_dy, sum_dy_xmu]), replica))
 
 

@@ -139,8 +139,9 @@ def check_batch(input: Tensor) -> None:
     if input.is_nested:
         check_tensor("input", input)
     shape = input.shape
-    # In most calls the number of elements is not the number of channels, and the first two
-    # comparisons decide. The product of the other sizes takes longer, so it is computed last.
+    # In most calls the number of elements differs from the number of channels, so the first two
+    # comparisons are enough. The product of the other sizes takes longer to compute than these
+    # comparisons, so it comes last.
     if len(shape) > 1 and input.numel() == shape[1] and math.prod(shape[2:], start=shape[0]) == 1:
         raise ArgumentValueError(
             "input",

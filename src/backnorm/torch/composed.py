@@ -25,8 +25,8 @@ class _Normalised(NamedTuple):
     centred: Tensor
     mean: Tensor
     scale: Tensor
-    # This is 1 / M. With frozen statistics it is ABSENT, because the formulas then have no terms
-    # with 1 / M.
+    # `share` is 1 / M, where M is the number of elements per channel. With frozen statistics,
+    # `share` is ABSENT, because the formulas then have no terms with 1 / M.
     share: Any
 
 
@@ -102,7 +102,8 @@ def _normalised(
         column = _column(mean, x)
         scale = (_column(variance, x) + eps).rsqrt()
         return _Normalised(wide - column, column, scale, ABSENT)
-    # In an empty batch the sums are 0. Their divisor must not be 0, so it is then 1.
+    # In an empty batch the sums are 0. They are then divided by 1, not by the number of elements,
+    # which is 0.
     share = 1.0 / max(x.numel() // max(x.shape[1], 1), 1)
     column = _sum(wide) * share
     centred = wide - column

@@ -127,8 +127,8 @@ class Tensors(Arrays[Tensor, P]):
         return torch.empty_like(x).copy_(tensor)
 
     def layouts(self, operands: Sequence[object]) -> Hashable:
-        # The key of a cached call contains the strides of its tensors. A tensor of a subclass may
-        # report wrong strides, so calls with such a tensor are not cached.
+        # The key of a cached call contains the strides of the call's tensors. A tensor of a
+        # subclass may report wrong strides, so calls with such a tensor are not cached.
         plain_classes = (*PLAIN, type(None))
         return () if all(type(operand) in plain_classes for operand in operands) else None
 
@@ -218,9 +218,9 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
 def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
     """Return a tensor without memory, as the argument of `torch.empty_like`.
 
-    All executables of one shape and type share one such tensor. When each executable had a tensor
-    of its own, the C library's heap became fragmented: after batches of 300 sizes, 1.5 GiB were
-    resident, against 0.6 GiB with shared tensors.
+    All executables whose results have this shape and type share one such tensor. When each
+    executable had a tensor of its own, the C library's heap became fragmented: after batches of 300
+    sizes, 1.5 GiB were resident, against 0.6 GiB with shared tensors.
     """
     tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     tensor.untyped_storage().resize_(0)
@@ -264,7 +264,7 @@ def forward_coefficients(
     eps: float,
     arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and the biased variance of x, and the coefficients of y.
+    """Return the mean and the biased variance of x, and the coefficients that give y.
 
     `arithmetic` is the type of the coefficients.
     """
@@ -281,7 +281,10 @@ def backward_coefficients(
     training: bool,
     arithmetic: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of weight and bias, and dx's coefficients in the type `arithmetic`."""
+    """Return the gradients of weight and bias, and the coefficients that give dx.
+
+    `arithmetic` is the type of the coefficients.
+    """
     options = eps, "NCX", training, arithmetic
     return _backward_coefficients(x, dy, mean, variance, weight, *options)
 
@@ -294,7 +297,10 @@ def inference_coefficients(
     eps: float,
     arithmetic: str,
 ) -> Tensor:
-    """Return the coefficients of y for given statistics, in the type `arithmetic`."""
+    """Return the coefficients from which inference computes y.
+
+    `arithmetic` is the type of the coefficients.
+    """
     gain = inverse_deviation(variance, eps)
     gain = gain if weight is None else weight.double() * gain
     slope = torch.zeros_like(gain) if bias is None else bias.double()

@@ -106,7 +106,8 @@ def _before_activation(dy: Tensor, z: Tensor, activation: Activation) -> Tensor:
     if not torch.is_grad_enabled():
         return derivative(dy, z, activation)
     # PyTorch cannot differentiate `silu_backward`, its operator for the gradient of SiLU. So
-    # autograd computes dz here, from the activation, and makes it differentiable (`create_graph`).
+    # autograd computes dz here, by differentiating the activation itself. The argument
+    # `create_graph=True` makes dz differentiable.
     (dz,) = torch.autograd.grad(activate(z, activation), z, dy, create_graph=True)
     return dz
 
@@ -226,12 +227,12 @@ def _function(base: type[Function], name: str) -> Any:
     return super(Function, cls).apply
 
 
-#: For each name that `name_of` can return in training, the function that is called. It takes the
-#: arguments of `BatchNorm.forward` and returns y.
+#: Maps each name that `name_of` can return in training to the function that is called. The function
+#: takes the arguments of `BatchNorm.forward` and returns y.
 TRAIN = {
     name: _function(BatchNorm, name)
     for name in ("batch_norm", "batch_norm_relu", "batch_norm_add_relu", "batch_norm_activation")
 }
-#: The function that is called in inference. It takes the arguments of `BatchNormInference.forward`
-#: and returns y.
+#: The function that is called in inference takes the arguments of `BatchNormInference.forward` and
+#: returns y.
 freeze = _function(BatchNormInference, "batch_norm_inference")

@@ -6,13 +6,14 @@ combines them. The formula loses no digits if the means are much larger than the
 variance computed from sums of squares could then lose all digits.) A small group gathers 2C + 1
 float64 numbers from every process and combines them in the order of ranks. In a large group,
 gathering would take long: the number of bytes that a process receives is proportional to the size
-of the group, and on a ring the latency is, too. So a large group makes two all-reduce sums instead.
-The first adds up two things: each process's number of elements, and its means multiplied by this
-number. Their quotient is the mean of all elements. The second sum adds up, with the same weights,
-the variances and the squared distances of the processes' means from the mean of all elements.
-Together, these two all-reduce sums have 2C + 1 numbers. If the processes form a ring, each process
-receives every number twice in an all-reduce. So a process receives 16 * (2C + 1) bytes (and
-padding), however large the group is.
+of the group. If the processes form a ring, the latency is proportional to the size of the group,
+too. So a large group makes two all-reduce sums instead. The first all-reduce adds up two things:
+the number of elements of each process, and the means of each process multiplied by its number of
+elements. The quotient of the two sums is the mean of all elements. For the second sum, each process
+squares the distance of its mean from the mean of all elements, adds its variance, and multiplies
+the result by its number of elements. Together, these two all-reduce sums have 2C + 1 numbers. If
+the processes form a ring, each process receives every number twice in an all-reduce. So a process
+receives 16 * (2C + 1) bytes (and padding), however large the group is.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
@@ -48,17 +49,18 @@ from torch.nn.functional import pad
 from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
 
-# The size of the largest "small" group, in which every process gathers the numbers of all
-# processes. With n processes on a ring, gathering takes 2 * (n - 1) hops for both passes. A larger
-# group makes three all-reduce sums instead: two in the forward pass and one in the backward pass.
-# On a tree, each sum takes 2 * log2(n) hops, and all three take 6 * log2(n). For 12 processes,
-# gathering takes 22 hops, and the sums take 21.5.
+# A group of at most this many processes is small: every process of the group gathers the numbers of
+# all processes. With n processes on a ring, gathering takes 2 * (n - 1) hops for both passes. A
+# larger group makes three all-reduce sums instead: two in the forward pass and one in the backward
+# pass. On a tree, each sum takes 2 * log2(n) hops, and all three take 6 * log2(n). For 12
+# processes, gathering takes 22 hops, and the sums take 21.5.
 _GATHERED = 12
 
 # The first message of an exchange has two parts of these lengths, in units of 8 bytes. The first
 # part stands for a text that describes layer, channels, pass and settings. It has a digest of this
 # text (8 bytes), and the first 120 bytes of the text. The second part has the first 1025 numbers of
-# the statistics. If the statistics have more numbers, the others are sent in a second message.
+# the statistics. If the statistics have more than 1025 numbers, the remaining numbers are sent in a
+# second message.
 _DESCRIPTION, _STATISTICS = 16, 1025
 
 # Maps each process group to two things for layers without a name (see `name_of`): the numbers that
@@ -77,7 +79,7 @@ class SynchronisationError(BacknormError, RuntimeError):
 
 
 def group_of(group: Any) -> Any:
-    """Return the process group to exchange with, or None if the group has only this process."""
+    """Return the process group that exchanges statistics, or None if it has only this process."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group = dist.group.WORLD if group is None else group
@@ -219,7 +221,9 @@ class Exchange:
     def _compare(self, found: Tensor, expected: Tensor) -> None:
         """Compare the processes' descriptions, or digests of them.
 
-        If two differ on a CPU, every process raises an error. On a GPU, `_result` then returns NaN.
+        Suppose that two processes have different descriptions. On a CPU, every process then raises
+        an error. On a GPU, `_result` returns NaN (or SPECIAL, for integers) instead of the
+        exchanged numbers.
         """
         self._agree = (found == expected).all()
         if not found.is_cpu or self._agree:

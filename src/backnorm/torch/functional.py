@@ -286,7 +286,7 @@ def _is_exporting() -> bool:
 def _is_exporting_to_onnx() -> bool:
     """Whether `torch.onnx.export` records operators now."""
     # Importing torch.onnx takes long, so it is not imported here. A caller that exports a model to
-    # ONNX has already imported it.
+    # ONNX has already imported torch.onnx.
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and onnx.is_in_onnx_export()
 

@@ -109,9 +109,10 @@ def fuse_pair(layer: Module, act: Module, names: PairNames) -> None:
 
 
 class _Structure:
-    """How often each module occurs in a model, and which pairs are fused already.
+    """How often each module occurs in a model, and which modules are fused already.
 
-    A pair is a layer and an activation that an earlier conversion has fused with the layer.
+    `_partners` maps a layer to the activation that an earlier conversion has fused with it, and
+    this activation to the layer.
     """
 
     def __init__(self, model: Module) -> None:

@@ -46,8 +46,8 @@ _NOTHING = nullcontext()
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
 #: The key under which `_tuned` has the knobs that tuning has chosen: a problem, its memory layout
-#: and its device. In the key, `Problem.running` is False, because plans do not depend on whether a
-#: call updates running statistics.
+#: and its device. The problem in a key always has `running` False, because plans do not depend on
+#: whether a call updates running statistics.
 Place = tuple[Problem, Extents, Gpu]
 
 # The knobs that tuning has chosen.
@@ -235,8 +235,9 @@ def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return message[:channels], message[channels:-1], message[-1:]
 
 
-# The number of elements in a block. Computing a block of this size, which takes 8 MiB in float64,
-# takes long enough to hide the launch of the next kernel.
+# `double_backward` computes one block after the other. This is the number of elements in a block,
+# which takes 8 MiB in float64. While the GPU computes a block of this size, the CPU has enough time
+# to launch the next kernel.
 _BLOCK = 1 << 20
 
 

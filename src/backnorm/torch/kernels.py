@@ -1,10 +1,10 @@
 """The forward and backward passes on the memory of tensors, on any device, without autograd.
 
 Every function takes tensors of strided layout on one device. If `x` is dense in some order of its
-axes, it is read in place; otherwise a dense copy of it is read. Other tensors of x's shape are read
-in place if they have the strides of the `x` (or the copy) that is read; otherwise they are copied.
-Results are new tensors with the strides of `torch.empty_like(x)`: the strides of `x`, if `x` is
-dense.
+axes, kernels read it in place; otherwise they read a dense copy of it. Other tensors of x's shape
+are also read in place if their strides equal those of `x` or of its copy, whichever is read.
+Tensors with other strides are copied. Results are new tensors with the strides of
+`torch.empty_like(x)`: the strides of `x`, if `x` is dense.
 
 `options.arithmetic` must not be None. If there is a residual, it is added before the activation,
 and the activation must be a ReLU.
@@ -63,9 +63,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return y, the mean and the biased variance of the batch, and the mask (None without a ReLU).
 
-    Mean and variance have the type that `statistics_type(x.dtype)` returns. The mask says which
-    elements of y are positive and below the ceiling. It has one bit per element, in the memory
-    order of x, and `mask_size(x.numel())` bytes.
+    Mean and variance are float32 if x has 16 bits; otherwise they have x's type. The mask says
+    which elements of y are positive and below the ceiling. It has one bit per element, in the
+    memory order of x, and `mask_size(x.numel())` bytes.
 
     Running statistics are updated in place, with the unbiased variance, unless the batch is empty.
     As in PyTorch, autograd does not detect the update. Therefore, if an inference pass needs
@@ -132,8 +132,9 @@ def double_backward(
     eps: float,
     training: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients with respect to x, dy and weight. ddx, ddweight and ddbias are the
-    gradients with respect to dx, dweight and dbias, the results of `backward`.
+    """Return the gradients of a loss with respect to x, dy and weight. ddx, ddweight and ddbias are
+    the gradients of this loss with respect to dx, dweight and dbias, which are the results of
+    `backward`.
     """
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
     engine = engine_of(x)

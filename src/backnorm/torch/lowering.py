@@ -2,16 +2,17 @@
 
 A compiler cannot fuse anything with an opaque operator, so the operator's inputs and outputs are
 written to memory and read again. Therefore each operator on float32 and 16-bit elements in a CPU's
-memory is decomposed into two parts. The first part is an operator that computes the sums (in
-inference there are none) and returns four coefficients per channel. The second part is the formula
-of an element (see `cpu.kernels.formulas`). Inductor fuses this formula with the addition and the
-activation that follow, and may compute it again in the backward pass.
+memory is decomposed into two parts. The first part is an operator that computes the sums and
+returns four coefficients per channel. (In inference, there are no sums, and the operator only
+returns the coefficients.) The second part is the formula of an element (see
+`cpu.kernels.formulas`). Inductor fuses this formula with the addition and the activation that
+follow, and may compute it again in the backward pass.
 
-Elements are computed in the arithmetic of the call. Here its default is float32, because Inductor's
-code in float64 takes twice as long as in float32. These float32 results are nearer to the exact
-results than Inductor's results for PyTorch's layers (measured in `docs/measurements/errors.md`).
-Where the range of float32 is not enough, backnorm's kernels compute a result again in float64;
-Inductor's code does not do this.
+Elements are computed in the arithmetic of the call. In calls that Inductor compiles, the default
+arithmetic is float32, because Inductor's code in float64 takes twice as long as in float32. These
+float32 results are nearer to the exact results than Inductor's results for PyTorch's layers
+(measured in `docs/measurements/errors.md`). Where the range of float32 is not enough, backnorm's
+kernels compute a result again in float64; Inductor's code does not do this.
 """
 
 from __future__ import annotations

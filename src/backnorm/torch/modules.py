@@ -8,9 +8,10 @@ applies the activation otherwise.
 
 So one attribute of the layer decides which of the two modules computes the activation. If the layer
 loses the attribute, the activation's module computes the activation, so it is still computed
-exactly once. Both modules remove the attribute (`separate`) when a change could make the fusion
-visible: a hook, another `forward`, other settings of the activation, a graph of `torch.fx`. The
-layer then only normalises, and the activation's module applies the activation.
+exactly once. Both modules have a method `separate`, which removes the attribute. It is called when
+a change could make the fusion visible: a hook, another `forward`, other settings of the activation,
+a graph of `torch.fx`. The layer then only normalises, and the activation's module applies the
+activation.
 
 If a caller of `convert` names a layer and an activation as a pair, the caller guarantees that the
 activation gets the layer's output. In a `torch.nn.Sequential`, the order of the modules guarantees
@@ -72,7 +73,7 @@ _ORIGIN = "_backnorm_origin"
 def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
     """Return a mark that identifies a layer's output.
 
-    If an in-place operation changes the output, this function returns another mark for it.
+    If an in-place operation has changed the output, this function returns another mark than before.
     """
     return id(layer), 0 if output.is_inference() else output._version
 
@@ -84,7 +85,7 @@ class Separable(torch.nn.Module):
     """
 
     def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
-        """Separate the pair, add a call of this module to the graph of `torch.fx`, and return it.
+        """Separate the pair; return a new call of this module in the graph of `torch.fx`.
 
         By default `torch.fx` traces into the forward of modules that PyTorch does not define. Tools
         for such graphs expect one node for the layer, as for PyTorch's own layer.
@@ -120,9 +121,10 @@ for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 class FusedActivation(Separable, torch.nn.Identity):
     """The module of a fused activation. The layer before this module computes the activation.
 
-    The attribute `fused_layer` is that layer. It is written to `__dict__` directly, because PyTorch
-    makes a module a child of the module to which it is assigned as an attribute. `names` has the
-    names of the layer and of this module in the model.
+    The attribute `fused_layer` is the layer that computes the activation. If a module is assigned
+    to an attribute of another module, PyTorch makes it a child of the other module. The layer must
+    not become a child of this module, so `fused_layer` is written to `__dict__` directly. `names`
+    has the names of the layer and of this module in the model.
     """
 
     names: tuple[str, str]
@@ -248,7 +250,8 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, functions that freeze layers, and
         quantisation. The new layer would not compute the activation.
         """
-        # A lazy layer does not raise, because its first forward reads this attribute.
+        # For a lazy layer, nothing is raised here, because the first forward pass of such a layer
+        # reads this attribute.
         if self.activation is not None and not isinstance(self, LazyModuleMixin):
             raise BacknormError(
                 f"num_features: this {type(self).__name__} also computes "
@@ -436,18 +439,20 @@ class SyncBatchNorm(_BatchNorm):
     """`torch.nn.SyncBatchNorm`, computed by backnorm: one mean and variance for all processes.
 
     If `torch.distributed` is initialised and the process group has more than one process, a layer
-    in training uses the mean and variance of the elements of all processes. The module `exchange`
-    combines them without loss of digits. The batches of the processes may differ in size, and may
-    be empty. The gradient of the input is computed with sums over the elements of all processes. In
-    each process, the gradients of weight and bias are those of the process's own batch;
-    DistributedDataParallel averages them over the processes. In evaluation, or in a single process,
-    the layer computes what `BatchNorm2d` computes. It accepts inputs with two or more axes.
+    in training uses the mean and variance of the elements of all processes. Each process computes
+    the mean and variance of its own elements, and the module `exchange` combines these statistics
+    of the processes without loss of digits. The batches of the processes may differ in size, and
+    may be empty. The gradient of the input is computed with sums over the elements of all
+    processes. In each process, the gradients of weight and bias are those of the process's own
+    batch; DistributedDataParallel averages them over the processes. In evaluation, or in a single
+    process, the layer computes what `BatchNorm2d` computes. It accepts inputs with two or more
+    axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
     CPU. If the processes cannot exchange their statistics, the layer raises `SynchronisationError`.
-    If the model was passed to `convert`, the message of this error has the name that the layer has
-    in the model.
+    If the model was passed to `convert`, the message of this error contains the layer's name in the
+    model.
 
     Parameters
     ----------
@@ -464,7 +469,7 @@ class SyncBatchNorm(_BatchNorm):
         DistributedDataParallel makes is rounded once.
     """
 
-    #: How error messages call a layer of this class.
+    #: Error messages use these words for the layer, unless `convert` has set another name.
     name: str = "a SyncBatchNorm layer"
 
     def __init__(
@@ -550,8 +555,8 @@ class FrozenLayer(torch.nn.Module):
     def _is_ordinary(self, x: Tensor) -> bool:
         """Whether backnorm can compute what the original layer's formula returns for x.
 
-        backnorm cannot compute it if the formula broadcasts x, if the formula returns another type
-        than that of x, or if the statistics require gradients.
+        backnorm cannot compute the formula's result if the formula broadcasts x, if the result has
+        another type than x, or if the statistics require gradients.
         """
         mean, variance = self.running_mean, self.running_var
         return (

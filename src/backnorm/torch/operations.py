@@ -36,7 +36,7 @@ from backnorm.torch.tensors import is_batched, is_transformed
 Gradients = tuple[Tensor | None, ...]
 
 
-# The functions below compute the operators: they call the kernels.
+# The functions below implement the registered operators by calling the kernels.
 
 
 def _forward(
@@ -141,8 +141,8 @@ class _Normalisation(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Gradients:
         needed = ctx.needs_input_grad
-        # Saved tensors are unpacked even if dy is None, because unpacking them makes activation
-        # checkpointing (`torch.utils.checkpoint`) recompute its layers.
+        # Saved tensors are unpacked even if dy is None, because activation checkpointing
+        # (`torch.utils.checkpoint`) recomputes its layers only when a saved tensor is unpacked.
         x, mean, variance, weight = ctx.saved_tensors
         if dy is None:
             return (None,) * len(needed)
@@ -297,7 +297,7 @@ def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Te
 
     PyTorch cannot differentiate a `Function` that computes batched gradients
     (``is_grads_batched``), but it can differentiate its own operators. So if batched gradients may
-    be differentiated later, PyTorch's operators compute them.
+    be differentiated later, they are computed by PyTorch's operators.
     """
     if torch.is_grad_enabled() and is_batched(dy):
         *others, _arithmetic = arguments

@@ -48,7 +48,11 @@ class Options:
 
 
 class Running(NamedTuple):
-    """Running statistics, of shape (C,), and the weight of a batch when they are updated."""
+    """The running mean and variance, of shape (C,), and their momentum.
+
+    When a forward pass updates the running statistics, `momentum` is the weight of the batch's
+    statistics.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -85,7 +89,7 @@ def _cached(
 def traced_options(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Return the options of a call that PyTorch may be tracing or compiling; check them first."""
+    """Check and return the options of a call that PyTorch may be tracing or compiling."""
     if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
         return eager_options(training, eps, activation, arithmetic, dtype)
     _check_eps(training, eps)
@@ -139,8 +143,8 @@ _traced_arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def arithmetic_of(dtype: torch.dtype, arithmetic: str | None) -> Arithmetic:
     """Return the arithmetic of an operator: its argument, or the default of the element type.
 
-    The argument is fixed when a graph is traced. So a block ``with backnorm.arithmetic(...)`` in
-    which the traced graph runs has no effect.
+    When a graph is traced, the value of the argument becomes part of the graph. So if the graph
+    runs later in a block ``with backnorm.arithmetic(...)``, this block has no effect.
     """
     return (
         own_arithmetic(element_type(dtype)) if arithmetic is None else check_arithmetic(arithmetic)

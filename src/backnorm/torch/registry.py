@@ -182,14 +182,14 @@ def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
 def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Callable[..., Any]:
     """Return the vmap rule of `function`, for `torch.library` and `torch.autograd.Function`.
 
-    A tensor with one axis has one value per channel. In a tensor with more axes, the second axis is
-    the channel axis.
+    In one problem (that is, without the vmap axis), a tensor with one axis has one value per
+    channel. In a tensor with more axes, the second axis is the channel axis.
     """
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         size, axis_of_x = info.batch_size, in_dims[0]
-        # The shape of x without the vmap axis (that is, in one problem) begins with batch and
-        # channels.
+        # Without its vmap axis, x has the shape of the x of one problem: the first axis is the
+        # batch, and the second axis has the channels.
         _, channels, *_ = (n for k, n in enumerate(arguments[0].shape) if k != axis_of_x)
         merged = [
             _merge(argument, axis, size) if isinstance(argument, Tensor) else argument
@@ -214,7 +214,7 @@ def _batching_rule(function: Callable[..., Any], kinds: Sequence[Result]) -> Cal
 
 
 def _merge(tensor: Tensor, axis: int | None, size: int) -> Tensor:
-    """Join the tensors of all problems of a vmap along the channel axis, and return the result.
+    """Join the tensors of all problems that `vmap` maps over, along the channel axis.
 
     The channels of the first problem come first, then those of the second problem, and so on.
     """

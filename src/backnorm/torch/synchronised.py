@@ -6,8 +6,8 @@ phases, the moments or sums of C channels are one tensor of 2C + 1 float64 numbe
 The last number is the number of elements of a channel. Reproducible sums are int64 numbers
 (`backnorm.binned`) until they have been added up over all processes.
 
-`torch.compile` sees three operators: one computes the forward pass, one the sums of the backward
-pass, and one dx. PyTorch's operators add a residual and apply an activation.
+`torch.compile` sees three operators: one computes the forward pass, one computes the sums of the
+backward pass, and one computes dx. PyTorch's operators add a residual and apply an activation.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Processes:
 ALONE = Processes(None, "", True)
 
 
-# The functions below are the phases. `group` is the name of a process group. If `group` is None,
-# the whole batch is in this process.
+# Each function below computes one phase of a forward or backward pass. `group` is the name of a
+# process group. If `group` is None, the whole batch is in this process.
 
 
 def _forward(
@@ -163,8 +163,8 @@ def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
     check_tensor("x", x)
     check_device(name, message, "x", x)
     check_memory(message, name)
-    # An x without a channel axis passes this check. The kernel rejects it later, when it checks the
-    # shape and type of x.
+    # If x has no channel axis, any shape of the message passes this check. Such an x is rejected
+    # later, when the kernel checks the shape and type of x.
     shape = (2 * x.shape[1] + 1,) if x.dim() > 1 else message.shape
     if message.dtype is not torch.float64 or message.shape != shape:
         raise TensorTypeError(
@@ -190,7 +190,7 @@ def _bins(x: Tensor, local: Tensor, exchange: Exchange | None) -> tuple[Tensor, 
 
 
 def _statistics(x: Tensor, moments: Tensor) -> tuple[Tensor, ...]:
-    """Return mean and variance, each rounded once from float64."""
+    """Return mean and variance, each rounded once from float64 to the statistics type of x."""
     return moments[:-1].to(statistics_type(x.dtype)).chunk(2)
 
 
@@ -216,8 +216,9 @@ class _BatchNorm(Function):
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         eps, arithmetic, reproducible, layer, group = ctx.settings
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        # Unpack the saved tensors even if dy is None. If the layer is in a checkpoint, unpacking
-        # starts the recomputation of the checkpoint's layers.
+        # Unpack the saved tensors even if dy is None. If the layer is in a checkpoint
+        # (`torch.utils.checkpoint`), unpacking makes PyTorch recompute all layers of the
+        # checkpoint.
         x, weight, moments = ctx.saved_tensors
         if dy is None and group is None:
             return (None,) * 8
@@ -354,13 +355,14 @@ def batch_norm_with_moments(
 
 
 def _move(running: Running, moments: Tensor) -> None:
-    """Update running statistics by the whole batch's moments, unless the batch is empty."""
+    """Update running statistics with the moments of the whole batch, unless it is empty."""
     channels, count = running.mean.shape[0], moments[-1]
     weight = running.momentum * count.clamp(max=1.0)
     unbiased = moments[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
     moves = (running.mean, moments[:channels]), (running.variance, unbiased)
     for statistic, value in moves:
-        # Writing to `data` does not change the tensor's version counter. A comment in
-        # `operations.MoveRunningStatistics` says why the counter must not change.
+        # Writing to `data` does not change the tensor's version counter. If the counter changed,
+        # autograd could treat a weight that shares memory with the running statistics as changed,
+        # too (see `operations.MoveRunningStatistics`).
         target = statistic if torch.compiler.is_compiling() else statistic.data
         target.copy_(statistic.double() * (1.0 - weight) + value * weight)

@@ -1,8 +1,8 @@
 """Tensors: their types, classes and memory, and which calls need the dispatcher.
 
-Kernels read memory. A tensor is *plain* if its class is in `PLAIN`. A tensor of another subclass is
-treated as a plain tensor if it has memory, even if the subclass overrides `shape`. An *opaque*
-tensor has no memory; only operators can read its elements.
+Kernels read memory. A tensor is *plain* if its class is `Tensor` or `Parameter` (`PLAIN`). A tensor
+of another subclass is treated as a plain tensor if it has memory, even if the subclass overrides
+`shape`. An *opaque* tensor has no memory; only operators can read its elements.
 
 New tensors are allocated by PyTorch, not by NumPy, because a tensor in the memory of a NumPy array
 has two limits. It cannot be resized. If an autograd function returns a view of such a tensor, the
@@ -104,8 +104,9 @@ _are_transforms_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 
-#: Whether a tensor is a batch of gradients, with which `torch.autograd.grad` calls a backward pass
-#: if the argument ``is_grads_batched`` is true.
+#: is_batched(tensor): whether a tensor is a batch of gradients. If the argument
+#: ``is_grads_batched`` of `torch.autograd.grad` is true, a backward pass is called with such a
+#: batch as dy.
 is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 

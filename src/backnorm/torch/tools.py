@@ -90,7 +90,8 @@ def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
     """Return Opacus's replacement for the layer of PyTorch that `layer` corresponds to.
 
     A layer with an activation of its own is returned unchanged, because a replacement would lose
-    the activation. Opacus's validator then rejects the model, because it rejects such a layer.
+    the activation. The model then still has a layer of backnorm, so Opacus's validator rejects the
+    model.
     """
     # `conversion` is imported within the function, because it imports the layers, and the layers
     # import this module.

@@ -59,18 +59,18 @@ def budget(
     terms of the element's formula (see :mod:`backnorm.reference`). The coefficient of T is the
     error of the arithmetic before that rounding:
 
-    - float64 arithmetic (unit roundoff 2**-53) on narrower data: the error of a blocked sum of up
-      to 2**30 elements is a few dozen roundoffs, times the sum of the magnitudes of its terms. So
-      the error of a parameter gradient is at most 2**-45 T. To compute an element of dx, two such
-      sums are divided by M, and about eight more operations follow. The budget of dx, 2**-40 T, is
-      larger than the error of these operations, so that other orders of summation also pass. For a
-      float32 result, 2**-40 T is at most 2**-16 of the float32 ulp of T. A 16-bit element is then
-      rounded correctly unless its exact value is within 2**-40 T of the midpoint between two
-      neighbours.
+    - float64 arithmetic (unit roundoff 2**-53) on narrower data: if a sum of up to 2**30 elements
+      is computed in blocks, its error is a few dozen unit roundoffs, times the sum of the
+      magnitudes of its terms. So the error of a parameter gradient is at most 2**-45 T. To compute
+      an element of dx, two such sums are divided by M (the number of elements of a channel), and
+      about eight more operations follow. The budget of dx, 2**-40 T, is larger than the error of
+      these operations, so that other orders of summation also pass. For a float32 result, 2**-40 T
+      is at most 2**-16 of the float32 ulp of T. A 16-bit element is then rounded correctly unless
+      its exact value is within 2**-40 T of the midpoint between two neighbours.
     - float64 data: there is no wider type, so sums are compensated. The error of a parameter
-      gradient is at most 2**-48 T. This includes the roundings of s = 1/sqrt(variance + epsilon)
-      and of the product of s and a sum. An element of dx takes a dozen float64 operations, with an
-      error of at most 2**-49 T.
+      gradient is at most 2**-48 T. This bound includes the roundings of s = 1/sqrt(variance +
+      epsilon) and of the product of s and a sum. An element of dx takes a dozen float64 operations,
+      with an error of at most 2**-49 T.
     - float32 arithmetic (unit roundoff u = 2**-24) on float32 or 16-bit data: a term of a parameter
       gradient is rounded four times before it is added up in float64. The roundings are those of
       x - mean, of the product, and of two additions in a run of at most four terms; together they
@@ -87,24 +87,26 @@ def budget(
       ulp of the exact value. In this case the rounding error of the product can exceed half an ulp
       of the exact value by up to half of u T. With 16-bit data the last product is rounded to
       float32 before it is rounded to 16 bits, which makes nine roundings. So the roundings of an
-      element add up to less than the budget, which is 16 u T = 2**-20 T. The rest of the budget is
-      room for kernels that add up longer runs in float32.
-    - mean and variance are sums that are rounded once. The budget of each is a whole ulp, plus T
-      times the coefficient of a parameter gradient. The second part matters only if the terms of
-      the mean cancel. The terms of the variance are all positive, so its T is the variance itself.
+      element add up to less than the budget, which is 16 u T = 2**-20 T. The budget is larger than
+      this sum of roundings, so that kernels that add up longer runs in float32 also pass.
+    - mean and variance are sums that are rounded once. The budget of the mean, and that of the
+      variance, is a whole ulp plus T times the coefficient that a parameter gradient has above. The
+      second part matters only if the terms of the mean cancel. The terms of the variance are all
+      positive, so its T is the variance itself.
     - The coefficient of T is the same for y as for dx, but the T of y is that of the formula for y.
       In float32 arithmetic, three values are rounded once each: x - mean, the gain, and the
       constant (beta and the low part of the mean). Adding a residual rounds once more. With all
       these roundings, the error of y is at most 2**-21 T. A ReLU does not enlarge an error.
     - A term of the second order has up to two sums and s**5 as factors. For float64 data, sums are
-      compensated. No term goes through more than 32 roundings, and 2**-48 T is allowed. For float32
-      data, the error of a sum is a few dozen times 2**-53 of the magnitudes of its terms. The error
-      of the second-order gradient with respect to gamma is as large, and 2**-44 T is allowed. For
-      the second-order gradients with respect to x and dy, 2**-40 T is allowed, as for dx. For
-      16-bit data, the error of a sum is at most 2**-22 T, and that of a product of two sums is at
-      most 2**-21 T. The budget of every second-order result is then 2**-20 T. A bfloat16 result is
-      rounded to float32 before it is rounded to bfloat16, which adds an error of less than 2**-25
-      T.
+      compensated. No term goes through more than 32 roundings of at most 2**-53 each, which add up
+      to 2**-48. So an error of 2**-48 T is allowed. For float32 data, the error of a sum is a few
+      dozen times 2**-53 of the sum of the magnitudes of its terms. The second-order gradient with
+      respect to gamma has an error of the same size, a few dozen times 2**-53 T. Its budget is
+      2**-44 T. For the second-order gradients with respect to x and dy, 2**-40 T is allowed, as for
+      dx. For 16-bit data, the error of a sum is at most 2**-22 T, and that of a product of two sums
+      is at most 2**-21 T. The budget of every second-order result is then 2**-20 T. A bfloat16
+      result is rounded to float32 before it is rounded to bfloat16, which adds an error of less
+      than 2**-25 T.
 
     Raises
     ------

@@ -73,7 +73,7 @@ def check_forward(
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
 ) -> dict[str, Verdict]:
-    """Judge the results of a forward pass: `normalized` has y, mean and variance.
+    """Judge y, mean and variance of a forward pass, which `normalized` has in this order.
 
     y must have the type of x. x, gamma, beta and `options` are the arguments with which
     :func:`reference.forward` computes the exact results.

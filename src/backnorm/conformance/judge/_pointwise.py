@@ -10,8 +10,8 @@ the operators. The allowed errors are:
   a quotient and a sum in float32, where u = 2**-24. Usually only the integer
   nearest to the exact value is accepted. Both neighbouring integers are accepted if the exact value
   is so near their midpoint that the error of the quotient and the sum can cross it. If an expected
-  value is outside the range of the integer type, it is replaced by the nearest integer of this
-  range.
+  value is outside the range of the integer type, the nearest integer of this range is expected
+  instead.
 
 Errors are reported in ulps of the result's type. For integer types, one ulp is 1.
 """
@@ -49,7 +49,7 @@ def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndar
 
 
 def check_dequantize(src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, object]) -> Verdict:
-    """Judge dst, whose exact value is (src - zp) * scale."""
+    """Judge dst, whose exact value is (src - zp) * scale, where zp is the zero point."""
     if dst.dtype != FLOAT32 or dst.shape != src.shape:
         return _of_other_kind("dst", dst, FLOAT32, src.shape)
     scales, zps = _parameters(attributes, src.ndim)
@@ -70,8 +70,8 @@ def check_quantize(
     exact = quotient + zps
     limits = np.iinfo(dtype)
     # The allowed error grows with `magnitude`. Both summands of `magnitude` are capped, so that the
-    # allowed error stays below one step of the integers. So if the exact value is beyond the range,
-    # only the limit of the range passes.
+    # allowed error stays below one step of the integers. So if the exact value is beyond the range
+    # of `dtype`, only the nearer limit of this range passes.
     most = float(max(abs(limits.min), limits.max) + 1)
     magnitude = np.minimum(np.abs(quotient), 2 * most) + np.minimum(np.abs(exact), most)
     exact = np.clip(exact, limits.min, limits.max)

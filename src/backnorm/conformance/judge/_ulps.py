@@ -44,7 +44,7 @@ def ulp_error(actual: np.ndarray, exact: Exact, dtype: np.dtype) -> FloatArray:
 
 
 def ulp_at(exact: Exact, dtype: np.dtype) -> FloatArray:
-    """Return, for each exact value, the unit in the last place of the numbers of `dtype` there."""
+    """Return, for each exact value, the ulp of a `dtype` number with the value's exponent."""
     bits, least, largest = _FORMATS[dtype]
     fraction, exponent = np.frexp(exact.hi)
     exponent = exponent.astype(np.int64) - 1

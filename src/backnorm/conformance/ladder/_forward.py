@@ -303,13 +303,14 @@ class ForwardLadder:
             used = mean + unit * known.terms
             return _Errors(mean, used, of_variance * (squares + np.square(used)))
         height = additions_of(rung, self.count).height
-        # If a kernel updates a mean by m + (x - m)/i, each update has three roundings more than an
-        # addition (see ``docs/tolerance.md``).
+        # A kernel may update a mean m with each element x, by m + (x - m)/i, where i counts the
+        # elements. Such an update has three roundings more than an addition to a sum (see
+        # ``docs/tolerance.md``).
         updated = in_a_row(height + 3.0 * (1.0 + levels), unit)
         mean = (of_mean + (1.0 + of_mean) * updated) * terms
         used = mean + unit * known.terms
-        # A kernel may update a mean m by m + (x - m)/i, where i counts the elements. Then `partial`
-        # bounds the error of m after every update.
+        # If a kernel updates a mean m in this way, `partial` bounds the error of m after every
+        # update.
         partial = levels * mean + unit * known.terms
         moved = 4.0 * (known.furthest * partial + np.square(partial))
         lost = of_variance + (1.0 + of_variance) * in_a_row(height, unit)
@@ -323,9 +324,9 @@ class ForwardLadder:
         if additions.height * unit >= 1.0:
             nothing = np.full(known.mean.shape, math.inf)
             return _Errors(nothing, nothing, nothing)
-        # If a rung computes the sum in a wider type than that of the elements, the sum is also
-        # divided by the count in the wider type. So this division adds no rounding in the elements'
-        # type.
+        # If a rung computes the sum in a type that is wider than the elements' type, the rung also
+        # divides the sum by the count in this wider type. So this division adds no rounding in the
+        # elements' type.
         after = narrow + (_AFTER_MEAN if rung in SUMS or self.data == FLOAT64 else 0.0)
         sums, in_any_order = math.sqrt(additions.sums), math.sqrt(additions.terms)
         of_terms, of_squares = (math.sqrt(additions.root + n) for n in (of_mean, of_variance))
@@ -407,7 +408,7 @@ def grade_forward(
     data_format: str = "NCX",
     kind: BoundKind = "expected",
 ) -> dict[Quantity, Grade]:
-    """Grade the results of a forward pass: `normalized` has y, mean and variance.
+    """Grade y, mean and variance of a forward pass, which `normalized` has in this order.
 
     x, gamma, beta, epsilon and data_format are the arguments with which :func:`reference.forward`
     computes the exact results. The variance is the biased one. y must have x's shape and type.

@@ -43,10 +43,10 @@ from backnorm.results import Gradients
 class Bound:
     """The factors in the formula of an element's allowed error.
 
-    The bound is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``. ulp
-    is the unit in the last place of the output's type at the exact value, T is the sum of the
-    magnitudes of the terms, and V, S and R are the fields `value`, `sums` and `root` of
-    :class:`backnorm.reference.Scale`.
+    The bound is ``ulps * ulp + terms * T + value * V + sqrt((sums * S)**2 + (root * R)**2)``. Here
+    `ulp` is the unit in the last place of the output's type at the exact value. T is the sum of the
+    magnitudes of the terms of the element's formula. V, S and R are the fields `value`, `sums` and
+    `root` of :class:`backnorm.reference.Scale`.
 
     Attributes
     ----------
@@ -82,9 +82,10 @@ class Bound:
         return result
 
     def in_units(self, unit: float) -> str:
-        """Return the formula as text; coefficients are written as multiples of u.
+        """Return the bound as text, such as "0.5 ulp + 4 u T".
 
-        u stands for the unit roundoff `unit`.
+        In the text, u stands for the unit roundoff `unit`. The docstring of the class explains the
+        other letters.
         """
         parts = [f"{self.ulps:g} ulp"]
         parts += [
@@ -391,8 +392,8 @@ def _expected(
     # `root` is the factor of R (see `Bound`). The terms of a sum are rounded independently of each
     # other, so the squares of their errors add up.
     root = math.hypot(loss * math.sqrt(roundings), DEVIATIONS * unit * math.sqrt(additions.root))
-    # A 16-bit gradient is rounded to float32 before it is rounded to 16 bits, which is one more
-    # rounding.
+    # A gradient of 16 bits is first rounded to float32 and then to 16 bits. The rounding to float32
+    # is counted here.
     after = 1.0 if is_16_bit(output) else 0.0
     if quantity == "dx":
         after = roundings + (INVERSE_DEVIATION if additions.height else 0.0)
@@ -412,10 +413,11 @@ def _of_one_sign(rung: Rung, quantity: Quantity, data: np.dtype, roundoff: float
     # If an ulp of x is larger than an ulp of the mean, the last bits of the mean are lost when x -
     # mean is rounded. This error is the same for every element. A 16-bit value has p significant
     # bits, where u = 2**-p is its unit roundoff. So the product of two such values has at most 2p
-    # significant bits, and the last of these bits is worth more than u**2 times the product. (This
-    # treats x - mean as a 16-bit value, although the mean can have more bits.) So when such a
-    # product is added to a long sum, the exact result is often a tie: it lies exactly halfway
-    # between two neighbouring numbers. Ties are often rounded in one direction.
+    # significant bits, and the last of these bits is worth more than u**2 times the product. The
+    # terms dy * (x - mean) are about such products. (x - mean is treated as a 16-bit value here,
+    # although the mean can have more bits.) So when a term is added to a long sum, the exact result
+    # is often a tie: it lies exactly halfway between two neighbouring numbers. Ties are often
+    # rounded in one direction.
     halves = 2.0 * ROUNDOFF[data] ** 2 if rung == "serial" and is_16_bit(data) else 0.0
     return roundoff + halves
 

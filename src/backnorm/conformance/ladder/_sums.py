@@ -32,8 +32,8 @@ class Additions(NamedTuple):
     S is the sum of the terms, Q the sum of their squares, and T the sum of their magnitudes. E is
     the sum of the squares of the rounding errors, divided by the square of the roundoff. If the
     terms are in random order, E is ``sums * S**2 + root * Q``. For any order of the terms, E is at
-    most ``terms * T**2``; ``sums``, ``root`` and ``terms`` are the fields below. `height` is the
-    largest number of additions that one term goes through.
+    most ``terms * T**2``; ``sums``, ``root`` and ``terms`` are the fields below. A term takes part
+    in several additions, one after the other; `height` is the largest such number among the terms.
     """
 
     height: float
@@ -42,8 +42,8 @@ class Additions(NamedTuple):
     terms: float = 0.0
 
 
-#: The rungs on which sums are computed in the same arithmetic as the elements, not in a wider one:
-#: float32, or float64 for float64 data.
+#: The rungs on which the arithmetic of the sums is that of the elements, and not a wider one. It is
+#: float64 for float64 data, and float32 for all other data.
 SUMS = "pairwise", "blocked", "serial"
 
 
@@ -77,13 +77,16 @@ def _in_blocks(count: int, size: int) -> Additions:
 
 
 def _row(count: int, single: bool = False) -> Additions:
-    """Return the rounding errors of a serial sum. If `single`, they are those to expect of one sum;
-    otherwise, they are an average over many sums.
+    """Return the rounding errors of a serial sum.
+
+    If `single` is true, these are the errors to expect of one sum; otherwise, they are the average
+    errors of many sums.
 
     A sum of n = `count` terms has partial sums of k terms, for k from 2 to n. A partial sum of k
-    terms is k/n of the whole sum, plus a random part. On average, the square of the random part is
-    k/n times the sum of the squared terms. In one sum alone, the squares of the random parts are
-    often larger than their average over many sums. So if `single` is true, the squares are doubled.
+    terms is k/n of the whole sum, plus a random part. Averaged over many sums, the square of the
+    random part is k/n times the sum of the squared terms. In one sum alone, the squares of the
+    random parts are often larger than this average. So if `single` is true, the result allows twice
+    the average of the squares.
     """
     sums = (count + 1) * (2 * count + 1) / (6 * count) - 1 / count**2
     root = (count + 1) / 2 - 1 / count

@@ -15,6 +15,7 @@
 ``_report``     tables, JSON, JUnit and Markdown
 ``export``      cases and results as files
 ``audit``       `backnorm tolerance`: finds the wrong kernels that a test accepts. ``audit_data``
-                has the inputs of the test. ``tolerances`` has its comparisons of gradients.
-                ``policies`` has the tolerances with which other projects test.
+                has the inputs on which the kernels are tested. ``tolerances`` has the comparisons
+                of gradients that a test may use. ``policies`` has the tolerances with which other
+                projects test.
 """

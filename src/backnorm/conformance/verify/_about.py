@@ -59,8 +59,9 @@ def _outputs(ladder: GradientLadder) -> Table:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
         ulp = ulp_at(ladder.value(name), ladder.element_type(name))
         with np.errstate(all="ignore"):
-            # T (`terms`) is the sum of the terms' magnitudes. If T is 0, every term is 0, so the
-            # result has no rounding error, and its condition number is set to 1.
+            # For each element, `terms` has T, the sum of the magnitudes of the terms of the
+            # element's formula. If T is 0, every term is 0, so the element has no rounding error,
+            # and its condition number is set to 1.
             condition = np.divide(terms, size, out=np.ones_like(terms), where=terms != 0)
             bounds = [np.median(each / ulp) for each in ladder.allowances(name).values()]
         numbers = np.median(condition), condition.max(), *bounds

@@ -54,7 +54,7 @@ class _Calls:
     first call's.
 
     The subject is also called with another dy (in a forward pass: another x). `unchanged` names the
-    outputs that had the same bits in that call as in the first call.
+    outputs that had the same bits in the call with another dy (or x) as in the first call.
     """
 
     outputs: _Outputs

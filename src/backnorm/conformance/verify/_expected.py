@@ -28,7 +28,7 @@ class Expectation:
 
     @property
     def is_expired(self) -> bool:
-        """Whether the line has a date, `until`, and this day (in UTC) is over."""
+        """Whether the line has a last day, `until`, and this day is over in UTC."""
         today = datetime.datetime.now(tz=datetime.UTC).date()
         return self.until is not None and today > self.until
 

@@ -83,11 +83,12 @@ def own(
     return backnorm.batch_norm_forward(x, gamma, beta, epsilon=epsilon, data_format=data_format)
 
 
-#: Maps each name that ``backnorm verify`` accepts for a peer to the function that it judges.
+#: Maps each name that ``backnorm verify`` accepts for a peer (a known function) to the function
+#: that this name stands for.
 FORWARD_PEERS: Mapping[str, Callable[..., Results]] = MappingProxyType(
     {"numpy": textbook, "torch": torch, "backnorm": own}
 )
 
-#: For a function of `FORWARD_PEERS` that does not return all results: the names of the missing
-#: ones.
+#: Maps each name in `FORWARD_PEERS` whose function does not return all results to the names of the
+#: results that it does not return.
 FORWARD_OMITTED = MappingProxyType({"torch": ("variance",)})

@@ -26,7 +26,7 @@ _MEMINFO = Path("/proc/meminfo")
 def available_bytes() -> int:
     """Return how many bytes of memory this process can use without making the system swap.
 
-    On systems other than Linux, return the size of the whole memory.
+    On systems other than Linux, return the size of the machine's whole memory, used or not.
     """
     if not _MEMINFO.is_file():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

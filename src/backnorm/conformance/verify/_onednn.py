@@ -105,7 +105,10 @@ class Library:
         return getattr(self._library, f"dnnl_{name}")
 
     def memory(self, dims: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...]) -> Handle:
-        """Return the descriptor of a dense array with its axes, the slowest first, in `order`."""
+        """Return the descriptor of a dense array.
+
+        `order` has the array's axes in the order of memory, the slowest axis first.
+        """
         strides, step = [0] * len(dims), 1
         for axis in reversed(order):
             strides[axis] = step

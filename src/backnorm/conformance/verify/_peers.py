@@ -309,7 +309,8 @@ def _inverse_deviation(variance: np.ndarray, epsilon: float) -> np.ndarray:
     return wide.astype(variance.dtype)
 
 
-#: Maps each name that ``backnorm verify`` accepts for a peer to the function that it judges.
+#: Peers are known functions that ``backnorm verify`` can judge by name. This table maps the name of
+#: each peer of the backward pass to its function.
 PEERS: Mapping[str, Callable[..., _Gradients]] = MappingProxyType(
     {
         "numpy": textbook,

@@ -80,7 +80,7 @@ def _where(results: Results, finding: Finding) -> str:
 def _reasons(results: Results) -> list[str]:
     """Return a line for each reason why outputs were refused or not run.
 
-    For each of these two statuses, at most `NAMED` lines are returned.
+    For each of the two statuses, "refused" and "not_run", at most `NAMED` lines are returned.
     """
     lines = []
     for status in ("refused", "not_run"):

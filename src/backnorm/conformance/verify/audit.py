@@ -109,8 +109,8 @@ def _wide(terms: np.ndarray) -> np.ndarray:
     return total.astype(np.float64)
 
 
-#: Kernels without a mistake, which add up terms in different ways. A key names the way. A value is
-#: a function that takes an element type and returns the kernel for this type.
+#: Kernels without a mistake, which add up terms in different ways. Each key is the name of such a
+#: way. Each value is a function that takes an element type and returns the kernel for this type.
 RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
     "serial sums": lambda data: _Narrow(_serial, data),
     "pairwise sums": lambda data: _Narrow(_pairwise, data),

@@ -169,7 +169,11 @@ def _of_loss(
     beta: np.ndarray,
     epsilon: float,
 ) -> np.ndarray:
-    """Return dy for a loss: "sum" 1, "mean" 1 / number of elements, "square" y, "cube" y**2."""
+    """Return dy, the gradient of a loss with respect to y.
+
+    For "sum", every element of dy is 1; for "mean", 1 divided by the number of elements. The losses
+    "square" and "cube" are sum(y**2)/2 and sum(y**3)/3, so dy is y and y**2.
+    """
     if loss in ("sum", "mean"):
         return np.full(x.shape, 1.0 if loss == "sum" else 1 / x.size)
     kept = (1, -1, *(1,) * (x.ndim - 2))

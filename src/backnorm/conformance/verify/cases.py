@@ -91,7 +91,8 @@ def check_names(argument: str, names: Sequence[str], known: Collection[str]) -> 
 def selected(selection: Selection) -> Iterator[Case]:
     """Yield the cases of a selection, always in the same order with the same values.
 
-    The first cases of a tier are the diagnostic cases: `verify` names a mistake from their results.
+    The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
+    mistake.
     """
     for found in _of_shapes(selection) if selection.shapes else _of_tier(selection):
         case = of_backward(found) if selection.operation == "forward" else found
@@ -114,7 +115,7 @@ def _of_shapes(selection: Selection) -> Iterator[Case]:
 def _of_layer(
     name: str, shape: tuple[int, ...], dtype: np.dtype, layout: str, rng: np.random.Generator
 ) -> Case:
-    """Return a case of the given shape, whose axes are N, C and space also for the layout NXC."""
+    """Return a case of a given shape; `shape` is in the order N, C, space, for NXC, too."""
     data = realistic_data(in_layout(shape, layout), dtype, data_format=layout, rng=rng)
     return Case(f"{name}-{dtype}-{data.mean.dtype}-{layout}", data)
 

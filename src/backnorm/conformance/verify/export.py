@@ -1,11 +1,11 @@
 """Export cases as files, for tests in any language, and judge results that are read from files.
 
 The exported folder has ``manifest.json`` and a folder for each case. The folder of a case has the
-arrays that are the inputs of the case. It also has four things for each element of an output: the
-exact value as a sum of two float64 (``high`` and ``low``); T, the sum of the magnitudes of the
-element's terms; the bound of the absolute error on each rung; and the exact value rounded to the
-output's type. So a test that reads these files need not compute any bound itself. Raw arrays are
-little-endian, in C order. Exports of the same selection of cases have the same bytes.
+input arrays of the case. It also has four things for each element of an output: the exact value as
+a sum of two float64 (``high`` and ``low``); T, the sum of the magnitudes of the element's terms;
+the bound of the absolute error on each rung; and the exact value rounded to the output's type. So a
+test that reads these files need not compute any bound itself. Raw arrays are little-endian, in C
+order. Exports of the same selection of cases have the same bytes.
 """
 
 from __future__ import annotations

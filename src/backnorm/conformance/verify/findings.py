@@ -97,7 +97,10 @@ def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
 
 
 def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
-    """Return the findings of a run: first the diagnoses, then the others, most cases first.
+    """Return the findings of a run.
+
+    First come the diagnoses: mistakes that were named from the outputs of diagnostic cases. The
+    other findings follow, those with the most cases first.
 
     Parameters
     ----------

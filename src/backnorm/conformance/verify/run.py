@@ -69,8 +69,9 @@ STATUSES: tuple[Status, ...] = (
 )  # fmt: skip
 
 #: The statuses of outputs that are not judged. "refused": the subject refused the case. "not_run":
-#: the case was not run, or has no such output. "proves_nothing": every wrong formula passes the
-#: case, too. "expected_to_fail": the failure is expected.
+#: the case was not run, or does not have this output. "proves_nothing": all outputs of the case are
+#: right, but every known wrong formula passes the case, too. "expected_to_fail": the failure is
+#: expected.
 UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected_to_fail"
 
 # A child process that has not ended this many seconds after its last case is killed.
@@ -246,7 +247,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
 
 
 def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """Run a child process; for each case that it began, yield an event with the outcome."""
+    """Run a child process; yield an event with the outcome for each case that the child began."""
     reader, writer = os.pipe()
     order = {
         "subject": job.subject, "dialect": job.dialect, "op": job.op, "memory": job.memory,

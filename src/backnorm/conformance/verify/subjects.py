@@ -73,12 +73,12 @@ class OutputError(AssertionError):
 class Function:
     """A function ``f(x, dy, mean, variance, gamma, *, epsilon, data_format, training)``.
 
-    Such a function computes the backward pass, and returns dx, dgamma and dbeta. A function that
-    computes the forward pass is called as ``f(x, gamma, beta, *, epsilon, data_format)``, and
-    returns y, mean and variance. An option is not passed if the function has no parameter for it.
-    Then only cases with the usual value of this option are computed (`epsilon` 1e-5, `data_format`
-    NCX, `training` True). All other cases are refused. `omitted` names the results that the
-    function does not return.
+    A function with this signature computes the backward pass, and returns dx, dgamma and dbeta. A
+    function that computes the forward pass is called as ``f(x, gamma, beta, *, epsilon,
+    data_format)``, and returns y, mean and variance. An option is not passed if the function has no
+    parameter for it. Such a function is called only on cases with the usual value of this option
+    (`epsilon` 1e-5, `data_format` NCX, `training` True). Cases with other values are refused.
+    `omitted` names the results that the function does not return.
     """
 
     def __init__(self, function: Callable[..., Any], omitted: Collection[str] = ()) -> None:
@@ -108,7 +108,8 @@ class Function:
 def _parameters(function: Callable[..., Any]) -> list[str] | None:
     """Return the names of a function's parameters, in order.
 
-    Return None if the function takes any keyword, or if Python cannot find out its parameters.
+    Return None if the function takes any keyword argument (``**kwargs``), or if Python cannot find
+    out the function's parameters.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -375,7 +376,7 @@ def subject_of(
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:
-    """Return the function that a name names: ``module:function`` or ``file.py:function``.
+    """Return the function that `name` refers to: ``module:function`` or ``file.py:function``.
 
     Parameters
     ----------
@@ -426,8 +427,8 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
 
 def _module(place: str, argument: str) -> ModuleType:
     if not place.endswith(".py"):
-        # The working directory is put on the search path, so that its modules are found, as with
-        # `python -m`.
+        # As with `python -m`, the working directory is put on the search path, so that modules in
+        # this directory are found.
         sys.path.insert(0, "")
         return importlib.import_module(place)
     path = Path(place).resolve()

@@ -78,7 +78,7 @@ def from_function(function: Callable[[np.ndarray, np.ndarray], object]) -> Test:
 
 
 def close(rtol: float, atol: float) -> Test:
-    """Return the test that every error is at most ``atol + rtol * abs(expected)``."""
+    """Return a test that passes if every error is at most ``atol + rtol * abs(expected)``."""
 
     def test(comparison: Comparison) -> bool:
         actual, expected = _wide(comparison.actual), _wide(comparison.expected)
@@ -124,8 +124,8 @@ def _wide(array: np.ndarray) -> np.ndarray:
 #: Measures by name. Pearson's correlation (`pcc`) and the cosine must be at least the limit (0.99
 #: in "pcc 0.99"). The other measures are errors, which must be at most the limit. `ulp` is the
 #: error of every element, in ulps of the output's type. `rms` is the root mean square of the
-#: errors, divided by the largest magnitude in the two arrays. `l2` is the L2 norm of the errors,
-#: divided by the L2 norm of the expected array.
+#: errors, divided by the largest magnitude in the actual and the expected array. `l2` is the L2
+#: norm of the errors, divided by the L2 norm of the expected array.
 MEASURES: dict[str, _Measure] = {
     "pcc": _pcc, "cosine": _cosine, "ulp": _ulp, "rms": _rms, "l2": _l2,
 }  # fmt: skip

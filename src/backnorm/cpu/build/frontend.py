@@ -1,9 +1,9 @@
 """Translate kernels to LLVM code with Numba, so that LLVM optimises a whole library at once.
 
 By default Numba optimises, links and compiles each function that a kernel calls before it compiles
-the kernel. With this module, Numba only translates. All functions of a library are then linked once
-to one module, which is optimised as a whole (see `machine`). Building a library in this way takes
-half the time of Numba's default.
+the kernel. With this module, Numba only translates. Then all functions of a library are linked into
+one module, and this module is optimised as a whole (see `machine`). Building a library in this way
+takes half the time of Numba's default.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _names_in(code: str) -> Iterable[str]:
 def _wrappers(compiled: dict[str, Any], globals_: str) -> str:
     """Return LLVM code of C functions that call the functions compiled by Numba.
 
-    A function of Numba has the signature ``status(result*, error**, arguments...)``. If an argument
-    is a compile-time constant, a null pointer is passed for it.
+    A function that Numba has compiled has the signature ``status(result*, error**, arguments...)``.
+    If an argument is a compile-time constant, a null pointer is passed for it.
     """
     lines = [globals_]
     for symbol, overload in compiled.items():

@@ -43,8 +43,8 @@ def link(code: bytes, path: Path, exported: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # The temporary folder is made in the folder of `path`, so that both are on the same file
     # system. The finished library can then be moved to `path` in one step. The linker runs in the
-    # temporary folder and gets no path of it, so the library's bytes do not depend on the folder's
-    # name.
+    # temporary folder and gets names of files without that folder's path, so the library's bytes do
+    # not depend on the folder's name.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         (Path(folder) / "code.o").write_bytes(code)
         names = "".join(f"{name};" for name in exported)

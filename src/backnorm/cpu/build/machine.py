@@ -20,8 +20,8 @@ def target_machine(level: str) -> Any:
     else:
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    # Shared libraries need position-independent code. The code model "small" is chosen explicitly:
-    # llvmlite's default is "large", because llvmlite is made for just-in-time compilers.
+    # Shared libraries need position-independent code. The code model "small" is chosen explicitly,
+    # because llvmlite's default is "large", which is meant for just-in-time compilers.
     options = {"opt": 3, "reloc": "pic", "codemodel": "small"}
     return target.create_target_machine(cpu=cpu, features=features, **options)
 

@@ -46,7 +46,7 @@ from backnorm.cpu.record import SILU
 _SINGLE = ir.FloatType()
 
 _LN2 = math.log(2.0)
-# The exact ln 2 minus `_LN2`, the float64 nearest to it.
+# The exact value of ln 2, minus `_LN2`. (`_LN2` is ln 2 rounded to float64.)
 _LN2_REST = 2.3190468138462996e-17
 
 # If z is below `_LEAST_DOUBLE` in float64, or below `_LEAST_SINGLE` in float32, e^z and SiLU become
@@ -57,7 +57,7 @@ _LEAST_DOUBLE, _LEAST_SINGLE = -746.0, -87.0
 def in_singles(dtype):
     """Whether activations are computed in float32 if `dtype` is the element type.
 
-    z, the argument of the activation, is then rounded to float32 first.
+    If they are, z (the argument of the activation) is first rounded to float32.
     """
     return dtype == types.float32
 

@@ -15,9 +15,9 @@ rounded by at most half the unit of the lowest bin. With three bins, half the un
 is 2^-65 of the unit of the top bin. The largest magnitude of all terms is at least half the unit of
 the top bin. So a term is rounded by at most 2^-64 of the largest magnitude (with four bins, by
 2^-96 of it). This bound does not hold if all terms are tiny, because the unit of the lowest bin is
-never below 2^-1056. A digit is an int64, which has room for 2^31 elements: an element adds at most
-1.5 * 2^31 to a digit. This bound holds even if the element has two terms (a float64 product and the
-rounding error of this product).
+never below 2^-1056. A digit is an int64, which has room for 2^31 elements, because an element adds
+at most 1.5 * 2^31 to a digit. This is true even of an element with two terms (a float64 product and
+the rounding error of this product).
 
 A term of magnitude 2^991 or more (possible only with float64 elements) counts as infinite. If a
 term of a sum is NaN or infinite, the limit of the sum is 0. Its first three digits are then three
@@ -172,9 +172,9 @@ def _give_up(bins, at, pitch, digits):
 
 @rare
 def _make_room(bins, at, digits, most):
-    """Raise the limits of eight columns above the eight lanes of `most`.
+    """For each of eight columns, raise the limit of the sum above the column's lane of `most`.
 
-    Return whether all terms so far are finite.
+    Return whether all terms that the sums of these columns have got until now are finite.
     """
     bins, pitch = bins
     finite = True
@@ -221,7 +221,7 @@ def _put_slowly(bins, at, digits, terms, count):
 def _put(x, bins, at, terms, count):
     """Put `count` vectors of terms into the bins of eight columns.
 
-    Each lane of a vector has a term of one column.
+    Lane k of each vector has a term of the k-th of these columns.
     """
     digits = digits_of(x)
     most = magnitude(load(terms, 0))
@@ -240,9 +240,10 @@ def _put(x, bins, at, terms, count):
 
 @by_type
 def _units(x, limit):
-    """Return a tuple: the number 1.5 * 2^52 * u of each bin, from the top bin down, and a 1.
+    """Return the numbers that round terms to the units of the bins, and a 1, as one tuple.
 
-    u is the bin's unit. The 1 is a quotient of limits, so that the compiler does not treat it as a
+    The number of a bin is 1.5 * 2^52 * u, where u is the unit of the bin. The number of the top bin
+    comes first. The 1 is computed as limit / limit, so that the compiler does not treat it as a
     constant: see `without`.
     """
     if x.dtype == types.float64:
@@ -260,7 +261,7 @@ def _down(units):
 
 @by_type
 def _load_digits(x, bins, at):
-    """Return the digits of one sum, for eight columns."""
+    """Return the digits of one sum for eight columns: one vector for each bin, top bin first."""
 
     def three(x, bins, at):
         values, pitch = bins
@@ -318,7 +319,7 @@ def _take_apart(patterns, term, units):
 
 @inlined
 def _store_digits(patterns, units, count, bins, at):
-    """Subtract the bits of `units`, which were added `count` times, and write the digits."""
+    """Complete the sums of `_take_apart`, called `count` times with `units`; write the digits."""
     for k in range(len(patterns)):
         store(bins.values, at + (k + 1) * bins.pitch, patterns_less(patterns[k], units[k], count))
 
@@ -327,8 +328,9 @@ def _store_digits(patterns, units, count, bins, at):
 def _hold(x, slope, centred, terms, at):
     """Write the terms of the two sums to the buffers at `terms`.
 
-    These terms are `slope` and `slope` * `centred`. If x is float64, the rounding error of the
-    product is a third term.
+    The term of the first sum is `slope` (in a backward pass, dy); that of the second sum is `slope`
+    * `centred`. If x is float64, the rounding error of this product is a third term, which belongs
+    to the second sum.
     """
 
     def hold(x, slope, centred, terms, at):
@@ -352,11 +354,11 @@ def _second(x, bins, at):
 
 @rare
 def _put_with_care(operands, part, m, bins, at, terms):
-    """Put the terms of vectors into bins; the terms may have any magnitude.
+    """Put the terms of several vectors of elements into bins. They may have any magnitude.
 
     `part` is a tuple: the index of the first element, the distance between two vectors (in
-    elements), the number of vectors, and the number of elements in each vector. Before the terms
-    are split, they are written to the buffers `terms` and examined.
+    elements), the number of vectors, and the number of elements in each vector. The terms are first
+    written to the buffers `terms`. `_put` then finds the largest of them before it splits them.
     """
     i, stride, count, lanes = part
     x, dy = operands
@@ -391,7 +393,12 @@ def _begin(x, bins, at):
 
 @inlined
 def _step(operands, slope, centred, units, digits, most):
-    """Split each term of a vector into digits, as if no term exceeded the limit of its sum."""
+    """Split the terms of a vector of elements into parts, and add the parts to `digits`.
+
+    This is done as if no term exceeded the limit of its sum. The second result has the largest
+    magnitude so far of each sum's terms (see `_larger_product` for the forward pass). Later, `_end`
+    compares these magnitudes with the limits.
+    """
     x, dy = operands
     product = slope * centred
     first = _take_apart(digits[0], slope, units[0])
@@ -424,7 +431,7 @@ def _largest_product(dy, most):
 
 @by_type
 def _centred(dy, value, mean):
-    """Return value - mean. A forward pass does not know the mean yet, so there return `value`."""
+    """Return value - mean; in a forward pass, which has no mean yet, return `value` itself."""
     if isinstance(dy, Epilogue):
         return lambda dy, value, mean: value
     return lambda dy, value, mean: value - mean
@@ -531,8 +538,8 @@ def put_columns(operands, part, pivot, bins, terms):
     """Put the terms of some rows into bins; each column has its own bins.
 
     `part` is a tuple: the index of the first element, the distance between two rows (in elements),
-    the number of rows, and the number of columns. `pivot` has the means of the columns. `terms` has
-    three buffers of `TERMS` vectors.
+    the number of rows, and the number of columns. In a backward pass, `pivot` has the means of the
+    columns; a forward pass does not use it. `terms` has three buffers of `TERMS` vectors.
     """
     start, stride, rows, width = part
     row = 0
@@ -595,7 +602,7 @@ def pairs_of_bins(bins, at, digits, pairs, to):
 
 @inlined
 def _pair(bins, at, digits):
-    """Return a sum as a pair, computed by the same operations as in `backnorm.binned`."""
+    """Round a sum from bins to a pair, high and low, by the operations of `backnorm.binned`."""
     bins, pitch = bins
     numbers, limit = integers_at(bins), load_one(bins, at)
     if limit == 0.0:

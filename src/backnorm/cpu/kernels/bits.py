@@ -1,4 +1,4 @@
-"""Functions that treat the bits of float64 numbers, and of vectors of eight, as integers."""
+"""Functions that treat the bits of a float64, or of a vector of eight float64, as integers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.icmp_signed(">", left, right), left, right)
 
 
-#: Both functions take two vectors, and read the bits of each lane as an integer. `patterns_added`
-#: returns the sums of the lanes modulo 2^64. `larger` returns, for each lane, the larger of the two
-#: integers. If `larger` compares the bit patterns of magnitudes, infinity is larger than all
+#: Both functions take two vectors, and read the bits of each lane as an integer. For each lane,
+#: `patterns_added` returns the sum of the two integers modulo 2^64, and `larger` returns the larger
+#: of the two. If `larger` compares the bit patterns of magnitudes, infinity is larger than all
 #: numbers, and NaN is larger than infinity.
 patterns_added = _combining(lambda builder, left, right: builder.add(left, right))
 larger = _combining(_larger)
@@ -59,9 +59,9 @@ def without(builder, total, term, one):
     """Return total - term, rounded once.
 
     With AVX-512, the difference is computed as the fused operation one * total - term, where `one`
-    is 1. This is faster, because the calling loop keeps the processor's addition units busy, and
-    some processors (AMD Zen) have separate units for fused operations. If `one` were a constant,
-    LLVM would turn the operation into a subtraction.
+    is 1. On processors that have separate units for fused operations (AMD Zen), this is faster than
+    a subtraction, because the calling loop already keeps the addition units busy. If `one` were a
+    constant, LLVM would turn the operation into a subtraction.
     """
     if not has_feature("avx512f"):
         return builder.fsub(total, term)

@@ -55,9 +55,10 @@ from backnorm.cpu.scratch import (
 # If `inner` is 1 (NXC), the pivot of a channel is the mean of at most this many elements.
 _SAMPLE = 16
 
-# Inverse standard deviations that are larger than this number are replaced by it. Otherwise an
-# infinite one would make NaN of a difference x - mean that is 0. A difference other than 0 times
-# this number is still infinite in float32, like such a difference times infinity.
+# An inverse standard deviation that is larger than this number is replaced by this number. Without
+# this limit, the inverse could be infinite, and a difference x - mean of 0 times infinity would be
+# NaN. A difference other than 0 times this number is still infinite in float32, like such a
+# difference times infinity.
 _MOST = 1e150
 
 
@@ -307,11 +308,12 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
     """Add up the bins of columns, and compute results and coefficients of channels. If
     `head.exchanged` is an address (not 0), write the bins of channels there.
 
-    `partial` is a `Bins`: the address of the bins of columns, and the distance `far` between two
-    rows of these bins. At this address are three arrays, one after the other: the bins of columns,
-    of shape (blocks, rows, far); the bins of channels; the pairs of channels. `grid` has three
-    numbers: how many blocks there are, how many neighbouring columns a channel has, and how often a
-    row repeats the sequence of all channels.
+    `partial` is a `Bins` with two fields: the address of the bins of columns, and the distance
+    between two rows of these bins, which is called `far` below. The memory at this address has
+    three arrays, one after the other: the bins of columns, of shape (blocks, 2 * (digits + 1),
+    far); the bins of channels; the pairs of channels. `grid` has three numbers: how many blocks
+    there are, how many neighbouring columns a channel has, and how often a row repeats the sequence
+    of all channels.
     """
     blocks, inner, repeats = grid
     values, far = partial
@@ -419,7 +421,11 @@ def _quadruple(pairs, k):
 
 @inlined
 def wrap(table):
-    """In each row, repeat the coefficients of the first channels after those of the last one."""
+    """Repeat the coefficients of the first channels at the end of each row of the table.
+
+    They are written after the coefficients of the last channel, so that a vector of coefficients
+    can be loaded even for elements that begin in one row of the array and end in the next row.
+    """
     values, pitch, channels = table
     if channels >= LANES:
         for row in range(SCALE):

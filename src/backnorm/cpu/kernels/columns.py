@@ -4,8 +4,8 @@ The array is a matrix of `rows` x `width`, contiguous. Column k belongs to chann
 channels. Here `inner` is the number of elements of one channel that are next to each other in
 memory (1 in NXC). A row has the channels of one position in NXC, and is a whole sample in NCX. If a
 position's channels (NXC) or a sample (NCX) have fewer elements than two vectors, several positions
-or samples make one row. If the number of elements is not a multiple of `width`, the elements after
-the last full row are called the `rest`.
+or samples make one row. If the number of elements of the array is not a multiple of `width`, the
+elements after the last full row are called the `rest`.
 
 An item of the reduction is one tile of columns in one block of rows. A running sum (see `sums`)
 adds up 64 rows of a column. In a backward pass with float32 arithmetic, four rows are first added
@@ -76,9 +76,9 @@ from backnorm.cpu.kernels.vector import (
 from backnorm.cpu.kernels.writing import writers
 from backnorm.cpu.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
-# A running sum adds up at most this number of rows. It is then added to the compensated sum of its
-# column, which is a pair. The error budget would allow 128 rows. The bits of results depend on this
-# number.
+# A running sum adds up at most this number of rows. The running sum is then added to the column's
+# compensated sum, which is a pair of float64. The error budget would allow 128 rows. The bits of
+# results depend on this number.
 _RUN = 64
 
 _whole, _bins_own = inlined(whole), inlined(bins_own)
@@ -109,9 +109,10 @@ def _extents(head):
 def _sums_of(kind, head, cells, table, own):
     """Return what a participant needs to compute sums: the operands, and the memory to write to.
 
-    The partial sums are an array of shape (blocks, 4, pitch), where `pitch` is that of a row of
-    `width` columns. The four numbers of a block and a column are two pairs, one for each sum. If
-    sums are reproducible, the partial sums are bins instead of pairs (see `channels.combine_bins`).
+    The partial sums are an array of shape (blocks, 4, pitch), where `pitch` is the pitch of a row
+    with `head.width` columns. For each block and each column, the array has four numbers: two pairs
+    (high and low), one for each of the two sums. If sums are reproducible, the partial sums are
+    bins instead of pairs (see `channels.combine_bins`).
     """
     x = values_at(kind, head.x)
     # `own` is the participant's memory. If sums are reproducible, it begins with buffers of terms,
@@ -381,7 +382,8 @@ def _add_block(add, operands, part, depth, pivot, running, pairs):
             some = (start + row * stride, stride, min(depth, end - row), width)
             add(operands, some, pivot, running)
             row += depth
-        # Rows of sums are padded to whole vectors, so the last vector can be merged whole, too.
+        # Rows of sums are padded to whole vectors. So all lanes of the last vector are merged, even
+        # if some of them are after the last column.
         for k in range(0, width, LANES):
             merge_pairs(pairs, k, running, k)
 
@@ -394,7 +396,11 @@ def _add_strip_at_once(operands, part, pivot, running):
 
 @inlined
 def _add_strip_by_rows(operands, part, pivot, running):
-    """Add at most four rows to the running sums; four rows are read one after the other."""
+    """Add at most four rows to the running sums.
+
+    If there are four rows, they are read one after the other, not side by side as in
+    `_add_strip_at_once`.
+    """
     start, stride, rows, width = part
     run, pitch = running
     first = 0

@@ -8,17 +8,17 @@ or store with this value (see `memory`) then also computes the epilogue:
 Identity      in place of dy, in a forward pass without an activation
 ReLU          in place of dy, in a forward pass: the residual, if any, that is added before the
               ReLU, and the ceiling
-Activation    in place of dy, in a forward pass: the number of the activation (see `activation`),
-              and the gradient of its value, if the gradient of its argument is computed
-Masked        dy of a backward pass: an element is zero where its bit is not set
+Activation    in place of dy, in a forward pass: the number of the activation (see `activation`);
+              if its derivative is computed, also the gradients with respect to its value
+Masked        dy of a backward pass: an element is zero where its bit of the mask is not set
 Unread        x of a backward pass whose output does not depend on x
 Marking       y: a store also writes one bit per element: whether 0 < y < ceiling
 WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
 ============  ===================================================================================
 
-The first three are `Epilogue` types. If the argument dy of a kernel has such a type, the kernel
-computes a forward pass. If a ReLU has no ceiling, its ceiling is infinity here. An element y that
-is infinite then counts as below the ceiling.
+The first three are `Epilogue` types. If the argument dy of a kernel has one of these three types,
+the kernel computes a forward pass. If a ReLU has no ceiling, its ceiling is infinity here. An
+element y that is infinite then counts as below the ceiling.
 
 The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
 vectors that are written to a Marking begin at multiples of eight elements.
@@ -277,8 +277,9 @@ def has_values(typingctx, addresses):
 def relu(typingctx, epilogue, value):
     """Return a vector limited to the range from 0 to the ceiling.
 
-    NaN stays NaN. In float32, an infinity also stays infinite. It may come from an overflow that
-    does not occur in float64, so the elements in such lanes are computed again in float64.
+    NaN stays NaN. In a vector of float32, an infinity also stays infinite, because it may come from
+    an overflow that does not occur in float64. The elements in infinite lanes are then computed
+    again in float64.
     """
     if not isinstance(epilogue, ReLU) or value not in (Vec, Singles, EvenOdd):
         return None

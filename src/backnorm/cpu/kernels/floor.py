@@ -2,7 +2,8 @@
 
 All arrays are read as float64, so that a vector has 64 bytes and no conversions are needed. One
 addition per vector keeps the compiler from removing the loads. At the two ends of an item, elements
-that do not fill a whole vector are skipped: together fewer than 128 bytes.
+that do not fill a whole vector are skipped. The elements that an item skips have fewer than 128
+bytes in all.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ with another activation         its value at y, or its gradient: see `activation
 In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
 1/sqrt(variance + epsilon). The mean is always subtracted from x first. The formula is never
 rewritten as gain·x + constant, with the mean in the constant, because gain·x and the constant would
-cancel if |mean| is much larger than the standard deviation. In the forward pass, slope is beta.
-`mean` is rounded to float64, and shift is the exact mean minus `mean`. `singles.narrow_rows`
-derives the coefficients for float32 arithmetic from these float64 coefficients.
+cancel if |mean| is much larger than the standard deviation. In the forward pass, the coefficient
+slope is beta, and the coefficient mean is the exact mean rounded to float64. The coefficient shift
+is the error of this rounding: the exact mean minus the rounded one. `singles.narrow_rows` derives
+the coefficients for float32 arithmetic from these float64 coefficients.
 
 The types of the operands x and dy select the formula when a kernel is compiled. If the type of dy
 is a subclass of `Epilogue`, the formula is that of the forward pass. If the type of x is `Unread`,
@@ -117,7 +118,7 @@ def both_elements(x, dy, index, left, right):
 
 
 def in_pairs_of(dy):
-    """Whether the activation of two float64 vectors is computed at once, in one float32 vector."""
+    """Whether the activation is computed for two float64 vectors at once, as one float32 vector."""
     return isinstance(dy, Activation) and activation.in_singles(dy.dtype)
 
 
@@ -201,11 +202,12 @@ def solve_forward(sums, count, pivot, epsilon):
     This is the shifted-data algorithm: `sums` has two pairs, the sum of x - pivot and the sum of (x
     - pivot)². Let d be the mean of x - pivot. Then mean = pivot + d, and variance = sum((x -
     pivot)²)/M - d². The pivot is the mean of some of the channel's elements, so (pivot - mean)² is
-    at most M times the variance, where M is the channel's number of elements. Therefore the
-    subtraction of d² loses at most about log2(M) of the 53 bits of a float64 for any data. It loses
-    hardly any bits if the elements are in random order. Reproducible sums have the pivot 0, so the
-    subtraction may lose more bits. But reproducible sums have more than the 53 bits: each of their
-    terms is rounded by at most 2^-64 of the largest term (see `bins`).
+    at most M times the variance, where M is the channel's number of elements. Therefore, for
+    any data, the subtraction of d² loses at most about log2(M) of the 53 significant bits of a
+    float64. If the elements are in random order, the subtraction loses hardly any bits.
+    Reproducible sums have the pivot 0, so the subtraction may lose more bits. But reproducible sums
+    have more than the 53 bits: each of their terms is rounded by at most 2^-64 of the largest term
+    (see `bins`).
     """
     elements = splat(float(count))
     offset = value(sums[0], sums[1]) / elements

@@ -1,5 +1,5 @@
-"""The frame of a kernel: all code except that which computes an item. The kernels of all geometries
-share the frame.
+"""The frame of a kernel: all of the kernel's code except the code that computes an item. The
+kernels of all geometries share the frame.
 
 The participants of a call run the kernel. The record says how many participants there may be. The
 calling thread fills the table of channels, and the other participants wait until the table is

@@ -23,9 +23,10 @@ _OPTIONS = {
     "no_cfunc_wrapper": True,
 }
 
-#: All outlined functions, as Numba dispatchers. With each function come the LLVM attributes that
-#: `build.frontend` gives to its machine code. LLVM must not inline these functions into their
-#: callers, because LLVM takes longer to optimise one large function than several small ones.
+#: All outlined functions. An entry is a pair: the function as a Numba dispatcher, and the LLVM
+#: attributes that `build.frontend` gives to the machine code of the function. LLVM must not inline
+#: these functions into their callers, because LLVM takes longer to optimise one large function than
+#: several small ones.
 OUTLINED: list[tuple[Any, tuple[str, ...]]] = []
 
 
@@ -75,12 +76,12 @@ def nothing(*_: Any) -> None:
 
 
 def emitted(signature: Any) -> Any:
-    """Return a decorator of a function that emits the LLVM code of a compiled function.
+    """Return a decorator that makes an intrinsic of Numba from a function that emits LLVM code.
 
-    The decorated function takes the IR builder and the values of the arguments, and returns the
-    value of the result. `signature` is the Numba signature, or a function that gets the types of
-    the arguments. This function returns the signature. If it does not accept the types, it returns
-    None.
+    The decorated function takes the IR builder and the values of the intrinsic's arguments, and
+    returns the value of the result. `signature` is the intrinsic's Numba signature, or a function
+    that gets the types of the arguments and returns the signature. If this function does not accept
+    the types, it returns None.
     """
 
     def decorate(emit: Callable[..., Any]) -> Any:

@@ -232,7 +232,7 @@ def load_apart(typingctx, array, index, step, last):
 def load_some(values, index, count):
     """Return a Vec with `count` elements from `index` on, and zero in the lanes after them.
 
-    If `count` is above 8, the Vec has eight elements.
+    If `count` is 8 or more, all eight lanes of the Vec have elements.
     """
     if count >= LANES:
         return load(values, index)

@@ -74,8 +74,8 @@ class Output(NamedTuple):
 class Bins(NamedTuple):
     """The bins of columns; the module `bins` explains them.
 
-    `values` is float64 memory with a row for the limit and for each digit of each of the two sums.
-    The distance between two rows is `pitch` elements.
+    `values` is float64 memory. For each of the two sums, it has a row for the limit and a row for
+    each digit. The distance between two rows is `pitch` elements.
     """
 
     values: Any

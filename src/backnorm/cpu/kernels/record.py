@@ -73,9 +73,9 @@ def _of_pass(kind: Kind) -> Kind:
     return Kind(kind.element, kind.arithmetic, direction, "")
 
 
-#: `of_operation` returns a kind without its epilogue. `of_pass` does the same, and turns the kind
-#: of a frozen backward pass into that of a backward pass. A function that is compiled for such a
-#: reduced kind serves the kernels of several kinds.
+#: `of_operation` returns a kind without its epilogue. `of_pass` also returns a kind without its
+#: epilogue, but replaces the operation of a frozen backward pass by "backward". A function that is
+#: compiled for such a reduced kind serves the kernels of several kinds.
 of_operation = _reduced(lambda kind: Kind(kind.element, kind.arithmetic, kind.operation, ""))
 of_pass = _reduced(_of_pass)
 
@@ -115,8 +115,8 @@ def _addressed(element_of: Any) -> Any:
     return at
 
 
-#: Functions (kind, number) that convert the number to a typed pointer: to elements of the kind's
-#: type, to float32 elements, or to float64 elements.
+#: Three functions of (kind, number). Each converts the number, which is an address, to a pointer:
+#: to elements of the kind's type, to float32 elements, or to float64 elements.
 values_at = _addressed(lambda kind: kind.element)
 singles_at = _addressed(lambda kind: types.float32)
 doubles_at = _addressed(lambda kind: types.float64)

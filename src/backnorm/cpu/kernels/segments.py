@@ -6,14 +6,14 @@ channel. The sums of several neighbouring channels (a group) are computed togeth
 sums for each channel. So memory is read in long runs even where segments are short.
 
 A channel is summed chunk by chunk. A chunk is `rows` segments, or a piece of `length` elements of a
-long segment. Each chunk has its own running sums, which `sums` describes. In a backward pass with
-float32 arithmetic, four vectors are first added up in float32, and their sum is added to a running
-sum. A block consists of `block` chunks, one after the other. The sums of a block's chunks are added
-up as pairs of float64 (compensated sums), and then the sums of the blocks are added up in the order
-of the blocks. Chunks and blocks depend only on the shape, and channels are summed independently of
-each other. So sums have the same bits however the work is divided among threads. If sums are
-reproducible, their terms are put into bins (see `bins`), and a sum has the same bits for any order
-of its terms.
+long segment. Each chunk has its own running sums, which the module `sums` describes. In a backward
+pass with float32 arithmetic, the terms of four vectors of elements are first added up in float32,
+and this partial sum is added to a running sum. A block consists of `block` chunks, one after the
+other. The sums of a block's chunks are added up as pairs of float64 (compensated sums), and then
+the sums of the blocks are added up in the order of the blocks. Chunks and blocks depend only on the
+shape, and channels are summed independently of each other. So sums have the same bits however the
+work is divided among threads. If sums are reproducible, their terms are put into bins (see `bins`),
+and a sum has the same bits for any order of its terms.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ from backnorm.cpu.scratch import (
 _whole, _bins_own = inlined(whole), inlined(bins_own)
 
 # Memory is prefetched this number of elements ahead of the elements that are being computed.
-# Processors prefetch long runs themselves, but never beyond the end of a page. Loops that sum
-# channels use `_AHEAD_OF_SUMS`. A larger distance would reach elements of the next group of
-# channels, which another thread may sum.
+# Processors prefetch long runs themselves, but never beyond the end of a page. Loops that write the
+# output use `_AHEAD`. Loops that sum channels use the shorter distance `_AHEAD_OF_SUMS`: a larger
+# distance would reach elements of the next group of channels, which another thread may sum.
 _AHEAD_OF_SUMS, _AHEAD = 512, 1024
 
 
@@ -254,7 +254,7 @@ def _narrow(head, table, output):
 
 @inlined
 def _write_item(head, output, item):
-    """Write the elements of an item: `head.share` contiguous ones, or fewer at the array's end."""
+    """Write an item: `head.share` contiguous elements, or fewer at the end of the array."""
     outer, channels, inner = _extents(head)
     i = item * head.share
     row, end = i // inner, min(outer * channels * inner, i + head.share)
@@ -263,8 +263,8 @@ def _write_item(head, output, item):
 
 @by_type
 def _sum_block(kind, head, operands, span, means, scratch):
-    """Add up the elements that one block has of each of several channels, in the pairs of these
-    channels. These pairs are in `scratch.part`, and must be zero before the call.
+    """For each of several channels, add up the channel's elements in one block. The sums are added
+    to the pairs in `scratch.part`, which must be zero before the call.
 
     `span` is a tuple: the number of the block, its first channel, and the channel after its last
     channel.

@@ -3,13 +3,13 @@
 Float32 has 13 bits more than float16, so the errors of float32 arithmetic are small compared with
 the final rounding to 16 bits. Therefore the output of 16-bit arrays is computed in float32. The
 sums of a backward pass are also computed in float32, a few terms at a time, and these partial sums
-are added in float64. Float32 arrays are computed in float32 arithmetic only on request. Float32
-arithmetic saves the conversion to float64 and back, which takes longer than all other operations.
-But an intermediate value may be outside the range of float32: it then overflows or underflows.
-Therefore a float32 result (an element of the output, or a block of a channel's sums) is used only
-if no intermediate value was outside this range. Otherwise, the result is computed again in float64.
-The choice depends only on the values of that element or block, so the bits do not depend on how the
-work is distributed.
+are added in float64. Float32 arrays are computed in float32 arithmetic only if the caller asks for
+it (with the argument `arithmetic`, for example). Float32 arithmetic saves the conversion to float64
+and back, which takes longer than all other operations. But an intermediate value may be outside the
+range of float32: it then overflows or underflows. Therefore a float32 result (an element of the
+output, or a block of a channel's sums) is used only if no intermediate value was outside this
+range. Otherwise, the result is computed again in float64. The choice depends only on the values of
+that element or block, so the bits do not depend on how the work is distributed.
 
 Output: a float32 element is used if it is zero or a normal number (`vector.sound` tests this). This
 test is enough, for these reasons:
@@ -17,9 +17,11 @@ test is enough, for these reasons:
 - overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
 - a subnormal result is not used, because it may have been rounded to fewer bits before the last
   operation, and rounding it to a subnormal bfloat16 would be a second rounding;
-- a zero is right in each of the three cases in which it occurs. The result is exactly zero. Or the
-  result is a product below 2^-150 in magnitude, to which 0 is the nearest element. Or the terms of
-  the result cancel; these terms are not so small that they lose digits to underflow.
+- a zero is right in each of the three cases in which it occurs. In the first case, the exact result
+  is zero. In the second case, the result is a product below 2^-150 in magnitude, and 0 is the
+  element nearest to this product. In the third case, the terms of the formula cancel. These terms
+  are not so small that underflow has taken digits from them: `narrow_rows` (below) excludes
+  channels with such small values.
 
 Each term of the formula is rounded at most five times. This number includes the roundings of the
 term's coefficients, but not those of the sums from which the coefficients are computed.
@@ -30,15 +32,14 @@ is NaN, so all elements are computed again in float64.
 Sums: in `add_strip`, each term is rounded at most four times, so the error of a sum is at most
 2^-22 of the sum of the terms' magnitudes. Each term that underflows adds at most 2^-150 to this
 error. The sums are those of dy and dy * (x - m), where m is the float32 nearest to the mean.
-`recentre` converts these two sums to sums about the mean (of dy and dy * (x - mean)), and marks the
-sums that must be computed again in float64. The rounding error of the sum of dy * (x - m) is thus
-at most 2^-22 of the sum of |dy * (x
-- m)|. It is also at most 2^-22 of the sum of |dy * (x - mean)|. The reason is that no float32
-element is nearer to the mean than m is:
+From these two sums, `recentre` computes the sums of dy and dy * (x - mean). It also marks the sums
+that must be computed again in float64. The rounding error of the sum of dy * (x - m) is thus at
+most 2^-22 of the sum of |dy * (x - m)|. It is also at most 2^-22 of the sum of
+|dy * (x - mean)|. The reason is that no float32 element is nearer to the mean than m is:
 
 - an element equal to m adds nothing;
-- for the neighbours of m, x - m is a power of two, so its product with dy is exact, and |x - m| is
-  at most twice |x - mean|;
+- if x is one of the two float32 next to m, x - m is a power of two, so its product with dy is
+  exact, and |x - m| is at most twice |x - mean|;
 - for other elements, |x - m| is at most 4/3 of |x - mean| if x - m is exact; if x - m is rounded,
   |x - m| and |x - mean| are nearly equal.
 """
@@ -194,10 +195,10 @@ def narrow_rows(output, span, refused):
 
     The formulas in float32 first subtract from x the float32 nearest to the mean. The remainder of
     the mean, which is the mean minus this float32, is included in slope (forward pass) or in shift
-    (backward pass). No element of 32 bits or less is nearer to the mean than this float32, so the
-    magnitude of the remainder is at most |x
-    - mean| for every element x. Therefore the term with the remainder is not larger than the term
-    with x - mean, and cancellation is limited.
+    (backward pass). An element x of 32 bits or less cannot be nearer to the mean than this float32.
+    So the magnitude of the remainder is at most |x - mean| for every x. Therefore the term with the
+    remainder is not larger than the term with x - mean, so few digits are lost when the formula
+    combines the two.
     """
     if output[4][0].dtype != types.float32:
         return nothing
@@ -318,7 +319,7 @@ def add_strip(operands, i, apart, mean, totals):
 
 @inlined
 def add_strip_first(operands, i, apart, counts, mean, totals):
-    """Like `add_strip`, but of vector k add only the first `counts[k]` elements.
+    """Like `add_strip`, but add only the first `counts[k]` elements of vector k.
 
     In the lanes after these elements, dy and x - mean count as zero.
     """

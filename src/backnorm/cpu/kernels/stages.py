@@ -68,7 +68,7 @@ def _fill(kind, head, cells, table, extents, own):
 def after(kind, head, table):
     """Write what the record asks for: results, coefficients or sums of every channel.
 
-    Return the result of the kernel.
+    Return the result of the kernel: 1, or -1 - c if channel c is invalid (see `ended`).
     """
     if head.refused != 0:
         return ended(head.refused - 1)
@@ -126,7 +126,7 @@ def _prepare_from(at, kind, head, table, extents):
         of_channels.prepare_forward(table, x, extents, affine, present)
         if head.binned != 0:
             # Set the pivots to 0. A pivot that is computed from x would depend on how the batch is
-            # split. Reproducible sums must not depend on this.
+            # split into parts, but reproducible sums must not depend on the split.
             clear(offset(table.values, MEAN * table.pitch), table.pitch)
         return -1
 
@@ -152,7 +152,7 @@ def _finish(kind, head, table):
 
 @outlined
 def _write_sums(kind, head, table):
-    """Write, for every channel, the two sums (backward) or mean and variance (forward)."""
+    """Write the two sums of every channel; in a forward pass, write mean and variance instead."""
     out, channels = doubles_at(kind, head.exchanged), table.channels
     for c in range(0, channels, LANES):
         count = channels - c

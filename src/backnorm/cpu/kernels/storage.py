@@ -101,7 +101,8 @@ def splits(dtype: Any) -> bool:
     The result is True for bfloat16 on processors with AVX2 but without AVX-512. A 32-bit word has
     two elements: a shift converts the even element to float32, and a mask converts the odd element.
     So each element stays in its 32-bit word. When the results are converted back, one instruction
-    joins the even and the odd elements, where elements in their original order would need three.
+    joins the even and the odd elements. If the elements were converted in their original order,
+    converting the results back would take three instructions.
     """
     return dtype == types.int16 and tells_sound(dtype)
 
@@ -125,8 +126,8 @@ def split_narrow(builder: Any, single: Any) -> Any:
     even = builder.shuffle_vector(rounded, nothing, _lanes(range(half)))
     odd = builder.shuffle_vector(rounded, nothing, _lanes(range(half, lanes)))
     even = builder.bitcast(builder.lshr(even, _constant(_I32, 16, half)), quarters)
-    # An odd element is in the upper 16 bits of its 32-bit word. In memory these bits are the second
-    # half of the word, which is where an odd element belongs.
+    # An odd element is in the upper 16 bits of its 32-bit word. In memory, the upper 16 bits come
+    # after the lower 16 bits, so the odd element is already in its place.
     chosen = _lanes(k if k % 2 == 0 else lanes + k for k in range(lanes))
     return builder.shuffle_vector(even, builder.bitcast(odd, quarters), chosen)
 
@@ -147,10 +148,11 @@ def surely_sound(builder: Any, raws: Any, dtype: Any) -> Any:
     """Emit a sufficient test that float32 values are zero or normal (see `vector.sound`).
 
     The test reads only the 16-bit elements to which the values were rounded. It is true if every
-    element is certainly the rounded value of a normal float32: each is finite and not zero, and a
-    bfloat16 is more than 2^-126, the smallest normal number, in magnitude. The test is false for an
-    element that is zero, because this zero may have been rounded from a NaN. The test doubles the
-    bit pattern of each element, which removes the sign bit.
+    element is finite and not zero, and if the magnitude of every bfloat16 is more than 2^-126, the
+    smallest normal number. Such elements were certainly rounded from normal float32 numbers. The
+    test is false for an element that is zero: the float32 value may have been subnormal or, with
+    bfloat16, a NaN, which the integer arithmetic of the rounding can turn into zero. The test
+    doubles the bit pattern of each element, which removes the sign bit.
     """
     kind = raws[0].type
     lanes = kind.count
@@ -228,9 +230,10 @@ def _magnitude(builder: Any, value: Any, lanes: int | None) -> Any:
 def _to_bfloat16(builder: Any, single: Any, lanes: int | None) -> Any:
     bits = builder.bitcast(single, _wide(_I32, lanes))
     rounded = _round_to_bfloat16(builder, bits, lanes)
-    # Rounding adds to the bits of a number. In a NaN, this addition could carry into the sign bit.
-    # And if all payload bits that bfloat16 has are 0, the NaN could become infinity. So a NaN is
-    # not rounded; its bit for a quiet NaN is set instead.
+    # `_round_to_bfloat16` reads the bits of a number as an integer, and adds to this integer. For a
+    # NaN, this addition could carry into the sign bit. And a NaN whose payload is 0 in all the bits
+    # that bfloat16 keeps could become infinity. So a NaN is not rounded; its bit for a quiet NaN is
+    # set instead.
     quiet = builder.or_(bits, _constant(_I32, 0x400000, lanes))
     chosen = builder.select(builder.fcmp_unordered("uno", single, single), quiet, rounded)
     return builder.trunc(builder.lshr(chosen, _constant(_I32, 16, lanes)), _wide(_I16, lanes))

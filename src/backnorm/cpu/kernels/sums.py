@@ -2,10 +2,10 @@
 
 Running sums are always float64. (The functions of `singles` first add up a few terms in float32,
 and then add these partial sums to a running sum.) If x is float32 or narrower, float64 has at least
-29 bits more than the elements of x, and a plain addition is accurate enough. If x is float64, there
-are no additional bits, so a sum is a pair (high, low). Error-free transformations make the pair as
-accurate as a sum that is computed with twice the digits (Ogita, Rump and Oishi, "Accurate sum and
-dot product", 2005).
+29 bits more than the elements of x, and a plain addition is accurate enough. If x is float64, a
+float64 sum has no more bits than an element, so a sum is a pair of float64 (high, low). Error-free
+transformations make the pair as accurate as a sum that is computed with twice the digits (Ogita,
+Rump and Oishi, "Accurate sum and dot product", 2005).
 
 In registers, a sum is a tuple of Vecs: one Vec, or, if the elements of x are float64, two Vecs
 (high, low). In memory, every sum is a pair of float64 (high, low). If a sum is plain, its low is 0.

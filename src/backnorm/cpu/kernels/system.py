@@ -34,8 +34,8 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129
 _PR_SET_NAME = 15
 _SIG_SETMASK = 2
-# Threads of the pool block all signals except five, which the system sends to a thread for an error
-# in the thread's own code: 4 ILL, 5 TRAP, 7 BUS, 8 FPE, 11 SEGV.
+# Threads of the pool block all signals except SIGILL (4), SIGTRAP (5), SIGBUS (7), SIGFPE (8) and
+# SIGSEGV (11). The system sends these five to a thread for an error in the thread's own code.
 _SIGNALS = ~sum(1 << (number - 1) for number in (4, 5, 7, 8, 11))
 # The name that the system's tools show for threads of the pool. The eight bytes of the name are
 # passed as one integer.
@@ -213,8 +213,8 @@ def _futex(builder, address, operation, value, timeout):
 def futex_wait(address, value):
     """Sleep until another thread wakes this thread by `futex_wake(address)`.
 
-    If the word at `address` is not `value`, return at once. The system may also wake the thread
-    without a reason.
+    If the word at `address` is not `value`, return at once. The system may also wake the thread for
+    no reason (a spurious wake-up).
     """
     _futex(address, _FUTEX_WAIT, value & 0xFFFFFFFF, 0)
 
@@ -269,7 +269,10 @@ def set_affinity(mask):
 
 @emitted(types.int64(*[types.int64] * 5))
 def _call_four(builder, function, first, second, third, fourth):
-    """Call the C function at an address, which takes up to four arguments; return its int."""
+    """Call the C function at the address `function`, and return its int.
+
+    Four arguments are passed. A C function that takes fewer arguments ignores the others.
+    """
     shape = ir.FunctionType(_I32, [_I64] * 4)
     target = builder.inttoptr(function, shape.as_pointer())
     return builder.sext(builder.call(target, [first, second, third, fourth]), _I64)

@@ -53,7 +53,7 @@ def _thread_number(builder, function):
 @outlined
 def _team_member(record):
     """Body of each thread of the OpenMP team. If the team has more threads than the call has
-    participants, the other threads return at once.
+    participants, the surplus threads return at once.
     """
     index = _thread_number(load_word(threads_data() + 8 * THREAD_NUMBER))
     if index < load_word(record + _PARTICIPANTS):

@@ -1,11 +1,11 @@
 """Sums of a few rows, for as many neighbouring columns at a time as fit in registers.
 
 These columns are a *register tile*, a part of the tile of columns in a plan. Each lane of a vector
-register holds the number of one column. A function here loads the running sums of a register tile
-into registers, adds the rows to these sums, and stores the sums again. The rows of a column are
-always added in their order, so the sum of a column does not depend on which register tile the
-column is in. Running sums are stored as `Pairs`, with a high and a low part each. A running sum
-that is not compensated uses only its high part.
+register belongs to one column: it holds an element or a running sum of this column. A function here
+loads the running sums of a register tile into registers, adds the rows to these sums, and stores
+the sums again. The rows of a column are always added in their order, so the sum of a column does
+not depend on which register tile the column is in. Running sums are stored as `Pairs`: each running
+sum has a high and a low part. A running sum that is not compensated uses only its high part.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def add_rows(operands, part, pivot, running):
 def ahead_of_rows(rows, width):
     """Return how many rows ahead a kernel prefetches if it reads `rows` rows side by side.
 
-    When the backward pass of a layer in a model begins, x is not in any cache, and dy is at best in
-    the shared cache. When the forward pass begins, x is at best in the shared cache. Processors do
-    not by themselves prefetch rows that are read side by side or in tiles. In no case do processors
-    prefetch beyond the end of a page of memory.
+    When the backward pass of a layer in a model begins, x is not in any cache, and dy is either in
+    the shared cache or in no cache. When the forward pass begins, x is either in the shared cache
+    or in no cache. Processors do not by themselves prefetch rows that are read side by side or in
+    tiles. In no case do processors prefetch beyond the end of a page of memory.
     """
     return max(rows, _AHEAD // width + 1)
 
@@ -91,8 +91,8 @@ def _doubled(lanes: int, resume: Any, suspend: Any, take: Any) -> tuple[int, Any
 def _adding(lanes: int, resume: Any, suspend: Any, take: Any) -> Any:
     """Return a function that adds rows to the running sums of columns.
 
-    The function begins at column k, processes one whole register tile after another, and returns
-    the first column after the last whole tile.
+    The returned function begins at column k, processes one whole register tile after another, and
+    returns the first column after the last whole tile.
     """
 
     @inlined
@@ -132,11 +132,11 @@ def _add_wide(operands, part, pivot, running):
     """Add rows in whole register tiles of 64 columns; return the first column after these tiles. If
     registers do not suffice for 64 columns, add nothing and return 0.
 
-    The sums of a column are loaded and stored as often as in register tiles of 16 columns, but the
-    overhead of a register tile is divided among four times as many columns. On one thread of an
-    Intel Xeon, a float32 backward pass of NXC arrays in the caches takes 0.96 of the time that it
-    takes with register tiles of 16 columns. For the shape (16, 128, 17, 16) it takes 0.91 of that
-    time.
+    A register tile takes some fixed time in addition to the time of its columns. With 64 instead of
+    16 columns, this fixed time is divided among four times as many columns. The sums of a column
+    are loaded and stored as often as with 16 columns. On one thread of an Intel Xeon, a float32
+    backward pass of NXC arrays in the caches takes 0.96 of the time that it takes with register
+    tiles of 16 columns. For the shape (16, 128, 17, 16) it takes 0.91 of that time.
     """
     if operands[0].dtype == types.float64 or not has_feature("avx512f"):
         return lambda operands, part, pivot, running: 0

@@ -67,7 +67,7 @@ def first_lanes(builder: Any, count: Any, lanes: int = LANES) -> Any:
 def load_lanes(builder: Any, pointer: Any, vector: Any, count: Any, size: int) -> Any:
     """Emit a load of a vector's first `count` lanes, which have `size` bytes each.
 
-    The other lanes of the vector are zero. Memory after the loaded lanes is not accessed.
+    The other lanes of the vector are zero. Memory after the lanes that are loaded is not accessed.
     """
     if vector.element == _I16 and has_feature("avx2") and not has_feature("avx512bw"):
         return _load_pairs(builder, pointer, vector, count)
@@ -184,7 +184,8 @@ def _each(name: str) -> Any:
     return each
 
 
-#: square_root(value), rounded once, and magnitude(value), the absolute value.
+#: square_root(value) returns the square root, rounded once. magnitude(value) returns the absolute
+#: value.
 square_root, magnitude = _each("sqrt"), _each("fabs")
 
 
@@ -213,8 +214,9 @@ def _where(symbol: str) -> Any:
     return where
 
 
-#: where_...(left, right, then, otherwise): `then` where the comparison is true, else `otherwise`.
-#: The comparison is false for NaN.
+#: Both functions have the arguments (left, right, then, otherwise). In each lane, `where_less`
+#: returns `then` if left < right, and `where_equal` returns `then` if left = right. In all other
+#: lanes, and if one of the two is NaN, they return `otherwise`.
 where_less, where_equal = _where("<"), _where("==")
 
 
@@ -319,8 +321,9 @@ def _half(first: int) -> Any:
     return half
 
 
-#: low_half(value) returns the first eight of the sixteen lanes of Singles, high_half(value) the
-#: last eight. Both return a Vec, so the conversion is exact.
+#: `value` is a Singles, a vector of sixteen float32. low_half(value) returns its first eight lanes,
+#: high_half(value) returns its last eight. Both return float64 lanes (a Vec), so the conversion is
+#: exact.
 low_half, high_half = _half(0), _half(LANES)
 
 
@@ -345,7 +348,7 @@ def _reordering(source: Any, target: Any, lanes: list[int]) -> Any:
 
 
 #: Convert Singles to EvenOdd: first the lanes with even numbers, then the lanes with odd numbers.
-#: If all lanes have the same value, the result has the same lanes as the argument.
+#: If all lanes of the argument have the same value, all lanes of the result have this value, too.
 even_odd = _reordering(Singles, EvenOdd, [*range(0, SINGLES, 2), *range(1, SINGLES, 2)])
 #: Convert EvenOdd to Singles.
 in_order = _reordering(EvenOdd, Singles, [half + k for k in range(LANES) for half in (0, LANES)])
@@ -413,7 +416,7 @@ def sound(builder, value):
     """Return whether no lane of `value`, a vector of float32, is NaN, infinite or subnormal.
 
     The result may also be False if a lane has the magnitude 2^-126, which is normal. The function
-    `marked` has no such exception: 2^-126 counts as normal there.
+    `marked` has no such exception: it treats the magnitude 2^-126 as normal.
     """
     return _all_sound(builder, value)
 
@@ -426,7 +429,7 @@ def both_sound(builder, left, right):
 
 @emitted(Singles(Singles))
 def marked(builder, value):
-    """Return `value`, with NaN in each lane that is NaN, infinite or subnormal (not `sound`)."""
+    """Return `value`, with NaN in place of every lane that is infinite or subnormal."""
     nan = ir.Constant(value.type, [float("nan")] * SINGLES)
     return builder.select(_unsound(builder, value), nan, value)
 

@@ -110,7 +110,7 @@ def take_item(cells, summed, items, index):
 def take_next_item(cells, summed, items, index):
     """Take an item as `take_item` does, unless the deadline of the call has passed.
 
-    After the deadline, return `items`, which is the number of no item.
+    After the deadline, return `items`, the number of items, as `take_item` does if no item is left.
     A participant takes its first item by `take_item`, which does not check the deadline, so that
     every call makes progress.
     """

@@ -21,8 +21,8 @@ from backnorm.cpu.scratch import LANES
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
     """Return three functions of a geometry, which write two vectors, one vector, part of one.
 
-    `exact_at(output, place, first)` returns the float64 coefficients of eight of the sixteen
-    elements of the vector at `place`: of the first eight if `first` is 0, of the last eight if
+    The vector at `place` has sixteen elements. `exact_at(output, place, first)` returns the float64
+    coefficients for eight of them: for the first eight if `first` is 0, for the last eight if
     `first` is 8.
     """
 
@@ -41,7 +41,10 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
 
     @by_type
     def write_again(output, i, count, place, value):
-        """Write `count` elements of `value`; recompute inexact ones in float64 (see `singles`)."""
+        """Write `count` elements of `value`.
+
+        Elements that are not `sound` are first computed again in float64 (see `singles`).
+        """
         if value != Singles:
             return nothing
         return lambda output, i, count, place, value: write_exactly(output, i, count, place, value)

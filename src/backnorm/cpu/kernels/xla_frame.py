@@ -46,9 +46,10 @@ _FRAME, _API = offsets("CallFrame"), offsets("Api")
 # Values of enumerations in XLA's header.
 _METADATA_EXTENSION, _EXECUTE, _IS_BUFFER, _IS_ARRAY, _S64 = 1, 3, 1, 1, 5
 
-# First line: the positions of one buffer's numbers in the attribute "buffers". Second line: the
-# positions of numbers in the attribute "call". Third line: the positions of the attributes in the
-# frame.
+# XLA passes three attributes to the handler. Each of the following lines has positions, and ends
+# with their count. First line: the positions of the numbers that describe one array (an argument or
+# a result) in the attribute "buffers". Second line: the positions of the numbers in the attribute
+# "call". Third line: the positions of the three attributes in the call frame.
 _SLOT, _TYPE, _RANK, _ELEMENTS, _BYTES, _STRIDE, _PER_BUFFER = range(7)
 KERNEL, INSTANCES, HELPERS, _PER_CALL = range(4)
 _BUFFERS, _CALL, _RECORD, _PER_FRAME = range(4)
@@ -213,7 +214,7 @@ def slot_of(frame, k):
 def place_of(frame, k, instance):
     """Return the address of an argument or a result for one instance of the problem.
 
-    A call under `jax.vmap` has several instances.
+    Under `jax.vmap`, one call computes several problems, the instances.
     """
     stride = load_word(_entry(frame, k) + 8 * _STRIDE)
     return load_word(_buffer(frame, k) + _TENSOR.data) + instance * stride

@@ -75,7 +75,8 @@ _DONE, _ITEMS = 8 * SLOTS["done"], 8 * SLOTS["items"]
 # the argument of the helper's task. The record follows the cells of the last helper.
 _RAW, _REFERENCES, _CALLER, _RECORD, _TASKS = range(5)
 
-#: environment(): the address of the library's data, see `xla_structures.ENVIRONMENT`.
+#: `environment()` returns the address of the variable `bn_environment`.
+#: `xla_structures.ENVIRONMENT` describes the contents of this variable.
 environment = address_of("bn_environment", ir.ArrayType(ir.IntType(64), ENVIRONMENT_CELLS))
 
 

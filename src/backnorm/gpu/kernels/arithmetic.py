@@ -8,11 +8,12 @@
                 the product in a term are rounded
 ==============  ==================================================================================
 
-The argument HOW is one of these names. It is FORM.arithmetic where elements are computed, and
-FORM.moments where the sums for mean and variance are computed. FORM.moments differs from
-FORM.arithmetic only if elements are computed in float32. In this case, the sums (of x - pivot and
-of its square) need more precision than the elements. The reason is that the variance is computed
-from these sums by a subtraction, which loses digits unless the pivot is the mean.
+The argument HOW of a function is one of these names. A kernel has two such names in FORM, its
+compile-time parameters. Elements are computed with HOW = FORM.arithmetic. The sums for mean and
+variance are computed with HOW = FORM.moments. FORM.moments differs from FORM.arithmetic only if
+elements are computed in float32. In this case, the sums (of x - pivot and of its square) need more
+precision than the elements. The reason is that the variance is computed from these sums by a
+subtraction, which loses digits unless the pivot is the mean.
 
 A pair (high, low) stands for high + low, with |low| at most half an ulp of high. A pair has 48
 significant bits and the range of float32. The functions here use the error-free transformations of
@@ -54,8 +55,8 @@ def narrow(b_value, p_target):
 @triton.jit
 def narrow_pair(b_high, b_low, p_target):
     """Return a float32 that `narrow` rounds to the element nearest to the pair's exact value."""
-    # Where the high part is infinite, the low part may be NaN, which would make the sum NaN. There
-    # the high part alone is the result.
+    # If the high part is infinite, the low part may be NaN, and then the sum of both parts would be
+    # NaN. In this case, the high part alone is the result.
     b_sum = b_high + b_low
     b_sum = tl.where(b_sum == b_sum, b_sum, b_high)
     if p_target.dtype.element_ty.primitive_bitwidth == 16:
@@ -76,8 +77,8 @@ def zeros(FORM: tl.constexpr, HOW: tl.constexpr):
 
 @triton.jit
 def split(b_value, HOW: tl.constexpr):
-    """Return a float64 as two numbers of the type of elements. If HOW is "pairs", they are the high
-    and the low part of a pair; otherwise, both are the same number.
+    """Return a float64 as two numbers of the type in which elements are computed. If HOW is
+    "pairs", the two numbers are the high and the low part of a pair; otherwise, they are equal.
     """
     if HOW == "pairs":
         b_high = b_value.to(tl.float32)
@@ -95,7 +96,10 @@ def split(b_value, HOW: tl.constexpr):
 
 @triton.jit
 def join(b_high, b_low, HOW: tl.constexpr):
-    """Return a running sum as float64. If the arithmetic has a low part, it is added."""
+    """Return a running sum as float64.
+
+    Except in the arithmetic "float64", a running sum has a high and a low part, which are added.
+    """
     b_value = b_high.to(tl.float64)
     if HOW != "float64":
         b_both = b_value + b_low.to(tl.float64)
@@ -135,7 +139,7 @@ def multiply_pairs(b_a_high, b_a_low, b_high, b_low):
 
 @triton.jit
 def _two_sum(b_a, b_b):
-    """Return the rounded sum and its rounding error; |a| may be smaller than |b|."""
+    """Return the rounded sum and its rounding error, for a and b in any order of magnitude."""
     b_sum = b_a + b_b
     b_part = b_sum - b_a
     return b_sum, (b_a - (b_sum - b_part)) + (b_b - b_part)

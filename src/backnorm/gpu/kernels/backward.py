@@ -213,7 +213,8 @@ def backward_complete(
 def _add_up(p_x, p_dy, p_bits, b_mean, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
     """Return sum_dy and sum_dy_xmu over the tiles `i_first` to `i_last` - 1 of a unit, in float64.
 
-    In the geometry *columns*, each column has its own two sums; in *segments*, the unit has two.
+    In the geometry *columns*, these are two sums for each column of the unit. In *segments*, they
+    are two sums for the unit, which is one channel.
     """
     b_mean_high, b_mean_low = split(per_column(b_mean, FORM), FORM.arithmetic)
     b_sum = zeros(FORM, FORM.arithmetic)

@@ -17,11 +17,11 @@ In float32 arithmetic, the float32 nearest to the mean is subtracted from x. The
 mean is the mean minus this float32; in a forward pass, the product of gain and this remainder is
 subtracted from `slope`. No element of 32 bits or less is nearer to the mean than this float32. So
 the magnitude of the remainder is at most |x - mean| for every element x. Therefore gain times the
-remainder is not larger than gain * (x - mean), and cancellation is limited. In a backward pass or
-in inference, the caller gives the mean. In this case the remainder is 0, for the following reason.
-Elements that are computed in float32 arithmetic have at most 32 bits. For such elements a given
-mean also has at most 32 bits (`dtypes.statistics_types`), so it is equal to the float32 that is
-subtracted. `conformance.judge` derives the error budget.
+remainder is not larger in magnitude than gain * (x - mean), so few digits are lost when the formula
+combines the two. In a backward pass or in inference, the caller gives the mean. In this case the
+remainder is 0, for the following reason. Elements that are computed in float32 arithmetic have at
+most 32 bits. For such elements a given mean also has at most 32 bits (`dtypes.statistics_types`),
+so it is equal to the float32 that is subtracted. `conformance.judge` derives the error budget.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count):
 def fold_forward(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
     """Return shift and slope for the mean that the kernel subtracts from x.
 
-    In float32 arithmetic, the kernel subtracts the float32 nearest to the mean. The rest of the
-    mean (which includes the old shift) is then multiplied by gain and subtracted from slope.
+    In float32 arithmetic, the kernel subtracts only m, the float32 nearest to the mean. To make up
+    for this, gain * (mean - m + shift) is subtracted from slope, and the returned shift is 0.
     """
     if FORM.arithmetic == "float32":
         b_slope = b_slope - b_gain * (_beside(b_mean) + b_shift)
@@ -67,7 +67,7 @@ def fold_forward(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
 
 @triton.jit
 def derivative(b_x, b_dy, mean, shift, slope, gain, p_target, FORM: tl.constexpr):
-    """Return a tile of dx, in training."""
+    """Return a tile of dx for a backward pass in training (statistics are not constants)."""
     if FORM.arithmetic == "pairs":
         b_part, b_part_low = subtract_pair(b_x, mean[0], mean[1])
         b_part, b_part_low = multiply_pairs(b_part, b_part_low, slope[0], slope[1])

@@ -113,8 +113,9 @@ def forward_finish(
     m_channels = i_channels < channels
     count = parts.to(tl.int64) * inner
     plane = count * channels
-    # The sums of each part of a channel are sums of differences from the pivot of this part. They
-    # are converted to sums of differences from the pivot of the first part.
+    # Each part of a channel has its own pivot, and its sums are those of x - pivot and of the
+    # square of this difference. The sums of all parts are converted to sums with the pivot of the
+    # first part.
     b_pivot = tl.load(p_partials + i_channels.to(tl.int64) * inner, mask=m_channels, other=0.0)
     b_sum = tl.zeros((TILE_PARTS, TILE_CHANNELS), tl.float64)
     for i_step in range(tl.cdiv(count, TILE_PARTS)):
@@ -228,7 +229,8 @@ def forward_complete(
 ):
     """Store y and the statistics for the channels of one unit.
 
-    A unit has all elements of its channels, so one program computes their statistics alone.
+    A unit (of work) has all elements of its channels, so a single program computes the statistics
+    of these channels.
     """
     frame = Frame(rows, width_units, total_units, channels, inner, pieces, tiles, per_block, units)
     i_unit = tl.program_id(0)
@@ -297,7 +299,11 @@ def _add_up(p_x, i_unit, i_first, i_last, frame, FORM: tl.constexpr):
 
 @triton.jit
 def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
-    """Return the mean of each column of a tile (geometry *columns*), or of the whole tile."""
+    """Return pivots that are computed from a tile.
+
+    In the geometry *columns*, they are the means of the tile's columns. In the geometry *segments*,
+    there is one pivot, the mean of the whole tile.
+    """
     o_elements, m_there = place(i_tile, i_unit, frame, FORM)
     b_x = tl.load(p_x + o_elements, mask=m_there, other=0.0)
     if FORM.moments != "compensated":
@@ -306,17 +312,18 @@ def _pivot(p_x, i_unit, i_tile, frame, FORM: tl.constexpr):
     b_count = tl.maximum(elements_of(i_tile, i_unit, frame, FORM), 1).to(tl.float64)
     b_pivot = collect(b_x.to(tl.float64), FORM) / b_count
     if FORM.moments != "compensated":
-        # Any number near the mean can be the pivot, so it is rounded to float32. If it is later
-        # represented by a pair of float32 (`split`), the low part of the pair is then 0.
+        # The pivot may be any number near the mean, so rounding it to float32 does no harm. If the
+        # rounded pivot is later split into a pair of float32 (`split`), the low part of the pair is
+        # 0.
         b_pivot = b_pivot.to(tl.float32).to(tl.float64)
-    # If the pivot were infinite, the terms of finite elements would be infinite, too. So 0 replaces
-    # a pivot that is not finite.
+    # If the pivot were infinite, the terms of finite elements would be infinite, too. So a pivot
+    # that is not finite is replaced by 0.
     return tl.where(tl.abs(b_pivot) < float("inf"), b_pivot, 0.0)
 
 
 @triton.jit
 def _two_sum(b_pivot, b_offset):
-    """Return the mean as a sum of two numbers. If the mean is not finite, the second is 0."""
+    """Return the mean as a sum of two numbers; the second is 0 if the mean is not finite."""
     b_mean = b_pivot + b_offset
     b_part = b_mean - b_pivot
     b_rest = (b_pivot - (b_mean - b_part)) + (b_offset - b_part)
@@ -376,7 +383,8 @@ def _write(
 ):
     """Store y in the tiles of a unit, from the last tile to the first.
 
-    The last tiles come first, because their x may still be in the cache.
+    If sums were computed before, the tiles were then read from the first to the last. So x of the
+    last tiles may still be in the cache.
     """
     b_gain = inverse_deviation(b_variance, FORM.epsilon)
     if FORM.has_gamma:

@@ -23,11 +23,11 @@ class Frame(NamedTuple):
     units: Any
 
 
-#: The kernels' arguments that are sizes. Kernels are not compiled again for other values of these
-#: arguments.
+#: The names of the kernels' size arguments. Kernels are not compiled again for other values of
+#: these arguments.
 SIZES = Frame._fields
 
-#: The arguments that are sizes of the kernels that add up partial results.
+#: The names of the size arguments of those kernels that add up partial results.
 PARTS = ("channels", "inner", "parts", "elements")
 
 #: Arguments that may differ in every call: the weight of the batch in the running statistics, as a

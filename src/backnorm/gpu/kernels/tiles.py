@@ -1,8 +1,9 @@
 """Offsets of the elements of a tile, and of its bits in the mask of a ReLU.
 
 All offsets have 64 bits. The width of a row and the total size are passed as numbers of units, each
-of FORM.align elements. A kernel multiplies them by FORM.align, so the compiler knows that they are
-multiples of it, and reads 16 bytes at a time.
+of FORM.align elements. A kernel multiplies these numbers of units by FORM.align. So the compiler
+knows that the products are multiples of FORM.align, and it emits load instructions that read 16
+bytes each.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ def first_and_last(i_block, frame):
 
 @triton.jit
 def place(i_tile, i_unit, frame, FORM: tl.constexpr):
-    """Return the offsets of a tile's elements, and a mask of the elements that exist.
+    """Return the offsets of the places of a tile, and a mask.
 
-    At the edges of the array, a tile has elements that do not exist.
+    A tile at the edge of the array has places beyond the array. The mask is true for the places
+    that are within the array.
     """
     i_row, i_column, base, width, stride = _corner(i_tile, i_unit, frame, FORM)
     i_rows = i_row + tl.arange(0, FORM.tile_rows)
@@ -109,8 +111,8 @@ def partials_of(i_unit, i_block, frame, FORM: tl.constexpr):
     """Return the offsets of a program's partial results, their mask, and the size of a plane.
 
     The mask says which of these results exist. A plane is an array with the partial results of one
-    sum. It has a row for each block. A row has an element for every column (in the geometry
-    *columns*) or for every unit.
+    sum. The plane has a row for each block. In the geometry *columns*, a row has an element for
+    every column; in *segments*, it has an element for every unit.
     """
     blocks = tl.cdiv(frame.tiles, frame.per_block).to(tl.int64)
     if FORM.columns:

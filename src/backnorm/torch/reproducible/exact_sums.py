@@ -23,11 +23,12 @@ then lose their digits. For a float64 element, there are two quanta and two sums
 exchanged in step 1, and 16 bytes in step 3.
 
 *Error*: rounding a term changes it by at most 2**-40 times the magnitude of the largest term
-(2**-80 times for float64 elements). So the error of a sum of N terms is at most N * 2**-40
-(float64: N * 2**-80) times that magnitude, plus half a unit in the last place of the sum. The error
-of a plain float32 sum is up to N * 2**-24 times the sum of the terms' magnitudes. Sums of 16-bit
-elements are rounded to float32, and then to 16 bits, as in PyTorch. float64 terms are scaled by
-2**-32, so that anchors are finite; terms below 2**-1043 count as zero.
+(2**-80 times for float64 elements). So the error of a sum of N terms is at most N * 2**-40 times
+the magnitude of the largest term (N * 2**-80 times for float64 elements), plus half a unit in the
+last place of the sum. The error of a plain float32 sum is up to N * 2**-24 times the sum of the
+terms' magnitudes. Sums of 16-bit elements are rounded to float32, and then to 16 bits, as in
+PyTorch. float64 terms are scaled by 2**-32, so that anchors are finite; terms below 2**-1043 count
+as zero.
 
 If terms are NaN or infinite, the result is the NaN or infinity that an IEEE sum gives in any order
 of these terms. If all terms of a sum are zeros, the sum is +0, even if the terms are -0.
@@ -212,7 +213,9 @@ def _scaled(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
 
 
 def _blocks(terms: Iterable[Part]) -> Iterator[tuple[slice, Tensor]]:
-    """Yield terms in blocks: the slice of the elements that a block belongs to, and its terms."""
+    """Yield the terms in blocks. A block is a pair: a slice of the elements, and a term for each
+    element of this slice.
+    """
     for first, values in terms:
         for block in values.split(_BLOCK if values.is_cpu else max(len(values), 1)):
             yield slice(first, first + len(block)), block

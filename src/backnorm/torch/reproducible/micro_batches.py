@@ -104,9 +104,9 @@ class ReproducibleGradients:
     (`torch.set_num_threads`), and on GPUs with `torch.use_deterministic_algorithms(True)`.
     Functions called between modules must compute each sample independently of the others.
 
-    The hook stores gradients in ``.grad``. `torch.autograd.grad` does not call the hook, so it
-    returns zeros. Call `remove` before `torch.export`. An instance is also a context manager that
-    calls `remove` on exit.
+    The gradients are written to ``.grad`` by the hook `reproducible_hook`. `torch.autograd.grad`
+    does not call this hook, so it returns zeros instead of the gradients. Call `remove` before
+    `torch.export`. An instance is also a context manager that calls `remove` on exit.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ReproducibleGradients:
         whole = {each for each in names if each in excluded or is_batch_norm(each)}
         others = {p for each in whole for p in each.parameters()}
         self._names = {p: name for name, p in module.named_parameters() if p not in others}
-        # A module with several parents is found several times. `dict.fromkeys` removes the
+        # A module with several parents is found once for each parent. `dict.fromkeys` removes the
         # duplicates.
         found = dict.fromkeys(_largest_without(module, whole))
         self._forwards = [
@@ -199,9 +199,9 @@ class _MicroBatchForward:
     """An object that replaces a module's `forward`, and runs the original `forward` on one
     micro-batch after another.
 
-    `copy.deepcopy` of the module also copies this object. If the attribute were a function,
-    `copy.deepcopy` would not copy the function, and the copy of the module would call the original
-    module.
+    `copy.deepcopy` of the module also copies this object. If the module's attribute `forward` were
+    a function, `copy.deepcopy` would not copy the function, and the copy of the module would call
+    the original module.
     """
 
     def __init__(self, module: nn.Module, name: str, size: int, gradients: _Gradients) -> None:
@@ -347,8 +347,9 @@ class _Views(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         found = [each for each in gradients if each is not None]
         ctx.gradients.setdefault(ctx.parameter, []).extend(found)
-        # Autograd gets a zero gradient of the parameter's shape. It is a single zero, expanded to
-        # this shape, so it takes almost no memory.
+        # The gradients of the micro-batches are kept in `ctx.gradients`, so autograd gets a
+        # gradient of zeros. These zeros are one number, expanded to the parameter's shape, so they
+        # take almost no memory.
         return ctx.parameter.new_zeros(()).expand_as(ctx.parameter), None, None
 
 
