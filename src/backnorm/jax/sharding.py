@@ -179,8 +179,8 @@ class _Split:
                 continue
             holders = _holders_of(array.sharding, len(names))
             if names != self._all:
-                # All problems that `jax.vmap` maps over use the same elements of this array, so its
-                # batch axis has size 1.
+                # This array is the same for all problems that `jax.vmap` maps over, so its axis for
+                # these problems has size 1.
                 holders = _reduced(holders, range(1, len(names)))[None]
             holders = _evenly_cut(holders, shape)
             if best is None or _parts_of(holders) > _parts_of(best):

@@ -64,7 +64,7 @@ class Term:
         return Term(exact, exact.hi, self.size)
 
     def single(self) -> Term:
-        """Return the term with the same value, but with T = the magnitude of the value.
+        """Return a copy of the term whose `size` (T) is the magnitude of its value.
 
         Formulas that use the result count it as one term.
         """

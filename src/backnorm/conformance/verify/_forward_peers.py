@@ -89,6 +89,5 @@ FORWARD_PEERS: Mapping[str, Callable[..., Results]] = MappingProxyType(
     {"numpy": textbook, "torch": torch, "backnorm": own}
 )
 
-#: Maps each name in `FORWARD_PEERS` whose function does not return all results to the names of the
-#: results that it does not return.
+#: For each name in `FORWARD_PEERS` whose function omits results: the names of the omitted results.
 FORWARD_OMITTED = MappingProxyType({"torch": ("variance",)})

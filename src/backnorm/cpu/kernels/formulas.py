@@ -139,12 +139,12 @@ def in_pairs(dy, values):
 def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
-    The memory of x and of the residual is prefetched, and, unless stores are streaming, that of the
-    output, because an ordinary store reads its cache line first. Prefetching x makes a forward pass
-    of a model faster. In a model, a convolution has just written x, so x is not in the core's own
-    cache, but at best in the slower shared cache. Prefetching does not make a backward pass faster:
-    its first phase, which computes the sums, has just read x and dy, and dx is often written to the
-    memory of dy.
+    The memory of x and of the residual is prefetched. If stores are ordinary, the output is
+    prefetched, too, because an ordinary store first reads the cache line that it writes.
+    Prefetching x makes a forward pass of a model faster. In a model, a convolution has just written
+    x, so x is not in the core's own cache, but at best in the slower shared cache. Prefetching does
+    not make a backward pass faster: its first phase, which computes the sums, has just read x and
+    dy, and dx is often written to the memory of dy.
     """
     dy = output[1]
 
