@@ -123,9 +123,10 @@ def _dy(d: Term, e: Term, c: Term, k: _Channel) -> Term:
 
 
 def _x(d: Term, e: Term, c: Term, k: _Channel) -> Term:
-    """Return dL/dx. L depends on x through c in the sums Q and P, and through mean and variance.
+    """Return dL/dx, where L, Q, P and c are those of the module's docstring.
 
-    The argument `d` is dy, and `e` is ddx.
+    L depends on x in three ways: through c in the sums Q and P, through the mean, and through the
+    variance. The argument `d` is dy, and `e` is ddx.
     """
     by_q, by_p = _by_q(k), k.gamma * k.s * (k.s * k.q) / k.elements
     by_c, by_mean = by_q * d - by_p * e, by_p * k.i - by_q * k.d

@@ -101,10 +101,11 @@ def backward(operands: Arrays, options: Options) -> Arrays:
 
 
 def double_backward(operands: Arrays, options: Options) -> Arrays:
-    """Return the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta> in x, dy and gamma.
+    """Return the second-order gradients with respect to x, dy and gamma.
 
-    <a, b> is the sum of the products a * b of all elements. The operands are those of `backward`,
-    followed by ddx, ddgamma and ddbeta.
+    They are the gradients of <ddx, dx> + <ddgamma, dgamma> + <ddbeta, dbeta>, where <a, b> is the
+    sum of the products a * b of all elements. The operands are those of `backward`, followed by
+    ddx, ddgamma and ddbeta.
     """
     x, dy, *channels, ddx, ddgamma, ddbeta = operands
     return arrays.double_backward(

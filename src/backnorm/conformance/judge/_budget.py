@@ -72,9 +72,10 @@ def budget(
       epsilon) and of the product of s and a sum. An element of dx takes a dozen float64 operations,
       with an error of at most 2**-49 T.
     - float32 arithmetic (unit roundoff u = 2**-24) on float32 or 16-bit data: a term of a parameter
-      gradient is rounded four times before it is added up in float64. The roundings are those of
-      x - mean, of the product, and of two additions in a run of at most four terms; together they
-      are 4 u T = 2**-22 T. The coefficients of dx are computed from these sums. An element of dx is
+      gradient is rounded four times before it is added up in float64. Two of
+      these roundings are those of x - mean and of its product with dy. The other two are those of
+      additions: at most four terms are added in float32, in pairs. Together, the four roundings are
+      4 u T = 2**-22 T. The coefficients of dx are computed from these sums. An element of dx is
       gain * (dy - shift - slope * (x - mean)). The last operation, the product with the gain, is
       rounded to the half ulp that every float32 output is allowed. This rounding is covered by the
       half ulp, so it is not counted in the coefficient of T. Before this product, the term dy takes

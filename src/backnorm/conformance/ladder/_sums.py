@@ -32,8 +32,9 @@ class Additions(NamedTuple):
     S is the sum of the terms, Q the sum of their squares, and T the sum of their magnitudes. E is
     the sum of the squares of the rounding errors, divided by the square of the roundoff. If the
     terms are in random order, E is ``sums * S**2 + root * Q``. For any order of the terms, E is at
-    most ``terms * T**2``; ``sums``, ``root`` and ``terms`` are the fields below. A term takes part
-    in several additions, one after the other; `height` is the largest such number among the terms.
+    most ``terms * T**2``; ``sums``, ``root`` and ``terms`` are the fields below. A term is
+    first added to another term, then the result to another one, and so on. `height` is the largest
+    number of additions that any term goes through.
     """
 
     height: float

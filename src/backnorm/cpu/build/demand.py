@@ -16,7 +16,7 @@ from backnorm.errors import MachineCodeError
 
 
 def place(name: str, level: str, folder: Path) -> Path:
-    """Return the path, in `folder`, of the library `name` for `level`.
+    """Return the path in `folder` of the library `name`, built for the processors of `level`.
 
     The file's name contains a digest of the current sources, so that a library of older sources has
     another path.

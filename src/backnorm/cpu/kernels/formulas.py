@@ -60,22 +60,26 @@ from backnorm.cpu.scratch import LANES
 
 
 @by_type
-def elements(x, dy, index, count, of):
+def elements(x, dy, index, count, coefficients):
     """Return a vector of output elements from `index` on.
 
-    Its type is that of `of`, the coefficients of the channel. If `count` is None, all lanes of the
+    The vector has the type of the channel's `coefficients`. If `count` is None, all lanes of the
     vector have elements. Otherwise, only the first `count` lanes have elements, and memory after
     these elements is not accessed.
     """
     if isinstance(x, Unread):
-        return lambda x, dy, index, count, of: of[3] * load_like(dy, index, count, of[3])
-    if not isinstance(dy, Epilogue):
-        return lambda x, dy, index, count, of: _derivative(
-            load_like(x, index, count, of[0]), load_like(dy, index, count, of[0]), of
+        return lambda x, dy, index, count, coefficients: (
+            coefficients[3] * load_like(dy, index, count, coefficients[3])
         )
-    normalised = _normalised if of.dtype == Vec else _normalised_single
-    return lambda x, dy, index, count, of: _followed(
-        dy, index, count, normalised(load_like(x, index, count, of[0]), of)
+    if not isinstance(dy, Epilogue):
+        return lambda x, dy, index, count, coefficients: _derivative(
+            load_like(x, index, count, coefficients[0]),
+            load_like(dy, index, count, coefficients[0]),
+            coefficients,
+        )
+    normalised = _normalised if coefficients.dtype == Vec else _normalised_single
+    return lambda x, dy, index, count, coefficients: _followed(
+        dy, index, count, normalised(load_like(x, index, count, coefficients[0]), coefficients)
     )
 
 
@@ -167,20 +171,20 @@ def prefetch_elements(output, index, count, streaming):
 
 
 @inlined
-def _normalised(x, of):
-    mean, shift, slope, gain = of
+def _normalised(x, coefficients):
+    mean, shift, slope, gain = coefficients
     return multiply_add(gain, (x - mean) - shift, slope)
 
 
 @inlined
-def _normalised_single(x, of):
-    mean, _, slope, gain = of
+def _normalised_single(x, coefficients):
+    mean, _, slope, gain = coefficients
     return multiply_add(gain, x - mean, slope)
 
 
 @inlined
-def _derivative(x, dy, of):
-    mean, shift, slope, gain = of
+def _derivative(x, dy, coefficients):
+    mean, shift, slope, gain = coefficients
     # The gain is multiplied last, so that its rounding error is not enlarged where terms cancel.
     return gain * multiply_add(mean - x, slope, dy - shift)
 

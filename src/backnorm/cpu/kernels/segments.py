@@ -428,12 +428,12 @@ def _of_two(rows, left, c, channels):
     """Return vectors of coefficients: the first `left` lanes belong to channel c, and the other
     lanes to the next channel.
     """
-    of, other = _coefficients(rows, c), _coefficients(rows, _next(c, channels))
+    coefficients, other = _coefficients(rows, c), _coefficients(rows, _next(c, channels))
     return (
-        blend(left, of[0], other[0]),
-        blend(left, of[1], other[1]),
-        blend(left, of[2], other[2]),
-        blend(left, of[3], other[3]),
+        blend(left, coefficients[0], other[0]),
+        blend(left, coefficients[1], other[1]),
+        blend(left, coefficients[2], other[2]),
+        blend(left, coefficients[3], other[3]),
     )
 
 
@@ -467,15 +467,21 @@ def _write(output, span, inner):
         if i >= border:
             border += inner
             c = _next(c, channels)
-        of = ordered_for(out, _coefficients(rows, c))
+        coefficients = ordered_for(out, _coefficients(rows, c))
         stop = min(border, end) - lanes
         while in_pairs(dy, rows.values) and i <= stop - lanes:
             prefetch_elements(output, i + _AHEAD, 2 * lanes, streaming)
             place = (c, lanes)
-            _write_two(output, i, both_elements(x, dy, i, of, of), (place, place), streaming)
+            _write_two(
+                output,
+                i,
+                both_elements(x, dy, i, coefficients, coefficients),
+                (place, place),
+                streaming,
+            )
             i += 2 * lanes
         while i <= stop:
-            _write_one(output, i, (c, lanes), elements(x, dy, i, None, of), streaming)
+            _write_one(output, i, (c, lanes), elements(x, dy, i, None, coefficients), streaming)
             i += lanes
         if i < border and i < end:
             count = min(lanes, end - i)
@@ -486,11 +492,13 @@ def _write(output, span, inner):
 @inlined
 def _write_across(output, i, count, left, c, streaming):
     """Write `count` elements: the first `left` are of channel c, the others of the next channel."""
-    of = _of_two(output.rows, left, c, output.period)
+    coefficients = _of_two(output.rows, left, c, output.period)
     if count < lanes_of(output.rows.values):
-        _write_first(output, i, count, (c, left), of)
+        _write_first(output, i, count, (c, left), coefficients)
     else:
-        _write_one(output, i, (c, left), elements(output.x, output.dy, i, None, of), streaming)
+        _write_one(
+            output, i, (c, left), elements(output.x, output.dy, i, None, coefficients), streaming
+        )
 
 
 #: The kernel.

@@ -134,11 +134,16 @@ def vector_of(values, index):
 
 
 @by_type
-def ordered_for(out, of):
+def ordered_for(out, coefficients):
     """Return the four coefficient vectors with lanes in the order in which `out` is written."""
-    if of.dtype != Singles or not splits(out.dtype):
-        return lambda out, of: of
-    return lambda out, of: (even_odd(of[0]), even_odd(of[1]), even_odd(of[2]), even_odd(of[3]))
+    if coefficients.dtype != Singles or not splits(out.dtype):
+        return lambda out, coefficients: coefficients
+    return lambda out, coefficients: (
+        even_odd(coefficients[0]),
+        even_odd(coefficients[1]),
+        even_odd(coefficients[2]),
+        even_odd(coefficients[3]),
+    )
 
 
 @by_type
@@ -207,13 +212,13 @@ def narrow_rows(output, span, refused):
         table, pitch = output.exact
         values, far = output.rows
         for c in range(span[0], span[1], LANES):
-            of = (
+            coefficients = (
                 load(table, c),
                 load(table, c + pitch),
                 load(table, c + 2 * pitch),
                 load(table, c + 3 * pitch),
             )
-            mean, shift, slope, gain = _narrowed(output.x, output.dy, of)
+            mean, shift, slope, gain = _narrowed(output.x, output.dy, coefficients)
             if refused:
                 gain = splat(float("nan"))
             store(values, c, mean)
@@ -225,20 +230,25 @@ def narrow_rows(output, span, refused):
 
 
 @by_type
-def _narrowed(x, dy, of):
+def _narrowed(x, dy, coefficients):
     """Return the coefficients of the float32 formulas, as float64 vectors. If the gain of a channel
     is NaN, float32 is not exact enough for this channel, and its elements are computed in float64.
     """
 
-    def frozen(x, dy, of):
-        return of[0], of[1], of[2], _unless_tiny(of[3], of[3])
+    def frozen(x, dy, coefficients):
+        return (
+            coefficients[0],
+            coefficients[1],
+            coefficients[2],
+            _unless_tiny(coefficients[3], coefficients[3]),
+        )
 
-    def forward(x, dy, of):
-        mean, shift, slope, gain = _about_rounded_forward(of)
+    def forward(x, dy, coefficients):
+        mean, shift, slope, gain = _about_rounded_forward(coefficients)
         return mean, shift, slope, _unless_tiny(slope, _unless_tiny(gain, gain))
 
-    def backward(x, dy, of):
-        mean, shift, slope, gain = _about_rounded_backward(of)
+    def backward(x, dy, coefficients):
+        mean, shift, slope, gain = _about_rounded_backward(coefficients)
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
         # If the shift is tiny, (dy - shift) - (x - mean) * slope may be tiny, too, and would be
@@ -254,29 +264,29 @@ def _narrowed(x, dy, of):
 
 
 @by_type
-def about_rounded(kind, of):
-    """Return the coefficients `of`, changed for a formula that subtracts a rounded mean.
+def about_rounded(kind, coefficients):
+    """Return `coefficients`, changed for a formula that subtracts a rounded mean.
 
     The formula subtracts the mean rounded to float32 from x. The part of the mean that this
     rounding drops is taken into account by another coefficient.
     """
     if kind.operation == "frozen":
-        return lambda kind, of: of
+        return lambda kind, coefficients: coefficients
     if kind.operation == "forward":
-        return lambda kind, of: _about_rounded_forward(of)
-    return lambda kind, of: _about_rounded_backward(of)
+        return lambda kind, coefficients: _about_rounded_forward(coefficients)
+    return lambda kind, coefficients: _about_rounded_backward(coefficients)
 
 
 @inlined
-def _about_rounded_forward(of):
-    mean, shift, slope, gain = of
+def _about_rounded_forward(coefficients):
+    mean, shift, slope, gain = coefficients
     rest = (mean - rounded(mean)) + shift
     return mean, shift, multiply_add(negated(gain), rest, slope), gain
 
 
 @inlined
-def _about_rounded_backward(of):
-    mean, shift, slope, gain = of
+def _about_rounded_backward(coefficients):
+    mean, shift, slope, gain = coefficients
     return mean, multiply_add(rounded(mean) - mean, slope, shift), slope, gain
 
 

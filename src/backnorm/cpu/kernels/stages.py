@@ -165,40 +165,40 @@ def _write_coefficients(kind, head, table):
     """Write the coefficients of every channel, in the type in which elements are computed."""
     for c in range(0, table.channels, LANES):
         at = table.pitch
-        of = (
+        coefficients = (
             load(table.values, MEAN * at + c),
             load(table.values, SHIFT * at + c),
             load(table.values, SLOPE * at + c),
             load(table.values, GAIN * at + c),
         )
-        _put_coefficients(kind, head, table.channels, c, of)
+        _put_coefficients(kind, head, table.channels, c, coefficients)
 
 
 @by_type
-def _put_coefficients(kind, head, channels, c, of):
+def _put_coefficients(kind, head, channels, c, coefficients):
     """Write the four coefficients of at most `LANES` channels, of which c is the first, to the
     array whose address is in the record's field `exchanged`.
     """
 
-    def wide(kind, head, channels, c, of):
-        _put(doubles_at(kind, head.exchanged), channels, c, of)
+    def wide(kind, head, channels, c, coefficients):
+        _put(doubles_at(kind, head.exchanged), channels, c, coefficients)
 
-    def narrow(kind, head, channels, c, of):
+    def narrow(kind, head, channels, c, coefficients):
         if head.in_float64 != 0:
-            _put(doubles_at(kind, head.exchanged), channels, c, of)
+            _put(doubles_at(kind, head.exchanged), channels, c, coefficients)
         else:
-            _put(singles_at(kind, head.exchanged), channels, c, about_rounded(kind, of))
+            _put(singles_at(kind, head.exchanged), channels, c, about_rounded(kind, coefficients))
 
     return narrow if kind.arithmetic == types.float32 else wide
 
 
 @inlined
-def _put(out, channels, c, of):
+def _put(out, channels, c, coefficients):
     count = channels - c
-    store_some(out, c, count, of[0])
-    store_some(out, channels + c, count, of[1])
-    store_some(out, 2 * channels + c, count, of[2])
-    store_some(out, 3 * channels + c, count, of[3])
+    store_some(out, c, count, coefficients[0])
+    store_some(out, channels + c, count, coefficients[1])
+    store_some(out, 2 * channels + c, count, coefficients[2])
+    store_some(out, 3 * channels + c, count, coefficients[3])
 
 
 @by_type

@@ -28,8 +28,8 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
 
     @inlined
     def write_half(output, i, count, place, first, value):
-        of = exact_at(output, place, first)
-        again = elements(output.x, output.dy, i + first, count - first, of)
+        coefficients = exact_at(output, place, first)
+        again = elements(output.x, output.dy, i + first, count - first, coefficients)
         store_first(output.out, i + first, count - first, where_finite(value, value, again))
 
     # This function is inlined, because a call would make the loops of the kernels spill registers.
@@ -74,8 +74,8 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
             store(output.out, i, value)
 
     @inlined
-    def write_first(output, i, count, place, of):
-        value = elements(output.x, output.dy, i, count, of)
+    def write_first(output, i, count, place, coefficients):
+        value = elements(output.x, output.dy, i, count, coefficients)
         if holds(value, count):
             store_first(output.out, i, count, value)
         else:
