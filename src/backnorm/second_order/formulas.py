@@ -80,9 +80,9 @@ class Factors(NamedTuple):
     # gamma*s, the factor of every element of dx in the backward pass.
     scale: Array
     s: Array
-    # of_dy is dL/dQ, and of_ddx is dL/dP, with L, Q and P of the module's docstring. In the gradient
-    # with respect to x, dy is multiplied by s*of_dy, and ddx by s*of_ddx. In the gradient with
-    # respect to dy, s*c is multiplied by of_dy.
+    # of_dy is dL/dQ, and of_ddx is dL/dP, with L, Q and P as in the module's docstring. In the
+    # gradient with respect to x, dy is multiplied by s*of_dy, and ddx by s*of_ddx. In the gradient
+    # with respect to dy, s*c is multiplied by of_dy.
     of_dy: Array
     of_ddx: Array
     # In the gradient of x, one term comes from the variance: s*of_h times s*c, where c is x - mean.
