@@ -400,9 +400,7 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
         else "Per-channel inputs may have different element types.",
         "rank": "" if schema.rank_text == "2 or more" else f"Rank of the data: {schema.rank_text}.",
         "channels": f"Channels: at least {schema.min_channels}." if schema.min_channels else "",
-        "shape": "Per-channel tensors have the rank of x, and size 1 in the reduced axes."
-        if any(t.kind == "kept" for t in channels) and not _tells_shape(schema)
-        else "",
+        "shape": _shape(channels) if not _tells_shape(schema) else "",
     }
     for together, text in (
         (schema.inputs_together, "given together or not at all"),
@@ -410,6 +408,16 @@ def _rules(schema: OperatorSchema) -> Mapping[str, str]:
     ):
         rules |= {_and(names): f"{_and(names)}: {text}." for names in together}
     return rules | {note: note for note in schema.notes}
+
+
+def _shape(channels: Sequence[TensorSpec]) -> str:
+    """Return the rule on per-channel tensors that have the rank of x; empty if there are none."""
+    names = [t.name for t in channels if t.kind == "kept"]
+    if not names:
+        return ""
+    subject = "Per-channel tensors" if len(names) == len(channels) else ", ".join(names)
+    have = "has" if len(names) == 1 < len(channels) else "have"
+    return f"{subject} {have} the rank of x, and size 1 in the reduced axes."
 
 
 def _tells_shape(schema: OperatorSchema) -> bool:

@@ -22,7 +22,7 @@ from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
 CANONICAL_NAMES = {"dx", "dgamma", "dbeta", "y", "mean", "variance"}
 
 
-def tensors(schema, b):
+def tensors(schema, b, layout="NCX"):
     roles = {"running_mean": "mean", "running_variance": "variance", "ignored": "mean"}
     # A power of two, whose square is exact: the canonical call with the variance it stands for is
     # the same, bit for bit.
@@ -34,7 +34,7 @@ def tensors(schema, b):
         if not t.role.startswith("memory_")
     }
     kept = [1] * b["x"].ndim
-    kept[1] = -1
+    kept[1 if layout == "NCX" else -1] = -1
     spread = [t.name for t in schema.inputs if t.kind == "kept" and t.name in operands]
     return operands | {name: operands[name].reshape(kept) for name in spread}
 
@@ -67,7 +67,8 @@ def test_canonical_call_has_the_bits_of_operator(batch, dialect, layout, require
             if revision:
                 attributes["revision"] = revision
             takes_inverse = "inverse_deviation" in {t.role for t in schema.inputs}
-            inputs = tensors(schema, batch((2, 5, 3, 4), data_format.layout, "f32"))
+            b = batch((2, 5, 3, 4), data_format.layout, "f32")
+            inputs = tensors(schema, b, data_format.layout)
             call = canonical(dialect, op, inputs, attributes)
             assert call.operation == schema.operation
             assert call.data_format == data_format.layout
