@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -196,6 +197,15 @@ def test_diagnose_when_frozen_omits_evidence_of_zero_terms():
     outputs = outputs_of(kernels.ForgetsGamma(), data, training=False)
     evidence = diagnose(data, outputs, training=False).evidence
     assert set(evidence) == {"gain", "dgamma", "dbeta", "residual"}
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-16, 1e14, 1e25])
+@pytest.mark.parametrize(("kernel", "name"), NAMES.items())
+def test_diagnose_with_large_or_small_dy_returns_name_of_mistake(kernel, name, scale):
+    data = diagnostic_data(FLOAT32)
+    data = replace(data, dy=(data.dy * scale).astype(FLOAT32))
+    found = diagnose(data, outputs_of(getattr(kernels, kernel)(), data))
+    assert (found.kind, found.names) == ("formula", (name,))
 
 
 @pytest.mark.covering(0)

@@ -294,7 +294,8 @@ def test_grade_of_a_wrong_shape_or_type_raises(rng):
         ),
         ({"gradients": (X, ROW)}, ValueError, "gradients: must have 3 results; got 2 results"),
         ({"gradients": (X, ROW, None)}, TypeError, "dbeta: is required; got None"),
-        ({"gradients": {"dx": X}}, TypeError, "gradients: must be a tuple; got dict"),
+        ({"gradients": {"dx": X}}, TypeError, "dgamma: is required; got None"),
+        ({"gradients": X}, TypeError, "gradients: must be a tuple; got ndarray"),
         ({"mean": ROW[:2]}, ValueError, "mean: must hold one value per channel of x"),
         ({"dy": X[:1]}, ValueError, "dy: must have the shape of x"),
         ({"epsilon": "1e-5"}, TypeError, "epsilon: must be a real number"),
@@ -333,6 +334,8 @@ def test_grade_backward_of_lists_equals_that_of_arrays():
     in_lists = tuple(g.tolist() for g in gradients)
     found = grade_backward(*lists, in_lists, epsilon=EPSILON)
     assert found == grade_backward(*wide, gradients, epsilon=EPSILON)
+    by_name = dict(zip(("dx", "dgamma", "dbeta"), gradients, strict=True))
+    assert found == grade_backward(*wide, by_name, epsilon=EPSILON)
 
 
 # --- right kernels --------------------------------------------------------------------------------

@@ -218,7 +218,9 @@ def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coef
     residual: list[float] = []
     for x, dy, mean, row in zip(channels.x, channels.dy, channels.mean, rows, strict=True):
         functions = np.stack([dy, np.ones_like(dy), x - mean], axis=1)
-        fit, *_ = np.linalg.lstsq(functions, row, rcond=None)
+        # Without scaling, `lstsq` would take columns much smaller than the largest one for zeros.
+        norms = np.linalg.norm(functions, axis=0) + TINY
+        fit = np.linalg.lstsq(functions / norms, row, rcond=None)[0] / norms
         rest = np.linalg.norm(row - functions @ fit)
         norm = float(np.linalg.norm(row))
         # If a row has only zeros, the fit is exact, and the relative residual is 0. (Computed as a

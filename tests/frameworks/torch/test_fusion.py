@@ -433,12 +433,28 @@ def test_named_activation_called_with_another_tensor_raises(layer, training, add
 
 
 class NamedPair(nn.Module):
-    def __init__(self):
+    def __init__(self, adds_in_place=False):
         super().__init__()
         self.norm, self.relu = nn.BatchNorm1d(3), nn.ReLU()
+        self.adds_in_place = adds_in_place
 
     def forward(self, x):
-        return self.relu(self.norm(x))
+        y = self.norm(x)
+        if self.adds_in_place:
+            y += x
+        return self.relu(y)
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("training", [False, True])
+def test_named_activation_of_output_changed_in_place_raises(training, context):
+    model = convert(NamedPair(adds_in_place=True), fuse=[("norm", "relu")]).train(training)
+    x = torch.randn(6, 3, 5)
+    with context(), pytest.raises(ValueError, match=r"'relu' was called .* output of 'norm'"):
+        model(x)
+    expected = NamedPair(adds_in_place=True).train(training)
+    with context():
+        torch.testing.assert_close(revert(model)(x), expected(x))
 
 
 def test_named_pair_in_copied_and_hooked_block_is_checked(close):

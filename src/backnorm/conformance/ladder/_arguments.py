@@ -38,7 +38,7 @@ def read_results(
     ----------
     argument : str
         The name of the argument that holds all results.
-    results : tuple of arrays
+    results : tuple of arrays, or a mapping from their names to arrays
     expected : Expected
         Shape and element type of each result; None: any type.
 
@@ -48,6 +48,8 @@ def read_results(
         The error names the result that is missing, or has another shape or type.
     """
     accepted = f"a tuple ({', '.join(expected)})"
+    if isinstance(results, Mapping):
+        results = tuple(results.get(name) for name in expected)
     if not isinstance(results, tuple | list):
         came = type(results).__name__
         raise ArgumentTypeError(argument, "must be a tuple", came=came, accepted=accepted)
