@@ -70,6 +70,17 @@ def test_diagnose_of_training_formula_when_frozen_returns_not_frozen(dtype):
     assert diagnose(data, outputs, training=False).names == ("not-frozen",)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16], ids=str)
+def test_diagnose_of_truncated_dx_says_so(dtype, training):
+    data = diagnostic_data(dtype)
+    found = diagnose(
+        data, outputs_of(kernels.Truncates(), data, training=training), training=training
+    )
+    assert (found.kind, found.names) == ("precision", ("truncated",))
+    assert found.says == "dx is rounded toward zero, not to the nearest number"
+
+
 @pytest.mark.parametrize("narrow", [BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32], ids=str)
 def test_diagnose_of_rounded_dx_returns_its_bits(dtype, narrow):

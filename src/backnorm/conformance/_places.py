@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from backnorm._doubledouble import Exact
 from backnorm.conformance._naming import (
     FEW_BITS,
     Diagnosis,
@@ -16,6 +17,7 @@ from backnorm.conformance._naming import (
     sentence,
 )
 from backnorm.conformance.formula import rows_of
+from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, element_type
 
 # For outputs of each type: the largest error that rounding can cause in an element of the output,
@@ -32,6 +34,9 @@ _MOST = 0.8
 # counts as wrong if at least the share `_MOST_OF_END` of its elements is wrong. This share is only
 # one half, because a short end can have several elements that are right by accident.
 _SHORT, _MOST_OF_END = 0.05, 0.5
+# An output counts as truncated if this share of its elements has the error of truncation, with at
+# most this error, in ulps, of all roundings before.
+_NEARLY_ALL, _OTHER_ROUNDINGS = 0.99, 0.02
 
 
 def misplaced(
@@ -131,6 +136,24 @@ def partly_wrong(
     if max(others) > _RIGHT[dtype]:
         rest += f" to {right_bits(max(others))} bits"
     return Diagnosis("indexing", ("partly-wrong",), ", and ".join(texts) + rest)
+
+
+def truncated(name: str, tensor: np.ndarray, right: np.ndarray, axis: int) -> Diagnosis | None:
+    """Return the diagnosis if an output is rounded toward zero, else None.
+
+    Parameters are as in :func:`misplaced`. The right values are not exact enough to tell how a
+    float64 output is rounded, so such an output gets None.
+    """
+    dtype = element_type(tensor.dtype) or FLOAT64
+    if dtype == FLOAT64:
+        return None
+    lost = (np.abs(right) - np.abs(rows_of(tensor, axis))) / ulp_at(Exact.of(right), dtype)
+    # Truncation loses 0 to 1 ulp, on average 1/2. Elements whose terms cancel have larger errors.
+    is_lost = (lost > -_OTHER_ROUNDINGS) & (lost < 1.0 + _OTHER_ROUNDINGS)
+    if is_lost.mean() < _NEARLY_ALL or lost[is_lost].mean() < 0.4:
+        return None
+    text = f"{name} is rounded toward zero, not to the nearest number"
+    return Diagnosis("precision", ("truncated",), text)
 
 
 def wrong_end(tensor: np.ndarray, right: np.ndarray, axis: int) -> int:

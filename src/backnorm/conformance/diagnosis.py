@@ -30,7 +30,7 @@ from backnorm.conformance._naming import (
     residual_of_rounding,
     sentence,
 )
-from backnorm.conformance._places import misplaced, partly_wrong, wrong_end
+from backnorm.conformance._places import misplaced, partly_wrong, truncated, wrong_end
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.formula import (
     MISTAKES,
@@ -107,6 +107,19 @@ def diagnose(
         Whether the statistics depend on x.
     scaled : bool
         Whether gamma was passed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from backnorm import batch_norm_backward
+    >>> from backnorm.conformance.data import LayerData
+    >>> x, dy = np.random.default_rng(0).standard_normal((2, 8, 4, 6, 6), dtype=np.float32)
+    >>> mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    >>> gamma, beta = np.array([2, -1, 3, 0.5], np.float32), np.zeros(4, np.float32)
+    >>> dx, dgamma, dbeta = batch_norm_backward(x, dy, mean, variance, gamma, epsilon=1e-5)
+    >>> data = LayerData(x, dy, mean, variance, gamma, beta, 1e-5, "NCX")
+    >>> diagnose(data, (dx, dgamma, -dbeta)).says
+    'dbeta has the wrong sign'
     """
     x, dy, mean, variance, gamma = data.backward_inputs
     channels = Channels.of(
@@ -153,6 +166,7 @@ def diagnose(
             imprecise(parameters, mean.dtype)
             or partly_wrong("dx", outputs[0], expected, axis, parameters)
             or computed_in_float32({"dx": (rows, expected), **parameters}, x.dtype)
+            or (outputs[0] is not None and truncated("dx", outputs[0], expected, axis))
             or diagnosis
         )
     return replace(diagnosis, evidence=evidence)

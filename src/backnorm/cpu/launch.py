@@ -103,8 +103,9 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def sum_all(self) -> Stage:
-        """Write the pivots to the table, and sum every channel. A pivot is a number near the
-        channel's mean, chosen from x (forward), or the given mean (backward).
+        """Write the pivots to the table, and sum every channel. In a forward pass, a channel's
+        pivot is a number near its mean, computed from a few elements of x. In a backward pass, the
+        pivot is the given mean.
         """
         source = FROM_DATA if self._forward else MEANS_ALONE
         return self._of(self._summed, self._summed, prepares=source)

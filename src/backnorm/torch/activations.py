@@ -1,4 +1,4 @@
-"""Compute activations by PyTorch's operators, and recognise those of PyTorch's modules.
+"""Compute activations by PyTorch's operators; say which activation a PyTorch module computes.
 
 PyTorch's ReLU6 is ``hardtanh(y, 0, 6)``. The derivative of hardtanh is 0 where y equals a bound, as
 in the kernels; the derivative of ``clamp`` would be 1.

@@ -41,8 +41,9 @@ _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
-# A call passes its addresses in the order of `ADDRESSES`. Two of them are those of per-channel
-# results. These are the position of the first of the two, and the position after the second.
+# A call passes its addresses in the order of `ADDRESSES`. Two adjacent ones are the addresses of
+# the per-channel results. `_FIRST_RESULT` is the position of the first result, and `_AFTER_RESULTS`
+# the position after the second.
 _FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
 #: The key under which `_tuned` has the knobs that tuning has chosen: a problem, its memory layout

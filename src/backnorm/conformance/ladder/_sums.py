@@ -11,7 +11,7 @@ from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 #: The unit roundoff of each type.
 ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 
-# The expected error of n roundings with independent signs is at most DEVIATIONS * sqrt(n)
+# The bound of kind "expected" for n roundings with independent signs is DEVIATIONS * sqrt(n)
 # roundoffs. One rounding error has a root mean square of 0.43 roundoffs. The sum of n such errors
 # has a root mean square of 0.43 * sqrt(n) roundoffs. So the bound 2 * sqrt(n) is 4.7 standard
 # deviations of the sum.

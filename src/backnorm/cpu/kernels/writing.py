@@ -19,7 +19,7 @@ from backnorm.cpu.scratch import LANES
 
 
 def writers(exact_at: Any) -> tuple[Any, Any, Any]:
-    """Return three functions of a geometry, which write two vectors, one vector, part of one.
+    """Return a geometry's functions that write two vectors, one vector, and a part of a vector.
 
     A vector has sixteen elements, and `place` says where it is. `exact_at(output, place, first)`
     returns the float64 coefficients for eight of them: for the first eight if `first` is 0, for the
