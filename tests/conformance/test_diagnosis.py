@@ -91,6 +91,15 @@ def test_diagnose_of_rounded_dx_returns_its_bits(dtype, narrow):
     assert found.says == f"dx is right to {bits} bits: rounded, or summed up, in a narrow type"
 
 
+@pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32, FLOAT16], ids=str)
+def test_diagnose_of_noisy_dx_returns_its_bits(dtype):
+    data = diagnostic_data(dtype)
+    dx, dgamma, dbeta = outputs_of(kernels.Kernel(), data)
+    noise = 2.0**-7 * np.random.default_rng(0).uniform(-1, 1, dx.shape)
+    found = diagnose(data, ((dx.astype(float) * (1.0 + noise)).astype(dtype), dgamma, dbeta))
+    assert found.says == "dx is right to 7 bits: rounded, or summed up, in a narrow type"
+
+
 class SumsInSteps(kernels.Kernel):
     """Leaves out the rest of a division of each channel, or of each image, by a step."""
 

@@ -155,9 +155,9 @@ def test_forward_kernel_with_many_elements_is_on_its_own_rung(count, names, rng)
 
 
 @pytest.mark.parametrize("sums", [serial, pairs], ids=["serial", "pairs"])
-@pytest.mark.parametrize("count", [16, 700, 5000, pytest.param(25088, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [16, 700, 5000, *MANY])
 def test_one_pass_in_float32_with_large_mean_is_wrong_or_nonfinite(count, sums, rng):
-    # With 200,000 elements, a serial sum may lose as much: some of these results are allowed.
+    # In a single channel of 200,000 elements, a result can be right by accident.
     oracle = Oracle(rows(count, rng, ratio=1e4))
     grades = oracle.grades(RightForward("", "", Shifted(sums, shift=False)))
     assert grades["variance"].status in ("wrong", "nonfinite")

@@ -66,6 +66,8 @@ Show = Annotated[
 # A huge case has more elements than this, the number that a signed 32-bit index can address.
 _HUGE = 1 << 31
 _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
+# Defaults of `tolerance`. Its options are None by default, so that a given option is recognised.
+_DTYPE, _ELEMENTS, _SHAPE = "float32", 50176, "16,8,14,14"
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,10 +418,11 @@ def cases_export(
 
 def tolerance(
     dtype: Annotated[
-        str | None, typer.Option(help="The element type of x.", show_default="float32")
+        str | None, typer.Option(help="The element type of x.", show_default=_DTYPE)
     ] = None,
     elements: Annotated[
-        int | None, typer.Option(min=1, help="Elements per channel, M.", show_default="50176")
+        int | None,
+        typer.Option(min=1, help="Elements per channel, M.", show_default=str(_ELEMENTS)),
     ] = None,
     audit: Annotated[
         str | None,
@@ -451,7 +454,7 @@ def tolerance(
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="The shape of x, channels second.", show_default="16,8,14,14"),
+        typer.Option(help="The shape of x, channels second.", show_default=_SHAPE),
     ] = None,
     loss: Annotated[
         Literal["none", "sum", "mean", "square", "cube"] | None,
@@ -471,7 +474,7 @@ def tolerance(
     else:
         unused = {"--data": data, "--shape": shape, "--loss": loss}
         _check_absent("without --audit, --policy or --compare", **unused)
-        _print_bounds("float32" if dtype is None else dtype, elements or 50176)
+        _print_bounds(_DTYPE if dtype is None else dtype, elements or _ELEMENTS)
 
 
 def _check_absent(condition: str, **options: object) -> None:
@@ -508,8 +511,8 @@ def _print_audit(
         about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
     else:
         loss = loss or ("none" if project is None else project.loss)
-        dtype = "float32" if dtype is None else dtype
-        sizes = _shape("16,8,14,14" if shape is None else shape)
+        dtype = _DTYPE if dtype is None else dtype
+        sizes = _shape(_SHAPE if shape is None else shape)
         runs = list(audit_data.runs(data, sizes, loss, epsilon, _element_type(dtype)))
         about = f"{data}, loss {loss}, {dtype}, x of {','.join(map(str, sizes))}, {len(runs)} seeds"
     if project is not None:

@@ -138,14 +138,16 @@ def partly_wrong(
     return Diagnosis("indexing", ("partly-wrong",), ", and ".join(texts) + rest)
 
 
-def truncated(name: str, tensor: np.ndarray, right: np.ndarray, axis: int) -> Diagnosis | None:
+def truncated(
+    name: str, tensor: np.ndarray | None, right: np.ndarray, axis: int
+) -> Diagnosis | None:
     """Return the diagnosis if an output is rounded toward zero, else None.
 
     Parameters are as in :func:`misplaced`. The right values are not exact enough to tell how a
     float64 output is rounded, so such an output gets None.
     """
-    dtype = element_type(tensor.dtype) or FLOAT64
-    if dtype == FLOAT64:
+    dtype = FLOAT64 if tensor is None else element_type(tensor.dtype) or FLOAT64
+    if tensor is None or dtype == FLOAT64:
         return None
     lost = (np.abs(right) - np.abs(rows_of(tensor, axis))) / ulp_at(Exact.of(right), dtype)
     # Truncation loses 0 to 1 ulp, on average 1/2. Elements whose terms cancel have larger errors.

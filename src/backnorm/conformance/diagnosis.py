@@ -166,7 +166,7 @@ def diagnose(
             imprecise(parameters, mean.dtype)
             or partly_wrong("dx", outputs[0], expected, axis, parameters)
             or computed_in_float32({"dx": (rows, expected), **parameters}, x.dtype)
-            or (outputs[0] is not None and truncated("dx", outputs[0], expected, axis))
+            or truncated("dx", outputs[0], expected, axis)
             or diagnosis
         )
     return replace(diagnosis, evidence=evidence)

@@ -309,18 +309,24 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         # read `y.grad`, and PyTorch would warn.
         if self.activation is None or self.owns_activation or is_compiling():
             return self._normalised(input, residual, self.activation)
-        if torch.is_inference_mode_enabled() and not self.training:
-            # An inference tensor has no version counter, so its mark would not show a change in
-            # place, such as y += x. A y that is made outside of inference mode has a counter.
-            with torch.inference_mode(False), torch.no_grad():
-                y = self._normalised(input, residual, self.activation)
-        else:
-            y = self._normalised(input, residual, self.activation)
-            if y.is_inference():
-                # The update of running statistics must stay within inference mode, so y is copied.
-                with torch.inference_mode(False):
-                    y = y.clone()
+        y = self._versioned(input, residual)
         setattr(y, _ORIGIN, _origin(self, y))
+        return y
+
+    def _versioned(self, input: Tensor, residual: Tensor | None) -> Tensor:
+        """Return y, a tensor with a version counter, in inference mode, too.
+
+        An inference tensor has no version counter, so its mark would not show a change in place,
+        such as y += x. A tensor that is made outside of inference mode has one.
+        """
+        if torch.is_inference_mode_enabled() and not self.training:
+            with torch.inference_mode(False), torch.no_grad():
+                return self._normalised(input, residual, self.activation)
+        y = self._normalised(input, residual, self.activation)
+        if y.is_inference():
+            # The update of running statistics must stay within inference mode, so y is copied.
+            with torch.inference_mode(False):
+                y = y.clone()
         return y
 
     def _normalised(

@@ -8,7 +8,6 @@ import torch
 
 from backnorm.conformance.battery import cases
 from backnorm.conformance.ladder import grade_backward
-from backnorm.conformance.verify.subjects import function_of
 from tests.support.dtypes import FLOAT32
 
 # PyTorch returns no dgamma without gamma.
@@ -37,12 +36,3 @@ def test_pytorch_contiguous_float32_kernel_reaches_blocked_grade(case):
     grades = grade_backward(*case.data.backward_inputs, pytorch_gradients(case), **options)
     # Its sums are of float64 on a CPU, or of short runs.
     assert all(found.at_least("blocked") for found in grades.values()), grades
-
-
-class _Own(torch.autograd.Function):
-    """A function that a user passes to verify instead of one that calls its backward."""
-
-
-def test_verify_of_autograd_function_says_what_to_write():
-    with pytest.raises(TypeError, match=r"not a torch\.autograd\.Function; .* calls its backward"):
-        function_of(f"{__name__}:_Own", "SUBJECT")

@@ -289,7 +289,8 @@ def grade_backward(
 ) -> dict[Quantity, Grade]:
     """Grade `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
-    dx must have the shape and type of x. dgamma and dbeta must have the shape and type of mean.
+    dx must have the shape and type of x. dgamma and dbeta must have the shape and type of mean. A
+    mapping with these names is also accepted.
 
     Raises
     ------

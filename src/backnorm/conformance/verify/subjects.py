@@ -30,6 +30,7 @@ from backnorm.conformance.verify._forward_peers import FORWARD_OMITTED, FORWARD_
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.dialects import registry
+from backnorm.dialects._attributes import check_attribute
 from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit
@@ -227,13 +228,14 @@ class OfDialect:
         fitting = [f for f in fitting if f.rank in (None, rank)]
         if not fitting:
             raise RefusedError(f"the operator has no layout {case.data.data_format}")
-        epsilon = case.data.epsilon
-        if epsilon == 0.0 and any(
-            spec.role == "epsilon" and spec.range == "positive" for spec in schema.attributes
-        ):
-            raise RefusedError("the operator takes only a positive epsilon")
+        for spec in schema.attributes:
+            if spec.role == "epsilon":
+                try:
+                    check_attribute(spec, case.data.epsilon, schema)
+                except ArgumentValueError as error:
+                    raise RefusedError("the operator takes only a positive epsilon") from error
         known = {
-            "epsilon": epsilon,
+            "epsilon": case.data.epsilon,
             "channel_axis": case.data.channel_axis,
             "data_format": fitting[0].name,
         }
