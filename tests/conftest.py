@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.support import internals, tiers
+from tests.support import engines, internals, tiers
 from tests.support.processor_time import ProcessorTime
 
 
 def pytest_configure(config):
     config.pluginmanager.register(ProcessorTime(config))
     config.pluginmanager.register(tiers)
+    config.pluginmanager.register(engines)
 
 
 class Cases(NamedTuple):

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 import backnorm
-from backnorm.cpu.addresses import address_of
+from backnorm.addresses import address_of
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import ADDRESSES
 from backnorm.cpu.scratch import LANES

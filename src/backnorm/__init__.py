@@ -10,6 +10,7 @@ The canonical operator works on NumPy arrays::
 from backnorm.activations import Activation
 from backnorm.arithmetics import arithmetic
 from backnorm.cpu.plan import Plan
+from backnorm.engines import engine
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.limits import offer as _offer_limits
 from backnorm.operators import (
@@ -62,6 +63,7 @@ __all__ = [
     "batch_norm_double_backward",
     "batch_norm_forward",
     "batch_norm_inference",
+    "engine",
     "explain",
     "get_num_threads",
     "num_threads",

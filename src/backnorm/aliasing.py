@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from backnorm.cpu.addresses import address_of
+from backnorm.addresses import address_of
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem, check_like
 

@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from backnorm import addresses, engines
 from backnorm.aliasing import check_out, own
 from backnorm.allocation import LARGE, allocate
-from backnorm.cpu import addresses
-from backnorm.cpu.engine import CpuArrays
-from backnorm.cpu.scratch import bin_rows
+from backnorm.binned import bin_rows
 from backnorm.dtypes import FLOAT64
-from backnorm.interfaces import Code, Operands, Results
+from backnorm.engines import Place
+from backnorm.interfaces import Arrays, Code, Launch, Operands, Results
 from backnorm.layout import (
     MARK_BYTES,
+    Extents,
     Order,
     dense,
     in_order,
@@ -44,7 +45,7 @@ def _marked(mask: np.ndarray, mark: bytes) -> np.ndarray:
     return mask
 
 
-class NumPy(CpuArrays[np.ndarray]):
+class NumPy(Arrays[np.ndarray, Place]):
     """NumPy's arrays."""
 
     code = Code(
@@ -105,6 +106,14 @@ class NumPy(CpuArrays[np.ndarray]):
             problem.count,
             bin_rows(problem.dtype.itemsize),
         )
+
+    def place(self, x: np.ndarray | None) -> Place:
+        return engines.place()
+
+    def planned(
+        self, problem: Problem, extents: Extents, place: Place, exchanged: bool
+    ) -> tuple[Any, Launch]:
+        return engines.planned(problem, extents, place, exchanged)
 
     def order_of(self, x: np.ndarray) -> Order:
         return memory_order(x)

@@ -15,8 +15,7 @@ import linecache
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from backnorm.cpu.record import ADDRESSES
-from backnorm.interfaces import AnyArrays, Call, Code
+from backnorm.interfaces import ADDRESSES, AnyArrays, Call, Code
 from backnorm.signature import Number, Operand, Signature
 
 #: Exceptions that can be raised while an executable is looked up: when the facts of an object that
@@ -40,12 +39,12 @@ def _facts(code: Code, operand: Operand) -> str:
 
 
 def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
-    """Return a function ``make(calls, first, get_num_threads, chosen)`` that returns a `Call`.
+    """Return a function ``make(calls, first, settings)`` that returns a `Call`.
 
     The `Call` makes a key from the facts of its arguments, and looks up the key's executable in the
     dictionary ``calls``. If ``calls`` does not have the key, the `Call` passes the key, the
-    operands, the options, `out` and the numbers to ``first``. ``get_num_threads`` and ``chosen``
-    return settings that are part of the key.
+    operands, the options, `out` and the numbers to ``first``. ``settings`` returns the settings
+    that are part of the key.
     """
     options, operands = ", ".join(signature.options), ", ".join(signature.names)
     # The key contains the classes of the options, because the values True, 1 and 1.0 are equal.
@@ -59,10 +58,10 @@ def caller(signature: Signature, arrays: AnyArrays) -> Callable[..., Call]:
     # the key, the key could have more than 30 parts. Python builds a tuple of more than 30 parts
     # from a list, which takes 0.2 us longer.
     parts = (part for option in signature.options for part in (f"type({option})", option))
-    key.append(f"({', '.join(parts)}, get_num_threads(), chosen())")
+    key.append(f"({', '.join(parts)}, settings())")
     parameters, numbers = _parameters(signature), _arguments(signature.numbers)
     lines = [
-        "def make(calls, first, get_num_threads, chosen):",
+        "def make(calls, first, settings):",
         f"    def call({operands}, {options}, out=None{parameters}):",
         "        try:",
         f"            key = ({', '.join(key)})",

@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from backnorm.compensated import two_product, two_sum
 from backnorm.errors import ArgumentValueError
 
 # A channel must have fewer elements than this. A digit is an int64. An element with one term
@@ -30,9 +33,21 @@ SPECIAL = 1 << 20
 
 _HALF, _BELOW = 1 << 31, (1 << 32) - 1
 
+# `_LEAST` maps the number of digits of a sum to the lowest top bin that the sum may have. `_HUGE`
+# is the least magnitude that counts as infinite. See `cpu.kernels.bins`.
+_LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
+
 # An array of int64 or float64, of NumPy or of another framework. The functions of this module take
 # the framework's namespace, which has NumPy's functions, as the argument `xp`.
 Array = Any
+
+
+def bin_rows(itemsize: int) -> int:
+    """Return how many integers the bins of a channel's two sums have.
+
+    Each sum has a top bin and three digits; for elements of eight bytes, four digits.
+    """
+    return 10 if itemsize == 8 else 8
 
 
 def check_count(name: str, count: int) -> None:
@@ -44,6 +59,58 @@ def check_count(name: str, count: int) -> None:
             came=count,
             accepted=f"fewer than {_MOST}, in all parts of the batch",
         )
+
+
+def zeros(itemsize: int, channels: int) -> np.ndarray:
+    """Return the bins of no terms, of elements of `itemsize` bytes, as a NumPy array."""
+    none = np.zeros((channels, 0))
+    bins: np.ndarray = bins_of(none, none, itemsize, np)
+    return bins
+
+
+def bins_of(terms: Array, factors: Array, itemsize: int, xp: Any) -> Array:
+    """Return the bins of sum(terms) and of sum(terms * factors) of each channel.
+
+    The integers are those that a kernel writes, bit for bit: terms are split by the same
+    operations, and the order in which integers are added has no effect. `terms` and `factors` are
+    float64 arrays of shape (C, M). The elements from which they were made have `itemsize` bytes.
+    """
+    digits = bin_rows(itemsize) // 2 - 1
+    product = terms * factors
+    parts = [product]
+    if digits == 4:
+        # For float64 elements, the rounding errors of the products are added as further terms.
+        _, error = two_product(terms, factors)
+        parts.append(xp.where(xp.isfinite(product), error, xp.zeros_like(error)))
+    return xp.stack([*_bins([terms], digits, xp), *_bins(parts, digits, xp)])
+
+
+def _bins(parts: list[Array], digits: int, xp: Any) -> list[Array]:
+    """Return, for each channel, the top bin and the digits of the sum of all terms in `parts`.
+
+    Each part is an array of terms, of shape (C, M). The first part has the largest term of each
+    channel, which determines the channel's top bin.
+    """
+    terms, least = parts[0], _LEAST[digits]
+    sizes = xp.abs(terms)
+    most = xp.amax(sizes, 1) if terms.shape[1] else sizes.sum(1)
+    special = ~(most < _HUGE)
+    exponents = xp.frexp(xp.where(special, xp.zeros_like(most), most))[1]
+    zero = most.view(xp.int64) * 0
+    top = zero + xp.where((most == 0.0) | ((exponents >> 5) < least), least, exponents >> 5)
+    unit = 1.5 * ((32 * top + 52 + 1023) << 52).view(xp.float64)[:, None]
+    rows = [xp.where(special, zero + SPECIAL, top)]
+    tests = terms != terms, terms >= _HUGE, terms <= -_HUGE
+    for digit in range(digits):
+        number = zero
+        for k, part in enumerate(parts):
+            total = part + unit
+            number = number + (total.view(xp.int64) - unit.view(xp.int64)).sum(1)
+            parts[k] = part - (total - unit)
+        counted = tests[digit].sum(1) if digit < len(tests) else zero
+        rows.append(xp.where(special, counted, number))
+        unit = unit * 2.0**-32
+    return rows
 
 
 def added(one: Array, other: Array, xp: Any) -> Array:
@@ -131,10 +198,10 @@ def _pair(bins: Array, xp: Any) -> tuple[Array, Array]:
         parts.append(zero + left)
     first, second, third, *fourth = reversed(parts)
     last = (fourth[0] if fourth else zero) * 2.0**-96
-    high, low = _two_sum((zero + carry) * 2.0**32, first)
-    other, rest = _two_sum(second * 2.0**-32, third * 2.0**-64)
-    high, lost = _two_sum(high, other)
-    high, low = _two_sum(high, (low + lost) + (rest + last))
+    high, low = two_sum((zero + carry) * 2.0**32, first)
+    other, rest = two_sum(second * 2.0**-32, third * 2.0**-64)
+    high, lost = two_sum(high, other)
+    high, low = two_sum(high, (low + lost) + (rest + last))
     infinite = _infinite(bins[1:], zero, xp)
     return xp.where(special, infinite, high * unit), xp.where(special, zero, low * unit)
 
@@ -152,24 +219,3 @@ def _infinite(counts: Array, zero: Array, xp: Any) -> Array:
 def _value(pair: tuple[Array, Array], xp: Any) -> Array:
     high, low = pair
     return xp.where(xp.isfinite(high), high + low, high)
-
-
-def _two_sum(left: Array, right: Array) -> tuple[Array, Array]:
-    total = left + right
-    moved = total - left
-    return total, (left - (total - moved)) + (right - moved)
-
-
-def two_product(left: Array, right: Array) -> tuple[Array, Array]:
-    """Return a product and its rounding error, by the algorithm of Dekker and Veltkamp."""
-    product = left * right
-    upper, lower = _split(left)
-    upper_right, lower_right = _split(right)
-    error = (upper * upper_right - product) + upper * lower_right + lower * upper_right
-    return product, error + lower * lower_right
-
-
-def _split(value: Array) -> tuple[Array, Array]:
-    moved = value * 134217729.0
-    upper = moved - (moved - value)
-    return upper, value - upper

@@ -12,6 +12,8 @@
 ``BACKNORM_ARITHMETIC``   ``float32`` or ``float64``: the arithmetic for float32 and 16-bit elements
                           in calls that do not set it (default: float32 for 16-bit elements, float64
                           for float32); read when first needed.
+``BACKNORM_ENGINE``       ``kernels`` (default) or ``numpy``: what computes calls on NumPy arrays
+                          (see `backnorm.engine`); read when first needed.
 ``BACKNORM_JAX_CUDA``     Code that `backnorm.jax` runs on CUDA devices: ``triton`` (kernels,
                           launched through jax-triton) or ``formulas`` (plain ``jax.numpy`` code).
                           Default: kernels where they can be launched, unless the arrays are split
@@ -65,6 +67,12 @@ def arithmetic() -> Literal["float32", "float64"] | None:
     """Return BACKNORM_ARITHMETIC, or None if it is not set."""
     problem = "environment variable must name the type that elements are computed in"
     return _word("BACKNORM_ARITHMETIC", problem, "float32", "float64")
+
+
+def engine() -> Literal["kernels", "numpy"] | None:
+    """Return BACKNORM_ENGINE, or None if it is not set."""
+    problem = "environment variable must name what computes calls on NumPy arrays"
+    return _word("BACKNORM_ENGINE", problem, "kernels", "numpy")
 
 
 def jax_on_cuda() -> Literal["triton", "formulas"] | None:

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Hashable
 from typing import Any
 
-from backnorm.arithmetics import chosen
+from backnorm import arithmetics, engines
 from backnorm.arrays import NUMPY
 from backnorm.binding import caller, runner
 from backnorm.interfaces import AnyArrays, Call, Launch, Results
@@ -152,8 +152,9 @@ def executable(
     arrays : Arrays
     exchanged : bool
         Whether sums will be exchanged between the phases.
-    place : Machine, optional
-        The machine to plan for, by default this one; on a GPU, the device.
+    place : hashable, optional
+        What `Arrays.place` returns: for NumPy arrays the engine and the machine to plan for, by
+        default those that are chosen now; on a GPU, the device.
     """
     order = tuple(range(len(problem.shape))) if x is None else arrays.order_of(x)
     order = adjacent(problem.shape, problem.channel_axes, order)
@@ -166,6 +167,11 @@ def _executable(
 ) -> Executable:
     extents = extents_of(problem.shape, problem.channel_axes, order)
     return Executable(problem, order, arrays, *arrays.planned(problem, extents, place, exchanged))
+
+
+def settings() -> tuple[object, ...]:
+    """Return the settings that plans depend on; they are part of the key of every call."""
+    return get_num_threads(), arithmetics.chosen(), engines.chosen()
 
 
 def forget() -> None:
@@ -208,4 +214,4 @@ def operation(name: Operation, arrays: AnyArrays = NUMPY, *, exchanged: bool = F
                 CALLS.keep(copied, cached)
         return cached.run(*read, out=out, **numbers)
 
-    return caller(signature, arrays)(CALLS, first, get_num_threads, chosen)
+    return caller(signature, arrays)(CALLS, first, settings)

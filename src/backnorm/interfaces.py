@@ -16,6 +16,24 @@ from backnorm.layout import Extents, Order
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import Operation, Signature
 
+#: The arrays whose addresses a stage takes, in this order. `cpu.record` describes them.
+ADDRESSES = (
+    "x",
+    "dy",
+    "out",
+    "residual",
+    "mask",
+    "mean",
+    "variance",
+    "gamma",
+    "beta",
+    "result",
+    "result_2",
+    "running_mean",
+    "running_variance",
+    "exchanged",
+)
+
 A = TypeVar("A")
 P = TypeVar("P", bound=Hashable)
 
@@ -80,10 +98,21 @@ class Code(NamedTuple):
     known_address: str = ""
 
 
+def summary(problem: Problem, extents: Extents) -> tuple[str, str]:
+    """Return the first lines of a printed plan: the problem, and the memory form of x."""
+    shape = "x".join(map(str, problem.shape))
+    axes = ", ".join(map(str, problem.channel_axes))
+    return (
+        f"{problem.operation} {problem.dtype} {shape}, channel axis {axes}, "
+        f"statistics {problem.statistics_dtype}, arithmetic {problem.arithmetic}",
+        f"  memory   outer {extents.outer}, channels {extents.channels}, inner {extents.inner}",
+    )
+
+
 class Launch:
     """The kernels of a planned problem, as stages.
 
-    A stage takes the addresses of the arrays that `cpu.record.ADDRESSES` names, in that order, and
+    A stage takes the addresses of the arrays that `ADDRESSES` names, in that order, and
     the numbers of the signature as keyword arguments. A stage returns the index of the first
     channel with an invalid variance, or -1. The `Launch` of a framework may lack a stage that none
     of the framework's operations uses.

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from backnorm.addresses import HEADER, address_of
 
 from backnorm.allocation import LARGE, allocate
-from backnorm.cpu import addresses
-from backnorm.cpu.addresses import HEADER, address_of
+from backnorm import addresses
 
 _PLAIN = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 

@@ -12,7 +12,7 @@ import pytest
 from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY, NumPy
 from backnorm.binding import caller, runner
-from backnorm.cpu import addresses
+from backnorm import addresses
 from backnorm.cpu.record import ADDRESSES
 from backnorm.dialects import ngraph
 from backnorm.executable import CALLS, forget, operation

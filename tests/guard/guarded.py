@@ -16,7 +16,7 @@ from elsewhere import module_of
 from memory import Arena, address_of
 
 import backnorm
-from backnorm import arrays
+from backnorm import arrays, engines
 from backnorm.cpu import engine, stage
 from backnorm.cpu.record import SLOTS
 from backnorm.machine import Machine
@@ -92,7 +92,7 @@ class Guarded:
             setattr(arrays, name, self._copying(getattr(arrays, name)))
         stage._KEPT = stage._LARGEST = _NOTHING
         stage._record = self._recording(stage._record)
-        engine.machine = lambda: self.machine
+        engines.this_machine = lambda: self.machine
         engine.plan = self._planning(engine.plan)
 
     def _allocating(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from backnorm import allocation, threads
+from backnorm import allocation, engines, executable, threads
 from backnorm.arrays import NUMPY
-from backnorm.cpu import engine, library, plan, stage
+from backnorm.cpu import library, plan, stage
 from backnorm.reference import _blocks
 from backnorm.second_order import arrays as second_order
 
@@ -73,12 +73,24 @@ def leave_calls_early(monkeypatch, runner):
     monkeypatch.setattr(stage, "runner", runner)
 
 
-# Plans.
+# Engines and plans.
+
+
+def use_engine(monkeypatch, name):
+    """Let an engine compute calls on NumPy arrays."""
+    monkeypatch.setenv("BACKNORM_ENGINE", name)
+    monkeypatch.setattr(engines, "_initial", lambda: name)
+    executable.forget()
+
+
+def forget_plans():
+    """Empty the call cache, whose keys do not contain the engine that `use_engine` has set."""
+    executable.forget()
 
 
 def plan_for(monkeypatch, machine):
     """Plan for a machine that is made up, whatever the number of threads."""
-    monkeypatch.setattr(engine, "_machine", lambda threads: machine)
+    monkeypatch.setattr(engines, "_machine", lambda threads: machine)
 
 
 def group_all(monkeypatch):

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from backnorm import interfaces
+from backnorm.binned import bin_rows
 from backnorm.cpu.geometry import Segments
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.plan import Plan
@@ -20,7 +21,7 @@ from backnorm.cpu.record import (
     MEANS_ALONE,
     SILU,
 )
-from backnorm.cpu.scratch import bin_rows, bins_own, columns_own, segments_own, table_pitch
+from backnorm.cpu.scratch import bins_own, columns_own, segments_own, table_pitch
 from backnorm.cpu.stage import Stage
 from backnorm.problem import Problem
 

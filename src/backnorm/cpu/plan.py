@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from backnorm.cpu.geometry import Columns, Segments, round_up
 from backnorm.dtypes import is_16_bit
+from backnorm.interfaces import summary
 from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
@@ -114,14 +115,9 @@ class Plan:
 
     def __str__(self) -> str:
         """Return the plan as text, one fact per line."""
-        problem, extents = self.problem, self.extents
-        shape = "x".join(map(str, problem.shape))
-        axes = ", ".join(map(str, problem.channel_axes))
         grouped = "reduce and apply one channel group after another"
         lines = [
-            f"{problem.operation} {problem.dtype} {shape}, channel axis {axes}, "
-            f"statistics {problem.statistics_dtype}, arithmetic {problem.arithmetic}",
-            f"  memory   outer {extents.outer}, channels {extents.channels}, inner {extents.inner}",
+            *summary(self.problem, self.extents),
             f"  kernels  {_described(self.geometry)}",
             f"  schedule {grouped if self.grouped else 'two passes'}",
             f"  stores   {'streaming' if self.streaming else 'ordinary'}",

@@ -78,14 +78,6 @@ def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
     return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)
 
 
-def bin_rows(itemsize: int) -> int:
-    """Return how many 64-bit numbers the bins of a channel's two sums have: see `kernels.bins`.
-
-    Each sum has a limit and three digits; for elements of eight bytes, four digits.
-    """
-    return 10 if itemsize == 8 else 8
-
-
 def bins_own(pitch: int, rows: int) -> int:
     """Return how many 64-bit numbers reproducible sums add to a participant's scratch memory.
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from backnorm.addresses import address_of
 from backnorm.allocation import aligned
 from backnorm.cpu import library
-from backnorm.cpu.addresses import address_of
 from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import ADDRESSES, SLOTS, head_of, template
 from backnorm.cpu.scratch import ROWS, table_pitch

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from backnorm.activations import Activation
-from backnorm.arithmetics import Arithmetic, chosen, resolved
+from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.arrays import NUMPY
 from backnorm.binding import NO_FACTS
 from backnorm.dialects._attributes import check_attributes
@@ -30,10 +30,9 @@ from backnorm.dialects._run import Arrays, BoundCall, bound
 from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
-from backnorm.executable import CALLS
+from backnorm.executable import CALLS, settings
 from backnorm.scalars import check_word
 from backnorm.signature import SIGNATURES
-from backnorm.threads import get_num_threads
 
 __all__ = ["Operator", "Outputs", "by_name"]
 
@@ -207,8 +206,7 @@ class Operator:
                     None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
                     for a in inputs
                 ],
-                get_num_threads(),
-                chosen(),
+                settings(),
             )
             repeated: BoundCall | None = CALLS.get(key)
         except NO_FACTS:

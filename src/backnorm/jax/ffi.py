@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from backnorm import engines
 from backnorm.activations import Activation
 from backnorm.cpu import library, xla
 from backnorm.cpu.kinds import XLA
@@ -160,6 +161,7 @@ def _described(array: Any, field: str, batch: int) -> np.ndarray:
 
 def _stage(problem: Problem) -> Any:
     """Return the kernel of a problem whose arrays are in row-major order, as XLA's arrays are."""
+    engines.check_kernels("JAX")
     return executable(problem, exchanged=problem.operation.startswith(_PHASES)).stage
 
 

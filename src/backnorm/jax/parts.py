@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from backnorm import binned
-from backnorm.cpu.scratch import bin_rows
+from backnorm.binned import bin_rows
 from backnorm.jax import ffi
 from backnorm.jax.batching import batch_size
 from backnorm.jax.differentiable import Arrays

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from backnorm import binned
+from backnorm import binned, engines
 from backnorm.allocation import aligned
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
-from backnorm.cpu.scratch import bin_rows
+from backnorm.binned import bin_rows
 from backnorm.dtypes import FLOAT64
+from backnorm.engines import Place
 from backnorm.executable import operation
 from backnorm.second_order import arrays
 
@@ -66,6 +67,10 @@ class _Aligned(NumPy):
         },
     )
     names: ClassVar[dict[str, Any]] = {**NumPy.names, "aligned": aligned}
+
+    def place(self, x: np.ndarray | None) -> Place:
+        engines.check_kernels("TensorFlow")
+        return engines.place()
 
 
 _ALIGNED = _Aligned()

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
-from backnorm.cpu.scratch import bin_rows
+from backnorm.binned import bin_rows
 from backnorm.errors import BacknormError
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backnorm import engines
 from backnorm.allocation import LARGE
-from backnorm.cpu.engine import CpuArrays
-from backnorm.cpu.scratch import bin_rows
+from backnorm.binned import bin_rows
+from backnorm.engines import Place
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import operation
-from backnorm.interfaces import Arrays, Code, Operands, P, Results
-from backnorm.layout import Order, mask_size
-from backnorm.machine import Machine
+from backnorm.interfaces import Arrays, Code, Launch, Operands, P, Results
+from backnorm.layout import Extents, Order, mask_size
 from backnorm.problem import Metadata, Problem, problem_of
 from backnorm.second_order import arrays
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
@@ -158,7 +158,7 @@ class Tensors(Arrays[Tensor, P]):
         return array_of(channels)
 
 
-class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
+class _CpuTensors(Tensors[Place]):
     code = Code(
         arrays="torch, cpu",
         # `is_neg` is true for a lazily negated tensor, whose memory has the elements before
@@ -199,6 +199,15 @@ class _CpuTensors(Tensors[Machine], CpuArrays[Tensor]):
             "count": "count",
         },
     )
+
+    def place(self, x: Tensor | None) -> Place:
+        engines.check_kernels("PyTorch")
+        return engines.place()
+
+    def planned(
+        self, problem: Problem, extents: Extents, place: Place, exchanged: bool
+    ) -> tuple[Any, Launch]:
+        return engines.planned(problem, extents, place, exchanged)
 
     def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
         return (

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from backnorm.activations import Activation
-from backnorm.cpu.record import ADDRESSES
 from backnorm.executable import forget, operation
 from backnorm.gpu.device import Gpu
 from backnorm.gpu.launch import Launches
 from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
-from backnorm.interfaces import Code
+from backnorm.interfaces import ADDRESSES, Code
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.second_order import blocks

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from backnorm import binned
-from backnorm.cpu.scratch import bin_rows
+from backnorm.binned import bin_rows
 from backnorm.errors import BacknormError
 from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 import backnorm
+from backnorm import engines
 from backnorm.activations import MASKLESS
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases
 from backnorm.conformance.relu_battery import relu_cases
-from backnorm.cpu import engine, plan
+from backnorm.cpu import plan
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.executable import operation
 from backnorm.layout import memory_order, order_mark
@@ -262,7 +263,7 @@ def digests() -> dict[str, Any]:
             ):  # fmt: skip
                 add(inputs, array)
             for made in _MACHINES:
-                engine._machine = lambda threads, made=made: made
+                engines._machine = lambda threads, made=made: made
                 for settings, arithmetic in _arithmetics(arguments.x.dtype):
                     with arithmetic:
                         computed = [*results(arguments)]

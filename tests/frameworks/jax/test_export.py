@@ -55,13 +55,13 @@ EXPORTING = (
     + f"""
     import dataclasses
     import backnorm.jax
-    from backnorm.cpu import engine
+    from backnorm import engines
     from backnorm.jax import ffi
     from backnorm.machine import detect
 
     threads, planned, original = int(sys.argv[2]), [], ffi._stage
     # As if this machine had as many processors.
-    engine._machine = lambda _: dataclasses.replace(detect(), threads=threads)
+    engines._machine = lambda _: dataclasses.replace(detect(), threads=threads)
 
     def stage(problem):
         found = original(problem)

@@ -18,6 +18,7 @@ from backnorm.cpu.kinds import Kind
 from backnorm.cpu.record import SLOTS
 from backnorm.cpu.xla import handler, introduce
 from backnorm.cpu.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
+from backnorm.engines import Place
 from backnorm.executable import executable
 from backnorm.machine import detect
 from backnorm.problem import Problem
@@ -42,7 +43,7 @@ class Xla:
         known = SHAPE, (1,), FLOAT32, FLOAT32, True, True, EPSILON
         problem = Problem("inference", *known, arithmetic="float64")
         machine = dataclasses.replace(detect(), threads=helpers + 1)
-        stage = executable(problem, self.x[0], place=machine).launch.apply
+        stage = executable(problem, self.x[0], place=Place("kernels", machine)).launch.apply
         assert stage.participants == helpers + 1
         fields = ("x", "mean", "variance", "gamma", "beta", "out")
         operands = [self.x, *self.parameters]

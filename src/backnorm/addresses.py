@@ -34,7 +34,12 @@ def _by_numpy(array: Any) -> int:
 
 def _behind_header(array: Any, header: int = object.__basicsize__) -> int:
     """Return the address of the data, which the array object stores directly behind its header."""
-    return _word(id(array) + header).value
+    return data_of(id(array), header)
+
+
+def data_of(place: int, header: int) -> int:
+    """Return the address of the data of the array object at the address `place`."""
+    return _word(place + header).value
 
 
 def _samples() -> list[np.ndarray]:

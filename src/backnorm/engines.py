@@ -1,0 +1,163 @@
+"""Engines: what plans a problem and computes it on the CPU. This module chooses one.
+
+=========  ==================================================================================
+kernels    machine code for this processor, with threads (the package `cpu`)
+numpy      NumPy's functions, on one thread, without a compiler (the package `numpy_engine`)
+=========  ==================================================================================
+
+Both engines return results within the same bounds (`backnorm.conformance.judge.budget`). Where the
+bounds allow it, their bits may differ. An engine is a module or object with the function of
+`Engine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
+
+from backnorm import config, machine
+from backnorm.errors import ArgumentValueError, shown
+from backnorm.interfaces import Launch
+from backnorm.layout import Extents
+from backnorm.machine import Machine
+from backnorm.problem import Problem
+from backnorm.scalars import check_word
+from backnorm.threads import get_num_threads
+
+Name = Literal["kernels", "numpy"]
+
+_ACCEPTED = " or ".join(map(repr, get_args(Name)))
+
+_chosen: ContextVar[Name | None] = ContextVar("backnorm_engine", default=None)
+
+#: chosen(): the engine that the surrounding ``with engine(...)`` block sets, or None if there is no
+#: such block. This engine is part of the cache key of every call.
+chosen = _chosen.get
+
+
+class Engine(Protocol):
+    """What an engine provides."""
+
+    def planned(
+        self, problem: Problem, extents: Extents, machine: Machine, exchanged: bool
+    ) -> tuple[Any, Launch]:
+        """Return the plan of a problem, which `explain` prints, and the stages that carry it out.
+
+        `extents` is the memory form of x, dy and dx. `exchanged` says whether sums will be
+        exchanged between the two phases.
+        """
+
+
+class Place(NamedTuple):
+    """What a call on the CPU is planned for."""
+
+    engine: Name
+    machine: Machine
+
+
+@contextlib.contextmanager
+def engine(name: Name) -> Iterator[None]:
+    """Compute with one engine in a ``with`` block; other threads are not affected.
+
+    Parameters
+    ----------
+    name : {"kernels", "numpy"}
+        kernels: machine code for this processor. numpy: NumPy's functions, on one thread.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If `name` is neither.
+
+    Notes
+    -----
+    An inner block has precedence over an outer one. Outside of blocks, the environment variable
+    BACKNORM_ENGINE names the engine; the variable is read when first needed. If it is not set,
+    kernels compute. The functions of NumPy arrays and the dialects use this engine. The adapters
+    for PyTorch, JAX, TensorFlow and Keras need kernels: their calls raise an error if another
+    engine is chosen. `engine` is also a decorator of functions, but not of coroutines.
+
+    Examples
+    --------
+    >>> import backnorm
+    >>> import numpy as np
+    >>> x = np.ones((2, 3, 4), np.float32)
+    >>> with backnorm.engine("numpy"):
+    ...     print(backnorm.explain(x, x, x[0, :, 0], x[0, :, 0], epsilon=1e-5))
+    backward float32 2x3x4, channel axis 1, statistics float32, arithmetic float64
+      memory   outer 2, channels 3, inner 4
+      engine   numpy, which computes in float64
+      blocks   of 3 channels and 8 elements of each
+    """
+    word = check_word("name", name, accepted=_ACCEPTED)
+    if word not in get_args(Name):
+        raise ArgumentValueError("name", "unknown engine", came=shown(word), accepted=_ACCEPTED)
+    token = _chosen.set(cast("Name", word))
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def current() -> Name:
+    """Return the name of the engine that computes a call on NumPy arrays now."""
+    return chosen() or _initial()
+
+
+def place() -> Place:
+    """Return the engine and the machine for which a call on NumPy arrays is planned now."""
+    return Place(current(), this_machine())
+
+
+def planned(
+    problem: Problem, extents: Extents, place: Place, exchanged: bool
+) -> tuple[Any, Launch]:
+    """Return the plan of a problem, and the stages that carry it out (see `Engine`)."""
+    return _engine(place.engine).planned(problem, extents, place.machine, exchanged)
+
+
+def check_kernels(framework: str) -> None:
+    """Raise if another engine than that of the kernels is chosen.
+
+    The adapters of frameworks call this function, because they compute with kernels only.
+    """
+    if current() != "kernels":
+        raise ArgumentValueError(
+            "engine",
+            f"arrays of {framework} need the engine 'kernels' on the CPU",
+            came=repr(current()),
+            accepted="'kernels'",
+            hint="leave the block `with backnorm.engine(...)`, or unset BACKNORM_ENGINE",
+        )
+
+
+def this_machine() -> Machine:
+    """Return this machine, with the number of threads that a call may use now."""
+    return _machine(get_num_threads())
+
+
+@functools.lru_cache(maxsize=64)
+def _machine(threads: int) -> Machine:
+    return dataclasses.replace(machine.detect(), threads=threads)
+
+
+@functools.cache
+def _engine(name: Name) -> Engine:
+    """Import an engine, which takes time, when it is first needed."""
+    if name == "numpy":
+        from backnorm import numpy_engine
+
+        return numpy_engine
+    from backnorm.cpu import engine as kernels
+
+    return kernels
+
+
+@functools.cache
+def _initial() -> Name:
+    """Return the value of BACKNORM_ENGINE, or the default if it is not set."""
+    return config.engine() or "kernels"
