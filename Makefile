@@ -20,7 +20,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # An editable installation. --no-build-isolation: the group `kernels` has what the build needs, so
 # pip downloads nothing for a separate build environment.
 INSTALL := $(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable
-KERNELS := $(BIN)/python -m backnorm.cpu.build.make
+KERNELS := $(BIN)/python -m backnorm_kernels.build.make
 # The package that links machine code if there is no C compiler.
 LINKER  := $(if $(shell command -v $(firstword $(CC))),,ziglang)
 
@@ -155,7 +155,7 @@ wheel-check: $(VENV)/.package
 	$(BIN)/python scripts/wheel_check.py
 
 clean:
-	rm -rf $(VENV) build dist site src/backnorm/cpu/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site kernels/src/backnorm_kernels/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("backnorm needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else 0'

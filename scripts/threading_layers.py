@@ -20,9 +20,9 @@ if layer == "backnorm":
     statistics = np.ones(8, np.float32)
     def work():
         backnorm.batch_norm_backward(x, x * x, statistics, statistics, epsilon=1e-5)
-    from backnorm.cpu.kinds import Kind
-    from backnorm.cpu.record import ADDRESSES
-    from backnorm.cpu.stage import Stage
+    from backnorm_kernels.kinds import Kind
+    from backnorm_kernels.record import ADDRESSES
+    from backnorm_kernels.stage import Stage
     # The kernel moves only whole vectors, so it does not move items of one element.
     nothing = Stage(
         Kind("floor", "float64", "float64", "move"), dict(size=2, share=1),

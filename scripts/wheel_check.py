@@ -45,7 +45,7 @@ def strangers(names: Iterable[str]) -> list[str]:
         or (
             name.startswith("backnorm/")
             and not (source / name).is_file()
-            and not re.fullmatch(r"backnorm/cpu/lib/[^/]+/[^/]+\.so", name)
+            and not re.fullmatch(r"backnorm_kernels/lib/[^/]+/[^/]+\.so", name)
         )
     )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.cpu import library
-from backnorm.cpu.build import make
+from backnorm_kernels import library
+from backnorm_kernels.build import make
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,7 +20,7 @@ RESULT = """
 import sys
 import numpy as np
 import backnorm
-from backnorm.cpu import library
+from backnorm_kernels import library
 
 x = np.arange(8 * 16 * 5, dtype=np.float32).reshape(8, 16, 5) % 37
 mean, variance = x.mean((0, 2)), x.var((0, 2))
@@ -77,14 +77,14 @@ def test_wheel_has_tags_of_all_pythons_and_one_platform(wheel):
 def test_wheel_contains_libraries_of_current_sources_and_no_build_code(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    folder = "backnorm/cpu/lib/"
+    folder = "backnorm_kernels/lib/"
     wanted = {
         f"{folder}{level}/{name}-{library.digest(name)}.so"
         for level, name in make.of_this_processor()
     }
     assert {name for name in names if name.startswith(folder)} == wanted
-    assert not [name for name in names if name.startswith(("backnorm/cpu/build", "hatch"))]
-    assert not [name for name in names if name.startswith("backnorm/cpu/kernels")]
+    assert not [name for name in names if name.startswith(("backnorm_kernels/build", "hatch"))]
+    assert not [name for name in names if name.startswith("backnorm_kernels/kernels")]
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +113,9 @@ def test_wheel_contains_only_library_and_command(wheel, wheel_check):
         "examples/quickstart.ipynb",
         "benchmarks/__init__.py",
         "backnorm/bench/worker.py",
-        "backnorm/cpu/kernels/tests/__init__.py",
+        "backnorm_kernels/kernels/tests/__init__.py",
         "backnorm/left_over.py",
-        "backnorm/cpu/lib/x86-64/_backward.o",
+        "backnorm_kernels/lib/x86-64/_backward.o",
     ],
 )
 def test_strangers_returns_file_that_is_not_part_of_wheel(name, wheel_check):

@@ -8,10 +8,10 @@ import numpy as np
 
 import backnorm
 from backnorm.addresses import address_of
-from backnorm.cpu.kinds import Kind
-from backnorm.cpu.record import ADDRESSES
-from backnorm.cpu.scratch import LANES
-from backnorm.cpu.stage import Stage
+from backnorm_kernels.kinds import Kind
+from backnorm_kernels.record import ADDRESSES
+from backnorm_kernels.scratch import LANES
+from backnorm_kernels.stage import Stage
 from benchmarks.cells import FLOOR, Cell, Form
 from benchmarks.peers.base import Contestant, Data, Prepared, Unsupported
 

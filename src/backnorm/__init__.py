@@ -9,7 +9,7 @@ The canonical operator works on NumPy arrays::
 
 from backnorm.activations import Activation
 from backnorm.arithmetics import arithmetic
-from backnorm.cpu.plan import Plan
+from backnorm_kernels.plan import Plan
 from backnorm.engines import engine
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.limits import offer as _offer_limits

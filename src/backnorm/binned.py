@@ -1,6 +1,6 @@
 """Reproducible sums outside the kernels: addition and rounding of bins, for arrays and tensors.
 
-A kernel (`cpu.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), C). For each of the
+A kernel (`backnorm_kernels.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), C). For each of the
 two sums of a channel the array contains the top bin, followed by the digits from the highest to the
 lowest. The first digit counts multiples of 2^(32 j), where j is the top bin. The second digit
 counts multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first three digits
@@ -34,7 +34,7 @@ SPECIAL = 1 << 20
 _HALF, _BELOW = 1 << 31, (1 << 32) - 1
 
 # `_LEAST` maps the number of digits of a sum to the lowest top bin that the sum may have. `_HUGE`
-# is the least magnitude that counts as infinite. See `cpu.kernels.bins`.
+# is the least magnitude that counts as infinite. See `backnorm_kernels.kernels.bins`.
 _LEAST, _HUGE = {3: -31, 4: -30}, 2.0**991
 
 # An array of int64 or float64, of NumPy or of another framework. The functions of this module take
@@ -161,7 +161,7 @@ def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:
 def moments_of(bins: Array, count: Array, xp: Any) -> tuple[Array, Array]:
     """Return mean and biased variance of `count` elements from the sums of x and of x^2.
 
-    The formulas are those of `cpu.kernels.formulas.solve_forward` with pivot 0. `count` is float64,
+    The formulas are those of `backnorm_kernels.kernels.formulas.solve_forward` with pivot 0. `count` is float64,
     of shape (1,).
     """
     (total, rest_of_total), (squares, rest_of_squares) = _pairs(bins, xp)

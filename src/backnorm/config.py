@@ -59,7 +59,7 @@ def openmp_threads() -> int | None:
 
 
 def cpu_level() -> str | None:
-    """Return BACKNORM_CPU_LEVEL, or None if it is not set; see `backnorm.cpu.library.level`."""
+    """Return BACKNORM_CPU_LEVEL, or None if it is not set; see `backnorm_kernels.library.level`."""
     return os.environ.get("BACKNORM_CPU_LEVEL")
 
 

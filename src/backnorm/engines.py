@@ -152,7 +152,7 @@ def _engine(name: Name) -> Engine:
         from backnorm import numpy_engine
 
         return numpy_engine
-    from backnorm.cpu import engine as kernels
+    from backnorm_kernels import engine as kernels
 
     return kernels
 

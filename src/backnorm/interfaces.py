@@ -16,7 +16,7 @@ from backnorm.layout import Extents, Order
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import Operation, Signature
 
-#: The arrays whose addresses a stage takes, in this order. `cpu.record` describes them.
+#: The arrays whose addresses a stage takes, in this order. `backnorm_kernels.record` describes them.
 ADDRESSES = (
     "x",
     "dy",

@@ -6,8 +6,8 @@ import importlib
 import importlib.util
 
 import backnorm.threads
-from backnorm.cpu import library
-from backnorm.cpu.kinds import THREADS
+from backnorm_kernels import library
+from backnorm_kernels.kinds import THREADS
 from backnorm.errors import MachineCodeError
 
 

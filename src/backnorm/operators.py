@@ -10,7 +10,7 @@ import numpy as np
 from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
-from backnorm.cpu.plan import Plan
+from backnorm_kernels.plan import Plan
 from backnorm.executable import executable, operation
 from backnorm.problem import Format, Problem, problem_of
 from backnorm.reproducible import ReproducibleMoments, ReproducibleSums

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 import backnorm
-from backnorm.cpu import library
-from backnorm.cpu.kinds import LIBRARIES
-from backnorm.cpu.levels import below, is_x86
+from backnorm_kernels import library
+from backnorm_kernels.kinds import LIBRARIES
+from backnorm_kernels.levels import below, is_x86
 from backnorm.dialects import registry
 from backnorm.errors import MachineCodeError
 

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from backnorm.cpu.geometry import Segments, round_up
-from backnorm.cpu.plan import AT_ONCE, Plan, is_legal, plan
+from backnorm_kernels.geometry import Segments, round_up
+from backnorm_kernels.plan import AT_ONCE, Plan, is_legal, plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from backnorm.cpu import library
-from backnorm.cpu.build.demand import command, environment, place
+from backnorm_kernels import library
+from backnorm_kernels.build.demand import command, environment, place
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY, NumPy
 from backnorm.binding import caller, runner
 from backnorm import addresses
-from backnorm.cpu.record import ADDRESSES
+from backnorm_kernels.record import ADDRESSES
 from backnorm.dialects import ngraph
 from backnorm.executable import CALLS, forget, operation
 from backnorm.layout import adjacent, extents_of

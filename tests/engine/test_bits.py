@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.cpu import levels, library
+from backnorm_kernels import levels, library
 
 _FOLDER = Path(__file__).parent / "bits"
 
@@ -48,6 +48,6 @@ def test_operations_have_the_recorded_bits():
 def test_operations_at_each_lower_level_have_the_recorded_bits(level):
     if level not in library.levels()[1:]:
         pytest.skip("not a level below that of this processor")
-    _run("-m", "backnorm.cpu.build.make", "--level", level, timeout=800)
+    _run("-m", "backnorm_kernels.build.make", "--level", level, timeout=800)
     program = str(_FOLDER / "compute.py")
     _compare(json.loads(_run(program, timeout=800, BACKNORM_CPU_LEVEL=level)))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.cpu import levels, library
-from backnorm.cpu.build import demand, make, sources
-from backnorm.cpu.build.demand import place
-from backnorm.cpu.kinds import FLOOR, LIBRARIES, OF_ALL, PROBE, THREADS, XLA
+from backnorm_kernels import levels, library
+from backnorm_kernels.build import demand, make, sources
+from backnorm_kernels.build.demand import place
+from backnorm_kernels.kinds import FLOOR, LIBRARIES, OF_ALL, PROBE, THREADS, XLA
 from backnorm.errors import MachineCodeError
 
 _X86 = levels.is_x86()
@@ -251,7 +251,7 @@ def _imported(path):
     """Return the modules of this folder that a file imports when it is itself imported."""
     found = set()
     for node in ast.parse((_CPU / path).read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("backnorm.cpu"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("backnorm_kernels"):
             below = "/".join(node.module.split(".")[2:])
             found |= {f"{below}.py"} if below else set()
             found |= {f"{below}/{alias.name}.py".lstrip("/") for alias in node.names}

@@ -10,9 +10,9 @@ import pytest
 from backnorm import reduce_forward
 from backnorm.arrays import NUMPY
 from backnorm.conformance.data import realistic_data
-from backnorm.cpu.geometry import Columns, Segments
-from backnorm.cpu.launch import Launch
-from backnorm.cpu.plan import AT_ONCE, is_legal, plan
+from backnorm_kernels.geometry import Columns, Segments
+from backnorm_kernels.launch import Launch
+from backnorm_kernels.plan import AT_ONCE, is_legal, plan
 from backnorm.executable import Executable
 from backnorm.layout import extents_of
 from backnorm.machine import Machine

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.cpu import plan
+from backnorm_kernels import plan
 from backnorm.engines import Place
 from backnorm.executable import executable
 from backnorm.problem import problem_of

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from backnorm.cpu import levels, library
-from backnorm.cpu.kinds import PROBE
-from backnorm.cpu.levels import _CPUID, HOST, LEVELS, below, features_by, is_x86, supported
+from backnorm_kernels import levels, library
+from backnorm_kernels.kinds import PROBE
+from backnorm_kernels.levels import _CPUID, HOST, LEVELS, below, features_by, is_x86, supported
 
 # What the system saves: x87 and SSE, AVX, the parts of AVX-512.
 _SSE, _AVX, _AVX512 = 0b11, 0b100, 0b11100000

@@ -19,9 +19,9 @@ from types import SimpleNamespace
 import pytest
 
 import backnorm
-from backnorm.cpu import levels, library
-from backnorm.cpu.build import demand
-from backnorm.cpu.kinds import FLOOR, PROBE, Kind
+from backnorm_kernels import levels, library
+from backnorm_kernels.build import demand
+from backnorm_kernels.kinds import FLOOR, PROBE, Kind
 from tests.support import internals
 
 x86 = pytest.mark.skipif(not levels.is_x86(), reason="there is one level elsewhere")
@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 import numpy as np
 import backnorm
-from backnorm.cpu import library
+from backnorm_kernels import library
 from benchmarks.peers.floor import move
 library.FOLDER = Path(sys.argv[1])
 x = np.ones(10000)
@@ -55,7 +55,7 @@ else:
 _PACKAGE = """
 library._FROM_SOURCES = False
 # The checkout has asked for the library of the threads when it was imported.
-for name in [name for name in sys.modules if name.startswith("backnorm.cpu.build")]:
+for name in [name for name in sys.modules if name.startswith("backnorm_kernels.build")]:
     del sys.modules[name]
 """
 
@@ -175,7 +175,7 @@ def test_package_loads_its_libraries_without_importing_compiler(copied):
         path.rename(path.with_stem(path.stem.rpartition("-")[0] + "-0123456789abcdef"))
     code = """
 call()
-assert not [name for name in sys.modules if name.startswith("backnorm.cpu.build")]
+assert not [name for name in sys.modules if name.startswith("backnorm_kernels.build")]
 print(library.digest("floor"))
 """
     assert _run(_PACKAGE + code, copied.folder) == "0123456789abcdef"
@@ -184,7 +184,7 @@ print(library.digest("floor"))
 def test_package_that_lacks_library_raises_error_with_remedy(copied):
     copied.path.unlink()
     code = """
-assert not [name for name in sys.modules if name.startswith("backnorm.cpu.build")]
+assert not [name for name in sys.modules if name.startswith("backnorm_kernels.build")]
 """
     said = _run(_PACKAGE + _REFUSED + code, copied.folder)
     assert copied.path.parent.name in said
@@ -326,7 +326,7 @@ def test_load_in_forked_child_during_build_in_parent_does_not_deadlock(copied):
     copied.path.unlink()
     code = """
 import faulthandler, fcntl, os, threading, time
-from backnorm.cpu.build import demand
+from backnorm_kernels.build import demand
 begun, build = threading.Event(), demand.build
 def slow(*arguments):
     begun.set()

@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
-from backnorm.cpu import library
-from backnorm.cpu.build.demand import environment
-from backnorm.cpu.levels import is_x86
+from backnorm_kernels import library
+from backnorm_kernels.build.demand import environment
+from backnorm_kernels.levels import is_x86
 
 x86 = pytest.mark.skipif(not is_x86(), reason="compiles for x86-64")
 
@@ -30,8 +30,8 @@ _BUILT = [pytest.param(level, marks=[] if level == _OWN else pytest.mark.long) f
 # Prints the optimised LLVM code of a library.
 _CODE = """
 import sys
-from backnorm.cpu.build.compile import module_of
-from backnorm.cpu.build.machine import optimised, target_machine
+from backnorm_kernels.build.compile import module_of
+from backnorm_kernels.build.machine import optimised, target_machine
 print(optimised(module_of(sys.argv[2])[0], target_machine(sys.argv[1])))
 """
 

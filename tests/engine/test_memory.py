@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm.cpu import stage
-from backnorm.cpu.geometry import Columns
-from backnorm.cpu.launch import Launch
-from backnorm.cpu.plan import plan
+from backnorm_kernels import stage
+from backnorm_kernels.geometry import Columns
+from backnorm_kernels.launch import Launch
+from backnorm_kernels.plan import plan
 from backnorm.executable import CALLS, forget
 from backnorm.layout import Extents
 from backnorm.machine import Machine

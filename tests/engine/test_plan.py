@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backnorm.activations import RELU, Activation
-from backnorm.cpu.geometry import Columns, Segments
-from backnorm.cpu.plan import plan
+from backnorm_kernels.geometry import Columns, Segments
+from backnorm_kernels.plan import plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem

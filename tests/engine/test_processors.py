@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from backnorm.cpu import library
+from backnorm_kernels import library
 
 _CODE = """
 import hashlib

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backnorm.cpu import record, stage
-from backnorm.cpu.kinds import Kind
-from backnorm.cpu.record import (
+from backnorm_kernels import record, stage
+from backnorm_kernels.kinds import Kind
+from backnorm_kernels.record import (
     ADDRESSES,
     CLAIMED,
     GEOMETRIES,
@@ -67,7 +67,7 @@ def test_stage_call_passes_its_values_to_kernel_in_record(geometry, participants
         cells[SLOTS["ready"]] = 1
         return 1
 
-    monkeypatch.setattr("backnorm.cpu.library.address", lambda kind: 4711)
+    monkeypatch.setattr("backnorm_kernels.library.address", lambda kind: 4711)
     monkeypatch.setattr(stage, "runner", lambda: run)
     monkeypatch.setattr(stage, "region", lambda: 3)
     numbers = {field.name: 100 + k for k, field in enumerate(GEOMETRIES[geometry])}
@@ -205,7 +205,7 @@ def test_record_memory_begins_at_cache_line(scratch):
 
 def test_large_records_are_shared_by_stages_and_limited_in_number(monkeypatch):
     monkeypatch.setattr(stage, "runner", lambda: lambda record, header: 1)
-    monkeypatch.setattr("backnorm.cpu.library.address", lambda kind: 4711)
+    monkeypatch.setattr("backnorm_kernels.library.address", lambda kind: 4711)
     stage._large.clear()
     numbers = {field.name: 1 for field in GEOMETRIES["floor"]}
     kind = Kind("floor", "float64", "float64", "move")

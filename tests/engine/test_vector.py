@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backnorm.cpu.kernels.memory import (
+from backnorm_kernels.kernels.memory import (
     aligned_head,
     load,
     load_even_odd,
@@ -26,7 +26,7 @@ from backnorm.cpu.kernels.memory import (
     stored_sound,
     stream,
 )
-from backnorm.cpu.kernels.vector import (
+from backnorm_kernels.kernels.vector import (
     blend,
     both_sound,
     even_odd,
@@ -255,7 +255,7 @@ def test_load_first_and_store_first_do_not_touch_memory_after_elements(dtype):
 import ctypes, mmap
 import numba
 import numpy as np
-from backnorm.cpu.kernels.memory import load_first, store, store_first
+from backnorm_kernels.kernels.memory import load_first, store, store_first
 
 @numba.njit
 def first(values, wide):

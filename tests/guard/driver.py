@@ -39,7 +39,7 @@ from wrong_kernels import MUTANTS
 from xla_problems import of_xla
 
 import backnorm
-from backnorm.cpu.plan import is_legal
+from backnorm_kernels.plan import is_legal
 from backnorm.machine import Machine
 
 JUDGED, LARGEST = 16, 4096

@@ -17,8 +17,8 @@ from memory import Arena, address_of
 
 import backnorm
 from backnorm import arrays, engines
-from backnorm.cpu import engine, stage
-from backnorm.cpu.record import SLOTS
+from backnorm_kernels import engine, stage
+from backnorm_kernels.record import SLOTS
 from backnorm.machine import Machine
 
 __all__ = ["Guarded"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import backnorm
-from backnorm.cpu import levels, library
+from backnorm_kernels import levels, library
 from backnorm.dialects.registry import DIALECTS
 from tests.support.dtypes import ELEMENT_TYPES
 
@@ -93,7 +93,7 @@ def test_machine_code_of_each_level_does_not_access_memory_beyond_arrays(level):
     """Loads and stores of the end of a row are others at every level."""
     if level not in library.levels()[1:]:
         pytest.skip("not a level below that of this processor")
-    make = [sys.executable, "-m", "backnorm.cpu.build.make", "--level", level]
+    make = [sys.executable, "-m", "backnorm_kernels.build.make", "--level", level]
     subprocess.run(make, check=True, timeout=800)
     options = "--count", 20_000, "--processes", 1
     report(run("driver.py", *options, timeout=800, BACKNORM_CPU_LEVEL=level))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.cpu import levels
+from backnorm_kernels import levels
 
 PROGRAM = Path(__file__).with_name("memcheck.py")
 
@@ -30,7 +30,7 @@ def run(*arguments):
 
 
 def test_memcheck_reports_no_errors_of_500_problems():
-    make = [sys.executable, "-m", "backnorm.cpu.build.make", "--level", "x86-64"]
+    make = [sys.executable, "-m", "backnorm_kernels.build.make", "--level", "x86-64"]
     subprocess.run(make, check=True)
     done, found = run("--count", "500")
     assert found == {"computed": 500, "errors": {}}

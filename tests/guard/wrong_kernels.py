@@ -13,8 +13,8 @@ from typing import Any
 
 from guarded import Guarded
 
-from backnorm.cpu import stage
-from backnorm.cpu.record import ADDRESSES, SLOTS
+from backnorm_kernels import stage
+from backnorm_kernels.record import ADDRESSES, SLOTS
 
 __all__ = ["MUTANTS"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from backnorm import allocation, engines, executable, threads
 from backnorm.arrays import NUMPY
-from backnorm.cpu import library, plan, stage
+from backnorm_kernels import library, plan, stage
 from backnorm.reference import _blocks
 from backnorm.second_order import arrays as second_order
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.cpu import stage
+from backnorm_kernels import stage
 from backnorm.executable import forget
 from backnorm.machine import Machine
 from tests.support import internals

@@ -15,9 +15,9 @@ from rich.table import Table
 import backnorm
 from backnorm import machine
 from backnorm.cli.text import plain
-from backnorm.cpu import library
-from backnorm.cpu.kinds import LIBRARIES, PROBE
-from backnorm.cpu.threads import service
+from backnorm_kernels import library
+from backnorm_kernels.kinds import LIBRARIES, PROBE
+from backnorm_kernels.threads import service
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, MachineCodeError, shown

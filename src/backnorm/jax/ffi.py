@@ -1,6 +1,6 @@
 """Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
-The handler of the calls is `backnorm.cpu.kernels.xla_handler`. Importing `backnorm.jax` loads the
+The handler of the calls is `backnorm_kernels.kernels.xla_handler`. Importing `backnorm.jax` loads the
 machine code of the handler and of all kernels. The code is loaded this early because the process
 may run a function that another process has exported, and such a function calls the handler.
 """
@@ -21,10 +21,10 @@ import numpy as np
 
 from backnorm import engines
 from backnorm.activations import Activation
-from backnorm.cpu import library, xla
-from backnorm.cpu.kinds import XLA
-from backnorm.cpu.record import SLOTS
-from backnorm.cpu.xla_structures import ELEMENTS
+from backnorm_kernels import library, xla
+from backnorm_kernels.kinds import XLA
+from backnorm_kernels.record import SLOTS
+from backnorm_kernels.xla_structures import ELEMENTS
 from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.executable import executable
 from backnorm.jax.batching import batch_size
@@ -40,7 +40,7 @@ TARGET = "backnorm_kernel"
 
 # Devices exchange sums after an operation whose name begins with "reduce", and before one whose
 # name begins with "apply". Plans of these operations must be made with ``exchanged=True`` (see
-# `cpu.plan.plan`).
+# `backnorm_kernels.plan.plan`).
 _PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"

@@ -111,7 +111,7 @@ class Stage:
     ) -> int:
         """Compute the results; return the first channel with an invalid variance, or -1.
 
-        The parameters are those of `cpu.stage.Stage`.
+        The parameters are those of `backnorm_kernels.stage.Stage`.
         """
         if header:
             addresses = tuple(place and data_of(place, header) for place in addresses)
@@ -302,7 +302,8 @@ def _followed(z: np.ndarray, activation: Activation | None, ceiling: float) -> n
         return z
     if activation.name == "relu":
         z = np.where(z > ceiling, ceiling, z)
-        return np.where(z <= 0.0, 0.0, z)
+        z = np.where(z <= 0.0, 0.0, z)
+        return z
     silu = activation.name == "silu"
     factor: np.ndarray = 1.0 / (1.0 + np.exp(-z)) if silu else np.clip(z + 3.0, 0.0, 6.0) / 6.0
     return z * factor

@@ -1,6 +1,6 @@
 """Reproducible sums by PyTorch's operators, for devices whose kernels do not compute them.
 
-The results are the integers that `cpu.kernels.bins` writes, bit for bit (`binned.bins_of`). All
+The results are the integers that `backnorm_kernels.kernels.bins` writes, bit for bit (`binned.bins_of`). All
 operations are in float64; together they make some forty passes over memory.
 """
 

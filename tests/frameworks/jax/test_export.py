@@ -15,7 +15,7 @@ import pytest
 from jax import export
 
 import backnorm.jax
-from backnorm.cpu.record import LAYOUT
+from backnorm_kernels.record import LAYOUT
 from backnorm.jax.ffi import TARGET
 
 from .conftest import EPSILON
@@ -193,7 +193,7 @@ class TestImport:
             """
             import sys
             from pathlib import Path
-            from backnorm.cpu import library
+            from backnorm_kernels import library
 
             library.FOLDER = Path(sys.argv[1])
             import backnorm.jax

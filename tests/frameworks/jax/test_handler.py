@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.cpu import library
-from backnorm.cpu import xla as table
-from backnorm.cpu.kinds import Kind
-from backnorm.cpu.record import SLOTS
-from backnorm.cpu.xla import handler, introduce
-from backnorm.cpu.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
+from backnorm_kernels import library
+from backnorm_kernels import xla as table
+from backnorm_kernels.kinds import Kind
+from backnorm_kernels.record import SLOTS
+from backnorm_kernels.xla import handler, introduce
+from backnorm_kernels.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
 from backnorm.engines import Place
 from backnorm.executable import executable
 from backnorm.machine import detect

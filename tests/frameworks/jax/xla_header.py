@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from backnorm.cpu.xla_structures import ELEMENTS, MADE, STRUCTURES, parsed
+from backnorm_kernels.xla_structures import ELEMENTS, MADE, STRUCTURES, parsed
 
 __all__ = ["differences"]
 

@@ -10,7 +10,7 @@ import torch
 import backnorm
 import backnorm.torch
 from backnorm import machine
-from backnorm.cpu.stage import Stage
+from backnorm_kernels.stage import Stage
 from backnorm.executable import forget
 
 pytestmark = pytest.mark.skipif(machine.processors() < 2, reason="needs two processors")

@@ -13,7 +13,7 @@ if "torch" in sys.argv:
 
 from layer import Layer, at_rest, verdict
 
-from backnorm.cpu.threads import service
+from backnorm_kernels.threads import service
 
 layer = Layer()
 

@@ -3,7 +3,7 @@
 import torch
 from layer import Layer, thread_ids, verdict
 
-from backnorm.cpu.threads import service
+from backnorm_kernels.threads import service
 
 
 @torch.compile

@@ -12,9 +12,9 @@ import time
 import numpy as np
 
 import backnorm
-from backnorm.cpu import library
-from backnorm.cpu.kinds import THREADS
-from backnorm.cpu.slots import CELLS, IDLE, NEW, SLEEPING, SLOT_CELLS, SLOTS, STATE, STATES, TABLE
+from backnorm_kernels import library
+from backnorm_kernels.kinds import THREADS
+from backnorm_kernels.slots import CELLS, IDLE, NEW, SLEEPING, SLOT_CELLS, SLOTS, STATE, STATES, TABLE
 
 # A program that hangs is ended, in an older process group's memory or not.
 signal.alarm(600)

@@ -6,7 +6,7 @@ import numpy as np
 from layer import Layer, at_rest, verdict
 
 import backnorm
-from backnorm.cpu import stage
+from backnorm_kernels import stage
 
 
 class AlarmError(Exception):

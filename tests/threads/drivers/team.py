@@ -8,7 +8,7 @@ importlib.import_module({"sklearn": "sklearn.cluster"}.get(sys.argv[1], sys.argv
 import torch
 from layer import Layer, statuses, thread_ids, verdict
 
-from backnorm.cpu.threads import service
+from backnorm_kernels.threads import service
 
 image, weight = torch.randn(4, 16, 28, 28), torch.randn(16, 16, 3, 3)
 

@@ -11,7 +11,7 @@ import torch
 from layer import Layer, thread_ids, verdict
 
 from backnorm import machine
-from backnorm.cpu.threads import region
+from backnorm_kernels.threads import region
 
 available = machine.processors()
 layer = Layer()

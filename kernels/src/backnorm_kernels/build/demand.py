@@ -1,0 +1,90 @@
+"""When a library is first needed, build it if the checkout lacks it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from backnorm_kernels.build.sources import digest
+from backnorm_kernels.kinds import PROBE
+from backnorm_kernels.levels import LEVELS
+from backnorm.errors import MachineCodeError
+
+
+def place(name: str, level: str, folder: Path) -> Path:
+    """Return the path in `folder` of the library `name`, built for the processors of `level`.
+
+    The file's name contains a digest of the current sources, so that a library of older sources has
+    another path.
+    """
+    return folder / level / f"{name}-{digest(name)}.so"
+
+
+def command(level: str, folder: Path, *names: str) -> list[str]:
+    """Return the command that builds libraries of a level."""
+    here = "backnorm_kernels.build.compile"
+    return [sys.executable, "-m", here, level, str(folder / level), *names]
+
+
+def environment(level: str) -> dict[str, str]:
+    """Return the environment variables of the command that builds libraries of a level."""
+    numba = {}
+    if level in LEVELS:
+        features = [f"+{name}" for name in LEVELS[level].features]
+        numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
+        # Numba would read an empty string as the features of this processor.
+        numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
+    # With PYTHONPATH, the process that compiles imports backnorm from the same sources as this
+    # process. With a fixed PYTHONHASHSEED, every process that compiles iterates over sets of
+    # strings in the same order.
+    source = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+
+
+def build(name: str, level: str, folder: Path) -> None:
+    """Build a library. Before the build, write a line to stderr, unless the library is the probe.
+
+    Raises
+    ------
+    MachineCodeError
+        If Numba is not installed, or the build failed.
+    """
+    if importlib.util.find_spec("numba") is None:
+        raise MachineCodeError(
+            f"the machine code {name}, {level}, is not built in this checkout, and Numba, which "
+            "compiles it, is not installed: pip install --group kernels, and then make kernels"
+        )
+    # The probe, the library that detects the processor's level, is built too quickly for a message.
+    if name != PROBE:
+        _say(f"backnorm: compiling {name} for {level} (make kernels compiles all)")
+    done = subprocess.run(  # noqa: S603 (this interpreter, our own module)
+        command(level, folder, name),
+        env=environment(level),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["no message on stderr"]
+        raise MachineCodeError(f"compiling {name} for {level} failed: {said[-1]}")
+    if not place(name, level, folder).exists():
+        raise MachineCodeError(
+            f"the sources of {name} have changed since this process began; restart it"
+        )
+
+
+def _say(line: str) -> None:
+    """Write a line to the original stderr of the process, if that is open.
+
+    `_say` does not call `print`, because `print` takes the lock of stderr. If the process was
+    forked while another thread held that lock, it is never released in the child, and `print` would
+    wait for ever.
+    """
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        os.write(sys.__stderr__.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]

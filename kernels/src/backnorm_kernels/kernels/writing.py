@@ -1,0 +1,84 @@
+"""Write vectors of the output. Where float32 is not exact enough, elements are recomputed in
+float64: see `singles`.
+
+A *place* says where the coefficients for a vector of elements are. In the geometry *columns*, a
+place is the column of the vector's first element. In *segments*, it is the channel of the first
+element, and the number of elements that the segment has from there on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backnorm_kernels.kernels.formulas import elements
+from backnorm_kernels.kernels.jit import by_type, inlined, nothing
+from backnorm_kernels.kernels.memory import store, store_first, stream
+from backnorm_kernels.kernels.singles import as_singles, both_hold, holds, lanes_of
+from backnorm_kernels.kernels.vector import Singles, high_half, low_half, marked, where_finite
+from backnorm_kernels.scratch import LANES
+
+
+def writers(exact_at: Any) -> tuple[Any, Any, Any]:
+    """Return a geometry's functions that write two vectors, one vector, and a part of a vector.
+
+    A vector has sixteen elements, and `place` says where it is. `exact_at(output, place, first)`
+    returns the float64 coefficients for eight of them: for the first eight if `first` is 0, for the
+    last eight if `first` is 8.
+    """
+
+    @inlined
+    def write_half(output, i, count, place, first, value):
+        coefficients = exact_at(output, place, first)
+        again = elements(output.x, output.dy, i + first, count - first, coefficients)
+        store_first(output.out, i + first, count - first, where_finite(value, value, again))
+
+    # This function is inlined, because a call would make the loops of the kernels spill registers.
+    @inlined
+    def write_exactly(output, i, count, place, value):
+        value = marked(value)
+        write_half(output, i, count, place, 0, low_half(value))
+        write_half(output, i, count, place, LANES, high_half(value))
+
+    @by_type
+    def write_again(output, i, count, place, value):
+        """Write `count` elements of `value`.
+
+        Elements that are not `sound` are first computed again in float64 (see `singles`).
+        """
+        if value != Singles:
+            return nothing
+        return lambda output, i, count, place, value: write_exactly(output, i, count, place, value)
+
+    @inlined
+    def write_two(output, i, values, places, streaming):
+        left, right = values
+        lanes = lanes_of(output.rows.values)
+        if not both_hold(output, left, right):
+            write_again(output, i, lanes, places[0], as_singles(left))
+            write_again(output, i + lanes, lanes, places[1], as_singles(right))
+        elif streaming:
+            stream(output.out, i, left)
+            stream(output.out, i + lanes, right)
+        else:
+            store(output.out, i, left)
+            store(output.out, i + lanes, right)
+
+    @inlined
+    def write_one(output, i, place, value, streaming):
+        lanes = lanes_of(output.rows.values)
+        if not holds(value, lanes):
+            write_again(output, i, lanes, place, as_singles(value))
+        elif streaming:
+            stream(output.out, i, value)
+        else:
+            store(output.out, i, value)
+
+    @inlined
+    def write_first(output, i, count, place, coefficients):
+        value = elements(output.x, output.dy, i, count, coefficients)
+        if holds(value, count):
+            store_first(output.out, i, count, value)
+        else:
+            write_again(output, i, count, place, value)
+
+    return write_two, write_one, write_first

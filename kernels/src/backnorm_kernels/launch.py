@@ -1,0 +1,147 @@
+"""Make the stages (kernels with their records) of a problem according to its plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from backnorm import interfaces
+from backnorm.binned import bin_rows
+from backnorm_kernels.geometry import Segments
+from backnorm_kernels.kinds import Kind
+from backnorm_kernels.plan import Plan
+from backnorm_kernels.record import (
+    FROM_DATA,
+    FROM_STATISTICS,
+    GEOMETRIES,
+    HARDSWISH,
+    MEANS_ALONE,
+    SILU,
+)
+from backnorm_kernels.scratch import bins_own, columns_own, segments_own, table_pitch
+from backnorm_kernels.stage import Stage
+from backnorm.problem import Problem
+
+_ACTIVATIONS = {"silu": SILU, "hardswish": HARDSWISH}
+
+
+class Launch(interfaces.Launch):
+    """The kernels of a problem on a CPU.
+
+    Parameters
+    ----------
+    problem : Problem
+    plan : Plan
+    """
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        extents, geometry, dtype = plan.extents, plan.geometry, problem.dtype
+        grouped = plan.grouped
+        count, channels = extents.outer * extents.inner, extents.channels
+        self._grouped, self._threads = grouped, plan.threads
+        # For the 16-bit types, all kernels are compiled for the arithmetic float32. If the
+        # problem's arithmetic is float64, the record's field `in_float64` makes these kernels
+        # compute in float64.
+        compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
+        narrow, binned = compiled == "float32", problem.reproducible
+        rows = bin_rows(dtype.itemsize)
+        if isinstance(geometry, Segments):
+            batches = -(-channels // (geometry.group * geometry.batch))
+            self._summed = batches if grouped else batches * geometry.blocks
+            self._written = -(-count * channels // geometry.share)
+            own = segments_own(geometry.group, channels, narrow=narrow)
+            kept, far = (0 if grouped else geometry.blocks), table_pitch(channels)
+        else:
+            tiles = -(-geometry.width // geometry.tile)
+            self._summed = geometry.blocks * tiles
+            parts = max(1, -(-geometry.rows // geometry.share))
+            self._written = parts * (tiles if geometry.by_tile else 1)
+            spread = geometry.width != channels
+            own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
+            kept, far = geometry.blocks, table_pitch(geometry.width)
+        self._partial = 4 * kept * far
+        if binned:
+            self._partial = kept * rows * far + (rows + 4) * table_pitch(channels)
+            group = table_pitch(geometry.group) if isinstance(geometry, Segments) else 0
+            own += bins_own(group, rows)
+        if count * channels == 0:
+            self._summed = self._written = 0
+        self._forward = problem.signature.normalises
+        operation = "forward" if self._forward else "backward" if problem.training else "frozen"
+        name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
+        follows = "" if problem.activation is None else problem.activation.name
+        compiled_for = "activation" if follows in _ACTIVATIONS else follows
+        known = extents._asdict() | dataclasses.asdict(geometry)
+        self._source = FROM_DATA if self._forward else FROM_STATISTICS
+        self._stage = functools.partial(
+            Stage,
+            Kind(name, dtype.name, compiled, operation, compiled_for),
+            {field.name: known[field.name] for field in GEOMETRIES[name]},
+            channels=channels,
+            own=own,
+            epsilon=problem.epsilon,
+            count=count,
+            streaming=plan.streaming,
+            in_float64=problem.arithmetic != compiled,
+            binned=binned,
+            inverse=problem.inverse,
+            activation=_ACTIVATIONS.get(follows, 0),
+            ceiling=problem.ceiling,
+            beyond=_beyond(problem.ceiling, dtype),
+            correction=1.0 if problem.biased else count / max(count - 1, 1),
+            statistics=0 if statistics == dtype else 8 * statistics.itemsize,
+        )
+
+    @functools.cached_property
+    def complete(self) -> Stage:
+        """Sum every channel, compute its coefficients, and write the output and the results."""
+        items = self._summed if self._grouped else self._summed + self._written
+        fields = {"prepares": self._source, "finishes": True, "grouped": self._grouped}
+        return self._of(self._summed, items, **fields)
+
+    @functools.cached_property
+    def sum_all(self) -> Stage:
+        """Write the pivots to the table, and sum every channel. In a forward pass, a channel's
+        pivot is a number near its mean, computed from a few elements of x. In a backward pass, the
+        pivot is the given mean.
+        """
+        source = FROM_DATA if self._forward else MEANS_ALONE
+        return self._of(self._summed, self._summed, prepares=source)
+
+    @functools.cached_property
+    def reduce(self) -> Stage:
+        """Sum every channel, write its results, and write its coefficients to the table."""
+        return self._of(self._summed, self._summed, prepares=self._source, finishes=True)
+
+    @functools.cached_property
+    def apply(self) -> Stage:
+        """Write the output: y from statistics, or dx from statistics and sums."""
+        fields = {"prepares": FROM_STATISTICS, "settles": not self._forward}
+        return self._of(0, self._written, **fields)
+
+    @functools.cached_property
+    def finish(self) -> Stage:
+        """Write the output and the per-channel results: in a forward pass from moments, in a
+        backward pass from sums.
+        """
+        fields = {"prepares": self._source, "settles": True, "finishes": True}
+        return self._of(0, self._written, **fields)
+
+    def _of(self, summed: int, items: int, **fields: int) -> Stage:
+        participants = max(1, min(self._threads, items))
+        partial = self._partial if summed else 0
+        return self._stage(
+            partial=partial, participants=participants, summed=summed, items=items, **fields
+        )
+
+
+def _beyond(ceiling: float, dtype: np.dtype) -> int:
+    """Return an integer that is greater than the bit pattern of every positive element below the
+    ceiling. Kernels compare the bit patterns of elements with this integer (the field `beyond` of
+    the record).
+    """
+    (bits,) = np.array([ceiling]).astype(dtype).view(f"i{dtype.itemsize}")
+    return int(bits) + math.isinf(ceiling)

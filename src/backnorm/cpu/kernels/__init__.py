@@ -1,5 +1,0 @@
-"""The CPU kernels in Numba: loops that neither validate arguments nor read environment variables.
-
-`backnorm.cpu.build` compiles the kernels. No other module outside of this folder imports the
-kernels.
-"""
