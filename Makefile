@@ -38,7 +38,7 @@ DIST    = worksteal
 # share a process. The longest runs start first.
 RUNS   := core gpu torch jax tensorflow bench keras-tensorflow keras-torch keras-jax jax_gpu gpu_code
 
-# Where a benchmark puts result.json and plot.png.
+# Where a benchmark puts result.json and plot.svg.
 BENCH ?= bench-results
 
 # The benchmark on a GPU: its folder, its suites, its options, and a Python with PyTorch for CUDA.

@@ -28,7 +28,7 @@ _FAILED, _INTERRUPTED = 1, 130
 
 Rounds = Annotated[int | None, Option(min=1, help="Turns of each contestant.")]
 Threads = Annotated[int | None, Option(min=1, help="Threads of each contestant.")]
-Out = Annotated[Path | None, Option(file_okay=False, help="Folder of result.json and plot.png.")]
+Out = Annotated[Path | None, Option(file_okay=False, help="Folder of result.json and plot.svg.")]
 
 
 @app.command()
@@ -141,7 +141,7 @@ def _finish(
             results.write(result, out / "result.json")
         typer.echo("\n".join([results.markdown(table(result)), *lines(result)]))
         if out is not None:
-            plot(result, out / "plot.png")
+            plot(result, out / "plot.svg")
     raise typer.Exit(status)
 
 

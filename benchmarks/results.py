@@ -30,10 +30,13 @@ from benchmarks.cells import (
     PASSES,
 )
 
-__all__ = ["DASH", "LABELS", "Result", "beside_best", "bytes_text", "column", "geometric_mean",
-           "markdown", "mean_text", "milliseconds", "nbytes", "operator_lines", "operator_plot",
-           "operator_table", "ratio_plot", "ratio_text", "ratio_to_floor", "ratios", "read",
-           "result_of", "shape_text", "write"]  # fmt: skip
+__all__ = ["DASH", "LABELS", "STYLE", "Result", "beside_best", "bytes_text", "column",
+           "geometric_mean", "markdown", "mean_text", "milliseconds", "nbytes", "operator_lines",
+           "operator_plot", "operator_table", "ratio_plot", "ratio_text", "ratio_to_floor",
+           "ratios", "read", "result_of", "shape_text", "write"]  # fmt: skip
+
+#: The style of figures in the documentation.
+STYLE = Path(__file__).parent / "figures.mplstyle"
 
 #: The text of a missing number.
 DASH = "\N{EN DASH}"
@@ -205,39 +208,49 @@ def operator_plot(result: Result, path: Path) -> None:
     """Plot the ratio of our time to the best peer's by the size of x, for every cell."""
     frame = result.frame
     sizes, found = nbytes(frame), ratios(frame).ratio
-    with ratio_plot(path, (7.5, 3.6), "y") as axes:
+    with ratio_plot(path, (5.5, 4.2), "y") as (axes,):
         for op, layout in itertools.product(OPERATIONS, LAYOUTS):
             chosen = (frame.op == op) & (frame.layout == layout)
             colour = f"C{OPERATIONS.index(op)}"
             style = {"marker": "o"} if layout == "NCX" else {"marker": "^", "mfc": "none"}
             axes.plot(sizes[chosen], found[chosen], ls="", ms=4, color=colour,
                       label=f"{op}, {layout}", **style)  # fmt: skip
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log", base=64)
         axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size))
+        axes.xaxis.minorticks_off()
         axes.set_xlabel("bytes of x")
         axes.set_ylabel("our time / best peer's")
 
 
 @contextmanager
-def ratio_plot(path: Path, size: tuple[float, float], direction: str) -> Iterator[Any]:
-    """Yield the axes of a plot of ratios along "x" or "y", with a line at 1; then write it."""
+def ratio_plot(
+    path: Path, size: tuple[float, float], direction: str, rows: int = 1
+) -> Iterator[Sequence[Any]]:
+    """Yield axes of plots of ratios along "x" or "y", with a line at 1; then write an SVG file."""
     import matplotlib
 
-    matplotlib.use("agg")
+    matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
-    yield axes
-    if direction == "y":
-        axes.set_yscale("log")
-    (axes.axhline if direction == "y" else axes.axvline)(1.0, color="black", lw=0.8)
-    axis = getattr(axes, f"{direction}axis")
-    axis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
-    axis.set_minor_formatter(lambda ratio, _: f"{ratio:g}")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right", fontsize="small", frameon=False)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    with plt.style.context(STYLE):
+        sharing = {"sharex": True} if direction == "x" else {}
+        figure, every = plt.subplots(rows, figsize=size, squeeze=False, **sharing)
+        yield every[:, 0]
+        marks: dict[str, Any] = {}
+        for axes in every[:, 0]:
+            if direction == "y":
+                axes.set_yscale("log")
+            axis = getattr(axes, f"{direction}axis")
+            line = axes.axhline if direction == "y" else axes.axvline
+            line(1.0, color=axis.label.get_color())
+            axis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
+            # Labels of all minor ticks of a logarithmic axis would overlap.
+            axis.set_minor_formatter(lambda ratio, _: f"{ratio:g}" * (f"{ratio:g}"[-1] in "235"))
+            handles, labels = axes.get_legend_handles_labels()
+            marks |= dict(zip(labels, handles, strict=True))
+        figure.legend(marks.values(), marks, loc="outside upper center", ncols=3)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -1,11 +1,10 @@
 """Write the tables and plots of the pages of measurements from the results in docs/bench.
 
-zen5.json is the result of `benchmarks operator` that the README shows; other files named after
-processors are its results on other machines. The results of `benchmarks models` are models.json,
-with whole models; models-of-*.json, on other machines; models-frameworks-*.json, of flax and Keras;
-and models-zen4.json, of fused models with two allocators. The README shows the compiled models of
-COMPILED. Only text between the markers is replaced. With --check: report the pages that are not
-current, and write nothing.
+A file in docs/bench is a result of `benchmarks operator` or of `benchmarks models`. Its contents,
+not its name, say what it is. A result is of this version of backnorm if it was measured on the day
+`SINCE` or later; set `SINCE` when a change of the code makes older results untrue. The README and
+the first tables of docs/performance.md show results of this version only. Only text between the
+markers is replaced. With --check: report the pages that are not current, and write nothing.
 
 Usage, from the root of the repository: python -m scripts.update_performance_docs [--check]
 """
@@ -13,14 +12,15 @@ Usage, from the root of the repository: python -m scripts.update_performance_doc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from benchmarks.cells import LEAST_PASSES, OURS, OURS_IN_FLOAT32, PASSES, SWEEP
-from benchmarks.models.report import models_plot
+from benchmarks.models.cases import LAYOUTS
+from benchmarks.models.report import FASTER, batches, comparisons, plot_comparisons
 from benchmarks.results import (
     DASH,
     LABELS,
@@ -42,8 +42,12 @@ from scripts.generated import between, options
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = Path("docs/bench")
-RESULT, MODELS, ALLOCATORS = "zen5.json", "models.json", "models-zen4.json"
-COMPILED = "models-of-zen4-compiled.json"
+
+#: The first day of results of this version: the last change of speed was before this day.
+SINCE = "2026-11-27"
+
+# The result of `benchmarks operator` that pages show while there is none of this version.
+RESULT = "zen5.json"
 MEASURED = "docs/measurements"
 
 # Tables by cell have the project's main operator and the most common type in training.
@@ -97,10 +101,18 @@ _LIMITS = (
     ("inference", "ratio", 1.0),
 )
 
-# Columns of the tables of models: heading, variant, quantity, variant that it is compared with.
+# The variants of models in the tables of steps.
+_STEPS = {"backnorm-fused": "`fuse=True`", "backnorm-compiled": "compiled"}
+_ALLOCATORS = {"default": "default allocator", "keeping": "allocator that keeps memory"}
+_BATCHES = {"small": "8 x 160", "large": "16 x 224"}
+_LAYOUTS = (FASTER, "contiguous", "channels_last")
+
+# Columns of the tables of models: heading, variant, quantity, variant and quantity that it is
+# divided by.
 _COLUMNS = (
-    ("normalisation", "backnorm-fused", "normalization", "torch"),
-    ("memory", "backnorm-fused", "memory", "torch"),
+    ("share", "torch", "normalization", "torch", "step"),
+    ("normalisation", "backnorm-fused", "normalization", "torch", "normalization"),
+    ("memory", "backnorm-fused", "memory", "torch", "memory"),
 )
 _VARIANTS = {
     "ours": "backnorm",
@@ -108,56 +120,75 @@ _VARIANTS = {
     "fused": "backnorm-fused",
     "fused, float32": "backnorm-fused-float32",
 }
-_LEGEND = (
-    "- **share**: part of the time of PyTorch's eager step that normalisations, activations and "
-    "additions take.\n"
-    "- **normalisation**: time of these operations in a fused step, divided by their time in "
-    "PyTorch's step.\n"
-    "- **memory**: growth of resident memory during the first three fused steps, divided by its "
-    "growth during the first three of PyTorch's steps.\n"
-    "- **fused**: time of a step after `convert(model, fuse=True)`, divided by that of PyTorch's "
-    "step; **compiled**: the same after `convert(model)`, with both models compiled. These two "
-    "columns have geometric means over all processors, threads, batches and element types (in "
-    "brackets: least to most; number of cases).\n"
-)
-
 
 _MODELS_PLOT = (
-    "![Time of a training step with backnorm, divided by that with PyTorch's layers, on an AMD "
-    "Zen 5: a row for each case of the table above, a mark for each variant. backnorm is faster "
-    "left of the line.]"
-    f"(../{BENCH.name}/models.png)\n"
+    "![Time of a training step with backnorm, divided by that with PyTorch's layers: a row for "
+    "each model, a mark for each layout, and a ring where each library has its faster layout. "
+    "backnorm is faster left of the line.]"
+    f"(../{BENCH.name}/models.svg)\n"
 )
+
+_GRADIENT = (
+    "The gradient alone (`batch_norm_backward` in float32), compared with the fastest of PyTorch, "
+    "TensorFlow, JAX, oneDNN and NumPy:\n"
+)
+
+# The columns of the cases of all results.
+_CASES = ["processor", "threads", "model", "batch", "precision", "allocator", "layout", "variant",
+          "base", "base_step", "ratio"]  # fmt: skip
+
+#: The text of a number that was not measured with this version.
+NONE = "none"
+
+
+class _Measured(NamedTuple):
+    """The results in docs/bench: of the operator, by file, the one that pages show first; of
+    PyTorch's models, with this version and with earlier ones; of the models of other frameworks.
+    """
+
+    operator: dict[str, Result]
+    current: list[Result]
+    earlier: list[Result]
+    frameworks: list[Result]
+
+
+def _measured(root: Path) -> _Measured:
+    results = {path.name: read(path) for path in sorted((root / BENCH).glob("*.json"))}
+    operator = {name: r for name, r in results.items() if r.environment["command"] == "operator"}
+    newest = sorted(operator, key=lambda name: operator[name].environment["date"], reverse=True)
+    shown = next(filter(lambda name: _is_current(operator[name]), newest), RESULT)
+    models = [r for r in results.values() if r.environment["command"] == "models"]
+    of_torch = [r for r in models if "torch.step" in r.frame]
+    return _Measured(
+        {name: operator[name] for name in sorted(newest, key=lambda name: name != shown)},
+        [r for r in of_torch if _is_current(r)],
+        [r for r in of_torch if not _is_current(r)],
+        [r for r in models if "torch.step" not in r.frame],
+    )
 
 
 def pages(root: Path) -> dict[Path, str]:
     """Return the text of the pages by path."""
-    folder = root / BENCH
-    results = {path.name: read(path) for path in sorted(folder.glob("*.json"))}
-    operator = {name: r for name, r in results.items() if r.environment["command"] == "operator"}
-    newest = sorted(operator, key=lambda name: operator[name].environment["date"], reverse=True)
-    machines = {name: operator[name] for name in sorted(newest, key=lambda name: name != RESULT)}
+    machines, current, earlier, frameworks = _measured(root)
     frames = {name: _cells(result) for name, result in machines.items()}
-    result, frame = machines[RESULT], frames[RESULT]
-    of_models = [MODELS, *(name for name in results if name.startswith("models-of-"))]
-    runs = {name: results[name] for name in of_models}
-    others = [r for name, r in results.items() if name.startswith("models-frameworks-")]
+    shown, result = next(iter(machines.items()))
+    frame = frames[shown]
     kinds = _kinds(_compared(frame), _caches(result))
+    cases = _cases(current)
     parts = {
-        "README.md": {
-            "numbers": _numbers(results[ALLOCATORS], results[COMPILED], others, result, kinds),
-        },
+        "README.md": {"numbers": _numbers(cases, kinds if _is_current(result) else [], result)},
         "docs/performance.md": {
+            "choices": _choices(cases),
+            "steps": _steps(cases),
             "operator": _operator(result, frame, kinds),
-            "steps": _steps(runs.values()),
         },
         f"{MEASURED}/training-steps.md": {
-            "allocators": _allocators_table(results[ALLOCATORS]),
-            "models": "\n".join([_LEGEND, _models_table(results[MODELS], runs), _MODELS_PLOT]),
-            "frameworks": _frameworks(others),
+            "models": "\n".join([*map(_by_model, current), _MODELS_PLOT]),
+            "earlier": _steps(_cases(earlier)),
+            "frameworks": _frameworks(frameworks),
         },
-        f"{MEASURED}/operator.md": {"bench": _cell_by_cell(result, frame)},
-        f"{MEASURED}/slower.md": {"slower": _slower(result, frame)},
+        f"{MEASURED}/operator.md": {"bench": _cell_by_cell(shown, result, frame)},
+        f"{MEASURED}/slower.md": {"slower": _slower(shown, result, frame)},
         f"{MEASURED}/machines.md": {"machines": _machines(machines, frames)},
     }
     found = {}
@@ -167,6 +198,27 @@ def pages(root: Path) -> dict[Path, str]:
             text = between(name, text, part, marker)
         found[root / name] = text
     return found
+
+
+def _plots(root: Path) -> None:
+    """Write the plots of the shown result of the operator and of this version's models."""
+    machines, current, *_ = _measured(root)
+    result = next(iter(machines.values()))
+    chosen = result.frame[result.frame["dtype"] == _DTYPE]
+    folder = root / BENCH
+    operator_plot(Result(result.environment, chosen), folder / "operator.svg")
+    cases = _cases(current)
+    cases = cases[cases.variant.isin(_STEPS)].assign(
+        threads=cases.threads + " threads",
+        batch=cases.batch.map(_BATCHES),
+        variant=cases.variant.str.removeprefix("backnorm-"),
+    )
+    ordered = cases.sort_values(["variant", "allocator"], ascending=[False, True], kind="stable")
+    plot_comparisons(ordered, folder / "models.svg")
+
+
+def _is_current(result: Result) -> bool:
+    return str(result.environment["date"]) >= SINCE
 
 
 def _cells(result: Result) -> pd.DataFrame:
@@ -204,11 +256,16 @@ def _where_text(environment: Mapping[str, Any]) -> str:
 
 
 def _where(result: Result) -> str:
-    return f"{_where_text(result.environment)}; {_versions(result)}"
+    return f"{_where_text(result.environment)}; {_named(_versions(result))}"
 
 
-def _versions(result: Result) -> str:
-    return ", ".join(f"{name} {text}" for name, text in result.environment["versions"].items())
+def _named(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {text}" for name, text in versions.items())
+
+
+def _versions(result: Result) -> dict[str, str]:
+    ours = "(this version)" if _is_current(result) else "(an earlier version)"
+    return result.environment["versions"] | {"backnorm": ours}
 
 
 def _compared(frame: pd.DataFrame) -> pd.DataFrame:
@@ -216,39 +273,82 @@ def _compared(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame.op == _OP) & (frame["dtype"] == _DTYPE) & frame.ratio.notna()]
 
 
-def _numbers(
-    allocators: Result,
-    models: Result,
-    frameworks: Iterable[Result],
-    result: Result,
-    kinds: Iterable[_Kind],
-) -> str:
-    """Return a line for each kind of measurement: mean, best and worst ratio."""
-    compiled = column(models.frame, "backnorm-compiled.ratio") / column(
-        models.frame, "torch-compiled.ratio"
-    )
-    own = pd.concat([column(r.frame, "backnorm.ratio") for r in frameworks])
-    fused = _by_allocator(allocators)["backnorm-fused.ratio"]
-    sets = {
-        "training step, `fuse=True`": fused["default"],
-        "the same, an allocator that keeps memory": fused["keeping"],
-        "training step under Inductor": compiled,
-        "training step in flax and Keras": own,
-        **{
-            f"gradient, x {kind.size}, {_CHANNELS[kind.layout]}": kind.cells.ratio for kind in kinds
-        },
+def _cases(results: Iterable[Result]) -> pd.DataFrame:
+    """Return the comparisons of these results, each with its processor and threads."""
+    parts = []
+    for result in results:
+        part = comparisons(result)
+        part.insert(0, "processor", _machine(result.environment))
+        part.insert(1, "threads", str(result.environment["threads"]))
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=_CASES)
+
+
+def _table(lines: Sequence[Mapping[str, str]]) -> str:
+    """Return lines as a table, or a sentence if there are none."""
+    return markdown(pd.DataFrame(lines)) if lines else "Not measured with this version.\n"
+
+
+def _numbers(cases: pd.DataFrame, kinds: Iterable[_Kind], result: Result) -> str:
+    """Return the README's tables: training steps by layout, and the gradient by size."""
+    cases = cases[(cases.batch == "small") & (cases.precision == "float32")]
+    conditions = ["processor", "threads", "allocator"]
+    columns = {
+        f"{processor}, {threads} threads, {_ALLOCATORS[allocator]}": of_condition
+        for (processor, threads, allocator), of_condition in cases.groupby(conditions)
     }
-    ratios_of = {name: found.dropna() for name, found in sets.items()}
-    table = pd.DataFrame(
-        {
-            "what is timed": list(ratios_of),
-            "cases": [len(found) for found in ratios_of.values()],
-            "mean": [f"**{_mean(found)}**" for found in ratios_of.values()],
-            "best": [ratio_text(found.min()) for found in ratios_of.values()],
-            "worst": [ratio_text(found.max()) for found in ratios_of.values()],
+    steps = [
+        {"training step": f"{step}, {_of_both(layout)}"}
+        | {
+            head: _with_slower(found[(found.variant == variant) & (found.layout == layout)])
+            for head, found in columns.items()
         }
-    )
-    return f"{markdown(table)}"
+        for variant, step in _STEPS.items()
+        for layout in _LAYOUTS
+        if columns
+    ]
+    where = f"{_machine(result.environment)}, {result.environment['threads']} threads"
+    gradient = [
+        {
+            "gradient": f"x {kind.size}, {_CHANNELS[kind.layout]}",
+            where: _with_slower(kind.cells),
+            "best": ratio_text(kind.cells.ratio.min()),
+            "worst": ratio_text(kind.cells.ratio.max()),
+        }
+        for kind in kinds
+    ]
+    return "\n".join([_table(steps), _GRADIENT, _table(gradient)])
+
+
+def _of_both(layout: str) -> str:
+    return "each library with its faster layout" if layout == FASTER else f"both {layout}"
+
+
+def _with_slower(cases: pd.DataFrame) -> str:
+    if cases.empty:
+        return NONE
+    return f"**{_mean(cases.ratio)}** (slower in {(cases.ratio > 1).sum()} of {len(cases)})"
+
+
+def _choices(cases: pd.DataFrame) -> str:
+    """Return what a layout and an allocator change in PyTorch's own steps, for each processor."""
+    cases = cases[(cases.variant == "backnorm-fused") & (cases.layout != FASTER)]
+    lines = []
+    machine = ["processor", "threads"]
+    for names, of_machine in cases.groupby(machine):
+        index = ["model", "batch", "precision"]
+        steps = of_machine.pivot(index=index, columns=["allocator", "layout"], values="base_step")
+        steps = steps.reindex(columns=pd.MultiIndex.from_product([_ALLOCATORS, LAYOUTS]))
+        last = steps.xs("channels_last", axis=1, level=1)
+        first = steps.xs("contiguous", axis=1, level=1)
+        ratios_of = {
+            "channels_last over contiguous": (last / first).stack(),
+            "keeping over default allocator": (steps["keeping"] / steps["default"]).stack(),
+            "both": last["keeping"] / first["default"],
+        }
+        found = {name: _range(ratio.dropna()) for name, ratio in ratios_of.items()}
+        lines.append(dict(zip(machine, names, strict=True)) | found)
+    return _table(lines)
 
 
 def _operator(result: Result, frame: pd.DataFrame, kinds: Iterable[_Kind]) -> str:
@@ -256,7 +356,7 @@ def _operator(result: Result, frame: pd.DataFrame, kinds: Iterable[_Kind]) -> st
     return (
         f"{_where(result)}.\n\n{markdown(_kinds_table(kinds))}\n"
         f"A peer is faster in {(chosen.ratio > 1).sum()} of {len(chosen)} cells.\n\n"
-        f"{_plot(f'{BENCH.name}/operator.png')}"
+        f"{_plot(f'{BENCH.name}/operator.svg')}"
     )
 
 
@@ -313,68 +413,84 @@ def _kinds_table(kinds: Iterable[_Kind]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=columns)
 
 
-def _steps(results: Iterable[Result]) -> str:
-    """Return a line for each machine, batch and precision: mean and range of the steps."""
-    lines: dict[tuple[str, int, str], dict[str, str]] = {}
-    for result in results:
-        frame, where = result.frame, result.environment
-        size = frame["shape"].str.endswith("224,224").map({True: "16 x 224", False: "8 x 160"})
-        for (precision, batch), cases in frame.groupby([frame.precision, size]):
-            ours = column(cases, "backnorm-compiled.ratio")
-            steps = {
-                "fused": column(cases, "backnorm-fused.ratio").dropna(),
-                "compiled": (ours / column(cases, "torch-compiled.ratio")).dropna(),
-            }
-            found = {name: _range(ratio) for name, ratio in steps.items() if len(ratio) > 1}
-            key = (_machine(where), where["threads"], f"{batch}, {precision}")
-            lines[key] = lines.get(key, {}) | found
-    table = [
-        {"processor": key[0], "threads": str(key[1]), "batch": key[2], "fused": DASH} | found
-        for key, found in sorted(lines.items())
-        if found
-    ]
-    return markdown(pd.DataFrame(table).fillna(DASH))
+def _steps(cases: pd.DataFrame) -> str:
+    """Return a line for each variant, machine, batch, precision and allocator."""
+    lines = []
+    condition = ["processor", "threads", "batch", "precision", "allocator"]
+    for variant, step in _STEPS.items():
+        for names, found in cases[cases.variant == variant].groupby(condition):
+            by_layout = {layout: _range(found.ratio[found.layout == layout]) for layout in _LAYOUTS}
+            facts = dict(zip(condition, names, strict=True))
+            facts["batch"] = _BATCHES[facts["batch"]]
+            lines.append({"step": step} | facts | by_layout)
+    return _table(lines)
 
 
 def _machine(where: Mapping[str, Any]) -> str:
-    """Return the display name of a processor's microarchitecture."""
-    kind = where.get("microarchitecture") or "Intel Xeon"
-    return str(kind).replace("znver", "AMD Zen ")
+    """Return the display name of a processor.
+
+    LLVM does not know the name of every processor of a cloud, and then returns that of another one
+    with the same instructions. Its names of AMD's and of these Intel processors are true.
+    """
+    kind = str(where.get("microarchitecture"))
+    if kind.startswith("znver"):
+        return kind.replace("znver", "AMD Zen ")
+    if kind.endswith("rapids"):
+        return f"{kind.removesuffix('rapids').title()} Rapids"
+    return " ".join(where["cpu"].replace("(R)", "").removesuffix("Processor").split())
 
 
-def _by_allocator(result: Result) -> pd.DataFrame:
-    """Return a row for each model and layout, and columns of (quantity, allocator)."""
-    quantities = ["torch.step", "backnorm-fused.ratio", "fused", "layers"]
-    index = ["model", "layout"]
-    table = result.frame.pivot(index=index, columns="allocator", values=quantities)
-    return table.reindex(pd.MultiIndex.from_frame(result.frame[index].drop_duplicates()))
+def _by_model(result: Result) -> str:
+    """Return a line for each model and layout of a result: its steps under each condition."""
+    tables = []
+    for (batch, precision), found in comparisons(result).groupby(["batch", "precision"]):
+        rows = pd.MultiIndex.from_product([found.model.unique(), (*LAYOUTS, FASTER)])
+        table, means = rows.to_frame(index=False, name=["model", "layout"]), {}
+        of_rows = found.set_index(["model", "layout"])
+        if "backnorm-fused.step" in result.frame:
+            quantities = _quantities(result, batch, precision).reindex(rows).fillna("")
+            table = table.join(quantities.reset_index(drop=True))
+        conditions = ["variant", "base", "allocator"]
+        for (variant, base, allocator), each in of_rows.groupby(conditions, sort=True):
+            own = "PyTorch" if base == "torch" else "PyTorch compiled"
+            ours = f"{variant.removeprefix('backnorm-')}, {allocator}"
+            each = each.reindex(rows)
+            table[f"{own}, {allocator}"] = [*each.base_step.map(_whole_milliseconds)]
+            table[ours] = [*each.ratio.map(ratio_text)]
+            means[ours] = each.ratio.groupby(level=1).agg(geometric_mean).map(ratio_text)
+        for layout in (*LAYOUTS, FASTER):
+            last = {name: f"**{of_layout[layout]}**" for name, of_layout in means.items()}
+            last |= {"model": "geometric mean", "layout": layout}
+            table.loc[len(table)] = [last.get(name, "") for name in table]
+        tables.append(
+            f"{_where(result)}; batch {_BATCHES[batch]}, {precision}.\n\n{markdown(table)}"
+        )
+    return "\n".join(tables)
 
 
-def _allocators_table(result: Result) -> str:
-    """Return a line for each model and layout: steps with both allocators."""
-    found = _by_allocator(result)
-    table = found.index.to_frame(index=False)
-    counts = found["fused"]["keeping"], found["layers"]["keeping"]
-    table["fused layers"] = [
-        f"{fused:.0f} of {layers:.0f}" for fused, layers in zip(*counts, strict=True)
-    ]
-    last = ["geometric mean", "", ""]
-    for allocator in ("default", "keeping"):
-        steps = found["torch.step"][allocator].map(_whole_milliseconds)
-        ratios = found["backnorm-fused.ratio"][allocator]
-        table[f"PyTorch, {allocator}"] = steps.to_numpy()
-        table[allocator] = ratios.map(ratio_text).to_numpy()
-        means = [ratios.xs(layout, level="layout") for layout in ("contiguous", "channels_last")]
-        last += ["", " / ".join(f"**{_mean(found)}**" for found in means)]
-    table.loc[len(table)] = last
-    return f"{_where(result)}.\n\n{markdown(table)}"
+def _quantities(result: Result, batch: str, precision: str) -> pd.DataFrame:
+    """Return texts of fused layers, share, normalisation and memory; means over allocators."""
+    frame = result.frame
+    numbers = pd.DataFrame(
+        {
+            heading: column(frame, f"{variant}.{quantity}") / column(frame, f"{beside}.{other}")
+            for heading, variant, quantity, beside, other in _COLUMNS
+        }
+    )
+    layers = frame.fused.astype(str) + " of " + frame.layers.astype(str)
+    chosen = (batches(frame) == batch) & (frame.precision == precision)
+    grouped = numbers.assign(model=frame.model, layout=frame.layout, layers=layers)[chosen].groupby(
+        ["model", "layout"]
+    )
+    means = {name: grouped[name].agg(geometric_mean).map(ratio_text) for name in numbers}
+    return pd.DataFrame({"fused layers": grouped.layers.first()} | means)
 
 
-def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:
+def _cell_by_cell(name: str, result: Result, frame: pd.DataFrame) -> str:
     chosen = _compared(frame)
     return "\n".join(
         [
-            f"{_where(result)}. All numbers: [bench/{RESULT}](../bench/{RESULT}).\n",
+            f"{_where(result)}. {_every_cell(name)}\n",
             "## Means\n",
             markdown(_means(frame, frame.nbytes > _caches(result)[-1])),
             f"## {_OP}, {_DTYPE}\n",
@@ -383,7 +499,11 @@ def _cell_by_cell(result: Result, frame: pd.DataFrame) -> str:
     )
 
 
-def _slower(result: Result, frame: pd.DataFrame) -> str:
+def _every_cell(name: str) -> str:
+    return f"Every cell: [bench/{name}](../bench/{name})."
+
+
+def _slower(name: str, result: Result, frame: pd.DataFrame) -> str:
     """Return the cells in which a peer is faster: their number, and the worst of each kind."""
     compared = frame[frame.ratio.notna()]
     lines = []
@@ -403,7 +523,7 @@ def _slower(result: Result, frame: pd.DataFrame) -> str:
         )
     return (
         f"{_where(result)}. A peer is faster in {(compared.ratio > 1).sum()} of {len(compared)} "
-        f"cells.\n\n{markdown(pd.DataFrame(lines))}"
+        f"cells. {_every_cell(name)}\n\n{markdown(pd.DataFrame(lines))}"
     )
 
 
@@ -457,7 +577,10 @@ def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame])
     limits = {}
     for name, result in results.items():
         environment = result.environment
-        machine = _short(environment)
+        machine = _machine(environment)
+        # An older result of the same machine is of no use.
+        if machine in limits:
+            continue
         kinds = frames[name]["dtype"].map(
             {"float32": "float32", "bfloat16": "16 bits", "float16": "16 bits"}
         )
@@ -471,6 +594,7 @@ def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame])
         where.append(
             {
                 "machine": machine,
+                "version": "this" if _is_current(result) else "earlier",
                 "threads, date": f"{environment['threads']}, {environment['date'][:10]}",
                 "cache of a core": bytes_text(environment["cache_per_core"]),
                 "shared": bytes_text(environment["cache_shared"]),
@@ -499,11 +623,6 @@ def _machines(results: Mapping[str, Result], frames: Mapping[str, pd.DataFrame])
     return "\n".join(parts)
 
 
-def _short(environment: Mapping[str, Any]) -> str:
-    """Return the name of a machine for the head of a column."""
-    return _machine(environment).replace("emeraldrapids", "Emerald Rapids")
-
-
 def _exceeded(frame: pd.DataFrame, op: str, name: str, most: float) -> str:
     found = frame[(frame.kind == "float32") & (frame.op == op)][name].dropna()
     return f"{(found > most).mean() * 100:.0f} %" if len(found) else DASH
@@ -518,48 +637,9 @@ def _mean(found: pd.Series) -> str:
     return ratio_text(geometric_mean(found))
 
 
-def _models_table(result: Result, runs: Mapping[str, Result]) -> str:
-    """Return a line for each model and layout: figures of one machine, and steps of all."""
-    frame, steps = result.frame, _runs(runs)
-    table = pd.DataFrame(
-        {
-            "model": frame.model,
-            "layout": frame.layout,
-            "share": (column(frame, "torch.normalization") / column(frame, "torch.step")).map(
-                ratio_text
-            ),
-        }
-    )
-    for heading, variant, quantity, beside in _COLUMNS:
-        found = column(frame, f"{variant}.{quantity}") / column(frame, f"{beside}.{quantity}")
-        table[heading] = found.map(ratio_text)
-    table = table.merge(steps, on=["model", "layout"], validate="one_to_one")
-    return f"{_where(result)}:\n\n{markdown(table)}"
-
-
-def _runs(results: Mapping[str, Result]) -> pd.DataFrame:
-    """Return the steps of each model over all machines, batches and element types."""
-    frames = []
-    for result in results.values():
-        frame = result.frame
-        ours = column(frame, "backnorm-compiled.ratio")
-        compiled = ours / column(frame, "torch-compiled.ratio")
-        frames.append(
-            frame[["model", "layout"]].assign(
-                fused=column(frame, "backnorm-fused.ratio"), compiled=compiled
-            )
-        )
-    lines = [
-        {"model": model, "layout": layout}
-        | {name: _range(found[name].dropna()) for name in ("fused", "compiled")}
-        for (model, layout), found in pd.concat(frames).groupby(["model", "layout"])
-    ]
-    return pd.DataFrame(lines)
-
-
 def _range(ratio: pd.Series) -> str:
     if ratio.empty:
-        return DASH
+        return NONE
     ends = DASH.join(map(ratio_text, (ratio.min(), ratio.max())))
     return f"{_mean(ratio)} ({ends}; {len(ratio)})"
 
@@ -569,7 +649,7 @@ def _frameworks(results: Iterable[Result]) -> str:
     lines, versions = [], {}
     for result in results:
         where = result.environment
-        versions |= where["versions"]
+        versions |= _versions(result)
         for _, row in result.frame.iterrows():
             own = row.model.split("-")[0]
             step = row[f"{own}.step"]
@@ -584,12 +664,11 @@ def _frameworks(results: Iterable[Result]) -> str:
                 ]
             )
     headings = ["model, batch", "threads", "own layers", *_VARIANTS]
-    named = ", ".join(f"{name} {text}" for name, text in versions.items())
     cpu, _, day = _where_text(where).rsplit(", ", 2)
     return (
-        f"{cpu}, {day}; {named}. The columns after *own layers* have the time of a training step "
-        "(float32, channels last), divided by that with the framework's own layers. In brackets: "
-        "20th and 80th percentile of the steps' times, divided by their median.\n\n"
+        f"{cpu}, {day}; {_named(versions)}. The columns after *own layers* have the time of a "
+        "training step (float32, channels last), divided by that with the framework's own layers. "
+        "In brackets: 20th and 80th percentile of the steps' times, divided by their median.\n\n"
         f"{markdown(pd.DataFrame(lines, columns=headings))}"
     )
 
@@ -615,11 +694,7 @@ def main() -> int:
         return 1 if old else 0
     for path, text in found.items():
         path.write_text(text, encoding="utf-8")
-    folder = ROOT / BENCH
-    result = read(folder / RESULT)
-    chosen = result.frame[result.frame["dtype"] == _DTYPE]
-    operator_plot(Result(result.environment, chosen), folder / "operator.png")
-    models_plot(read(folder / MODELS), folder / "models.png")
+    _plots(ROOT)
     return 0
 
 

@@ -94,9 +94,15 @@ class ArgumentError(BacknormError):
         )
 
 
-def shown(value: object, text_of: Callable[[Any], str] = repr) -> str:
-    """Return a short text in one line that shows a value, even if the value's methods raise."""
+def shown(value: Any, text_of: Callable[[Any], str] = repr) -> str:
+    """Return a short text in one line that shows a value, even if the value's methods raise.
+
+    An array of rank 1 or more is shown by its shape and type, not by its elements.
+    """
     try:
+        kind = type(value)
+        if hasattr(kind, "shape") and hasattr(kind, "dtype") and len(value.shape):
+            return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
         text = " ".join(text_of(value).split())
     # `text_of` may raise any exception. Even `repr` raises one (ValueError) for an integer with too
     # many digits.

@@ -55,7 +55,7 @@ def test_operator_prints_table_and_writes_result_and_plot(cli, measured, tmp_pat
     assert len(file["rows"]) == 4
     assert file["environment"]["command"] == "operator"
     assert file["environment"]["condition"] == "quiet"
-    assert (tmp_path / "a" / "b" / "plot.png").exists()
+    assert (tmp_path / "a" / "b" / "plot.svg").exists()
 
 
 def test_operator_passes_options_to_run(cli, measured):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results import Result, read, write
 from scripts import update_performance_docs as script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,62 @@ def test_results_are_small_and_named_in_pages_unless_of_models():
     read = script.BENCH.name + "/"
     for path in files:
         assert path.name.startswith("models-") or f"{read}{path.name}" in text, path
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A folder with the results and the pages, whose results may be changed."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_readme_after_all_results_became_old_shows_no_number(copied, monkeypatch):
+    monkeypatch.setattr(script, "SINCE", "9999")
+    found = script.pages(copied)
+    readme = _generated(found[copied / "README.md"], "numbers")
+    assert readme.count("Not measured with this version.") == 2
+    assert "|" not in readme
+    performance = found[copied / "docs" / "performance.md"]
+    assert "Not measured with this version." in _generated(performance, "steps")
+    assert "backnorm (an earlier version)" in _generated(performance, "operator")
+
+
+def test_pages_with_new_result_of_operator_show_it_first(copied):
+    old = read(copied / script.BENCH / "zen5.json")
+    where = old.environment | {"date": "9998-01-01", "microarchitecture": "sapphirerapids"}
+    write(Result(where, old.frame), copied / script.BENCH / "new.json")
+    found = script.pages(copied)
+    assert "Sapphire Rapids, 2 threads" in _generated(found[copied / "README.md"], "numbers")
+    operator = _generated(found[copied / "docs" / "performance.md"], "operator")
+    assert "(sapphirerapids), 2 threads, 9998-01-01; backnorm (this version)" in operator
+    machines = _generated(found[copied / script.MEASURED / "machines.md"], "machines")
+    assert machines.index("Sapphire Rapids") < machines.index("AMD Zen 5")
+    assert "new.json" in found[copied / script.MEASURED / "slower.md"]
+
+
+def test_pages_with_new_result_of_models_have_its_column_and_row(copied):
+    old = read(copied / script.BENCH / "models-zen4.json")
+    where = old.environment | {
+        "date": "9998-01-01",
+        "microarchitecture": "",
+        "cpu": "Intel(R) Xeon(R) Processor",
+    }
+    write(
+        Result(where, old.frame[old.frame.allocator == "default"]), copied / script.BENCH / "n.json"
+    )
+    found = script.pages(copied)
+    readme = _generated(found[copied / "README.md"], "numbers")
+    assert "Intel Xeon, 2 threads, default allocator" in readme
+    performance = found[copied / "docs" / "performance.md"]
+    assert "Intel Xeon" in _generated(performance, "steps")
+    # Nothing is known about the other allocator.
+    (line,) = [x for x in _generated(performance, "choices").splitlines() if "Intel Xeon" in x]
+    assert line.count("none") == 2
+
+
+def _generated(text, marker):
+    return text.split(f"<!-- {marker}:begin -->")[1].split(f"<!-- {marker}:end -->")[0]
 
 
 def test_pages_of_file_without_markers_raises_system_exit(tmp_path):

@@ -7,9 +7,16 @@ import math
 import pandas as pd
 import pytest
 
-from benchmarks.models.report import models_lines, models_plot, models_table
+from benchmarks.models.report import (
+    FASTER,
+    comparisons,
+    models_lines,
+    models_plot,
+    models_table,
+)
 from benchmarks.results import (
     DASH,
+    Result,
     beside_best,
     bytes_text,
     geometric_mean,
@@ -113,11 +120,19 @@ def test_write_and_read_give_the_same_result(result, tmp_path):
     assert path.read_text().count("\n[") == len(ROWS)
 
 
-def test_plots_write_png_files(result, tmp_path):
-    operator_plot(result, tmp_path / "operator.png")
-    models_plot(MODELS, tmp_path / "models.png")
-    for path in tmp_path.iterdir():
-        assert path.read_bytes().startswith(b"\x89PNG")
+def test_plots_write_svg_without_background_and_with_text(result, tmp_path):
+    operator_plot(result, tmp_path / "operator.svg")
+    models_plot(MODELS, tmp_path / "models.svg")
+    for path, text in (("operator.svg", "backward, NCX"), ("models.svg", "contiguous")):
+        found = (tmp_path / path).read_text()
+        assert text in found
+        assert "ffffff" not in found
+
+
+def test_models_plot_of_own_layers_alone_has_no_mark(tmp_path):
+    own = [name for name in MODELS.frame if not name.startswith("backnorm")]
+    models_plot(Result({}, MODELS.frame[own]), tmp_path / "models.svg")
+    assert "contiguous" not in (tmp_path / "models.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -173,3 +188,40 @@ def test_models_lines_compare_compiled_variants_and_list_failures():
         f"normalization {DASH}; memory {DASH}",
         "resnet18 2,3,40,40 contiguous float32: backnorm-fused: RuntimeError: no compiler",
     ]
+
+
+def _layouts(contiguous, channels_last):
+    """Return a result of a model in two layouts, each with (PyTorch's step, our ratio)."""
+    both = {"contiguous": contiguous, "channels_last": channels_last}
+    return result_of(
+        {"command": "models"},
+        [
+            CASE
+            | {"layout": layout, "notes": "", "torch.step": step, "torch.ratio": 1.0}
+            | {"backnorm-fused.step": 9.0, "backnorm-fused.ratio": ratio}
+            for layout, (step, ratio) in both.items()
+        ],
+    )
+
+
+def test_comparisons_of_faster_layouts_divide_least_step_by_least_step():
+    # Ours takes 0.9 contiguous and 0.88 channels_last; PyTorch's takes 1 and 0.8.
+    found = comparisons(_layouts((1.0, 0.9), (0.8, 1.1))).set_index("layout")
+    assert found.ratio.to_dict() == pytest.approx(
+        {"contiguous": 0.9, "channels_last": 1.1, FASTER: 0.88 / 0.8}
+    )
+    assert found.base_step[FASTER] == 0.8
+    # Ours is faster in another layout than PyTorch's.
+    found = comparisons(_layouts((1.0, 0.5), (0.8, 1.1))).set_index("layout")
+    assert found.ratio[FASTER] == pytest.approx(0.5 / 0.8)
+
+
+def test_comparisons_of_model_that_lacks_one_layout_have_no_faster_one():
+    found = comparisons(_layouts((1.0, 0.9), (0.8, math.nan)))
+    assert found.layout.tolist() == ["contiguous"]
+
+
+def test_comparisons_use_compiled_steps_for_compiled_variants():
+    found = comparisons(MODELS).set_index("variant")
+    assert found.ratio.to_dict() == pytest.approx({"backnorm": 1.25, "backnorm-compiled": 0.8})
+    assert found.base_step["backnorm-compiled"] == 0.5

@@ -178,3 +178,12 @@ def test_backprop_of_float64_with_one_int32_operand_raises_type_error(batch):
     b = batch(SHAPE, "NCX", "f64")
     rejects(TypeError, "delta: element type for input", b, dy=b["dy"].astype("int32"))
     rejects(TypeError, "input: unsupported element type", b, x=b["x"].astype("int32"))
+
+
+def test_backprop_with_array_as_epsilon_raises_error_with_its_shape_not_its_elements(rng):
+    x, channel = rng.standard_normal((2, 3, 4, 4), dtype=np.float32), np.ones(3, np.float32)
+    with pytest.raises(TypeError, match="epsilon: must be a real number") as caught:
+        # The order of arguments of another operator.
+        ngraph.BatchNormTrainingBackprop(x, channel, channel, channel, channel, 1e-5, x)
+    assert "got an array of shape (2, 3, 4, 4) and dtype float32" in str(caught.value)
+    assert str(x[0, 0, 0, 0]) not in str(caught.value)

@@ -53,7 +53,7 @@ class Launch(interfaces.Launch):
             self._summed = batches if grouped else batches * geometry.blocks
             self._written = -(-count * channels // geometry.share)
             own = segments_own(geometry.group, channels, narrow=narrow)
-            kept, far = (0 if grouped else geometry.blocks), table_pitch(channels)
+            kept, pitch = (0 if grouped else geometry.blocks), table_pitch(channels)
         else:
             tiles = -(-geometry.width // geometry.tile)
             self._summed = geometry.blocks * tiles
@@ -61,10 +61,10 @@ class Launch(interfaces.Launch):
             self._written = parts * (tiles if geometry.by_tile else 1)
             spread = geometry.width != channels
             own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
-            kept, far = geometry.blocks, table_pitch(geometry.width)
-        self._partial = 4 * kept * far
+            kept, pitch = geometry.blocks, table_pitch(geometry.width)
+        self._partial = 4 * kept * pitch
         if binned:
-            self._partial = kept * rows * far + (rows + 4) * table_pitch(channels)
+            self._partial = kept * rows * pitch + (rows + 4) * table_pitch(channels)
             group = table_pitch(geometry.group) if isinstance(geometry, Segments) else 0
             own += bins_own(group, rows)
         if count * channels == 0:

@@ -21,7 +21,7 @@ from backnorm.cli.run import RunOptions, run_file
 from backnorm.cli.tensor_files import MEBIBYTES
 from backnorm.cli.verify import cases_app, judge, tolerance, verify
 
-_HELP = """Batch normalisation and its gradient in every dialect, exact to one rounding.
+_HELP = """Batch normalisation and its gradient in the dialects of ten specifications.
 
 \b
 Examples:

@@ -49,7 +49,7 @@ from backnorm_kernels.kernels.bits import (
     patterns_less,
     without,
 )
-from backnorm_kernels.kernels.epilogue import Epilogue
+from backnorm_kernels.kernels.epilogue import is_forward
 from backnorm_kernels.kernels.jit import by_type, inlined, integer, outlined, rare
 from backnorm_kernels.kernels.memory import (
     load,
@@ -414,7 +414,7 @@ def _larger_product(dy, most, product):
     `most` unchanged: `_largest_product` computes the largest product there as the square of the
     largest term.
     """
-    if isinstance(dy, Epilogue):
+    if is_forward(dy):
         return lambda dy, most, product: most
     return lambda dy, most, product: larger(most, magnitude(product))
 
@@ -424,7 +424,7 @@ def _largest_product(dy, most):
     """Return the largest product. In a backward pass, this is `most[1]`. In a forward pass,
     products are squares of terms, so it is the square of the largest term, `most[0]`.
     """
-    if isinstance(dy, Epilogue):
+    if is_forward(dy):
         return lambda dy, most: most[0] * most[0]
     return lambda dy, most: most[1]
 
@@ -432,7 +432,7 @@ def _largest_product(dy, most):
 @by_type
 def _centred(dy, value, mean):
     """Return value - mean; in a forward pass, which has no mean yet, return `value` itself."""
-    if isinstance(dy, Epilogue):
+    if is_forward(dy):
         return lambda dy, value, mean: value
     return lambda dy, value, mean: value - mean
 
@@ -591,13 +591,13 @@ def _merge(bins, at, others, place, digits):
 @outlined
 def pairs_of_bins(bins, at, digits, pairs, to):
     """Convert the two sums in column `at` of `bins` to pairs in column `to` of `pairs`."""
-    sums, far = pairs
+    sums, pitch = pairs
     for _ in range(2):
         high, low = _pair(bins, at, digits)
         store_one(sums, to, high)
-        store_one(sums, to + far, low)
+        store_one(sums, to + pitch, low)
         at += (digits + 1) * bins.pitch
-        to += 2 * far
+        to += 2 * pitch
 
 
 @inlined

@@ -288,14 +288,13 @@ def combine(kind, head, partial, grid, total, table):
     """Add up the partial sums of every column in the order of the blocks, and compute the results
     and the coefficients of the channels.
 
-    `partial` is a `Pairs`: the address of the partial sums, and the distance `far` between their
-    rows. Each block has four rows: the high and the low parts of two sums. `combine_bins` explains
-    `grid`.
+    `partial` is a `Pairs`: the address of the partial sums, and the pitch of their rows. Each
+    block has four rows: the high and the low parts of two sums. `combine_bins` explains `grid`.
     """
     blocks, inner, repeats = grid
-    sums, far = partial
+    sums, pitch = partial
     for b in range(1, blocks):
-        block = Pairs(offset(sums, 4 * b * far), far)
+        block = Pairs(offset(sums, 4 * b * pitch), pitch)
         for k in range(0, table.channels * inner * repeats, LANES):
             merge_pairs(partial, k, block, k)
     span = (integer(0), table.channels)
@@ -308,21 +307,20 @@ def combine_bins(kind, head, digits, partial, grid, total, table):
     """Add up the bins of columns, and compute results and coefficients of channels. If
     `head.exchanged` is an address (not 0), write the bins of channels there.
 
-    `partial` is a `Bins` with two fields: the address of the bins of columns, and the distance
-    between two rows of these bins, which is called `far` below. The memory at this address has
-    three arrays, one after the other: the bins of columns, of shape (blocks, 2 * (digits + 1),
-    far); the bins of channels; the pairs of channels. `grid` has three numbers: how many blocks
-    there are, how many neighbouring columns a channel has, and how often a row repeats the sequence
-    of all channels.
+    `partial` is a `Bins`: the address of the bins of columns, and the pitch of their rows. The
+    memory at this address has three arrays, one after the other: the bins of columns, of shape
+    (blocks, 2 * (digits + 1), pitch); the bins of channels; the pairs of channels. `grid` has three
+    numbers: how many blocks there are, how many neighbouring columns a channel has, and how often a
+    row repeats the sequence of all channels.
     """
     blocks, inner, repeats = grid
-    values, far = partial
+    values, pitch = partial
     rows, channels = 2 * (digits + 1), table.channels
-    totals = Bins(offset(values, blocks * rows * far), table.pitch)
+    totals = Bins(offset(values, blocks * rows * pitch), table.pitch)
     pairs = Pairs(offset(totals.values, rows * table.pitch), table.pitch)
     clear_bins(totals, channels, digits)
     for b in range(blocks):
-        bins = Bins(offset(values, b * rows * far), far)
+        bins = Bins(offset(values, b * rows * pitch), pitch)
         for repeat in range(repeats):
             for c in range(channels):
                 column = (repeat * channels + c) * inner
@@ -384,7 +382,7 @@ def _gather(pairs, cut, ends, to):
 
     The sums of the eight channels are written to the elements from `to` on.
     """
-    partial, far = pairs
+    partial, pitch = pairs
     inner, repeats = cut
     c, stop, channels = ends
     zero = splat(0.0)
@@ -397,26 +395,31 @@ def _gather(pairs, cut, ends, to):
                 first,
                 low,
                 load_apart(partial, at, inner, last),
-                load_apart(partial, at + far, inner, last + far),
+                load_apart(partial, at + pitch, inner, last + pitch),
             )
-            at += 2 * far
+            at += 2 * pitch
             second, second_low = pair_add(
                 second,
                 second_low,
-                load_apart(partial, at, inner, last + 2 * far),
-                load_apart(partial, at + far, inner, last + 3 * far),
+                load_apart(partial, at, inner, last + 2 * pitch),
+                load_apart(partial, at + pitch, inner, last + 3 * pitch),
             )
     count = min(stop - c, LANES)
     store_some(partial, to, count, first)
-    store_some(partial, to + far, count, low)
-    store_some(partial, to + 2 * far, count, second)
-    store_some(partial, to + 3 * far, count, second_low)
+    store_some(partial, to + pitch, count, low)
+    store_some(partial, to + 2 * pitch, count, second)
+    store_some(partial, to + 3 * pitch, count, second_low)
 
 
 @inlined
 def _quadruple(pairs, k):
-    sums, far = pairs
-    return load(sums, k), load(sums, k + far), load(sums, k + 2 * far), load(sums, k + 3 * far)
+    sums, pitch = pairs
+    return (
+        load(sums, k),
+        load(sums, k + pitch),
+        load(sums, k + 2 * pitch),
+        load(sums, k + 3 * pitch),
+    )
 
 
 @inlined

@@ -23,7 +23,7 @@ from numba import types
 
 from backnorm_kernels.kernels.bins import clear_bins, digits_of, put_columns
 from backnorm_kernels.kernels.channels import combine, combine_bins, row_pitch, solve_columns, wrap
-from backnorm_kernels.kernels.epilogue import Epilogue, same_line
+from backnorm_kernels.kernels.epilogue import is_forward, same_line
 from backnorm_kernels.kernels.formulas import both_elements, elements, in_pairs, prefetch_elements
 from backnorm_kernels.kernels.frame import Steps, kernel
 from backnorm_kernels.kernels.jit import boolean, by_type, inlined, integer, outlined, rare
@@ -163,7 +163,7 @@ def _sum_tile(kind, head, sums, item):
     operands, table, scratch, partial = sums
     width, tile, block = head.width, head.tile, head.block
     digits = digits_of(operands.x)
-    values, far = partial
+    values, pitch = partial
     b, t = divmod(item, (width + tile - 1) // tile)
     first = t * tile
     w = min(tile, width - first)
@@ -176,17 +176,16 @@ def _sum_tile(kind, head, sums, item):
         part = (head.rows * width + first, width, 1, min(w, head.rest - first))
     empty = b * block >= head.rows and first >= head.rest
     if head.binned != 0:
-        bins = Bins(offset(values, 2 * (digits + 1) * b * far + first), far)
+        bins = Bins(offset(values, 2 * (digits + 1) * b * pitch + first), pitch)
         clear_bins(bins, _whole(w), digits)
         if not empty:
             put_columns(operands, part, pivot, bins, scratch.terms)
         return
-    pairs = Pairs(offset(values, 4 * b * far + first), far)
+    pairs = Pairs(offset(values, 4 * b * pitch + first), pitch)
     for row in range(4):
-        clear(offset(pairs.values, row * far), _whole(w))
+        clear(offset(pairs.values, row * pitch), _whole(w))
     if not empty:
-        pitch = row_pitch(tile)
-        running = Pairs(offset(scratch.tile, pitch), pitch)
+        running = Pairs(offset(scratch.tile, row_pitch(tile)), row_pitch(tile))
         _sum_block(kind, head, operands, part, pivot, running, pairs)
     if _solves_alone(head):
         start, cut = first // head.inner, (head.inner, integer(1))
@@ -202,7 +201,7 @@ def _combine(kind, head, sums):
     if _solves_alone(head):
         wrap(sums.table)
     elif head.binned != 0:
-        digits, bins = digits_of(sums.operands.x), Bins(sums.pairs.values, sums.pairs.far)
+        digits, bins = digits_of(sums.operands.x), Bins(sums.pairs.values, sums.pairs.pitch)
         combine_bins(kind, head, digits, bins, grid, total * inner, sums.table)
     else:
         combine(kind, head, sums.pairs, grid, total * inner, sums.table)
@@ -268,7 +267,7 @@ def _write_tile(head, output, part, first):
 
 
 @inlined
-def _spread(values, wide, first, width, inner, channels):
+def _spread(values, columns, first, width, inner, channels):
     """Write, for each of `width` columns, the value of its channel; then repeat the first eight.
 
     The first eight values are repeated after the row, so that a vector that crosses the end of the
@@ -281,14 +280,14 @@ def _spread(values, wide, first, width, inner, channels):
         end = min(end, width)
         value = load_one(values, c)
         while k < end:
-            store_one(wide, k, value)
+            store_one(columns, k, value)
             k += 1
         end += inner
         c += 1
         if c == channels:
             c = 0
     for k in range(LANES):
-        store_one(wide, width + k, load_one(wide, k % width))
+        store_one(columns, width + k, load_one(columns, k % width))
 
 
 @by_type
@@ -299,9 +298,10 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
 
     `part` has the index of the first element, the distance from one row to the next, the number of
     rows, and the number of columns. `running` is a tuple: the address of eleven rows of scratch
-    memory, and the distance from one of these rows to the next.
+    memory, and the pitch of these rows.
     """
-    if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
+    _, dy = operands
+    if is_forward(dy) or kind.arithmetic != types.float32:
         return lambda kind, head, operands, part, pivot, running, pairs: _add_block(
             add_rows, operands, part, head.depth, pivot, running, pairs
         )
@@ -321,12 +321,14 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
         else:
             _add_block(_add_strip_at_once, operands, part, 4, singles, running, pairs)
         for k in range(0, width, LANES):
-            place, far = offset(pairs.values, k), pairs.far
+            place = offset(pairs.values, k)
             # The lanes after the last column have sums of 0, which `recentre` does not change.
             kept = recentre(load_some(pivot, k, width - k), pairs, k)
             columns = (start + k, stride, rows, min(LANES, width - k))
             if not all_finite(kept, width - k) and head.in_float64 == 0:
-                kept = _or_without_gradient(operands.dy, columns, load(place, 2 * far), kept)
+                kept = _or_without_gradient(
+                    operands.dy, columns, load(place, 2 * pairs.pitch), kept
+                )
             if not all_finite(kept, width - k):
                 again = offset(run, 4 * pitch)
                 clear(again, 4 * LANES)
@@ -334,8 +336,8 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
                     operands, columns, offset(pivot, k), run, Pairs(again, integer(LANES))
                 )
                 for row in range(4):
-                    value = where_finite(kept, load(place, row * far), load(again, row * LANES))
-                    store(place, row * far, value)
+                    at = row * pairs.pitch
+                    store(place, at, where_finite(kept, load(place, at), load(again, row * LANES)))
 
     return in_singles
 
@@ -373,7 +375,7 @@ def _add_block(add, operands, part, depth, pivot, running, pairs):
     """
     start, stride, rows, width = part
     for first in range(0, rows, _RUN):
-        clear(running.values, 4 * running.far)
+        clear(running.values, 4 * running.pitch)
         end = min(rows, first + _RUN)
         # This is not a `range` with the step `depth`: Numba would then compile a check that raises
         # an error if the step is zero, but kernels must not raise.
@@ -410,7 +412,7 @@ def _add_strip_by_rows(operands, part, pivot, running):
         # over the first two rows of the strip. `third` is two more, for dy and dy * (x - mean) of
         # the third row. Each of these four rows takes the memory of a float64 row.
         pair = Pairs(singles_within(offset(run, 7 * pitch)), 2 * pitch)
-        third = Pairs(offset(pair.values, 2 * pair.far), pair.far)
+        third = Pairs(offset(pair.values, 2 * pair.pitch), pair.pitch)
         _begin_pair(operands, start, first, pivot, pair)
         _end_pair(operands, start + stride, first, pivot, pair)
         _begin_pair(operands, start + 2 * stride, first, pivot, third)
@@ -419,9 +421,9 @@ def _add_strip_by_rows(operands, part, pivot, running):
             totals = _resume_four(operands.x, running, k)
             before = (
                 load_singles(pair.values, k),
-                load_singles(pair.values, k + pair.far),
+                load_singles(pair.values, k + pair.pitch),
                 load_singles(third.values, k),
-                load_singles(third.values, k + pair.far),
+                load_singles(third.values, k + pair.pitch),
             )
             totals = end_strip(operands, i, load_singles(pivot, k), before, totals)
             _suspend_four(totals, running, k)
@@ -438,7 +440,7 @@ def _begin_pair(operands, start, width, pivot, pair):
         gradient = load_singles(operands.dy, start + k)
         centred = load_singles(operands.x, start + k) - load_singles(pivot, k)
         store(pair.values, k, gradient)
-        store(pair.values, k + pair.far, gradient * centred)
+        store(pair.values, k + pair.pitch, gradient * centred)
 
 
 @inlined
@@ -447,12 +449,12 @@ def _end_pair(operands, start, width, pivot, pair):
 
     dy is added to the first row of `pair`, and dy * (x - mean) to the second row.
     """
-    values, far = pair
+    values, pitch = pair
     for k in range(0, width, SINGLES):
         gradient = load_singles(operands.dy, start + k)
         centred = load_singles(operands.x, start + k) - load_singles(pivot, k)
         store(values, k, load_singles(values, k) + gradient)
-        store(values, k + far, multiply_add(gradient, centred, load_singles(values, k + far)))
+        store(values, k + pitch, multiply_add(gradient, centred, load_singles(values, k + pitch)))
 
 
 @inlined

@@ -53,6 +53,11 @@ class Epilogue(types.Type):
     """
 
 
+def is_forward(dy: types.Type) -> bool:
+    """Return whether a kernel with an operand dy of this Numba type computes a forward pass."""
+    return isinstance(dy, Epilogue)
+
+
 class Identity(Epilogue, types.Opaque):
     """The epilogue of a normalisation without an activation."""
 

@@ -32,11 +32,11 @@ from numba import types
 from backnorm_kernels.kernels import activation
 from backnorm_kernels.kernels.epilogue import (
     Activation,
-    Epilogue,
     Identity,
     ReLU,
     Unread,
     has_values,
+    is_forward,
     relu,
     values_of,
 )
@@ -71,7 +71,7 @@ def elements(x, dy, index, count, coefficients):
         return lambda x, dy, index, count, coefficients: (
             coefficients[3] * load_like(dy, index, count, coefficients[3])
         )
-    if not isinstance(dy, Epilogue):
+    if not is_forward(dy):
         return lambda x, dy, index, count, coefficients: _derivative(
             load_like(x, index, count, coefficients[0]),
             load_like(dy, index, count, coefficients[0]),
@@ -144,11 +144,9 @@ def prefetch_elements(output, index, count, streaming):
     """Prefetch the memory that `count` elements of a forward pass read and write.
 
     The memory of x and of the residual is prefetched. If stores are ordinary, the output is
-    prefetched, too, because an ordinary store first reads the cache line that it writes.
-    Prefetching x makes a forward pass of a model faster. In a model, a convolution has just written
-    x, so x is not in the core's own cache, but at best in the slower shared cache. Prefetching does
-    not make a backward pass faster: its first phase, which computes the sums, has just read x and
-    dy, and dx is often written to the memory of dy.
+    prefetched, too, because an ordinary store first reads the cache line that it writes. In a
+    backward pass, nothing is prefetched here, because this never made a call faster
+    (docs/decisions/reading-ahead.md).
     """
     dy = output[1]
 
@@ -163,7 +161,7 @@ def prefetch_elements(output, index, count, streaming):
         if has_values(output.dy):
             prefetch(values_of(output.dy), index, count)
 
-    if not isinstance(dy, Epilogue):
+    if not is_forward(dy):
         return nothing
     if isinstance(dy, ReLU):
         return with_residual

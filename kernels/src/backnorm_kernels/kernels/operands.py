@@ -17,10 +17,13 @@ class Table(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Two sums per column, each a pair (high, low), in four rows that are `far` elements apart."""
+    """Two sums per column, each a pair (high, low), in four rows.
+
+    Each row begins `pitch` elements after the row before it.
+    """
 
     values: Any
-    far: Any
+    pitch: Any
 
 
 class Operands(NamedTuple):

@@ -31,7 +31,7 @@ from backnorm_kernels.kernels.bins import (
     put_segment,
 )
 from backnorm_kernels.kernels.channels import combine, combine_bins, row_pitch, settle_means, solve
-from backnorm_kernels.kernels.epilogue import Epilogue, same_line
+from backnorm_kernels.kernels.epilogue import is_forward, same_line
 from backnorm_kernels.kernels.formulas import both_elements, elements, in_pairs, prefetch_elements
 from backnorm_kernels.kernels.frame import Steps, kernel
 from backnorm_kernels.kernels.jit import by_type, inlined, integer, outlined, rare
@@ -129,19 +129,19 @@ def _sums_of(kind, head, cells, table, own):
     `channels.combine_bins` describes. The grouped schedule has no partial sums, because an item
     sums whole channels.
     """
-    x, far, wide = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
+    x, pitch, bins_pitch = values_at(kind, head.x), _whole(head.group), row_pitch(head.group)
     # If the sums are reproducible, the participant's memory begins with the buffers of terms,
     # followed by the bins.
-    size = _bins_own(wide, 2 * (digits_of(x) + 1))
+    size = _bins_own(bins_pitch, 2 * (digits_of(x) + 1))
     running = offset(own, size) if head.binned != 0 else own
-    part = offset(running, far * SUMS)
+    part = offset(running, pitch * SUMS)
     scratch = _Scratch(
         own,
-        Bins(offset(own, 3 * TERMS * LANES), wide),
+        Bins(offset(own, 3 * TERMS * LANES), bins_pitch),
         running,
-        Pairs(part, far),
-        Pairs(offset(part, 4 * far), far),
-        Pairs(offset(part, 8 * far), integer(LANES)),
+        Pairs(part, pitch),
+        Pairs(offset(part, 4 * pitch), pitch),
+        Pairs(offset(part, 8 * pitch), integer(LANES)),
     )
     partial = Pairs(offset(table.values, ROWS * table.pitch), table.pitch)
     return Sums(Operands(x, summed_dy(kind, cells)), table, scratch, partial)
@@ -198,10 +198,10 @@ def _sum_group(kind, head, sums, span):
         for j in range(end - first if head.grouped != 0 else 0):
             pairs_of_bins(bins, j, digits, scratch.sums, j)
         return
-    values, far = scratch.sums
-    clear(values, 4 * far)
+    values, pitch = scratch.sums
+    clear(values, 4 * pitch)
     for block in range(start, stop):
-        clear(scratch.part.values, 4 * far)
+        clear(scratch.part.values, 4 * pitch)
         _sum_block(kind, head, operands, (block, first, end), table.values, scratch)
         for j in range(0, end - first, LANES):
             merge_pairs(scratch.sums, j, scratch.part, j)
@@ -209,7 +209,7 @@ def _sum_group(kind, head, sums, span):
         for k in range(4):
             to = offset(partial.values, (4 * start + k) * table.pitch)
             for j in range(0, end - first, LANES):
-                store_some(to, first + j, end - first - j, load(values, k * far + j))
+                store_some(to, first + j, end - first - j, load(values, k * pitch + j))
 
 
 @outlined
@@ -241,7 +241,7 @@ def _combine(kind, head, sums):
     one = integer(1)
     count, grid = head.outer * head.inner, (head.blocks, one, one)
     if head.binned != 0:
-        digits, bins = digits_of(sums.operands.x), Bins(sums.pairs.values, sums.pairs.far)
+        digits, bins = digits_of(sums.operands.x), Bins(sums.pairs.values, sums.pairs.pitch)
         combine_bins(kind, head, digits, bins, grid, count, sums.table)
     else:
         combine(kind, head, sums.pairs, grid, count, sums.table)
@@ -269,7 +269,8 @@ def _sum_block(kind, head, operands, span, means, scratch):
     `span` is a tuple: the number of the block, its first channel, and the channel after its last
     channel.
     """
-    if isinstance(operands[1], Epilogue) or kind.arithmetic != types.float32:
+    _, dy = operands
+    if is_forward(dy) or kind.arithmetic != types.float32:
         return lambda kind, head, operands, span, means, scratch: _add_block(
             _add_segment, head, operands, span, means, scratch.running, scratch.part
         )
@@ -288,7 +289,7 @@ def _sum_block(kind, head, operands, span, means, scratch):
                     _add_block_again(head, operands, (block, c, c + 1), means, running, alone)
                     for part in range(4):
                         sums = load_one(alone.values, part * LANES)
-                        store_one(pairs.values, j + part * pairs.far + k, sums)
+                        store_one(pairs.values, j + part * pairs.pitch + k, sums)
 
     return in_singles
 
@@ -319,7 +320,7 @@ def _add_block(add, head, operands, span, means, running, pairs):
                 add(operands, i, i + extent, load_one(means, c), running, (c - first) * SUMS)
                 i += inner
         for j in range(0, end - first, LANES):
-            sums = Pairs(offset(pairs.values, j), pairs.far)
+            sums = Pairs(offset(pairs.values, j), pairs.pitch)
             add_totals(operands.x, offset(running, j * SUMS), SUMS, sums)
 
 
@@ -333,11 +334,11 @@ def _sum_bins(head, operands, means, scratch, span, totals):
     height, length, size = head.rows, head.length, head.block
     digits = digits_of(operands.x)
     rows = 2 * (digits + 1)
-    apart = rows * LANES
+    channel_pitch = rows * LANES
     lanes = offset(scratch.totals.values, rows * scratch.totals.pitch)
     pieces = (inner + length - 1) // length
     for k in range(end - first):
-        clear_bins(Bins(offset(lanes, k * apart), integer(LANES)), LANES, digits)
+        clear_bins(Bins(offset(lanes, k * channel_pitch), integer(LANES)), LANES, digits)
     for index in range(start * size, min(head.chunks, stop * size)):
         row, piece = divmod(index, pieces)
         row *= height
@@ -346,13 +347,14 @@ def _sum_bins(head, operands, means, scratch, span, totals):
         for n in range(row, min(outer, row + height)):
             i = (n * channels + first) * inner + begin
             for c in range(first, end):
-                bins = Bins(offset(lanes, (c - first) * apart), integer(LANES))
+                bins = Bins(offset(lanes, (c - first) * channel_pitch), integer(LANES))
                 put_segment(operands, i, i + extent, load_one(means, c), bins, scratch.terms)
                 i += inner
     clear_bins(totals, end - first, digits)
     for k in range(end - first):
+        bins = Bins(offset(lanes, k * channel_pitch), integer(LANES))
         for of_lane in range(LANES):
-            merge_bins(totals, k, Bins(offset(lanes, k * apart), integer(LANES)), of_lane, digits)
+            merge_bins(totals, k, bins, of_lane, digits)
 
 
 @inlined

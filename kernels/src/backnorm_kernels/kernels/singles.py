@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from numba import types
 
-from backnorm_kernels.kernels.epilogue import Activation, Epilogue, ReLU, Unread
+from backnorm_kernels.kernels.epilogue import Activation, ReLU, Unread, is_forward
 from backnorm_kernels.kernels.jit import by_type, inlined, nothing
 from backnorm_kernels.kernels.memory import (
     load,
@@ -209,22 +209,22 @@ def narrow_rows(output, span, refused):
         return nothing
 
     def narrow(output, span, refused):
-        table, pitch = output.exact
-        values, far = output.rows
+        exact, exact_pitch = output.exact
+        values, pitch = output.rows
         for c in range(span[0], span[1], LANES):
             coefficients = (
-                load(table, c),
-                load(table, c + pitch),
-                load(table, c + 2 * pitch),
-                load(table, c + 3 * pitch),
+                load(exact, c),
+                load(exact, c + exact_pitch),
+                load(exact, c + 2 * exact_pitch),
+                load(exact, c + 3 * exact_pitch),
             )
             mean, shift, slope, gain = _narrowed(output.x, output.dy, coefficients)
             if refused:
                 gain = splat(float("nan"))
             store(values, c, mean)
-            store(values, c + far, shift)
-            store(values, c + 2 * far, slope)
-            store(values, c + 3 * far, gain)
+            store(values, c + pitch, shift)
+            store(values, c + 2 * pitch, slope)
+            store(values, c + 3 * pitch, gain)
 
     return narrow
 
@@ -260,7 +260,7 @@ def _narrowed(x, dy, coefficients):
 
     if isinstance(x, Unread):
         return frozen
-    return forward if isinstance(dy, Epilogue) else backward
+    return forward if is_forward(dy) else backward
 
 
 @by_type
@@ -304,39 +304,39 @@ def repeat_first(rows, width):
     They are needed there, because a vector of elements of an NXC array can begin with the last
     channels of a row and end with the first channels of the next row.
     """
-    values, far = rows
+    values, pitch = rows
     for row in range(4 if lanes_of(values) == SINGLES else 0):
         for k in range(SINGLES):
-            at = row * far
+            at = row * pitch
             store_one(values, at + width + k, load_one(values, at + k % width))
 
 
 @inlined
-def add_strip(operands, i, apart, mean, totals):
-    """Add four vectors (a strip) to `totals`. Vector k begins at element i + k * `apart`.
+def add_strip(operands, i, stride, mean, totals):
+    """Add four vectors (a strip) to `totals`. Vector k begins at element i + k * `stride`.
 
     The totals are four vectors of eight float64 (Vec). The first Vec has the sums of dy in the
     first eight lanes of the float32 vectors, and the second Vec those in the last eight lanes. The
     third and the fourth Vec have the sums of dy * (x - mean) in the same lanes.
     """
     x, dy = operands
-    d0, d1 = load_singles(dy, i), load_singles(dy, i + apart)
-    d2, d3 = load_singles(dy, i + 2 * apart), load_singles(dy, i + 3 * apart)
-    c0, c1 = load_singles(x, i) - mean, load_singles(x, i + apart) - mean
-    c2, c3 = load_singles(x, i + 2 * apart) - mean, load_singles(x, i + 3 * apart) - mean
+    d0, d1 = load_singles(dy, i), load_singles(dy, i + stride)
+    d2, d3 = load_singles(dy, i + 2 * stride), load_singles(dy, i + 3 * stride)
+    c0, c1 = load_singles(x, i) - mean, load_singles(x, i + stride) - mean
+    c2, c3 = load_singles(x, i + 2 * stride) - mean, load_singles(x, i + 3 * stride) - mean
     return _added((d0, d1, d2, d3), (c0, c1, c2, c3), totals)
 
 
 @inlined
-def add_strip_first(operands, i, apart, counts, mean, totals):
+def add_strip_first(operands, i, stride, counts, mean, totals):
     """Like `add_strip`, but add only the first `counts[k]` elements of vector k.
 
     In the lanes after these elements, dy and x - mean count as zero.
     """
     d0, c0 = _pair(operands, i, counts[0], mean)
-    d1, c1 = _pair(operands, i + apart, counts[1], mean)
-    d2, c2 = _pair(operands, i + 2 * apart, counts[2], mean)
-    d3, c3 = _pair(operands, i + 3 * apart, counts[3], mean)
+    d1, c1 = _pair(operands, i + stride, counts[1], mean)
+    d2, c2 = _pair(operands, i + 2 * stride, counts[2], mean)
+    d3, c3 = _pair(operands, i + 3 * stride, counts[3], mean)
     return _added((d0, d1, d2, d3), (c0, c1, c2, c3), totals)
 
 
@@ -385,11 +385,11 @@ def recentre(mean, pairs, k):
     NaN marks sums with terms that overflowed, and sums that are so small that products may have
     underflowed, including sums that are zero.
     """
-    sums, far = offset(pairs.values, k), pairs.far
+    sums, pitch = offset(pairs.values, k), pairs.pitch
     sum_dy = load(sums, 0)
-    moved = (rounded(mean) - mean) * (sum_dy + load(sums, far))
-    high, low = pair_add(load(sums, 2 * far), load(sums, 3 * far), moved, splat(0.0))
-    store(sums, 2 * far, high)
-    store(sums, 3 * far, low)
+    moved = (rounded(mean) - mean) * (sum_dy + load(sums, pitch))
+    high, low = pair_add(load(sums, 2 * pitch), load(sums, 3 * pitch), moved, splat(0.0))
+    store(sums, 2 * pitch, high)
+    store(sums, 3 * pitch, low)
     kept = (sum_dy - sum_dy) + (high - high)
     return where_less(magnitude(high), splat(_LEAST_SUM), splat(float("nan")), kept)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from numba import types
 
-from backnorm_kernels.kernels.epilogue import Epilogue
+from backnorm_kernels.kernels.epilogue import is_forward
 from backnorm_kernels.kernels.jit import by_type, inlined
 from backnorm_kernels.kernels.memory import (
     load,
@@ -72,7 +72,7 @@ def gradient(dy, index, count, centred):
 
     In a forward pass, return `centred` itself, so that the second sum is that of the squares.
     """
-    if isinstance(dy, Epilogue):
+    if is_forward(dy):
         return lambda dy, index, count, centred: centred
     return lambda dy, index, count, centred: load_like(dy, index, count, centred)
 
@@ -111,53 +111,53 @@ def value(high, low):
 
 
 @by_type
-def add_totals(x, running, pitch, sums):
+def add_totals(x, running, channel_pitch, sums):
     """Add the running sums of eight channels to the pairs in `sums`.
 
     A channel has two running sums. In a backward pass they are the sums of dy and of dy * (x -
     mean), and in a forward pass those of x - pivot and of its square. Each running sum consists of
     two vectors of partial sums, which `suspend` wrote `2 * LANES` elements apart. The running sums
-    of two neighbouring channels begin `pitch` elements apart. The lanes of a sum are always added
-    in the same order.
+    of two neighbouring channels begin `channel_pitch` elements apart. The lanes of a sum are always
+    added in the same order.
     """
     return _add_totals_compensated if x.dtype == types.float64 else _add_totals_plain
 
 
-def _add_totals_plain(x, running, pitch, sums):
-    values, far = sums
-    _merge(values, 0, far, sums_of_lanes(_all_lanes(running, pitch)), splat(0.0))
-    lanes = _all_lanes(offset(running, 4 * LANES), pitch)
-    _merge(values, 2 * far, 3 * far, sums_of_lanes(lanes), splat(0.0))
+def _add_totals_plain(x, running, channel_pitch, sums):
+    values, pitch = sums
+    _merge(values, 0, pitch, sums_of_lanes(_all_lanes(running, channel_pitch)), splat(0.0))
+    lanes = _all_lanes(offset(running, 4 * LANES), channel_pitch)
+    _merge(values, 2 * pitch, 3 * pitch, sums_of_lanes(lanes), splat(0.0))
 
 
 @inlined
-def _all_lanes(running, pitch):
+def _all_lanes(running, channel_pitch):
     return (
         load(running, 0) + load(running, 2 * LANES),
-        load(running, pitch) + load(running, pitch + 2 * LANES),
-        load(running, 2 * pitch) + load(running, 2 * pitch + 2 * LANES),
-        load(running, 3 * pitch) + load(running, 3 * pitch + 2 * LANES),
-        load(running, 4 * pitch) + load(running, 4 * pitch + 2 * LANES),
-        load(running, 5 * pitch) + load(running, 5 * pitch + 2 * LANES),
-        load(running, 6 * pitch) + load(running, 6 * pitch + 2 * LANES),
-        load(running, 7 * pitch) + load(running, 7 * pitch + 2 * LANES),
+        load(running, channel_pitch) + load(running, channel_pitch + 2 * LANES),
+        load(running, 2 * channel_pitch) + load(running, 2 * channel_pitch + 2 * LANES),
+        load(running, 3 * channel_pitch) + load(running, 3 * channel_pitch + 2 * LANES),
+        load(running, 4 * channel_pitch) + load(running, 4 * channel_pitch + 2 * LANES),
+        load(running, 5 * channel_pitch) + load(running, 5 * channel_pitch + 2 * LANES),
+        load(running, 6 * channel_pitch) + load(running, 6 * channel_pitch + 2 * LANES),
+        load(running, 7 * channel_pitch) + load(running, 7 * channel_pitch + 2 * LANES),
     )
 
 
-def _add_totals_compensated(x, running, pitch, sums):
-    values, far = sums
+def _add_totals_compensated(x, running, channel_pitch, sums):
+    values, pitch = sums
     for part in range(2):
         for j in range(LANES):
-            place = j * pitch + part * 4 * LANES
+            place = j * channel_pitch + part * 4 * LANES
             lanes, lost = two_sum(load(running, place), load(running, place + 2 * LANES))
             lows = load(running, place + LANES) + load(running, place + 3 * LANES) + lost
             high, low = 0.0, 0.0
             for i in range(LANES):
                 high, low = pair_add(high, low, lane(lanes, i), lane(lows, i))
-            at = part * 2 * far + j
-            high, low = pair_add(load_one(values, at), load_one(values, at + far), high, low)
+            at = part * 2 * pitch + j
+            high, low = pair_add(load_one(values, at), load_one(values, at + pitch), high, low)
             store_one(values, at, high)
-            store_one(values, at + far, low)
+            store_one(values, at + pitch, low)
 
 
 @inlined
@@ -170,11 +170,11 @@ def _merge(values, high, low, more_high, more_low):
 @inlined
 def merge_pairs(pairs, k, others, j):
     """Add columns j to j + 7 of `others` to columns k to k + 7 of `pairs`."""
-    values, far = pairs
-    more, apart = others
-    _merge(values, k, k + far, load(more, j), load(more, j + apart))
-    j += 2 * apart
-    _merge(values, k + 2 * far, k + 3 * far, load(more, j), load(more, j + apart))
+    values, pitch = pairs
+    more, other_pitch = others
+    _merge(values, k, k + pitch, load(more, j), load(more, j + other_pitch))
+    j += 2 * other_pitch
+    _merge(values, k + 2 * pitch, k + 3 * pitch, load(more, j), load(more, j + other_pitch))
 
 
 @by_type
