@@ -76,10 +76,9 @@ class MachineCode(BuildHookInterface):
         if version == "editable":
             return
         sys.path.insert(0, str(Path(self.root, "src")))
-        from backnorm_kernels import library
         from backnorm_kernels.build import make
-        from backnorm_kernels.build.demand import place
-        from backnorm_kernels.levels import LEVELS, is_x86
+        from backnorm_kernels.build.demand import levels_here, place
+        from backnorm_kernels.levels import FOLDER, LEVELS, is_x86
 
         known = tuple(LEVELS) if is_x86() else ()
         chosen = os.environ.get("BACKNORM_BUILD_LEVELS", "")
@@ -93,15 +92,15 @@ class MachineCode(BuildHookInterface):
         if every:
             levels = known
         wanted = make.of_levels(levels) if levels else make.of_this_processor()
-        if absent := make.missing(wanted, library.FOLDER):
-            served = ", ".join(levels) or f"processors like this one ({library.level()})"
+        if absent := make.missing(wanted, FOLDER):
+            served = ", ".join(levels) or f"processors like this one ({levels_here()[0]})"
             self.app.display_waiting(
                 f"backnorm: compiling {len(absent)} libraries for {served}; this takes minutes"
             )
-        make.build_missing(wanted, library.FOLDER)
-        paths = [place(name, level, library.FOLDER) for level, name in wanted]
+        make.build_missing(wanted, FOLDER)
+        paths = [place(name, level, FOLDER) for level, name in wanted]
         for path in paths:
-            included = path.relative_to(library.FOLDER).as_posix()
+            included = path.relative_to(FOLDER).as_posix()
             build_data["force_include"][str(path)] = f"backnorm_kernels/lib/{included}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform(paths if every else ())}"

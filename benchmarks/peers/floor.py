@@ -9,6 +9,7 @@ import numpy as np
 import backnorm
 from backnorm.addresses import address_of
 from backnorm_kernels.kinds import Kind
+from backnorm_kernels.plan import Plan
 from backnorm_kernels.record import ADDRESSES
 from backnorm_kernels.scratch import LANES
 from backnorm_kernels.stage import Stage
@@ -48,6 +49,7 @@ class Floor(Contestant):
         if cell.nbytes < _UNIT:
             raise Unsupported("less memory than the floor moves at a time")
         plan = backnorm.explain(*data.backward_inputs, **data.options)
+        assert isinstance(plan, Plan)
         x, dy, out = map(_flat, (data.x, data.dy, data.out))
         source = dy if cell.op == "backward" else None
         call = functools.partial(

@@ -9,10 +9,9 @@ The canonical operator works on NumPy arrays::
 
 from backnorm.activations import Activation
 from backnorm.arithmetics import arithmetic
-from backnorm_kernels.plan import Plan
 from backnorm.engines import engine
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
-from backnorm.limits import offer as _offer_limits
+from backnorm.interfaces import Plan
 from backnorm.operators import (
     apply,
     apply_forward,
@@ -35,10 +34,7 @@ from backnorm.results import (
 )
 from backnorm.second_order import batch_norm_double_backward
 from backnorm.threads import get_num_threads, num_threads, set_num_threads
-
-__version__ = "0.1.0"
-
-_offer_limits()
+from backnorm.version import __version__ as __version__
 
 __all__ = [
     "Activation",

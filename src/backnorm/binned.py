@@ -1,10 +1,10 @@
 """Reproducible sums outside the kernels: addition and rounding of bins, for arrays and tensors.
 
-A kernel (`backnorm_kernels.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), C). For each of the
-two sums of a channel the array contains the top bin, followed by the digits from the highest to the
-lowest. The first digit counts multiples of 2^(32 j), where j is the top bin. The second digit
-counts multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first three digits
-count the terms that are NaN, +infinity and -infinity.
+A kernel (`backnorm_kernels.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), C). For
+each of the two sums of a channel the array contains the top bin, followed by the digits from the
+highest to the lowest. The first digit counts multiples of 2^(32 j), where j is the top bin. The
+second digit counts multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first
+three digits count the terms that are NaN, +infinity and -infinity.
 
 Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
 kernel one by one, so it gives the bits that the kernel would give. `xp` is the namespace of the
@@ -161,8 +161,8 @@ def sums_of(bins: Array, xp: Any) -> tuple[Array, Array]:
 def moments_of(bins: Array, count: Array, xp: Any) -> tuple[Array, Array]:
     """Return mean and biased variance of `count` elements from the sums of x and of x^2.
 
-    The formulas are those of `backnorm_kernels.kernels.formulas.solve_forward` with pivot 0. `count` is float64,
-    of shape (1,).
+    The formulas are those of `backnorm_kernels.kernels.formulas.solve_forward` with pivot 0.
+    `count` is float64, of shape (1,).
     """
     (total, rest_of_total), (squares, rest_of_squares) = _pairs(bins, xp)
     elements = xp.where(count > 0.0, count, xp.ones_like(count))

@@ -1,13 +1,14 @@
 """Engines: what plans a problem and computes it on the CPU. This module chooses one.
 
 =========  ==================================================================================
-kernels    machine code for this processor, with threads (the package `cpu`)
-numpy      NumPy's functions, on one thread, without a compiler (the package `numpy_engine`)
+kernels    machine code for this processor, with threads: the distribution backnorm-kernels
+numpy      NumPy's functions, on one thread, without a compiler: the package `numpy_engine`
 =========  ==================================================================================
 
-Both engines return results within the same bounds (`backnorm.conformance.judge.budget`). Where the
-bounds allow it, their bits may differ. An engine is a module or object with the function of
-`Engine`.
+The default is kernels if backnorm-kernels is installed, else numpy. Both engines return results
+within the same bounds (`backnorm.conformance.judge.budget`). Where the bounds allow it, their bits
+may differ. An engine is a module with the function of `Engine`. Only this module imports
+`backnorm_kernels`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
+from types import ModuleType
+from typing import Literal, NamedTuple, Protocol, cast, get_args
 
 from backnorm import config, machine
-from backnorm.errors import ArgumentValueError, shown
-from backnorm.interfaces import Launch
+from backnorm.errors import ArgumentValueError, MachineCodeError, shown
+from backnorm.interfaces import Launch, Plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
@@ -29,6 +33,12 @@ from backnorm.scalars import check_word
 from backnorm.threads import get_num_threads
 
 Name = Literal["kernels", "numpy"]
+
+#: What installs the kernels, for messages.
+_INSTALL = "the kernels: pip install ./kernels in a checkout of backnorm"
+
+# Above this number of elements, a call with NumPy takes tenths of a second.
+_LARGE = 1 << 22
 
 _ACCEPTED = " or ".join(map(repr, get_args(Name)))
 
@@ -44,7 +54,7 @@ class Engine(Protocol):
 
     def planned(
         self, problem: Problem, extents: Extents, machine: Machine, exchanged: bool
-    ) -> tuple[Any, Launch]:
+    ) -> tuple[Plan, Launch]:
         """Return the plan of a problem, which `explain` prints, and the stages that carry it out.
 
         `extents` is the memory form of x, dy and dx. `exchanged` says whether sums will be
@@ -72,14 +82,17 @@ def engine(name: Name) -> Iterator[None]:
     ------
     ArgumentTypeError, ArgumentValueError
         If `name` is neither.
+    MachineCodeError
+        If `name` is "kernels", and backnorm-kernels is not installed.
 
     Notes
     -----
     An inner block has precedence over an outer one. Outside of blocks, the environment variable
     BACKNORM_ENGINE names the engine; the variable is read when first needed. If it is not set,
-    kernels compute. The functions of NumPy arrays and the dialects use this engine. The adapters
-    for PyTorch, JAX, TensorFlow and Keras need kernels: their calls raise an error if another
-    engine is chosen. `engine` is also a decorator of functions, but not of coroutines.
+    kernels compute if the distribution backnorm-kernels is installed, else NumPy. The functions of
+    NumPy arrays and the dialects use this engine. The adapters for PyTorch, JAX, TensorFlow and
+    Keras need kernels: their calls raise an error if another engine computes. `engine` is also a
+    decorator of functions, but not of coroutines.
 
     Examples
     --------
@@ -96,6 +109,7 @@ def engine(name: Name) -> Iterator[None]:
     word = check_word("name", name, accepted=_ACCEPTED)
     if word not in get_args(Name):
         raise ArgumentValueError("name", "unknown engine", came=shown(word), accepted=_ACCEPTED)
+    _engine(cast("Name", word))
     token = _chosen.set(cast("Name", word))
     try:
         yield
@@ -115,24 +129,56 @@ def place() -> Place:
 
 def planned(
     problem: Problem, extents: Extents, place: Place, exchanged: bool
-) -> tuple[Any, Launch]:
+) -> tuple[Plan, Launch]:
     """Return the plan of a problem, and the stages that carry it out (see `Engine`)."""
+    if place.engine == "numpy" and problem.size > _LARGE and not (chosen() or config.engine()):
+        _recommend_kernels()
     return _engine(place.engine).planned(problem, extents, place.machine, exchanged)
 
 
-def check_kernels(framework: str) -> None:
-    """Raise if another engine than that of the kernels is chosen.
+def kernels(arrays: str) -> ModuleType:
+    """Return the module `backnorm_kernels.engine`, for adapters that compute with kernels only.
 
-    The adapters of frameworks call this function, because they compute with kernels only.
+    `arrays` says whose arrays they are, for the message of the error.
+
+    Raises
+    ------
+    ArgumentValueError
+        If another engine is chosen.
+    MachineCodeError
+        If backnorm-kernels is not installed.
     """
+    if not are_kernels_installed():
+        raise MachineCodeError(f"calls on {arrays} on the CPU need {_INSTALL}")
     if current() != "kernels":
         raise ArgumentValueError(
             "engine",
-            f"arrays of {framework} need the engine 'kernels' on the CPU",
+            f"calls on {arrays} on the CPU need kernels",
             came=repr(current()),
             accepted="'kernels'",
             hint="leave the block `with backnorm.engine(...)`, or unset BACKNORM_ENGINE",
         )
+    return cast("ModuleType", _engine("kernels"))
+
+
+def facts() -> dict[str, object]:
+    """Return facts about the engine for `backnorm info`, as plain values.
+
+    Returns
+    -------
+    dict
+        ``engine``: the name of the engine that computes calls on NumPy arrays. If kernels are
+        installed, also ``threads_of`` and ``machine_code``; otherwise, these are None.
+    """
+    found = {"threads_of": None, "machine_code": None}
+    if are_kernels_installed():
+        found = cast("ModuleType", _engine("kernels")).facts()
+    return {"engine": current(), **found}
+
+
+def are_kernels_installed() -> bool:
+    """Whether the distribution backnorm-kernels is installed."""
+    return importlib.util.find_spec("backnorm_kernels") is not None
 
 
 def this_machine() -> Machine:
@@ -152,12 +198,22 @@ def _engine(name: Name) -> Engine:
         from backnorm import numpy_engine
 
         return numpy_engine
-    from backnorm_kernels import engine as kernels
+    if not are_kernels_installed():
+        raise MachineCodeError(f"the engine 'kernels' needs {_INSTALL}")
+    from backnorm_kernels import engine as compiled
 
-    return kernels
+    return compiled
 
 
 @functools.cache
 def _initial() -> Name:
     """Return the value of BACKNORM_ENGINE, or the default if it is not set."""
-    return config.engine() or "kernels"
+    return config.engine() or ("kernels" if are_kernels_installed() else "numpy")
+
+
+@functools.cache
+def _recommend_kernels() -> None:
+    warnings.warn(
+        f"backnorm computes large arrays with NumPy on one thread; faster: {_INSTALL}",
+        stacklevel=2,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -16,7 +17,8 @@ from backnorm.layout import Extents, Order
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import Operation, Signature
 
-#: The arrays whose addresses a stage takes, in this order. `backnorm_kernels.record` describes them.
+#: The arrays whose addresses a stage takes, in this order. `backnorm_kernels.record` describes
+#: them.
 ADDRESSES = (
     "x",
     "dy",
@@ -96,6 +98,21 @@ class Code(NamedTuple):
     mask_facts: str = ""
     lost: str = ""
     known_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an engine computes a problem. ``print`` it to read the decisions.
+
+    Attributes
+    ----------
+    problem : Problem
+    extents : Extents
+        The memory form of x, dy and dx.
+    """
+
+    problem: Problem
+    extents: Extents
 
 
 def summary(problem: Problem, extents: Extents) -> tuple[str, str]:

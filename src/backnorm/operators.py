@@ -10,8 +10,8 @@ import numpy as np
 from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
-from backnorm_kernels.plan import Plan
 from backnorm.executable import executable, operation
+from backnorm.interfaces import Plan
 from backnorm.problem import Format, Problem, problem_of
 from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (

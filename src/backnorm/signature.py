@@ -30,8 +30,8 @@ Operation = Literal[
 #: The kinds of operands and results. data: an array with x's shape and type. channel: one value per
 #: channel. mask: one bit per element, set where the output of a ReLU is positive and below its
 #: ceiling. sums: two float64 per channel. count: the number of elements of a channel. coefficients:
-#: four float64 per channel, see `backnorm_kernels.kernels.formulas`. bins: the sums of a reproducible problem,
-#: see `binned`.
+#: four float64 per channel, see `backnorm_kernels.kernels.formulas`. bins: the sums of a
+#: reproducible problem, see `binned`.
 Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
 
 

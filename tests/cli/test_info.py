@@ -10,11 +10,11 @@ import sys
 import pytest
 
 import backnorm
+from backnorm.dialects import registry
+from backnorm.errors import MachineCodeError
 from backnorm_kernels import library
 from backnorm_kernels.kinds import LIBRARIES
 from backnorm_kernels.levels import below, is_x86
-from backnorm.dialects import registry
-from backnorm.errors import MachineCodeError
 
 OPERATORS = [(d, op) for d in registry.DIALECTS for op in registry.operators(d)]
 

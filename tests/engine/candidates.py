@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from backnorm_kernels.geometry import Segments, round_up
-from backnorm_kernels.plan import AT_ONCE, Plan, is_legal, plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
+from backnorm_kernels.geometry import Segments, round_up
+from backnorm_kernels.plan import AT_ONCE, Plan, is_legal, plan
 
 __all__ = ["candidates"]
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from backnorm.addresses import HEADER, address_of
 
-from backnorm.allocation import LARGE, allocate
 from backnorm import addresses
+from backnorm.addresses import HEADER, address_of
+from backnorm.allocation import LARGE, allocate
 
 _PLAIN = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 

@@ -9,15 +9,15 @@ import traceback
 import numpy as np
 import pytest
 
+from backnorm import addresses
 from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY, NumPy
 from backnorm.binding import caller, runner
-from backnorm import addresses
-from backnorm_kernels.record import ADDRESSES
 from backnorm.dialects import ngraph
 from backnorm.executable import CALLS, forget, operation
 from backnorm.layout import adjacent, extents_of
 from backnorm.signature import SIGNATURES
+from backnorm_kernels.record import ADDRESSES
 from tests.support.dtypes import FLOAT32, FLOAT64
 
 RUN = [each for each in SIGNATURES.values() if each.public and each.results]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from backnorm.errors import MachineCodeError
 from backnorm_kernels import levels, library
 from backnorm_kernels.build import demand, make, sources
 from backnorm_kernels.build.demand import place
 from backnorm_kernels.kinds import FLOOR, LIBRARIES, OF_ALL, PROBE, THREADS, XLA
-from backnorm.errors import MachineCodeError
 
 _X86 = levels.is_x86()
 x86 = pytest.mark.skipif(not _X86, reason="compiles for x86-64")

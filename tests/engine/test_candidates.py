@@ -10,14 +10,14 @@ import pytest
 from backnorm import reduce_forward
 from backnorm.arrays import NUMPY
 from backnorm.conformance.data import realistic_data
-from backnorm_kernels.geometry import Columns, Segments
-from backnorm_kernels.launch import Launch
-from backnorm_kernels.plan import AT_ONCE, is_legal, plan
 from backnorm.executable import Executable
 from backnorm.layout import extents_of
 from backnorm.machine import Machine
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
+from backnorm_kernels.geometry import Columns, Segments
+from backnorm_kernels.launch import Launch
+from backnorm_kernels.plan import AT_ONCE, is_legal, plan
 from tests.engine.candidates import candidates
 from tests.support.dtypes import FLOAT16, FLOAT32
 

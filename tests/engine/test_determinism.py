@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm_kernels import plan
 from backnorm.engines import Place
 from backnorm.executable import executable
 from backnorm.problem import problem_of
+from backnorm_kernels import plan
 from tests.support import internals
 
 # A shape of every kind: segments in pieces, segments in rows, grouped columns, columns, joined

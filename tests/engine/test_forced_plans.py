@@ -18,10 +18,10 @@ from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.relu_battery import random_mask
+from backnorm.executable import forget
 from backnorm_kernels import engine
 from backnorm_kernels.geometry import Columns, Segments
 from backnorm_kernels.plan import is_legal
-from backnorm.executable import forget
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
 
 SHAPES = {

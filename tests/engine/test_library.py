@@ -253,7 +253,7 @@ def test_level_with_unknown_name_raises_argument_value_error(wanted, monkeypatch
         library.level.__wrapped__()
     assert str(caught.value).startswith("BACKNORM_CPU_LEVEL: ")
     assert f"got {wanted!r}" in str(caught.value)
-    assert f"expected {', '.join(library.levels())}" in str(caught.value)
+    assert f"expected {', '.join(library.supported())}" in str(caught.value)
 
 
 def test_level_unsupported_by_processor_raises_argument_value_error(monkeypatch):
@@ -266,8 +266,8 @@ def test_level_unsupported_by_processor_raises_argument_value_error(monkeypatch)
 
 def test_level_returns_best_or_value_of_environment_variable(monkeypatch):
     monkeypatch.delenv("BACKNORM_CPU_LEVEL", raising=False)
-    assert library.level.__wrapped__() == library.levels()[0]
-    for level in library.levels():
+    assert library.level.__wrapped__() == library.supported()[0]
+    for level in library.supported():
         monkeypatch.setenv("BACKNORM_CPU_LEVEL", level)
         assert library.level.__wrapped__() == level
 

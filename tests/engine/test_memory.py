@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm_kernels import stage
-from backnorm_kernels.geometry import Columns
-from backnorm_kernels.launch import Launch
-from backnorm_kernels.plan import plan
 from backnorm.executable import CALLS, forget
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES
+from backnorm_kernels import stage
+from backnorm_kernels.geometry import Columns
+from backnorm_kernels.launch import Launch
+from backnorm_kernels.plan import plan
 from tests.support import internals
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backnorm.activations import RELU, Activation
-from backnorm_kernels.geometry import Columns, Segments
-from backnorm_kernels.plan import plan
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
+from backnorm_kernels.geometry import Columns, Segments
+from backnorm_kernels.plan import plan
 
 _MACHINE = Machine(threads=8, cache_per_core=1 << 20, cache_shared=32 << 20, name="made up")
 

@@ -39,8 +39,8 @@ from wrong_kernels import MUTANTS
 from xla_problems import of_xla
 
 import backnorm
-from backnorm_kernels.plan import is_legal
 from backnorm.machine import Machine
+from backnorm_kernels.plan import is_legal
 
 JUDGED, LARGEST = 16, 4096
 

@@ -17,9 +17,9 @@ from memory import Arena, address_of
 
 import backnorm
 from backnorm import arrays, engines
+from backnorm.machine import Machine
 from backnorm_kernels import engine, stage
 from backnorm_kernels.record import SLOTS
-from backnorm.machine import Machine
 
 __all__ = ["Guarded"]
 

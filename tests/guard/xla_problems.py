@@ -19,14 +19,14 @@ from problems import Maker, Problem, some_arithmetic
 
 import backnorm
 from backnorm.binned import SPECIAL
-from backnorm_kernels.record import SLOTS
-from backnorm_kernels.scratch import bin_rows
-from backnorm_kernels.xla import introduce
-from backnorm_kernels.xla_structures import ELEMENTS
 from backnorm.dtypes import ELEMENT_TYPES, rounded, statistics_types
 from backnorm.executable import executable
 from backnorm.problem import Problem as Asked
 from backnorm.signature import SIGNATURES
+from backnorm_kernels.record import SLOTS
+from backnorm_kernels.scratch import bin_rows
+from backnorm_kernels.xla import introduce
+from backnorm_kernels.xla_structures import ELEMENTS
 
 __all__ = ["of_xla"]
 

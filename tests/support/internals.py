@@ -10,9 +10,9 @@ import numpy as np
 
 from backnorm import allocation, engines, executable, threads
 from backnorm.arrays import NUMPY
-from backnorm_kernels import library, plan, stage
 from backnorm.reference import _blocks
 from backnorm.second_order import arrays as second_order
+from backnorm_kernels import library, plan, stage
 
 _NAN = np.array(np.nan).view(np.int64)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm_kernels import stage
 from backnorm.executable import forget
 from backnorm.machine import Machine
+from backnorm_kernels import stage
 from tests.support import internals
 
 _MIB = 1 << 20

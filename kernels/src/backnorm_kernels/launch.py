@@ -10,6 +10,7 @@ import numpy as np
 
 from backnorm import interfaces
 from backnorm.binned import bin_rows
+from backnorm.problem import Problem
 from backnorm_kernels.geometry import Segments
 from backnorm_kernels.kinds import Kind
 from backnorm_kernels.plan import Plan
@@ -23,7 +24,6 @@ from backnorm_kernels.record import (
 )
 from backnorm_kernels.scratch import bins_own, columns_own, segments_own, table_pitch
 from backnorm_kernels.stage import Stage
-from backnorm.problem import Problem
 
 _ACTIVATIONS = {"silu": SILU, "hardswish": HARDSWISH}
 

@@ -11,6 +11,12 @@ import functools
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from backnorm_kernels.kinds import LIBRARIES, OF_ALL
+
+#: The folder of the compiled libraries. It has one subfolder for each processor level.
+FOLDER = Path(__file__).parent / "lib"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,20 @@ def below(name: str) -> tuple[str, ...]:
     """Return the names of a level and of all levels below it, best first."""
     names = tuple(LEVELS)
     return names[names.index(name) :] if name in LEVELS else (name,)
+
+
+def has(level: str, name: str) -> bool:
+    """Whether `level` has a build of the library `name`, which must not be in `OF_ALL`."""
+    elements = LEVELS[level].elements if level in LEVELS else None
+    kinds = LIBRARIES[name].kinds
+    return elements is None or any(kind.element in elements for kind in kinds)
+
+
+def levels_of(name: str, best: str) -> tuple[str, ...]:
+    """Return the levels from `best` downwards that have a library, the best first."""
+    if name in OF_ALL:
+        return ("x86-64",) if is_x86() else (HOST,)
+    return tuple(found for found in below(best) if has(found, name))
 
 
 @functools.cache

@@ -15,17 +15,15 @@ import threading
 from pathlib import Path
 
 from backnorm import config
-from backnorm_kernels.kinds import LIBRARIES, OF_ALL, PROBE, Kind
-from backnorm_kernels.levels import HOST, LEVELS, below, is_x86, probed
+from backnorm.errors import ArgumentValueError, MachineCodeError
+from backnorm_kernels import levels
+from backnorm_kernels.kinds import OF_ALL, PROBE, Kind
+from backnorm_kernels.levels import FOLDER, HOST, LEVELS, is_x86, probed
 from backnorm_kernels.record import LAYOUT
 from backnorm_kernels.seal import is_whole
-from backnorm.errors import ArgumentValueError, MachineCodeError
-
-#: The folder of the compiled libraries. It has one subfolder for each processor level.
-FOLDER = Path(__file__).parent / "lib"
 
 _FROM_SOURCES = (Path(__file__).parent / "build").is_dir()
-_REMEDY = "rebuild it with `make kernels`" if _FROM_SOURCES else "reinstall backnorm"
+_REMEDY = "rebuild it with `make kernels`" if _FROM_SOURCES else "reinstall backnorm-kernels"
 
 # While a thread holds the lock, Python may run a finaliser (such as `__del__`) in this thread, and
 # the finaliser may have to load another library. Therefore the lock is reentrant.
@@ -34,7 +32,7 @@ _loaded: dict[str, ctypes.CDLL] = {}
 
 
 @functools.cache
-def levels() -> tuple[str, ...]:
+def supported() -> tuple[str, ...]:
     """Return the levels that this processor supports, the best first."""
     return probed(load(PROBE)) if is_x86() else (HOST,)
 
@@ -50,14 +48,14 @@ def level() -> str:
     """
     wanted = config.cpu_level()
     if wanted is None:
-        return levels()[0]
-    if wanted not in levels():
+        return supported()[0]
+    if wanted not in supported():
         known = "this processor does not have" if wanted in LEVELS else "does not exist"
         raise ArgumentValueError(
             "BACKNORM_CPU_LEVEL",
             f"environment variable names a level that {known}",
             came=repr(wanted),
-            accepted=", ".join(levels()),
+            accepted=", ".join(supported()),
         )
     return wanted
 
@@ -95,7 +93,7 @@ def load(name: str) -> ctypes.CDLL:
     except (OSError, ValueError) as error:
         raise MachineCodeError(f"{path} cannot be used: {error}; {_REMEDY}") from error
     if layout != LAYOUT:
-        raise MachineCodeError(f"{path} is of another version of backnorm; {_REMEDY}")
+        raise MachineCodeError(f"{path} is of another version of backnorm-kernels; {_REMEDY}")
     return _loaded.setdefault(name, found)
 
 
@@ -126,16 +124,9 @@ def digest(name: str) -> str:
 
 def levels_of(name: str) -> tuple[str, ...]:
     """Return the levels that this processor supports and that have the library, the best first."""
-    if name in OF_ALL:
-        return ("x86-64",) if is_x86() else (HOST,)
-    return tuple(found for found in below(level()) if has(found, name))
-
-
-def has(level: str, name: str) -> bool:
-    """Whether `level` has a build of the library `name`, which must not be in `OF_ALL`."""
-    elements = LEVELS[level].elements if level in LEVELS else None
-    kinds = LIBRARIES[name].kinds
-    return elements is None or any(kind.element in elements for kind in kinds)
+    # The level is not asked for if all processors share the library, because the probe, which
+    # detects the level, is such a library.
+    return levels.levels_of(name, "" if name in OF_ALL else level())
 
 
 @functools.cache
@@ -152,18 +143,22 @@ def _built(name: str) -> Path:
     if not _FROM_SOURCES:
         have = ", ".join(sorted(path.parent.name for path in FOLDER.glob(f"*/{name}-*"))) or "none"
         raise MachineCodeError(
-            f"this package of backnorm has no machine code for this processor (level "
+            f"this package of backnorm-kernels has no machine code for this processor (level "
             f"{' or '.join(levels_of(name))}; found: {have}); install the sources on this machine "
-            "(pip install --no-cache-dir), or a package built with BACKNORM_BUILD_LEVELS=all"
+            "(pip install --no-cache-dir ./kernels), or a package built with "
+            "BACKNORM_BUILD_LEVELS=all"
         )
-    from backnorm_kernels.build.demand import build
+    from backnorm_kernels.build.demand import BuildError, build
 
     # Only one thread of a process builds libraries at a time. Several processes may build the same
     # library at the same time.
     with _building:
         path = path_of(name)
         if path is None:
-            build(name, levels_of(name)[0], FOLDER)
+            try:
+                build(name, levels_of(name)[0], FOLDER)
+            except BuildError as error:
+                raise MachineCodeError(str(error)) from error
             path = path_of(name)
     assert path is not None
     return path

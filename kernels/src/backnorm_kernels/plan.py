@@ -14,12 +14,13 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backnorm_kernels.geometry import Columns, Segments, round_up
+from backnorm import interfaces
 from backnorm.dtypes import is_16_bit
 from backnorm.interfaces import summary
 from backnorm.layout import Extents
 from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
+from backnorm_kernels.geometry import Columns, Segments, round_up
 
 #: The operations that read every element once and sum nothing.
 AT_ONCE = ("inference", "activation_backward")
@@ -86,14 +87,11 @@ _SERIAL = 32768
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(interfaces.Plan):
     """How a problem is computed; ``print(plan)`` shows it.
 
     Attributes
     ----------
-    problem : Problem
-    extents : Extents
-        The arrays as (outer, channels, inner).
     geometry : Segments or Columns
         The kind of kernels, and how they divide the arrays.
     grouped : bool
@@ -105,8 +103,6 @@ class Plan:
         The reasons of the decisions, as text.
     """
 
-    problem: Problem
-    extents: Extents
     geometry: Segments | Columns
     grouped: bool
     streaming: bool

@@ -25,6 +25,11 @@ def number_of(kind: Kind) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
+def is_built() -> bool:
+    """Whether the library of the handler is built."""
+    return library.path_of(XLA) is not None
+
+
 def introduce(kind: Kind) -> int:
     """Load a kernel and register it with the handler; return its number in XLA's calls."""
     _introduce([kind])

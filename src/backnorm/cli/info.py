@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -13,14 +11,11 @@ from typing import Any
 from rich.table import Table
 
 import backnorm
-from backnorm import machine
+from backnorm import engines, machine
 from backnorm.cli.text import plain
-from backnorm_kernels import library
-from backnorm_kernels.kinds import LIBRARIES, PROBE
-from backnorm_kernels.threads import service
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.errors import ArgumentValueError, MachineCodeError, shown
+from backnorm.errors import ArgumentValueError, shown
 
 Facts = Mapping[str, Any]
 
@@ -29,7 +24,7 @@ _OPTIONAL = ("torch", "jax", "tensorflow", "tensorflow-cpu", "triton", "onednn-c
 #: All dialects, including those whose functions compute a part of a gradient (`registry.PARTS`).
 _DIALECTS = {**registry.DIALECTS, **registry.PARTS}
 _NEED = {True: "required", False: "optional"}
-_ENGINES = {
+_SERVICES = {
     "team": "PyTorch's team",
     "pool": "backnorm's pool",
     "caller": "the calling thread alone",
@@ -42,8 +37,8 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
     Returns
     -------
     dict
-        Without arguments: ``versions``, ``machine``, ``threads``, ``threads_of``, ``machine_code``,
-        ``dialects``.
+        Without arguments: ``versions``, ``machine``, ``threads``, ``engine``, ``threads_of``,
+        ``machine_code``, ``dialects``.
         With a dialect: ``dialect``, ``operators``. With an operator: ``dialect``, ``op``,
         ``schemas`` (one for each revision of the specification), ``frozen_roles`` (for each schema,
         input -> its role if the statistics are constants, for inputs whose role then differs).
@@ -98,8 +93,7 @@ def _installation() -> dict[str, object]:
         "versions": _versions(),
         "machine": asdict(machine.detect()),
         "threads": backnorm.get_num_threads(),
-        "threads_of": asdict(service()),
-        "machine_code": _machine_code(),
+        **engines.facts(),
         "dialects": {name: [*_operators(name), *registry.parts(name)] for name in _DIALECTS},
     }
 
@@ -117,27 +111,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _machine_code() -> dict[str, object]:
-    """Return the level of this processor, and facts about the libraries built for it."""
-    names = sorted(LIBRARIES.keys() - {PROBE})
-    try:
-        level = library.level()
-    except MachineCodeError:
-        # `level` raises this error if the library that detects the level is not built.
-        level = None
-    paths = {name: library.path_of(name) for name in names} if level else {}
-    found = {name: path for name, path in paths.items() if path}
-    digests = [f"{name}-{library.digest(name)}" for name in found]
-    return {
-        "level": level,
-        "folder": str(library.FOLDER),
-        "digest": hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16] if found else None,
-        "libraries": dict(Counter(path.parent.name for path in found.values())),
-        "missing": [name for name in names if name not in found],
-        "functions": sum(len(LIBRARIES[name].kinds) for name in found),
-    }
-
-
 def info_tables(facts: Facts) -> Iterator[Table]:
     """Yield tables of the facts that :func:`describe` returned."""
     if "schemas" in facts:
@@ -152,10 +125,7 @@ def info_tables(facts: Facts) -> Iterator[Table]:
 
 
 def _installation_table(facts: Facts) -> Table:
-    machine, code, of = facts["machine"], facts["machine_code"], facts["threads_of"]
-    libraries = [f"{count} of {level}" for level, count in code["libraries"].items()]
-    if code["missing"]:
-        libraries.append(f"{len(code['missing'])} not built")
+    machine = facts["machine"]
     rows = [[name, version or "not installed"] for name, version in facts["versions"].items()]
     rows += [
         ["processor", machine["name"]],
@@ -163,15 +133,28 @@ def _installation_table(facts: Facts) -> Table:
         ["cache of a core", _bytes_text(machine["cache_per_core"])],
         ["shared cache", _bytes_text(machine["cache_shared"])],
         ["threads", facts["threads"]],
-        ["thread pool", f"{_ENGINES[of['name']]}: {of['reason']}"],
+        ["engine", facts["engine"]],
+    ]
+    if facts["machine_code"] is None:
+        rows.append(["kernels", "not installed: pip install ./kernels in a checkout"])
+    else:
+        rows += _kernels_rows(facts["machine_code"], facts["threads_of"])
+    rows += [[f"dialect {name}", ", ".join(ops)] for name, ops in facts["dialects"].items()]
+    return _table("backnorm", ("", ""), rows)
+
+
+def _kernels_rows(code: Facts, threads_of: Facts) -> list[list[object]]:
+    libraries = [f"{count} of {level}" for level, count in code["libraries"].items()]
+    if code["missing"]:
+        libraries.append(f"{len(code['missing'])} not built")
+    return [
+        ["thread pool", f"{_SERVICES[threads_of['name']]}: {threads_of['reason']}"],
         ["kernels in", code["folder"]],
         ["processor level", code["level"] or "unknown: no library that detects it is built"],
         ["libraries", ", ".join(libraries) or "none"],
         ["kernels", code["functions"]],
         ["digest of sources", code["digest"] or "none"],
     ]
-    rows += [[f"dialect {name}", ", ".join(ops)] for name, ops in facts["dialects"].items()]
-    return _table("backnorm", ("", ""), rows)
 
 
 def _schema_tables(schema: Facts, frozen_roles: Mapping[str, str]) -> Iterator[Table]:

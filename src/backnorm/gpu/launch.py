@@ -298,7 +298,7 @@ class Launches(Launch):
 
         Return -1, which stands for "no invalid variance", because the kernels check no variance.
 
-        `places` has a pointer for each name in `backnorm_kernels.record.ADDRESSES`, in the same order. It has
+        `places` has a pointer for each name in `interfaces.ADDRESSES`, in the same order. It has
         None for an array that is absent.
         """
         x, dy, out, residual, mask, mean, variance, gamma, beta, *results = places

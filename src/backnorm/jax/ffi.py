@@ -1,8 +1,8 @@
 """Kernels on a CPU as custom calls of XLA: registration, and the attributes of a call.
 
-The handler of the calls is `backnorm_kernels.kernels.xla_handler`. Importing `backnorm.jax` loads the
-machine code of the handler and of all kernels. The code is loaded this early because the process
-may run a function that another process has exported, and such a function calls the handler.
+The handler of the calls is `backnorm_kernels.kernels.xla_handler`. Importing `backnorm.jax` loads
+the machine code of the handler and of all kernels. The code is loaded this early because the
+process may run a function that another process has exported, and such a function calls the handler.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -21,10 +22,6 @@ import numpy as np
 
 from backnorm import engines
 from backnorm.activations import Activation
-from backnorm_kernels import library, xla
-from backnorm_kernels.kinds import XLA
-from backnorm_kernels.record import SLOTS
-from backnorm_kernels.xla_structures import ELEMENTS
 from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.executable import executable
 from backnorm.jax.batching import batch_size
@@ -115,10 +112,10 @@ def call(
     parts : int
         The number of parts, each of the size of x, that the operand `sums` adds up.
     """
-    register()
+    kernels = register()
     problem = problem_of(operation, operands, options, activation)
     stage = _stage(problem)
-    kernel = xla.introduce(stage.kind)
+    kernel = kernels.xla.introduce(stage.kind)
     names = (*OPERANDS[operation], "residual")[: len(operands)]
     arrays = dict(zip(names, operands, strict=True))
     if "variance" in arrays:
@@ -129,57 +126,58 @@ def call(
     signature, batch = SIGNATURES[operation], batch_size(operands)
     fields = {operand.name: operand.field for operand in signature.operands}
     fields |= {number.name: number.field for number in signature.numbers}
-    described = [_described(array, fields[name], batch) for name, array in arrays.items()]
+    placed = [(array, fields[name]) for name, array in arrays.items()]
     types = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     written = [r.field for r in signature.results if r.field and r.option is None]
     if problem.writes_mask:
         # The mask is not returned, because it follows from y: it is set where y is positive.
         types.append(jax.ShapeDtypeStruct((batch, mask_size(problem.size)), np.uint8))
         written.append("mask")
-    described += [_described(t, field, batch) for t, field in zip(types, written, strict=True)]
+    placed += zip(types, written, strict=True)
     record = stage.template.copy()
-    record[SLOTS["count"]] = parts * problem.count
+    record[kernels.SLOTS["count"]] = parts * problem.count
     values: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, types)(
         *arrays.values(),
-        buffers=np.concatenate(described),
+        buffers=np.concatenate([_described(kernels, *each, batch) for each in placed]),
         call=np.array([kernel, batch, stage.participants - 1], np.int64),
         record=record,
     )
     return values[: len(results)]
 
 
-def _described(array: Any, field: str, batch: int) -> np.ndarray:
+def _described(kernels: ModuleType, array: Any, field: str, batch: int) -> np.ndarray:
     """Return the numbers that describe an array in the attribute "buffers": see `xla_frame`."""
     dtype = np.dtype(array.dtype)
     count = math.prod(array.shape)
     size = count * dtype.itemsize
     stride = size // batch if array.shape[0] == batch > 1 else 0
-    return np.array(
-        [SLOTS[field], ELEMENTS[dtype.name], len(array.shape), count, size, stride], np.int64
-    )
+    slot, element = kernels.SLOTS[field], kernels.ELEMENTS[dtype.name]
+    return np.array([slot, element, len(array.shape), count, size, stride], np.int64)
 
 
 def _stage(problem: Problem) -> Any:
     """Return the kernel of a problem whose arrays are in row-major order, as XLA's arrays are."""
-    engines.check_kernels("JAX")
     return executable(problem, exchanged=problem.operation.startswith(_PHASES)).stage
 
 
-def register() -> None:
+def register() -> ModuleType:
     """Register backnorm's handler (the function that XLA calls), unless it is already registered.
 
-    The handler is kept loaded, because XLA stores its address.
+    The handler is kept loaded, because XLA stores its address. The engine of the kernels is
+    returned; if it is not installed or not chosen, an error is raised (`engines.kernels`).
     """
+    kernels = engines.kernels("arrays of JAX")
     if _registered:
-        return
+        return kernels
     found = version()
     assert found is not None
     # This call is outside of the lock, because it may build the handler, which takes long.
-    handler = xla.handler(*found)
+    handler = kernels.xla.handler(*found)
     with _lock:
         if not _registered:
             jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
             _registered.append(handler)
+    return kernels
 
 
 def _register_built_kernels() -> None:
@@ -189,9 +187,10 @@ def _register_built_kernels() -> None:
     # Importing this module compiles no kernels. If there is no machine code for this machine, the
     # import succeeds, and the first call raises the error.
     with contextlib.suppress(MachineCodeError, ArgumentValueError):
-        if library.path_of(XLA) is not None:
+        kernels = engines.kernels("arrays of JAX")
+        if kernels.xla.is_built():
             register()
-            xla.introduce_built()
+            kernels.xla.introduce_built()
 
 
 _register_built_kernels()

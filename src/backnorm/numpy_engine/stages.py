@@ -45,19 +45,8 @@ _SMALL_UNIT = 2.0**-64
 Terms = Iterator[tuple[np.ndarray, np.ndarray]]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the NumPy engine does for a problem.
-
-    Attributes
-    ----------
-    problem : Problem
-    extents : Extents
-        The memory form of x, dy and dx.
-    """
-
-    problem: Problem
-    extents: Extents
+class Plan(interfaces.Plan):
+    """The plan of a problem: its blocks follow from the extents."""
 
     def __str__(self) -> str:
         channels, span = block_shape(self.extents)
@@ -300,13 +289,15 @@ def _followed(z: np.ndarray, activation: Activation | None, ceiling: float) -> n
     """Return the activation of z; NaN stays NaN."""
     if activation is None:
         return z
+    y: np.ndarray
     if activation.name == "relu":
-        z = np.where(z > ceiling, ceiling, z)
-        z = np.where(z <= 0.0, 0.0, z)
-        return z
-    silu = activation.name == "silu"
-    factor: np.ndarray = 1.0 / (1.0 + np.exp(-z)) if silu else np.clip(z + 3.0, 0.0, 6.0) / 6.0
-    return z * factor
+        below = np.where(z > ceiling, ceiling, z)
+        y = np.where(below <= 0.0, 0.0, below)
+    elif activation.name == "silu":
+        y = z * (1.0 / (1.0 + np.exp(-z)))
+    else:
+        y = z * np.clip((z + 3.0) / 6.0, 0.0, 1.0)
+    return y
 
 
 def _summed(call: _Call, channels: slice, terms: Terms) -> tuple[np.ndarray, np.ndarray]:

@@ -69,7 +69,7 @@ class _Aligned(NumPy):
     names: ClassVar[dict[str, Any]] = {**NumPy.names, "aligned": aligned}
 
     def place(self, x: np.ndarray | None) -> Place:
-        engines.check_kernels("TensorFlow")
+        engines.kernels("tensors of TensorFlow")
         return engines.place()
 
 

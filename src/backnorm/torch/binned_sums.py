@@ -1,7 +1,7 @@
 """Reproducible sums by PyTorch's operators, for devices whose kernels do not compute them.
 
-The results are the integers that `backnorm_kernels.kernels.bins` writes, bit for bit (`binned.bins_of`). All
-operations are in float64; together they make some forty passes over memory.
+The results are the integers that `backnorm_kernels.kernels.bins` writes, bit for bit
+(`binned.bins_of`). All operations are in float64; together they make some forty passes over memory.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class _CpuTensors(Tensors[Place]):
     )
 
     def place(self, x: Tensor | None) -> Place:
-        engines.check_kernels("PyTorch")
+        engines.kernels("tensors of PyTorch")
         return engines.place()
 
     def planned(

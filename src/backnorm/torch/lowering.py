@@ -5,8 +5,8 @@ written to memory and read again. Therefore each operator on float32 and 16-bit 
 memory is decomposed into two parts. The first part is an operator that computes the sums and
 returns four coefficients per channel. (In inference, there are no sums, and the operator only
 returns the coefficients.) The second part is the formula of an element (see
-`backnorm_kernels.kernels.formulas`). Inductor fuses this formula with the addition and the activation that
-follow, and may compute it again in the backward pass.
+`backnorm_kernels.kernels.formulas`). Inductor fuses this formula with the addition and the
+activation that follow, and may compute it again in the backward pass.
 
 Elements are computed in the arithmetic of the call. In calls that Inductor compiles, the default
 arithmetic is float32, because Inductor's code in float64 takes twice as long as in float32. These

@@ -28,11 +28,11 @@ from backnorm.activations import MASKLESS
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases
 from backnorm.conformance.relu_battery import relu_cases
-from backnorm_kernels import plan
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.executable import operation
 from backnorm.layout import memory_order, order_mark
 from backnorm.machine import Machine
+from backnorm_kernels import plan
 
 #: Problems of each element type and layout.
 PROBLEMS = 25

@@ -15,8 +15,8 @@ import pytest
 from jax import export
 
 import backnorm.jax
-from backnorm_kernels.record import LAYOUT
 from backnorm.jax.ffi import TARGET
+from backnorm_kernels.record import LAYOUT
 
 from .conftest import EPSILON
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import backnorm.jax
+from backnorm.jax import ffi
+from backnorm.jax.problems import warn_of_formulas
+from backnorm.problem import Problem
 from backnorm_kernels import xla
 from backnorm_kernels.kinds import FLOOR, LIBRARIES
 from backnorm_kernels.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
 from backnorm_kernels.xla_structures import offsets
-from backnorm.jax import ffi
-from backnorm.jax.problems import warn_of_formulas
-from backnorm.problem import Problem
 
 from .conftest import EPSILON, agree
 from .xla_header import differences

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import backnorm
+from backnorm.engines import Place
+from backnorm.executable import executable
+from backnorm.machine import detect
+from backnorm.problem import Problem
 from backnorm_kernels import library
 from backnorm_kernels import xla as table
 from backnorm_kernels.kinds import Kind
 from backnorm_kernels.record import SLOTS
 from backnorm_kernels.xla import handler, introduce
 from backnorm_kernels.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
-from backnorm.engines import Place
-from backnorm.executable import executable
-from backnorm.machine import detect
-from backnorm.problem import Problem
 
 EPSILON = 1e-3
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)

@@ -10,8 +10,8 @@ import torch
 import backnorm
 import backnorm.torch
 from backnorm import machine
-from backnorm_kernels.stage import Stage
 from backnorm.executable import forget
+from backnorm_kernels.stage import Stage
 
 pytestmark = pytest.mark.skipif(machine.processors() < 2, reason="needs two processors")
 

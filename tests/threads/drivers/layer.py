@@ -14,7 +14,17 @@ import numpy as np
 import backnorm
 from backnorm_kernels import library
 from backnorm_kernels.kinds import THREADS
-from backnorm_kernels.slots import CELLS, IDLE, NEW, SLEEPING, SLOT_CELLS, SLOTS, STATE, STATES, TABLE
+from backnorm_kernels.slots import (
+    CELLS,
+    IDLE,
+    NEW,
+    SLEEPING,
+    SLOT_CELLS,
+    SLOTS,
+    STATE,
+    STATES,
+    TABLE,
+)
 
 # A program that hangs is ended, in an older process group's memory or not.
 signal.alarm(600)

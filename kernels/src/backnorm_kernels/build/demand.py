@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import subprocess
@@ -11,8 +12,12 @@ from pathlib import Path
 
 from backnorm_kernels.build.sources import digest
 from backnorm_kernels.kinds import PROBE
-from backnorm_kernels.levels import LEVELS
-from backnorm.errors import MachineCodeError
+from backnorm_kernels.levels import FOLDER, HOST, LEVELS, is_x86, probed
+from backnorm_kernels.seal import is_whole
+
+
+class BuildError(RuntimeError):
+    """A library could not be built; the message says why."""
 
 
 def place(name: str, level: str, folder: Path) -> Path:
@@ -38,10 +43,10 @@ def environment(level: str) -> dict[str, str]:
         numba["NUMBA_CPU_NAME"] = LEVELS[level].processor
         # Numba would read an empty string as the features of this processor.
         numba["NUMBA_CPU_FEATURES"] = ",".join(features) or "+sse2"
-    # With PYTHONPATH, the process that compiles imports backnorm from the same sources as this
-    # process. With a fixed PYTHONHASHSEED, every process that compiles iterates over sets of
+    # With PYTHONPATH, the process that compiles imports this package from the same sources as
+    # this process. With a fixed PYTHONHASHSEED, every process that compiles iterates over sets of
     # strings in the same order.
-    source = str(Path(__file__).parents[3])
+    source = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **numba, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
@@ -51,11 +56,11 @@ def build(name: str, level: str, folder: Path) -> None:
 
     Raises
     ------
-    MachineCodeError
+    BuildError
         If Numba is not installed, or the build failed.
     """
     if importlib.util.find_spec("numba") is None:
-        raise MachineCodeError(
+        raise BuildError(
             f"the machine code {name}, {level}, is not built in this checkout, and Numba, which "
             "compiles it, is not installed: pip install --group kernels, and then make kernels"
         )
@@ -72,11 +77,9 @@ def build(name: str, level: str, folder: Path) -> None:
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no message on stderr"]
-        raise MachineCodeError(f"compiling {name} for {level} failed: {said[-1]}")
+        raise BuildError(f"compiling {name} for {level} failed: {said[-1]}")
     if not place(name, level, folder).exists():
-        raise MachineCodeError(
-            f"the sources of {name} have changed since this process began; restart it"
-        )
+        raise BuildError(f"the sources of {name} have changed since this process began; restart it")
 
 
 def _say(line: str) -> None:
@@ -88,3 +91,13 @@ def _say(line: str) -> None:
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         os.write(sys.__stderr__.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]
+
+
+def levels_here() -> tuple[str, ...]:
+    """Return the levels that this processor supports, the best first; the probe is built first."""
+    if not is_x86():
+        return (HOST,)
+    path = place(PROBE, "x86-64", FOLDER)
+    if not is_whole(path):
+        build(PROBE, "x86-64", FOLDER)
+    return probed(ctypes.CDLL(str(path)))

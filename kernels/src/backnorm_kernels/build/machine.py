@@ -1,4 +1,4 @@
-"""Compile LLVM code to object code for a level of processors (`backnorm_kernels.levels`)."""
+"""Compile LLVM code to object code for a level of processors (`levels`)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,12 +22,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatch
 from pathlib import Path
 
-from backnorm_kernels import library
-from backnorm_kernels.build.demand import command, environment, place
+from backnorm_kernels.build.demand import command, environment, levels_here, place
 from backnorm_kernels.kinds import LIBRARIES, OF_ALL
-from backnorm_kernels.levels import HOST, LEVELS, is_x86
+from backnorm_kernels.levels import FOLDER, HOST, LEVELS, has, is_x86, levels_of
 from backnorm_kernels.seal import is_whole
-from backnorm.machine import processors
 
 _NAMES = [name for name in LIBRARIES if name not in OF_ALL]
 
@@ -35,13 +34,14 @@ Wanted = list[tuple[str, str]]
 
 def of_levels(levels: Iterable[str]) -> Wanted:
     """Return (level, name) of every library of the given levels."""
-    every = [(level, name) for level in levels for name in _NAMES if library.has(level, name)]
-    return [*((library.levels_of(name)[0], name) for name in OF_ALL), *every]
+    every = [(level, name) for level in levels for name in _NAMES if has(level, name)]
+    return [*((levels_of(name, "")[0], name) for name in OF_ALL), *every]
 
 
 def of_this_processor() -> Wanted:
     """Return (level, name) of every library that this processor uses."""
-    return [(library.levels_of(name)[0], name) for name in (*OF_ALL, *_NAMES)]
+    best = levels_here()[0]
+    return [(levels_of(name, best)[0], name) for name in (*OF_ALL, *_NAMES)]
 
 
 def missing(wanted: Wanted, folder: Path) -> Wanted:
@@ -59,7 +59,7 @@ def build_all(
     RuntimeError
         If a library could not be built; the message has the output of the compiler.
     """
-    jobs = processors() if jobs is None else max(1, jobs)
+    jobs = _processors() if jobs is None else max(1, jobs)
     done: list[tuple[str, str, float]] = []
     with ThreadPoolExecutor(jobs) as crew:
         pending = {
@@ -76,6 +76,11 @@ def build_all(
         finally:
             for future in pending:
                 future.cancel()
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
@@ -124,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--level", action="append", choices=[*LEVELS, HOST], default=[])
     parser.add_argument("--all-levels", action="store_true")
     parser.add_argument("--only", default="*", help="names of libraries, such as '*_backward'")
-    parser.add_argument("--into", type=Path, default=library.FOLDER)
+    parser.add_argument("--into", type=Path, default=FOLDER)
     parser.add_argument("--jobs", type=int)
     options = parser.parse_args(arguments)
     levels = options.level or (tuple(LEVELS) if options.all_levels and is_x86() else ())

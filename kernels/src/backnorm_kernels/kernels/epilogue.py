@@ -114,7 +114,7 @@ class Marking(Addresses):
     """The addresses of y and of a mask (0 if no mask is written), and the integer `beyond`.
 
     An element's bit is set in the mask if the element's own bits, read as an integer, are more than
-    0 and less than `beyond` (see `backnorm_kernels.record`).
+    0 and less than `beyond` (see `record`).
     """
 
     def __init__(self, dtype: Any) -> None:

@@ -1,7 +1,7 @@
 """How kernels read a record: the fields of its head by name, its 64-bit words (*cells*), and the
 arrays whose addresses are in the record.
 
-`backnorm_kernels.record` describes the record. `Kind` has the compile-time parameters of a kernel.
+`record` describes the record. `Kind` has the compile-time parameters of a kernel.
 """
 
 from __future__ import annotations

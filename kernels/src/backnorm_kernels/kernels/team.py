@@ -1,6 +1,6 @@
 """Run a stage: in the calling thread alone, in PyTorch's OpenMP team, or with workers of the pool.
 
-A stage (`backnorm_kernels.stage`) calls `bn_run`, which returns early when a time limit has passed. The stage
+A stage (`stage`) calls `bn_run`, which returns early when a time limit has passed. The stage
 then calls `bn_run` again. Whenever `bn_run` has returned, early or not, no other thread accesses
 the record.
 """

@@ -11,7 +11,7 @@ Attributes of a call, all arrays of int64:
     The index of the kernel; the number of instances of the problem, which are computed one after
     the other; the largest number of helpers (participants other than the caller) of an instance.
 ``record``
-    The 64-bit words of the record (see `backnorm_kernels.record`), with addresses still 0 and without
+    The 64-bit words of the record (see `record`), with addresses still 0 and without
     scratch memory.
 """
 

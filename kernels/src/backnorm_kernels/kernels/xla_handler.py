@@ -9,7 +9,7 @@ it.
 
 The functions here do not raise: an invalid call returns an XLA error, which JAX raises. The
 variable `bn_environment` of this library holds data that differ from process to process: the
-version of XLA's API and the addresses of kernels. `backnorm_kernels.xla` fills in this variable when it
+version of XLA's API and the addresses of kernels. `xla` fills in this variable when it
 loads the library.
 """
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-import backnorm.threads
+from backnorm import threads
+from backnorm.errors import MachineCodeError
+from backnorm.version import __version__
 from backnorm_kernels import library
 from backnorm_kernels.kinds import THREADS
-from backnorm.errors import MachineCodeError
 
 
 def offer() -> None:
@@ -37,15 +38,15 @@ def offer() -> None:
 
         def get_num_threads(self) -> int:
             """Return how many threads a call may have."""
-            return backnorm.threads.limit()
+            return threads.limit()
 
         def set_num_threads(self, num_threads: int) -> None:
             """Set how many threads a call may have."""
-            backnorm.threads.set_limit(num_threads)
+            threads.set_limit(num_threads)
 
         def get_version(self) -> str:
             """Return the version of backnorm."""
-            return backnorm.__version__
+            return __version__
 
     if hasattr(threadpoolctl, "register"):
         threadpoolctl.register(Controller)
