@@ -1,12 +1,12 @@
 # On a machine with Python 3.11+ (with venv) and make:
-#   make demo          run all dialects on real tensors
+#   make demo          run all dialects on real tensors, with NumPy, or with kernels that are built
 #   make test          run the tests except the long ones and the sweeps
 #   make test-all      run all tests but the sweeps
 #   make mutants       break one adapter after another; the tests of `make test` must fail
 #   make test-torch    run the tests of one framework; also test-core, test-jax, test-keras-jax, ...
-#                      test-core installs no framework: 0.3 GB instead of the 5 GB of make test
+#                      test-core needs no framework and no kernels: 0.2 GB instead of 5 GB
 #   make kernels       compile all kernels for this processor: two minutes on two processors, once
-#   make wheel-check   install the wheel with every Python that the machine has, and run its demo
+#   make wheel-check   install the wheels with every Python that the machine has, and run the demo
 #   make bench         run the whole benchmark, with all peers
 #   make bench-quick   run a small part of the benchmark
 #   make docs          build the documentation into site/
@@ -17,8 +17,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# An editable installation. --no-build-isolation: the group `kernels` has what the build needs, so
-# pip downloads nothing for a separate build environment.
+# An editable installation. --no-build-isolation: the build needs hatchling alone, which is
+# installed before, so pip downloads nothing for a separate build environment.
 INSTALL := $(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable
 KERNELS := $(BIN)/python -m backnorm_kernels.build.make
 # The package that links machine code if there is no C compiler.
@@ -60,13 +60,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all sweep mutants $(RUNS:%=test-%) browser-hint
 .PHONY: kernels bench bench-quick gpu-check docs lint format build wheel-check clean
 
-# Builds only the kernels that the demo calls.
+# Installs nothing that compiles. Its first line names the engine: kernels after `make kernels`.
 demo: $(VENV)/.package
-	$(KERNELS) --only '*_backward'
 	$(BIN)/backnorm demo
 
 # Builds the kernels that are missing or were built from other sources.
-kernels: $(VENV)/.package
+kernels: $(VENV)/.kernels
 	$(KERNELS)
 
 # Starts all runs, also after one has failed; prints the output of each when it ends. Then reports
@@ -99,11 +98,12 @@ test-gpu: FOLDER := tests/frameworks/gpu tests/frameworks/gpu_device
 test-keras-%: FOLDER := tests/frameworks/keras
 test-keras-%: export KERAS_BACKEND = $(@:test-keras-%=%)
 
+# Without kernels, the core is tested on the engine of NumPy alone; after `make kernels`, on both.
 test-core: $(VENV)/.test-core
-$(filter-out test-core,$(RUNS:%=test-%)): $(VENV)/.test
+$(filter-out test-core,$(RUNS:%=test-%)): $(VENV)/.test kernels
 
 # Status 5 of pytest means that the run has no tests of this tier, which is no failure.
-$(RUNS:%=test-%): kernels
+$(RUNS:%=test-%):
 	$(BIN)/python -m pytest -n $(WORKERS) --dist $(DIST) -m "$(TIER)" $(PYTEST_FLAGS) \
 	  $(FOLDER) || test $$? -eq 5
 
@@ -138,20 +138,21 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_words.py
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=kernels/src $(BIN)/lint-imports
 
 format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The sdist and the wheel of a release, with machine code for every x86-64 processor.
+# The sdists and the wheels of a release, with machine code for every x86-64 processor.
 build: export BACKNORM_BUILD_LEVELS ?= all
 build: $(VENV)/.lint
 	$(BIN)/python -m build --no-isolation --sdist --wheel
+	$(BIN)/python -m build --no-isolation --sdist --wheel --outdir dist kernels
 
-# Checks the wheel for processors like this one; with BACKNORM_BUILD_LEVELS=all, that of a release.
-wheel-check: $(VENV)/.package
+# Checks the wheels for processors like this one; with BACKNORM_BUILD_LEVELS=all, those of a release.
+wheel-check: $(VENV)/.kernels
 	$(BIN)/python scripts/wheel_check.py
 
 clean:
@@ -164,9 +165,14 @@ $(VENV)/bin/python:
 	$(PIP) install --constraint constraints.txt pip
 
 $(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --constraint constraints.txt hatchling
+	$(INSTALL) .
+	touch $@
+
+$(VENV)/.kernels: $(VENV)/.package kernels/pyproject.toml
 # --no-compile: only a small part of Numba is imported, and Python compiles it on import.
 	$(PIP) install --no-compile --constraint constraints.txt --group kernels $(LINKER)
-	$(INSTALL) .
+	$(INSTALL) ./kernels
 	touch $@
 
 $(VENV)/.test-core: $(VENV)/.package
@@ -178,14 +184,14 @@ $(VENV)/.test: $(VENV)/.test-core
 	touch $@
 
 # The peers at the versions that the tests use.
-$(VENV)/.bench: $(VENV)/.package
+$(VENV)/.bench: $(VENV)/.kernels
 	$(PIP) install --constraint constraints.txt --group bench
 	touch $@
 
 # PyTorch from PyPI supports CUDA on Linux. For a GPU_PYTHON outside .venv, nothing is installed.
 $(VENV)/.gpu:
 ifeq ($(GPU_PYTHON),$(BIN)/python)
-	$(MAKE) $(VENV)/.test
+	$(MAKE) $(VENV)/.test $(VENV)/.kernels
 	$(INSTALL) ".[cuda,torch]"
 	$(PIP) install --constraint constraints.txt --group bench
 	touch $@

@@ -1,11 +1,13 @@
-"""Build the wheel, install it in a fresh environment of every supported Python, and run its demo.
+"""Build both wheels, install them in a fresh environment of every Python, and run the demo.
 
     python scripts/wheel_check.py
 
-`pyproject.toml` names the supported Pythons; those on PATH or in pyenv are used. The wheel must
-contain only the library and the command. It must not install a framework, or a package that only
-tests, benchmarks, examples or the documentation need. The first failure ends the script with status
-1. BACKNORM_BUILD_LEVELS selects the levels of processors that the wheel is built for.
+`pyproject.toml` names the supported Pythons; those on PATH or in pyenv are used. In each, the demo
+runs with the wheel of backnorm alone, and then with that of backnorm-kernels beside it. The wheels
+must contain only the libraries and the command. They must not install a framework, a compiler, or a
+package that only tests, benchmarks, examples or the documentation need. The first failure ends the
+script with status 1. BACKNORM_BUILD_LEVELS selects the levels of processors that the kernels are
+built for.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-_TOP = re.compile(r"backnorm/|_backnorm_pytest\.py$|backnorm-[^/]+\.dist-info/")
+#: The folder of each distribution, and its package.
+DISTRIBUTIONS = {"backnorm": ROOT, "backnorm_kernels": ROOT / "kernels"}
+
+_TOP = re.compile(
+    r"backnorm/|_backnorm_pytest\.py$|backnorm-[^/]+\.dist-info/"
+    r"|backnorm_kernels/|backnorm_kernels-[^/]+\.dist-info/"
+)
 # Parts of paths that must not be in the wheel.
 _STRANGE = re.compile(
     r"(^|/)(tests?|test_[^/]*|check_[^/]*|conftest\.py|bench[^/]*|examples?|training|docs?)(/|$)"
@@ -34,8 +42,7 @@ _STRANGE = re.compile(
 
 
 def strangers(names: Iterable[str]) -> list[str]:
-    """Return the files of a wheel that belong neither to the library nor to the command."""
-    source = ROOT / "src"
+    """Return the files of a wheel that belong neither to a library nor to the command."""
     return sorted(
         name
         for name in names
@@ -43,8 +50,8 @@ def strangers(names: Iterable[str]) -> list[str]:
         or _STRANGE.search(name)
         # The rest of the wheel is machine code.
         or (
-            name.startswith("backnorm/")
-            and not (source / name).is_file()
+            (package := name.partition("/")[0]) in DISTRIBUTIONS
+            and not (DISTRIBUTIONS[package] / "src" / name).is_file()
             and not re.fullmatch(r"backnorm_kernels/lib/[^/]+/[^/]+\.so", name)
         )
     )
@@ -60,7 +67,7 @@ def unwanted() -> set[str]:
     """Return the packages that only extras or dependency groups for developers name."""
     project = PROJECT["project"]
     lists = [*project["optional-dependencies"].values(), *PROJECT["dependency-groups"].values()]
-    wanted = names_of(project["dependencies"]) | {"backnorm"}
+    wanted = names_of(project["dependencies"]) | {"backnorm", "backnorm-kernels"}
     return set().union(*map(names_of, lists)) - wanted
 
 
@@ -84,21 +91,25 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def check(wheel: Path, python: str, folder: Path) -> str:
-    """Install the wheel in a new environment, run the demo, and return a summary."""
+def check(wheels: Iterable[Path], python: str, folder: Path) -> str:
+    """Install the wheels in a new environment, one after the other, run the demo with each, and
+    return a summary.
+    """
     _run([python, "-m", "venv", str(folder)])
     inside = str(folder / "bin" / "python")
     pip = [inside, "-m", "pip", "--disable-pip-version-check"]
     constraints = ["--constraint", str(ROOT / "constraints.txt"), "--only-binary", ":all:"]
-    _run([*pip, "install", "--quiet", *constraints, str(wheel)])
+    demos = []
+    for wheel in wheels:
+        _run([*pip, "install", "--quiet", *constraints, str(wheel)])
+        demos.append(_run([str(folder / "bin" / "backnorm"), "demo"]).splitlines()[0])
+        _run([str(folder / "bin" / "backnorm"), "info"])
     listed = json.loads(_run([*pip, "list", "--format", "json"]))
     installed = {re.sub(r"[-_.]+", "-", entry["name"]).lower() for entry in listed}
     if strange := sorted(installed & unwanted()):
-        sys.exit(f"the wheel installed unwanted packages: {', '.join(strange)}")
-    demo = _run([str(folder / "bin" / "backnorm"), "demo"])
-    _run([str(folder / "bin" / "backnorm"), "info"])
-    others = sorted(installed - {"pip", "setuptools", "backnorm"})
-    return f"{demo.splitlines()[0]}\n  installed with it: {', '.join(others)}"
+        sys.exit(f"the wheels installed unwanted packages: {', '.join(strange)}")
+    others = sorted(installed - {"pip", "setuptools", "backnorm", "backnorm-kernels"})
+    return "\n  ".join(["", *demos, f"installed with them: {', '.join(others)}"])
 
 
 def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -116,20 +127,26 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def _built(root: Path, folder: Path) -> Path:
+    """Build the wheel of a distribution, check its files, and return its path."""
+    begin = time.perf_counter()
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+    done = subprocess.run([*build, "--directory", str(folder)], cwd=root)  # noqa: S603 (ours)
+    if done.returncode:
+        sys.exit("the wheel could not be built")
+    (wheel,) = folder.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    if strange := strangers(names):
+        sys.exit(f"the wheel contains files that do not belong to it: {', '.join(strange)}")
+    size, seconds = wheel.stat().st_size / 2**20, time.perf_counter() - begin
+    print(f"{wheel.name}: {len(names)} files, {size:.1f} MiB, built in {seconds:.0f} s")
+    return wheel
+
+
 def main() -> None:
     """Build and check; print a line for each step."""
     with tempfile.TemporaryDirectory() as scratch:
-        begin = time.perf_counter()
-        build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
-        done = subprocess.run([*build, "--directory", scratch], cwd=ROOT)  # noqa: S603 (ours)
-        if done.returncode:
-            sys.exit("the wheel could not be built")
-        (wheel,) = Path(scratch).glob("*.whl")
-        names = zipfile.ZipFile(wheel).namelist()
-        if strange := strangers(names):
-            sys.exit(f"the wheel contains files that do not belong to it: {', '.join(strange)}")
-        size, seconds = wheel.stat().st_size / 2**20, time.perf_counter() - begin
-        print(f"{wheel.name}: {len(names)} files, {size:.1f} MiB, built in {seconds:.0f} s")
+        wheels = [_built(root, Path(scratch, name)) for name, root in DISTRIBUTIONS.items()]
         checked = 0
         for version in supported():
             python = interpreter(version)
@@ -137,7 +154,7 @@ def main() -> None:
                 print(f"Python {version}: not on this machine")
                 continue
             begin = time.perf_counter()
-            last = check(wheel, python, Path(scratch, version))
+            last = check(wheels, python, Path(scratch, version))
             print(f"Python {version}, {time.perf_counter() - begin:.0f} s: {last}")
             checked += 1
         if not checked:

@@ -161,6 +161,15 @@ def kernels(arrays: str) -> ModuleType:
     return cast("ModuleType", _engine("kernels"))
 
 
+def described() -> str:
+    """Return the name of the engine that computes calls on NumPy arrays; if it is the default
+    because no kernels are installed, also what installs them.
+    """
+    if are_kernels_installed():
+        return current()
+    return f"{current()}, on one thread; faster: {_INSTALL}"
+
+
 def facts() -> dict[str, object]:
     """Return facts about the engine for `backnorm info`, as plain values.
 
@@ -214,6 +223,6 @@ def _initial() -> Name:
 @functools.cache
 def _recommend_kernels() -> None:
     warnings.warn(
-        f"backnorm computes large arrays with NumPy on one thread; faster: {_INSTALL}",
+        f"backnorm computes a large array with NumPy, on one thread; faster: {_INSTALL}",
         stacklevel=2,
     )

@@ -1,4 +1,8 @@
-"""Tests that run with each engine, so that each engine checks the other one."""
+"""Tests that run with each engine, so that each engine checks the other one.
+
+If the kernels are not installed, these tests run with NumPy alone, and the tests of the kernels are
+not collected.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backnorm.engines import are_kernels_installed
 from tests.support import internals
 
 _TESTS = Path(__file__).parents[1]
@@ -13,7 +18,28 @@ _TESTS = Path(__file__).parents[1]
 # The tests of the operator's front doors and of what calls them.
 _WITH_EACH = ("operator", "dialects", "graph", "cli", "conformance/test_judge.py")
 
-NAMES = ("kernels", "numpy")
+# The tests of the kernels, and of the adapters that need kernels.
+_OF_KERNELS = ("engine", "threads", "guard", "frameworks")
+
+NAMES = ("kernels", "numpy") if are_kernels_installed() else ("numpy",)
+
+needs_kernels = pytest.mark.skipif(
+    not are_kernels_installed(), reason="backnorm-kernels is not installed"
+)
+
+
+def pytest_report_header():
+    """Say which tests are left out."""
+    if "kernels" in NAMES:
+        return []
+    folders = ", ".join(f"tests/{name}" for name in _OF_KERNELS)
+    return [f"backnorm-kernels is not installed: NumPy computes, without {folders}"]
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out the tests of the kernels if they are not installed."""
+    of_kernels = [_TESTS / name for name in _OF_KERNELS]
+    return collection_path in of_kernels and "kernels" not in NAMES or None
 
 
 def pytest_generate_tests(metafunc):

@@ -1,7 +1,7 @@
 """What tests change, count or read of the package's private state, by the name of its purpose.
 
-Functions that change something take pytest's `monkeypatch`, which undoes it. Modules of frameworks
-are imported by the functions that need them.
+Functions that change something take pytest's `monkeypatch`, which undoes it. The kernels and
+modules of frameworks are imported by the functions that need them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from backnorm import allocation, engines, executable, threads
 from backnorm.arrays import NUMPY
 from backnorm.reference import _blocks
 from backnorm.second_order import arrays as second_order
-from backnorm_kernels import library, plan, stage
 
 _NAN = np.array(np.nan).view(np.int64)
 
@@ -37,6 +36,14 @@ def poison_new_memory(monkeypatch):
     # The allocators, as the code of a call names them.
     for name in ("allocate", "empty"):
         monkeypatch.setitem(names, name, poisoned(names[name]))
+    if engines.are_kernels_installed():
+        _poison_scratch(monkeypatch)
+    return allocated
+
+
+def _poison_scratch(monkeypatch):
+    from backnorm_kernels import stage
+
     scratch, fill = stage.SLOTS["scratch"], stage._fill
 
     def fill_in(view, *args):
@@ -45,17 +52,20 @@ def poison_new_memory(monkeypatch):
         fill(view, *args)
 
     monkeypatch.setattr(stage, "_fill", fill_in)
-    return allocated
 
 
 def keep_no_records(monkeypatch):
     """Let no record of a call be used by the next."""
+    from backnorm_kernels import stage
+
     monkeypatch.setattr(stage, "_KEPT", 0)
     monkeypatch.setattr(stage, "_LARGEST", 0)
 
 
 def sizes_of_records(monkeypatch):
     """Return a list, to which each new record then adds its bytes."""
+    from backnorm_kernels import stage
+
     sizes, aligned = [], stage.aligned
 
     def counted(shape, dtype):
@@ -69,6 +79,8 @@ def sizes_of_records(monkeypatch):
 
 def leave_calls_early(monkeypatch, runner):
     """Let no participant of a call claim a second item, and `runner` run its stages."""
+    from backnorm_kernels import stage
+
     monkeypatch.setattr(stage, "_LIMIT", 1)
     monkeypatch.setattr(stage, "runner", runner)
 
@@ -95,6 +107,8 @@ def plan_for(monkeypatch, machine):
 
 def group_all(monkeypatch):
     """Let every plan be grouped."""
+    from backnorm_kernels import plan
+
     monkeypatch.setattr(plan, "_group", lambda *_, **__: (True, "forced"))
 
 
@@ -163,12 +177,16 @@ def allocate_no_block(monkeypatch):
 
 def libraries_in(monkeypatch, folder):
     """Look for libraries in a folder, each time anew."""
+    from backnorm_kernels import library
+
     monkeypatch.setattr(library, "FOLDER", folder)
     monkeypatch.setattr(library, "_installed", library._installed.__wrapped__)
 
 
 def no_library_loaded(monkeypatch, folder):
     """Let no library be loaded, and look for them in a folder; return those loaded by name."""
+    from backnorm_kernels import library
+
     monkeypatch.setattr(library, "FOLDER", folder)
     loaded = {}
     monkeypatch.setattr(library, "_loaded", loaded)
@@ -177,6 +195,8 @@ def no_library_loaded(monkeypatch, folder):
 
 def without_sources(monkeypatch):
     """Take the package for an installed one, which has no compiler."""
+    from backnorm_kernels import library
+
     monkeypatch.setattr(library, "_FROM_SOURCES", False)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import backnorm
+from backnorm import engines
 from backnorm.arithmetics import check_arithmetic
 from backnorm.cli import text
 from backnorm.cli.demo import run_demo
@@ -157,6 +158,8 @@ def demo(
 ) -> None:
     """Compute gradients in all dialects on tensors of a real network, check and compare them."""
     begin(threads)
+    if not json:
+        text.print_line(f"Engine: {engines.described()}")
     report = run_demo()
     if not json:
         text.print_line(f"{report.verdict}\n")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import backnorm
+from backnorm import engines
 from backnorm.cli.measure import check, timed, traffic
 from backnorm.cli.progress import progress
 from backnorm.cli.random_tensors import parameter_type
@@ -189,6 +190,7 @@ class Agreement:
 class DemoReport:
     """The rows of a demo, and the comparison of their results; `asdict` gives the JSON report."""
 
+    engine: str
     layers: tuple[dict[str, Any], ...]
     threads: int
     rows: tuple[DemoRow, ...]
@@ -254,7 +256,8 @@ def run_demo() -> DemoReport:
     agreements = tuple(_agreement(str(dtype), groups) for dtype in TYPES)
     facts = tuple({"name": name, "shape": layer["x"].shape} for name, layer in layers.items())
     passed = all(row.passed for row in rows) and all(each.agree for each in agreements)
-    return DemoReport(facts, backnorm.get_num_threads(), tuple(rows), agreements, passed)
+    threads = backnorm.get_num_threads() if engines.current() == "kernels" else 1
+    return DemoReport(engines.current(), facts, threads, tuple(rows), agreements, passed)
 
 
 def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoRow:
