@@ -228,7 +228,7 @@ def batch_norm_forward(
         Whether mean, variance and y have the same bits for every order of the elements: see
         `batch_norm_backward`. Mean and variance are then rounded to float64 before y is computed.
     out : array, optional
-        The array for y; must not overlap an input.
+        The array for y. ``out=x`` works in place; any other overlap with an input is an error.
 
     Returns
     -------
@@ -294,7 +294,7 @@ def batch_norm_inference(
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
     out : array, optional
-        The array for y; must not overlap an input.
+        The array for y. ``out=x`` works in place; any other overlap with an input is an error.
 
     Returns
     -------
