@@ -237,6 +237,15 @@ def test_out_that_is_x_of_any_memory_layout_receives_y(call, make, rng):
     np.testing.assert_array_equal(x, plain)
 
 
+def test_forward_in_place_raises_error_of_variance_after_y_is_written(data):
+    x = data.x.copy()
+    x[:, 1] = 3.0
+    expected = x.copy()
+    with pytest.raises(ValueError, match="not in channel 1"):
+        backnorm.batch_norm_forward(x, epsilon=0.0, out=x)
+    assert not np.array_equal(x, expected)
+
+
 @pytest.mark.parametrize("call", NORMALISATIONS)
 def test_out_that_is_reversed_x_or_residual_is_rejected(call, data):
     before = data.x.copy(), data.dy.copy()
