@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 
 from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorRole, TensorSpec
+from backnorm.results import SecondGradients
 from backnorm.signature import SIGNATURES
 from generated import options, write_or_check
 
@@ -89,7 +90,9 @@ def _operations() -> str:
     rows = []
     for signature in filter(lambda each: each.public, SIGNATURES.values()):
         operands = (f"`{o.name}`" if o.required else f"[`{o.name}`]" for o in signature.operands)
-        results = (f"`{r.name}`{_CONDITIONS[r.option]}" for r in signature.results)
+        results = [f"`{r.name}`{_CONDITIONS[r.option]}" for r in signature.results]
+        # A kernel computes no result of `double_backward`, so its signature has none.
+        results = results or [f"gradient of `{name}`" for name in SecondGradients._fields]
         options = ", ".join(f"`{name}`" for name in signature.options)
         place = f"; `out` may be `{signature.overwrites}`" if signature.overwrites else ""
         rows.append((signature.operation, ", ".join(operands), ", ".join(results), options + place))
@@ -203,6 +206,7 @@ def _operator(schema: OperatorSchema, common: _Common) -> str:
     parts = [
         f"### {_title(schema)}\n",
         f"{schema.summary.replace(' of batch normalisation', '')}{source}\n",
+        *_formula(schema),
         *tables,
         *_attributes(
             a for a in schema.attributes if _attribute(a) not in map(_attribute, common.attributes)
@@ -255,8 +259,16 @@ def _differences(schema: OperatorSchema, first: OperatorSchema, common: _Common)
         for a in schema.attributes
         if _attribute(a) not in map(_attribute, first.attributes)
     ]
-    parts = [*tables, *_attributes(attributes)]
+    formula = () if schema.formula == first.formula else _formula(schema)
+    parts = [*formula, *tables, *_attributes(attributes)]
     return "\n".join([*parts, _list(lines)] if lines else parts)
+
+
+def _formula(schema: OperatorSchema) -> Iterator[str]:
+    """Yield the formula of the docstring as Markdown, if there is one."""
+    text = re.sub(r" ?::$", ":", schema.formula, flags=re.MULTILINE).removeprefix(":").strip("\n")
+    if text:
+        yield f"{text}\n"
 
 
 def _names(schema: OperatorSchema) -> Sequence[str]:

@@ -189,7 +189,7 @@ class NumPy(Arrays[np.ndarray, Place]):
     ) -> np.ndarray | None:
         out = own(out)
         is_plain = check_out(problem, operands, out, contiguous=in_place)
-        if problem.residual and problem.signature.overwrites is not None:
+        if problem.residual and problem.signature.overwrites == "dy":
             # After dx is written, dy is read again for the gradient of the residual, so a kernel
             # must not write dx to memory of dy.
             dy = operands[problem.signature.names.index(problem.signature.overwrites)]

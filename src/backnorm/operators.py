@@ -228,7 +228,8 @@ def batch_norm_forward(
         Whether mean, variance and y have the same bits for every order of the elements: see
         `batch_norm_backward`. Mean and variance are then rounded to float64 before y is computed.
     out : array, optional
-        The array for y; must not overlap an input.
+        The array for y. ``out=x`` works in place; any other overlap with an input is an error. The
+        error for a channel whose variance + epsilon is not positive comes after y is written.
 
     Returns
     -------
@@ -294,7 +295,7 @@ def batch_norm_inference(
     arithmetic : {"float32", "float64"}, optional
         As `batch_norm_backward`.
     out : array, optional
-        The array for y; must not overlap an input.
+        The array for y. ``out=x`` works in place; any other overlap with an input is an error.
 
     Returns
     -------

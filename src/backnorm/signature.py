@@ -193,6 +193,7 @@ _ALL = (
         (_X, _RESIDUAL, _GAMMA, _BETA, *_RUNNING),
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
         _NORMALISE,
+        overwrites="x",
         numbers=(_MOMENTUM,),
     ),
     Signature(
@@ -200,6 +201,7 @@ _ALL = (
         (_X, _RESIDUAL, *_GIVEN),
         (_Y,),
         ("epsilon", "data_format", "activation", "arithmetic"),
+        overwrites="x",
     ),
     # See `results.ChannelSums`.
     Signature("reduce", (_X, _DY, _MASK, _MEAN), _SUMMED, _SPLIT),
@@ -220,6 +222,7 @@ _ALL = (
         (_X, _RESIDUAL, _GAMMA, _BETA),
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
         _NORMALISE,
+        overwrites="x",
         numbers=(_SUMS, _COUNT),
     ),
     # The gradient of an activation other than a ReLU needs the input of the activation, which is

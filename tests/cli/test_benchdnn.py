@@ -14,6 +14,7 @@ import pytest
 
 from backnorm.cli import run as run_module
 from backnorm.graph import build_program, override_graph, parse_graph
+from backnorm.graph.override import REFUSED
 from scripts.benchdnn_graphs import LINES, suites
 
 ROOT = Path(__file__).parents[2]
@@ -159,10 +160,10 @@ def test_run_of_large_benchdnn_line_passes_in_documented_memory(folder, line):
     assert kilobytes / 2**20 < 1.05 * most
 
 
-@pytest.mark.parametrize("option", ["--in-shapes", "--dt", "--op-attrs"])
-def test_run_of_call_rejects_graph_overrides(refused, write_json, call, option):
-    line = refused("run", write_json(call()), "--random", 0, option, "0:2x3")
-    assert f"error: {option}: applies only to a oneDNN graph; got " in line
+@pytest.mark.parametrize("option", ["--in-shapes=x", "--dt=x", "--op-attrs=x", "--only-known"])
+def test_run_of_call_rejects_options_for_graphs(refused, write_json, call, option):
+    line = refused("run", write_json(call()), "--random", 0, option)
+    assert f"error: {option.partition('=')[0]}: applies only to a oneDNN graph; got " in line
     assert "a call; expected a file with the key 'graph'" in line
 
 
@@ -236,3 +237,32 @@ def test_check_of_relu_output_rejects_nonzero_value_in_place_of_zero(
     result = cli("run", file, "--in-shapes", shapes, "--random", 0, "--check")
     assert result.exit_code == 1
     assert "BNORM_0 + ELTWISE_0 dst: " in result.stderr
+
+
+@pytest.mark.parametrize("option", REFUSED)
+@pytest.mark.parametrize("value", ["", "=bnorm.json"])
+def test_option_of_benchdnn_alone_is_refused_with_replacement(refused, option, value):
+    line = refused("run", f"{option}{value}", "graph.json", "--check")
+    assert line.endswith(f"{option}: is an option only of benchdnn; write {REFUSED[option]}")
+
+
+def test_page_lists_options_of_benchdnn_that_are_refused():
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| options of benchdnn alone \| (.*) \|$", page, re.M)
+    assert re.findall(r"`(--[a-z-]+)`", row) == [*REFUSED]
+
+
+def test_run_of_line_with_types_by_id_changes_these_types(run):
+    file = "graphs/3.13/op/f32/bnorm_bwd.json"
+    shapes = "--in-shapes=0:2x192x3x5+1:2x192x3x5"
+    ids = {"0": "bf16", "1": "bf16"}
+    document = suites()["3.13"]["op/f32/bnorm_bwd.json"]
+    ids[str(document["graph"][0]["outputs"][0]["id"])] = "bf16"
+    types = "+".join(":".join(pair) for pair in ids.items())
+    report, _ = run("run", file, shapes, f"--dt={types}", "--random", 0, "--check")
+    assert report["passed"]
+    (step,) = report["steps"]
+    found = {each["port"]: each["dtype"] for each in (*step["inputs"], *step["outputs"])}
+    assert [p for p, dtype in found.items() if dtype == "bfloat16"] == [
+        "src", "diff_dst", "diff_src",
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ import backnorm
 from backnorm.cli import run as run_module
 
 EPSILON = 1e-5
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -245,6 +247,40 @@ def test_run_with_out_equal_to_input_file_overwrites_it(
     result = cli("run", file, "--tensors", npz, "--out", npz)
     assert result.exit_code == 0, result.output
     assert read_npz(npz)["dx"].tobytes() == expected.dx.tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("example", ["graph_training_step", "call_random"])
+def test_run_with_random_writes_file_that_runs_again(cli, read_npz, tmp_path, example, suffix):
+    file = ROOT / "docs" / "examples" / f"{example}.json"
+    golden, again = tmp_path / f"golden{suffix}", tmp_path / f"again{suffix}"
+    read = read_npz if suffix == ".npz" else load_file
+    assert cli("run", file, "--random", 3, "--out", golden).exit_code == 0
+    assert cli("run", file, "--tensors", golden, "--out", again).exit_code == 0
+    first, second = read(golden), read(again)
+    assert len(first) > len(second) > 0
+    for name, array in second.items():
+        assert array.tobytes() == first[name].tobytes()
+
+
+def test_run_with_random_also_writes_inputs_that_it_read(
+    cli, read_npz, write_json, tensors, tmp_path, call
+):
+    source, out = tmp_path / "in.npz", tmp_path / "out.npz"
+    np.savez(source, x=tensors["x"])
+    result = cli("run", write_json(call()), "--tensors", source, "--random", 0, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert read_npz(out)["x"].tobytes() == tensors["x"].tobytes()
+
+
+def test_run_with_random_and_output_with_name_of_input_is_refused(
+    refused, write_json, npz, tmp_path, call
+):
+    out = tmp_path / "out.npz"
+    file = write_json(call(outputs={"diff_src": "x"}))
+    line = refused("run", file, "--tensors", npz, "--random", 0, "--out", out)
+    assert "outputs: must differ from the names of inputs" in line
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

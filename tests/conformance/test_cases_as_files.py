@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import backnorm
 from backnorm.cli.app import app
 from backnorm.conformance import mutants
 from backnorm.conformance.battery import cases
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import FORMATS, export, judge
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.subjects import RefusedError, subject_of
+from backnorm.dialects import registry
+from tests.pages import ROOT
 
 SELECTION = Selection(
     dtypes=("float32", "bfloat16"), layouts=("NCX",), only=("realistic-*", "diagnostic-*")
@@ -44,6 +49,12 @@ int main(int, char **argv) {
   return wrong != 0 || judged == 0;
 }
 """
+
+
+@pytest.fixture(name="app")
+def command():
+    """Return the command that `cli` and `refused` run."""
+    return app
 
 
 def files_of(folder):
@@ -92,7 +103,7 @@ def test_cases_show_unknown_case_is_bad_usage():
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_export_succeeds_in_each_format_with_exact_raw_results(form, tmp_path):
-    number = export(tmp_path / "cases", SELECTION, form=form)
+    number, _ = export(tmp_path / "cases", SELECTION, form=form)
     if form == "raw":
         # The rounded results lie beside the inputs under the names of outputs.
         results = judge(tmp_path / "cases", tmp_path / "cases")
@@ -148,6 +159,158 @@ def test_judge_path_without_a_result_is_bad_usage(name, tmp_path):
     assert done.exit_code == 2
     assert done.stderr.startswith("backnorm: error: RESULTS: ")
     assert done.stderr.count("\n") == 1
+
+
+def read(folder, entry):
+    data = np.fromfile(folder / entry["file"], np.dtype(entry["dtype"]).newbyteorder("<"))
+    return data.reshape(entry["shape"])
+
+
+def results_of(folder, call):
+    """Return what `call` makes of each case in files, by CASE/OUTPUT.
+
+    `call` takes the inputs by name and the entry `call` of the manifest, and returns the outputs.
+    """
+    found = {}
+    for case in json.loads((folder / "manifest.json").read_text())["cases"]:
+        inputs = {name: read(folder, entry) for name, entry in case["inputs"].items()}
+        outputs = call(inputs, case["call"])
+        for name in case["outputs"]:
+            array = np.ascontiguousarray(outputs[name])
+            stored = array.view(np.uint16) if str(array.dtype) == "bfloat16" else array
+            found[f"{case['name']}/{name}"] = stored
+    return found
+
+
+FORWARD = Selection(
+    dtypes=("float32", "bfloat16"), only=("realistic-*", "no-gamma-*", "diagnostic-*"),
+    operation="forward",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_forward_cases_have_exact_raw_results(form, tmp_path):
+    number, refused = export(tmp_path, FORWARD, form=form)
+    assert not refused
+    if form == "raw":
+        results = judge(tmp_path, tmp_path)
+        assert {v.status for v in results.verdicts} == {"exact"}
+        assert len(results.verdicts) == 3 * number
+
+
+def test_judge_of_wrong_forward_results_identifies_the_mistake(tmp_path):
+    def unbiased(inputs, call):
+        options = {"epsilon": float.fromhex(call["epsilon"]), "data_format": call["data_format"]}
+        y, mean, variance = backnorm.batch_norm_forward(**inputs, **options)
+        count = inputs["x"].size // mean.size
+        return {"y": y, "mean": mean, "variance": variance * np.float32(count / (count - 1))}
+
+    export(tmp_path / "cases", FORWARD)
+    np.savez(tmp_path / "results.npz", **results_of(tmp_path / "cases", unbiased))
+    found = judge(tmp_path / "cases", tmp_path / "results.npz")
+    assert {v.output for v in found.verdicts if v.status == "wrong"} == {"variance"}
+    (finding,) = findings(found)
+    assert "M - 1" in finding.says
+
+
+DIALECTS = [
+    (dialect, op, found.schema.operation)
+    for dialect in registry.DIALECTS
+    for op, found in registry.operators(dialect).items()
+    if found.schema.operation in OPERATIONS
+]
+
+
+@pytest.mark.parametrize(("dialect", "op", "operation"), DIALECTS)
+def test_operator_of_each_dialect_passes_on_its_exported_cases(dialect, op, operation, tmp_path):
+    schema = registry.operator(dialect, op).schema
+    types = {spec.name: spec.type for spec in schema.attributes}
+
+    def call(inputs, described):
+        assert (described["dialect"], described["op"]) == (dialect, op)
+        attributes = {}
+        for name, each in described["attributes"].items():
+            assert each["type"] == types[name]
+            is_float = each["type"] in ("f32", "f64")
+            attributes[name] = float.fromhex(each["value"]) if is_float else each["value"]
+            if each["type"] == "f32":
+                assert attributes[name] == np.float32(attributes[name])
+        order = [t.name for t in schema.inputs if t.name in inputs]
+        assert list(inputs) == order
+        return registry.invoke(dialect, op, inputs, attributes)
+
+    dtypes, only = ("float32", "bfloat16"), ("realistic-*", "frozen-*", "diagnostic-float32-*")
+    selection = Selection(dtypes=dtypes, only=only, operation=operation)
+    export(tmp_path / "cases", selection, dialect=dialect, op=op)
+    np.savez(tmp_path / "results.npz", **results_of(tmp_path / "cases", call))
+    found = judge(tmp_path / "cases", tmp_path / "results.npz")
+    assert {v.status for v in found.verdicts} <= {"exact", "float64", "float32", "not_run"}
+    assert {v.text for v in found.verdicts if v.status == "not_run"} <= {
+        "the operator has no such output; its inverse deviation is not judged"
+    }
+    # The rounded results lie beside the inputs under the operator's names of outputs.
+    found = judge(tmp_path / "cases", tmp_path / "cases")
+    assert {v.status for v in found.verdicts} <= {"exact", "not_run"}
+
+
+def test_judge_of_wrong_results_of_dialect_identifies_the_mistake(tmp_path):
+    def negated(inputs, call):
+        attributes = {"epsilon": float.fromhex(call["attributes"]["epsilon"]["value"])}
+        attributes["data_format"] = call["attributes"]["data_format"]["value"]
+        results = registry.invoke("onednn_graph", "BatchNormTrainingBackward", inputs, attributes)
+        return results | {"diff_gamma": -results["diff_gamma"]}
+
+    selection = Selection(dtypes=("float32",), only=("realistic-*", "diagnostic-*"))
+    export(tmp_path / "cases", selection, dialect="onednn_graph")
+    np.savez(tmp_path / "results.npz", **results_of(tmp_path / "cases", negated))
+    found = judge(tmp_path / "cases", tmp_path / "results.npz")
+    assert {v.output for v in found.verdicts if v.status == "wrong"} == {"dgamma"}
+    (finding,) = findings(found)
+    assert finding.outputs == ("dgamma",)
+
+
+def test_export_of_shapes_and_judge_find_cases_of_shapes(tmp_path):
+    selection = Selection(dtypes=("float32",), layouts=("NXC",), shapes=((2, 3, 5), (7, 4)))
+    assert export(tmp_path, selection) == (2, Counter())
+    results = judge(tmp_path, tmp_path)
+    assert {v.case for v in results.verdicts} == {
+        "shape-2x3x5-float32-float32-NXC", "shape-7x4-float32-float32-NXC",
+    }  # fmt: skip
+    assert {v.status for v in results.verdicts} == {"exact"}
+
+
+def test_verify_page_exports_cases_of_operators(cli, tmp_path, monkeypatch):
+    page = (ROOT / "docs/how-to/verify.md").read_text(encoding="utf-8")
+    lines = page.splitlines()
+    monkeypatch.chdir(tmp_path)
+    commands = [at for at, line in enumerate(lines) if "backnorm cases export golden" in line]
+    assert len(commands) == 2
+    for at in commands:
+        result = cli(*lines[at].removeprefix("$ backnorm ").split())
+        assert result.exit_code == 0, result.output
+        printed = result.stdout.splitlines()
+        assert printed == lines[at + 1 : at + 1 + len(printed)]
+        folder = lines[at].split()[4]
+        assert cli("judge", folder, folder).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--op", "batch_norm_grad"], "--op: must be used with --dialect; got batch_norm_grad"),
+        (["--dialect", "cudnn", "--layouts", "NXC"],
+         "--dialect: the operator refuses all cases; got the operator has no layout NXC"),
+        (["--dialect", "aten", "--operation", "forward"],
+         "dialect: has no forward pass in training; got aten"),
+        (["--dialect", "ngraph", "--op", "BatchNormTraining"],
+         "op: must be a backward pass; got BatchNormTraining"),
+        (["--shape", "3"], "--shape: must be a shape; got '3'"),
+    ],
+)  # fmt: skip
+def test_export_with_unusable_options_is_refused(refused, options, says, tmp_path):
+    folder = tmp_path / "cases"
+    assert says in refused("cases", "export", folder, "--only", "realistic-*", *options)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])

@@ -247,7 +247,8 @@ def _memory(subject: Subject) -> Iterator[Case]:
     if not subject.takes_out:
         return
     good = subject.arrays()
-    x = good["x"]
+    room = np.append(good["x"].ravel(), good["x"].dtype.type(0))
+    x = good["x"] = room[:-1].reshape(good["x"].shape)
     readonly = np.empty_like(x)
     readonly.flags.writeable = False
     for label, out, error in (
@@ -255,13 +256,18 @@ def _memory(subject: Subject) -> Iterator[Case]:
         ("of another type", np.empty(x.shape, "f8"), TypeError),
         ("read-only", readonly, ValueError),
         ("a list", [1.0], TypeError),
-        ("over x", x, ValueError),
+        ("half over x", room[1:].reshape(x.shape), ValueError),
+        *([("over x", x, ValueError)] if "dy" in good else []),
         ("expanded", np.broadcast_to(np.float32(0), x.shape), ValueError),
     ):
         yield Case(
             f"{subject.name}: output {label}", lambda o=out: subject.call(good, 1e-3, o), error,
             subject.out_word,
         )  # fmt: skip
+    overwritten = "dy" if "dy" in good else "x"
+    yield Case(
+        f"{subject.name}: output over {overwritten}", lambda: _in_place(subject, overwritten)
+    )
     if "dy" in good:
         room = np.zeros(x.size + 1, "f")
         dy, shifted = room[:-1].reshape(x.shape), room[1:].reshape(x.shape)
@@ -269,15 +275,14 @@ def _memory(subject: Subject) -> Iterator[Case]:
             f"{subject.name}: output half over the gradient",
             lambda: subject.call(good | {"dy": dy}, 1e-3, shifted), ValueError, subject.out_word,
         )  # fmt: skip
-        yield Case(f"{subject.name}: output over the gradient", lambda: _in_place(subject))
 
 
-def _in_place(subject: Subject) -> None:
+def _in_place(subject: Subject, overwritten: str) -> None:
     arrays = subject.arrays()
     expected = subject.call(arrays)
-    arrays["dy"] = arrays["dy"].copy()
-    results = subject.call(arrays, 1e-3, arrays["dy"])
-    assert results["dx"] is arrays["dy"]
+    arrays[overwritten] = arrays[overwritten].copy()
+    results = subject.call(arrays, 1e-3, arrays[overwritten])
+    assert results["dx" if overwritten == "dy" else "y"] is arrays[overwritten]
     for role, array in expected.items():
         np.testing.assert_array_equal(results[role], array)
 

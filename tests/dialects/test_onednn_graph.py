@@ -295,3 +295,16 @@ def test_forward_and_inference_write_to_dst(batch, same):
     expected = inference(*inputs(b, *INFERENCE))
     assert inference(*inputs(b, *INFERENCE), dst=dst)[0] is dst
     same((dst,), expected)
+
+
+@pytest.mark.parametrize(
+    ("op", "names"), [(BatchNormForwardTraining, FORWARD), (BatchNormInference, INFERENCE)]
+)
+def test_dst_that_is_src_receives_the_same_bits(batch, same, op, names):
+    src, *others = inputs(batch(), *names)
+    expected = op(1e-5)(src.copy(), *others)
+    results = op(1e-5)(src, *others, dst=src)
+    assert results[0] is src
+    same(results, expected)
+    with pytest.raises(ValueError, match="dst: overlaps part of src"):
+        op(1e-5)(src, *others, dst=src[::-1])

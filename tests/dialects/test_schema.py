@@ -402,6 +402,23 @@ def test_operator_returns_described_outputs_for_each_type_rule(schema, required)
             assert layout in ("NCX", "NXC")
 
 
+@pytest.mark.parametrize("schema", [*SCHEMAS, *FUNCTIONS], ids=ids)
+def test_page_prints_formula_of_each_operator(schema):
+    page = (SCRIPTS.parent / "docs" / "dialects.md").read_text(encoding="utf-8")
+    lines = [line for line in schema.formula.splitlines() if line.startswith("    ")]
+    # The summary of the gradient of beta, a sum, says all.
+    assert lines or schema.op == "normalizationBetaGradient"
+    for line in lines:
+        assert f"\n{line}\n" in page
+
+
+def test_page_has_no_operation_without_results():
+    page = (SCRIPTS.parent / "docs" / "dialects.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| double_backward |"))
+    results = "gradient of `x`, gradient of `dy`, gradient of `gamma`"
+    assert row.split(" | ")[2] == results
+
+
 PAGE_SCRIPTS = pytest.mark.parametrize(
     "script",
     [

@@ -47,6 +47,8 @@ OPERATIONS = (
     "phases",
     "forward",
     "inference",
+    "forward in place",
+    "inference in place",
     "relu forward",
     "relu inference",
     "relu backward",
@@ -76,8 +78,12 @@ def results(operation, data, offset):
         sums = backnorm.reduce(*inputs[:3], data_format=data.data_format)
         dx = backnorm.apply(*inputs, sums, out=out, **options)
         return dx, *backnorm.batch_norm_backward(*inputs, **options)[1:]
-    if operation == "forward":
-        return backnorm.batch_norm_forward(data.x, data.gamma, data.beta, out=out, **options)
+    x = data.x
+    if operation.endswith("in place"):
+        out[...] = x
+        x = out
+    if operation.startswith("forward"):
+        return backnorm.batch_norm_forward(x, data.gamma, data.beta, out=out, **options)
     # The gradient is as good a residual as any.
     if operation == "relu forward":
         return backnorm.batch_norm_forward(
@@ -92,12 +98,12 @@ def results(operation, data, offset):
                 data.x, *per_channel, residual=data.dy, **options, activation="relu"
             ),
         )
-    return (backnorm.batch_norm_inference(data.x, *per_channel, out=out, **options),)
+    return (backnorm.batch_norm_inference(x, *per_channel, out=out, **options),)
 
 
 def verdicts(operation, data, arrays, arithmetic):
     options = {**data.options, "arithmetic": arithmetic}
-    if operation == "forward":
+    if operation.startswith("forward"):
         return judge.check_forward(data.x, data.gamma, data.beta, arrays, **options)
     if operation == "relu forward":
         return judge.check_relu_forward(
@@ -113,7 +119,7 @@ def verdicts(operation, data, arrays, arithmetic):
         return judge.check_relu_inference(
             data.x, *per_channel, *arrays, residual=data.dy, **options
         )
-    if operation == "inference":
+    if operation.startswith("inference"):
         return judge.check_inference(data.x, *per_channel, *arrays, **options)
     training = operation != "frozen"
     return judge.check_backward(*data.backward_inputs, arrays, training=training, **options)

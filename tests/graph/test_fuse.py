@@ -85,6 +85,8 @@ def assert_same_bits(document, arrays, count):
     graph = parse_graph(document)
     program = build_program(graph)
     assert len(program.steps) == count < len(graph.operators)
+    used = [(*step.inputs.values(), *step.outputs.values()) for step in program.steps]
+    assert set(program.tensors) == {key for keys in used for key in keys}
     fused = run_program(program, arrays)
     single = run_program(build_program(graph, fuse=False), arrays)
     assert list(fused) == list(single)

@@ -66,6 +66,15 @@ def test_dt_override_changes_type_of_data_tensors_only(graph):
         assert types[id_] == np.float32
 
 
+def test_dt_override_by_id_changes_type_of_these_tensors_only(graph):
+    before = {id_: tensor.dtype for id_, tensor in graph.tensors.items()}
+    changed = overridden(graph, dt="0:bf16+1:bf16+5:bf16")
+    types = {id_: tensor.dtype for id_, tensor in changed.tensors.items()}
+    assert types == before | dict.fromkeys((0, 1, 5), np.dtype(ml_dtypes.bfloat16))
+    changed = override_graph(quantised(), dt="1:u8")
+    assert changed.tensors[1].dtype == np.uint8
+
+
 @pytest.mark.parametrize("name", ["f32", "bf16", "f16"])
 def test_dt_override_of_graph_with_relu_sets_one_type_for_data_tensors(graph, backward, name):
     backward["graph"].append(
@@ -169,7 +178,10 @@ GRAMMAR = "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES"
         ({"dt": "s8"}, "--dt", "got s8; expected f32, bf16, f16"),
         ({"dt": "float32"}, "--dt", "f32, bf16, f16"),
         ({"dt": ""}, "--dt", "f32, bf16, f16"),
-        ({"dt": "0:bf16+1:bf16"}, "--dt", "f32, bf16, f16"),
+        ({"dt": "0:bf16,1:bf16"}, "--dt", "one alternative per run"),
+        ({"dt": "0:bf16+"}, "--dt", "ID:TYPE joined by +"),
+        ({"dt": "0:float32"}, "--dt 0", "got float32; expected f32, bf16, f16, s8, u8"),
+        ({"dt": "8:f32"}, "--dt", "not the id of a tensor of the graph; got 8; expected 0, 1, 2"),
         ({"op_attrs": "epsilon:1"}, "--op-attrs", "ID:NAME:VALUE"),
         ({"op_attrs": "10:epsilon"}, "--op-attrs 10", "ID:NAME:VALUE"),
         ({"op_attrs": "10:epsilon:"}, "--op-attrs 10", "ID:NAME:VALUE"),

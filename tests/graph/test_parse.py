@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from backnorm.errors import ArgumentError, ArgumentValueError, BacknormError
-from backnorm.graph import parse_graph
+from backnorm.graph import build_program, parse_graph
 
 
 def put(document, path, value):
@@ -139,6 +141,55 @@ def test_unknown_operator_raises_error_with_known_operators(backward):
     assert str(caught.value).startswith("graph[0].kind: unknown operator; got 'Softmax'")
     assert "BatchNormTrainingBackward, BatchNormForwardTraining" in str(caught.value)
     assert "ReLU, ReLUBackward, Quantize, Dequantize" in str(caught.value)
+
+
+def with_unknown(document):
+    """Add a MatMul that reads the data gradient, and one that makes x, tensor 0."""
+    document["graph"] += [
+        {"id": 30, "kind": "MatMul", "inputs": [{"id": 5}], "outputs": [{"id": 40}]},
+        {"id": 31, "kind": "MatMul", "inputs": [{"id": 41}, {"id": 42}], "outputs": [{"id": 0}]},
+        {"id": 32, "kind": "End", "inputs": [{"id": 40}], "outputs": []},
+    ]
+    return document
+
+
+def test_parse_graph_of_known_operators_equals_graph_without_the_others(backward):
+    alone = parse_graph(backward)
+    graph = parse_graph(with_unknown(backward), only_known=True)
+    assert graph.notes == ("left out 3 operators: MatMul (2), End (1)",)
+    assert replace(graph, notes=()) == alone
+    assert build_program(graph).notes == graph.notes
+    assert build_program(graph).inputs == ("0", "1", "2", "3", "4")
+
+
+def test_graph_of_known_operators_returns_tensors_that_others_read(training_step):
+    alone = parse_graph(training_step)
+    assert not {24, 25} & set(alone.outputs)
+    training_step["graph"].append(
+        {"id": 30, "kind": "Sqrt", "inputs": [{"id": 25}], "outputs": [{"id": 40}]}
+    )
+    graph = parse_graph(training_step, only_known=True)
+    assert set(graph.outputs) == {*alone.outputs, 25}
+    training_step["output_ports"] = [5, 40]
+    assert parse_graph(training_step, only_known=True).outputs == (5, 25)
+
+
+def test_graph_without_known_operators_raises_error_with_their_kinds(backward):
+    with_unknown(backward)["graph"].pop(0)
+    with pytest.raises(ArgumentError) as caught:
+        parse_graph(backward, only_known=True)
+    assert str(caught.value).startswith("graph: has no known operator; got MatMul, End; expected")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "where"),
+    [(1, "inputs"), ([1], "inputs[0]"), ([{}], "inputs[0].id"), ([{"id": -1}], "inputs[0].id")],
+)
+def test_malformed_operator_that_is_left_out_raises_error_of_place(backward, inputs, where):
+    backward["graph"].append({"id": 30, "kind": "MatMul", "inputs": inputs})
+    with pytest.raises(ArgumentError) as caught:
+        parse_graph(backward, only_known=True)
+    assert caught.value.argument == f"graph[1].{where}"
 
 
 def test_older_operator_name_is_parsed_as_present_name(backward):

@@ -84,6 +84,8 @@ class Maker:
         How arrays of x's shape lie: see `operands.LAYOUTS`.
     operands, tags
         See `Problem`.
+    target : str
+        The name of the array that is passed as `out`, if there is one.
     """
 
     rnd: random.Random
@@ -91,6 +93,7 @@ class Maker:
     layout: str = "rows"
     operands: dict[str, Operand] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    target: str = OUT
 
     def begin(self) -> None:
         """Choose what values are like, and how data lies."""
@@ -125,7 +128,7 @@ class Maker:
             return
         if overwrites is not None and kind < 0.6:
             self.writable(overwrites)
-            self.tags["out"] = "in place"
+            self.target, self.tags["out"] = overwrites, "in place"
             return
         layout = "rows" if kind < 0.85 else self.rnd.choice(tuple(LAYOUTS))
         count, offset, strides = laid_out(self.rnd, x.shape, layout)
@@ -246,10 +249,11 @@ def _forward(
         return _running(make, shape, dtype, channels, statistics, options)
     _parameters(make, channels, statistics, "gamma", "beta")
     _relu(make, kind, shape, dtype, options)
-    make.out(dtype)
+    make.out(dtype, overwrites="x")
     sums = _some_sums(make)
 
     def call(arguments: Arrays) -> tuple[Any, ...]:
+        arguments = arguments | {OUT: arguments.get(make.target)}
         if not kind.endswith("phases"):
             return tuple(backnorm.batch_norm_forward(**arguments, **options, **sums))
         settings = {name: options[name] for name in ("data_format", "arithmetic")}
@@ -283,7 +287,7 @@ def _running(
             make.rnd, statistics, channels[0], make.values, positive=name != "running_mean"
         )
         make.memory(name, Operand(channels, statistics, values))
-    make.out(dtype)
+    make.out(dtype, overwrites="x")
     momentum = make.rnd.choice((0.1, 1.0, 0.0))
     names = "x", "residual", "gamma", "beta", "running_mean", "running_variance"
 
@@ -291,7 +295,7 @@ def _running(
         operands = (arguments.get(name) for name in names)
         values = options["epsilon"], options["data_format"], activation, options["arithmetic"]
         results = _forward_of_layer(
-            *operands, *values, False, arguments.get(OUT), momentum=momentum
+            *operands, *values, False, arguments.get(make.target), momentum=momentum
         )
         moved = arguments["running_mean"], arguments["running_variance"]
         return (*(one for one in results if one is not None), *moved)
@@ -313,9 +317,10 @@ def _inference(
     make.channels("variance", channels, statistics, positive=True)
     _parameters(make, channels, statistics, "gamma", "beta")
     _relu(make, kind, shape, dtype, options)
-    make.out(dtype)
+    make.out(dtype, overwrites="x")
 
     def call(arguments: Arrays) -> tuple[Any, ...]:
+        arguments = arguments | {OUT: arguments.get(make.target)}
         return (backnorm.batch_norm_inference(**arguments, **options),)
 
     def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
@@ -348,11 +353,10 @@ def _backward(
     if kind.endswith("phases"):
         return _phases(make, dtype, options, more)
     make.out(dtype, overwrites="dy")
-    in_place = make.tags["out"] == "in place"
     settings = more | _some_sums(make)
 
     def call(arguments: Arrays) -> tuple[Any, ...]:
-        out = arguments["dy"] if in_place else arguments.get(OUT)
+        out = arguments.get(make.target)
         return tuple(
             backnorm.batch_norm_backward(**(arguments | {OUT: out}), **options, **settings)
         )
@@ -376,12 +380,11 @@ def _phases(
 ) -> tuple[Any, Any]:
     """Return the two phases of a backward pass as calls of their own."""
     make.out(dtype, overwrites="dy")
-    in_place = make.tags["out"] == "in place"
     names = "x", "dy", "mean", "variance"
     of_sums = _some_sums(make)
 
     def call(arguments: Arrays) -> tuple[Any, ...]:
-        out = arguments["dy"] if in_place else arguments.get(OUT)
+        out = arguments.get(make.target)
         inputs = [arguments[name] for name in names]
         settings = {name: options[name] for name in ("data_format", "arithmetic")}
         mask = arguments.get("mask")

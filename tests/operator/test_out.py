@@ -191,3 +191,67 @@ def test_forward_and_inference_with_out_return_out_with_same_results(dtype, pois
     poison(out)
     assert backnorm.batch_norm_inference(*inputs, **data.options, out=out) is out
     np.testing.assert_array_equal(out, plain)
+
+
+def forward(data, x, **keywords):
+    return backnorm.batch_norm_forward(x, data.gamma, data.beta, **data.options, **keywords)
+
+
+def inference(data, x, **keywords):
+    inputs = (x, data.mean, data.variance, data.gamma, data.beta)
+    return (backnorm.batch_norm_inference(*inputs, **data.options, **keywords),)
+
+
+def apply_forward(data, x, **keywords):
+    moments = backnorm.reduce_forward(x, data_format=data.data_format)
+    inputs = (x, moments, data.gamma, data.beta)
+    return backnorm.apply_forward(*inputs, **data.options, **keywords)
+
+
+NORMALISATIONS = [forward, inference, apply_forward]
+
+
+@pytest.mark.parametrize("call", NORMALISATIONS)
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
+@pytest.mark.parametrize("with_relu", [True, False])
+def test_out_that_is_x_receives_y(call, dtype, data_format, shape, with_relu, rng):
+    data = realistic_data(shape, dtype, data_format=data_format, rng=rng)
+    relu = {"activation": "relu", "residual": data.dy} if with_relu else {}
+    plain = call(data, data.x, **relu)
+    x = data.x.copy()
+    results = call(data, x, out=x, **relu)
+    assert results[0] is x
+    for actual, expected in zip(results[:3], plain[:3], strict=True):
+        np.testing.assert_array_equal(actual, expected, strict=True)
+
+
+@pytest.mark.parametrize("call", NORMALISATIONS)
+@pytest.mark.parametrize("make", [strided, reversed_rows, fortran, byte_swapped, misaligned])
+def test_out_that_is_x_of_any_memory_layout_receives_y(call, make, rng):
+    data = realistic_data((4, 6, 8), FLOAT32, rng=rng)
+    x = make(data.x.shape, FLOAT32)
+    x[...] = data.x
+    plain = call(data, x)[0].copy()
+    assert call(data, x, out=x)[0] is x
+    np.testing.assert_array_equal(x, plain)
+
+
+def test_forward_in_place_raises_error_of_variance_after_y_is_written(data):
+    x = data.x.copy()
+    x[:, 1] = 3.0
+    expected = x.copy()
+    with pytest.raises(ValueError, match="not in channel 1"):
+        backnorm.batch_norm_forward(x, epsilon=0.0, out=x)
+    assert not np.array_equal(x, expected)
+
+
+@pytest.mark.parametrize("call", NORMALISATIONS)
+def test_out_that_is_reversed_x_or_residual_is_rejected(call, data):
+    before = data.x.copy(), data.dy.copy()
+    with pytest.raises(ValueError, match=r"out: overlaps part of x .*or exactly the memory of x"):
+        call(data, data.x, out=data.x[::-1])
+    with pytest.raises(ValueError, match="out: overlaps residual"):
+        call(data, data.x, out=data.dy, activation="relu", residual=data.dy)
+    np.testing.assert_array_equal(data.x, before[0])
+    np.testing.assert_array_equal(data.dy, before[1])

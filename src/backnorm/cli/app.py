@@ -6,9 +6,10 @@ import io
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import backnorm
 from backnorm import engines
@@ -21,6 +22,8 @@ from backnorm.cli.render import demo_details, demo_summary, run_table
 from backnorm.cli.run import RunOptions, run_file
 from backnorm.cli.tensor_files import MEBIBYTES
 from backnorm.cli.verify import cases_app, judge, tolerance, verify
+from backnorm.errors import ArgumentValueError
+from backnorm.graph.override import REFUSED
 
 _HELP = """Batch normalisation and its gradient in the dialects of ten specifications.
 
@@ -74,7 +77,21 @@ def _root(
         text.print_line(context.get_help())
 
 
-@app.command()
+class _Run(TyperCommand):
+    """`backnorm run`, which says what to write instead of other options of benchdnn."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line, unless it has an option of benchdnn that is refused."""
+        with exits_in_one_line():
+            for name in (argument.partition("=")[0] for argument in args):
+                if name in REFUSED:
+                    raise ArgumentValueError(
+                        name, "is an option only of benchdnn", hint=f"write {REFUSED[name]}"
+                    )
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_Run)
 @exits_in_one_line()
 def run(
     file: Annotated[
@@ -85,7 +102,10 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="The inputs, .npz or .safetensors.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The results, .npz or .safetensors.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The results, and with --random the inputs: .npz or .safetensors."
+        ),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the results with the exact ones.")
@@ -110,12 +130,18 @@ def run(
         typer.Option(metavar="ID:SHAPE[*STRIDES]+...", help="Shapes of a graph's inputs."),
     ] = None,
     dt: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="The type of a graph's data: f32, bf16, f16.")
+        str | None,
+        typer.Option(
+            metavar="TYPE", help="The type of a graph's data: f32, bf16, f16; or ID:TYPE+..."
+        ),
     ] = None,
     op_attrs: Annotated[
         str | None,
         typer.Option(metavar="ID:NAME:VALUE*...", help="Attributes of a graph's operators."),
     ] = None,
+    only_known: Annotated[
+        bool, typer.Option("--only-known", help="Leave out a graph's operators of unknown kinds.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the operators that FILE describes on tensors from a file.
@@ -135,6 +161,7 @@ def run(
             arithmetic=None if arithmetic is None else check_arithmetic(arithmetic, "--arithmetic"),
             max_unpacked=max_unpacked,
             overrides={name: text for name, text in overrides.items() if text is not None},
+            only_known=only_known,
         )
     )
     text.print_report(asdict(report), [run_table(report)], json)

@@ -38,7 +38,8 @@ class RunOptions:
     file : Path
         oneDNN Graph JSON, or a call.
     tensors, out : Path or None
-        .npz or .safetensors files to read from and write to.
+        .npz or .safetensors files to read from and write to. With a seed, `out` also gets the
+        inputs, so that `tensors` of a later run may be this file.
     check : bool
         Compare each output with the oracle.
     seed : int or None
@@ -51,6 +52,8 @@ class RunOptions:
         Mebibytes by which compressed tensors may be larger in memory than on disk.
     overrides : mapping of str to str
         Arguments of :func:`backnorm.graph.override_graph`, allowed only for a graph.
+    only_known : bool
+        Leave out the operators of unknown kinds; allowed only for a graph.
     """
 
     file: Path
@@ -62,6 +65,7 @@ class RunOptions:
     arithmetic: Arithmetic | None = None
     max_unpacked: int = MEBIBYTES
     overrides: Mapping[str, str] = field(default_factory=dict)
+    only_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,8 @@ def run_file(options: RunOptions) -> RunReport:
     OSError
         If a file cannot be read or written.
     """
-    program = _read_program(options.file, options.overrides)
+    program = _read_program(options)
+    to_write = _names_to_write(program, options)
     if options.out is not None:
         check_output(options.out)
     with progress(2 * len(program.steps) + 2) as advance:
@@ -167,7 +172,7 @@ def run_file(options: RunOptions) -> RunReport:
                 steps.append(_run_step(program, step, values, options, advance))
         if options.out is not None:
             advance(f"writing {options.out}")
-            write_tensors(options.out, {name: values[key] for name, key in program.results.items()})
+            write_tensors(options.out, {name: values[key] for name, key in to_write.items()})
     written = None if options.out is None else str(options.out)
     passed = not any(step.failures for step in steps)
     threads = backnorm.get_num_threads()
@@ -175,13 +180,31 @@ def run_file(options: RunOptions) -> RunReport:
     return RunReport(*facts)
 
 
-def _read_program(path: Path, overrides: Mapping[str, str]) -> Program:
+def _names_to_write(program: Program, options: RunOptions) -> dict[str, str]:
+    """Return the names in the file of results, each with the key of its tensor."""
+    names = dict(program.results)
+    if options.out is None or options.seed is None:
+        return names
+    for key in program.inputs:
+        if key in names:
+            raise ArgumentValueError(
+                "outputs",
+                "must differ from the names of inputs, because with --random both are written",
+                came=repr(key),
+                accepted="another name",
+            )
+    return {key: key for key in program.inputs} | names
+
+
+def _read_program(options: RunOptions) -> Program:
     """Return the program that a JSON file describes: a oneDNN graph, or a call."""
+    path, overrides = options.file, options.overrides
     document = expect_object(read_json(path), str(path))
     if "graph" in document:
-        return build_program(override_graph(parse_graph(document, str(path)), **overrides))
+        graph = parse_graph(document, str(path), only_known=options.only_known)
+        return build_program(override_graph(graph, **overrides))
     if "dialect" in document:
-        for name in overrides:
+        for name in (*overrides, *(["only_known"] if options.only_known else ())):
             raise ArgumentValueError(
                 f"--{name.replace('_', '-')}",
                 "applies only to a oneDNN graph",

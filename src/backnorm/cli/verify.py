@@ -33,6 +33,10 @@ Skip = Annotated[
     list[str] | None, typer.Option(help="Skip cases whose names match the glob; repeatable.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
+Op = Annotated[
+    str | None,
+    typer.Option(help="The operator of the dialect (default: the first of the operation)."),
+]
 AtLeast = Annotated[
     Rung | None,
     typer.Option(help="An output worse than this rung is a finding; by default serial."),
@@ -214,10 +218,7 @@ def verify(
     dialect: Annotated[
         str | None, typer.Option(help="The dialect whose arguments the function has.")
     ] = None,
-    op: Annotated[
-        str | None,
-        typer.Option(help="The operator of the dialect (default: the first of the operation)."),
-    ] = None,
+    op: Op = None,
     operation: Annotated[
         Literal["backward", "forward"], typer.Option(help="The pass that the subject computes.")
     ] = "backward",
@@ -331,8 +332,8 @@ def judge(
         Path,
         typer.Argument(
             metavar="RESULTS",
-            help="A folder that has, for each case, a folder with dx.bin, dgamma.bin and dbeta.bin "
-            "(or .npy), or an .npz or .safetensors file with the names case/output.",
+            help="A folder that has, for each case, a folder with a file for each output, such as "
+            "dx.bin (or .npy), or an .npz or .safetensors file with the names case/output.",
         ),
     ],
     at_least: AtLeast = None,
@@ -407,11 +408,31 @@ def cases_export(
     only: Only = None,
     skip: Skip = None,
     seed: Seed = 0,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Write random data of the shape N,C,... instead; repeatable."),
+    ] = None,
+    operation: Annotated[
+        Literal["backward", "forward"], typer.Option(help="The pass of the cases.")
+    ] = "backward",
+    dialect: Annotated[
+        str | None, typer.Option(help="The dialect whose names and shapes the files have.")
+    ] = None,
+    op: Op = None,
 ) -> None:
     """Write cases with exact results and the bounds of every element."""
     from backnorm.conformance.verify.export import export
 
-    number = export(folder, _selection(tier, dtypes, layouts, only, skip, seed), form=form)
+    if op is not None and dialect is None:
+        raise ArgumentValueError("--op", "must be used with --dialect", came=op)
+    selection = replace(
+        _selection(tier, dtypes, layouts, only, skip, seed),
+        shapes=tuple(_shape(each, least=0) for each in shape or ()),
+        operation=operation,
+    )
+    number, refused = export(folder, selection, form=form, dialect=dialect, op=op)
+    for reason, count in refused.items():
+        print(f"left out {counted(count, 'case')}: {reason}")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{number} cases, {size / 1e6:.1f} MB, {folder / 'manifest.json'}")
 

@@ -40,6 +40,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     inputs = _entries(text.get("Parameters", ""))
     outputs = _entries(text.get("Returns", ""))
     attributes = _entries(of_attributes.get("Parameters", ""))
+    summary, _, formula = text.get("", "").partition("\n")
     known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
     # If an operator has several revisions, the signature of its ``__call__`` has no names of
     # inputs. The order of the inputs is then that of the rules of the revision.
@@ -56,7 +57,8 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
         attributes=tuple(
             _completed(spec, parameters, attributes.get(spec.name, "")) for spec in rules.attributes
         ),
-        summary=text.get("", "").partition("\n")[0],
+        summary=summary,
+        formula=formula.strip("\n"),
         notes=tuple(_bullets(text.get("Notes", ""))),
         style="configured" if is_configured else "keywords" if by_name else "positional",
         order=order,

@@ -215,7 +215,7 @@ class _BatchNormTraining(Operator):
         epsilon : float, finite and not negative
             added to the variance, as a double
         normalized : numpy.ndarray, optional
-            memory for this output
+            memory for this output; may be input, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
@@ -305,7 +305,7 @@ class _BatchNormInference(Operator):
         epsilon : float, finite and not negative
             added to the variance, as a double
         normalized : numpy.ndarray, optional
-            memory for this output
+            memory for this output; may be input, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 

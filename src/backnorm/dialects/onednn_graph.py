@@ -173,6 +173,9 @@ class BatchNormTrainingBackward(Operator):
         f16 with f32.
 
         - diff_src may be the memory of diff_dst, which is then overwritten.
+        - The library's op_def.hpp accepts two outputs, diff_src and diff_gamma. The guide says that
+          diff_gamma and diff_beta are provided together or not at all. backnorm follows the guide,
+          because it is the specification: op_def.hpp does not say what two outputs mean.
         - If neither diff_gamma nor diff_beta is requested, gamma is taken as 1. In this case the
           oneDNN library computes the formula for constant statistics, diff_dst / sqrt(variance +
           epsilon). With single_output="onednn", this operator computes that formula, too.
@@ -209,7 +212,8 @@ class BatchNormForwardTraining(Forward):
     epsilon : float, finite and positive, rounded to float32
         added to the variance
     momentum : float, finite and positive, rounded to float32, optional
-        weight of the old running statistics; not given: the simple average (0.5)
+        weight of the old running statistics; not given: 0.5, as in the oneDNN library (the guide
+        has no default)
     data_format : {"NCX", "NXC"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     """
@@ -275,7 +279,7 @@ class BatchNormForwardTraining(Forward):
         beta : array of T2, shape (C,), optional
             offset; absent: 0
         dst : numpy.ndarray, optional
-            memory for this output
+            memory for this output; may be src, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
@@ -302,6 +306,7 @@ class BatchNormForwardTraining(Forward):
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
         f16 with f32.
 
+        - dst may be the memory of src, which is then overwritten. The backward pass needs src.
         - The new running statistics are momentum * old + (1 - momentum) * batch, with the biased
           batch variance, as in oneDNN 3.2. PyTorch's momentum is one minus this momentum. An empty
           batch (M = 0) does not change the running statistics.
@@ -374,7 +379,7 @@ class BatchNormInference(Operator):
         variance : array of T2, shape (C,)
             variance to normalise with
         dst : numpy.ndarray, optional
-            memory for this output
+            memory for this output; may be src, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
@@ -393,6 +398,7 @@ class BatchNormInference(Operator):
         Element types of data and of per-channel tensors: f32 with f32, bf16 with f32 or bf16,
         f16 with f32.
 
+        - dst may be the memory of src, which is then overwritten.
         - N, C and spatial sizes may be 0; dst is then empty.
         """
         return self._run((src, gamma, beta, mean, variance), memory=dst, arithmetic=arithmetic)

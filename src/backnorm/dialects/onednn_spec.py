@@ -280,8 +280,9 @@ class BatchNormForwardTraining(_OfRevision, Forward):
     epsilon : float, finite and positive, rounded to float32
         added to the variance
     momentum : float, finite and positive, rounded to float32, optional
-        weight of the old running statistics; not given: the simple average (0.5), and 0.1 in the
-        revision "early"
+        weight of the old running statistics; not given: 0.5, as in the oneDNN library, and 0.1 in
+        the revision "early". The specification's own rule, the average over all batches, would
+        need their number, which is no input
     data_format : {"NCX", "NXC"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     revision : {"latest", "2020-21", "early"}, default "latest"
@@ -330,7 +331,7 @@ class BatchNormForwardTraining(_OfRevision, Forward):
         beta : array of T2, shape (C,), optional
             offset; absent: 0
         output : numpy.ndarray, optional
-            memory for this output
+            memory for this output; may be input, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
@@ -416,7 +417,7 @@ class BatchNormInference(_OfRevision):
         variance : array of T2, shape (C,)
             variance to normalise with
         output : numpy.ndarray, optional
-            memory for this output
+            memory for this output; may be input, which is then overwritten
         arithmetic : {"float32", "float64"}, optional
             an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 

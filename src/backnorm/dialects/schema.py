@@ -291,6 +291,8 @@ class OperatorSchema:
     summary : str
         The first line of the operator's docstring. `_description` reads this and the following
         attributes from the operator's class.
+    formula : str
+        The text between the first line and the sections of the docstring.
     notes : tuple of str
         The notes in the docstring: rules that no table expresses, and divergences.
     style : {"positional", "keywords", "configured"}
@@ -328,6 +330,7 @@ class OperatorSchema:
     channel_axes: ChannelAxes | None = None
     phrases: Phrases = field(default_factory=Phrases)
     summary: str = ""
+    formula: str = ""
     notes: tuple[str, ...] = ()
     style: Style = "positional"
     order: tuple[str, ...] = ()

@@ -32,6 +32,6 @@ __all__ = [
 ]
 
 
-def load_graph(path: str | Path) -> Graph:
-    """Read and validate the oneDNN Graph JSON file at `path`."""
-    return parse_graph(read_json(Path(path)), str(path))
+def load_graph(path: str | Path, *, only_known: bool = False) -> Graph:
+    """Read and validate the oneDNN Graph JSON file at `path`: see `parse_graph`."""
+    return parse_graph(read_json(Path(path)), str(path), only_known=only_known)

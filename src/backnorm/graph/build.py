@@ -64,7 +64,7 @@ def build_program(graph: Graph, *, fuse: bool = True) -> Program:
         )
     }
     program = Program(tuple(steps), tensors, {keys[id_]: keys[id_] for id_ in graph.outputs})
-    program = replace(program, notes=notes(program))
+    program = replace(program, notes=(*graph.notes, *notes(program)))
     return fused(program) if fuse else program
 
 

@@ -41,8 +41,8 @@ def fused(program: Program) -> Program:
                 # steps before the ReLU may read the statistics.
                 steps[steps.index(producer)] = _normalisation(producer, step)
                 steps.remove(step)
-                shape = tensors.pop(between).shape if dst.shape is None else dst.shape
-                tensors[dst.key] = replace(dst, shape=shape)
+                shape = tensors.pop(between).shape
+                tensors[dst.key] = replace(dst, shape=shape if dst.shape is None else dst.shape)
         elif (
             step.op == _BACKWARD
             and producer.op == "ReLUBackward"
@@ -50,6 +50,7 @@ def fused(program: Program) -> Program:
         ):
             steps[steps.index(step)] = _backward(producer, step)
             steps.remove(producer)
+            del tensors[between]
     return replace(program, steps=tuple(steps), tensors=tensors)
 
 

@@ -58,8 +58,11 @@ class Graph:
     tensors : mapping of int to LogicalTensor
     outputs : tuple of int
         Ids of the tensors that the graph returns.
+    notes : tuple of str
+        Remarks to show to the user.
     """
 
     operators: tuple[Operator, ...]
     tensors: Mapping[int, LogicalTensor]
     outputs: tuple[int, ...]
+    notes: tuple[str, ...] = ()

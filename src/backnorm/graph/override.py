@@ -21,7 +21,23 @@ from backnorm.graph.model import Graph, LogicalTensor, Operator
 from backnorm.graph.pointwise import FLOATS
 
 _SHAPES, _TYPE, _ATTRIBUTES = "--in-shapes", "--dt", "--op-attrs"
+#: Options of benchdnn that `backnorm run` does not have, and what to write instead.
+REFUSED: Mapping[str, str] = {
+    "--graph": "FILE alone",
+    "--case": "FILE alone",
+    "--batch": "one command for each line of the file",
+    "--reset": "nothing: every command begins with the values in FILE",
+    "--mb": f"the whole shapes, with {_SHAPES}",
+    "--bnorm": "a graph, or a call of an operator; backnorm verify onednn judges the primitive",
+    "--op-kind": "a file with the other operator",
+    "--tensor-property": "nothing: a tensor's property does not change results",
+    "--attr-fpmath": "--arithmetic float32 or float64",
+    "--expected-n-partitions": "nothing: there are no partitions",
+    "--mode": "--check, or nothing for times alone",
+    "--engine": "nothing: the CPU computes",
+}
 _GRAMMAR = {
+    _TYPE: "TYPE, or ID:TYPE joined by +, such as 0:bf16+1:f32",
     _SHAPES: "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES, joined by +, such as 0:2x8x7x7*acdb+1:8",
     _ATTRIBUTES: "ID:NAME:VALUE*NAME:VALUE..., joined by +, such as 0:data_format:NXC*epsilon:0.1",
 }
@@ -48,9 +64,10 @@ def override_graph(
         numbers or as a tag (``acdb``: the axes from the slowest to the fastest). Without strides,
         the tensor is dense in row-major order; ``ID:*STRIDES`` keeps the shape. Other inputs keep
         their shapes. Shapes of computed tensors follow from the operators.
-    dt : {"f32", "bf16", "f16"}, optional
-        The element type of x, y, dy and dx, and of all tensors of ReLU and ReLUBackward. Statistics
-        and parameters keep their types. A graph with Quantize or Dequantize is an error.
+    dt : str, optional
+        "f32", "bf16" or "f16": the element type of x, y, dy and dx, and of all tensors of ReLU and
+        ReLUBackward. Statistics and parameters keep their types. A graph with Quantize or
+        Dequantize is an error. ``ID:TYPE+...``: the types of single tensors, also "s8" and "u8".
     op_attrs : str, optional
         ``ID:NAME:VALUE*NAME:VALUE+...``: attributes of operators, by the operators' ids. Entries
         of a list are joined by x (``zps:1x2``); booleans are 0, 1, false or true.
@@ -126,11 +143,13 @@ def _sizes(where: str, text: str) -> tuple[int, ...]:
 
 
 def _with_type(graph: Graph, text: str) -> Graph:
-    if text not in _FLOAT_TYPES:
-        raise ArgumentTypeError(
-            _TYPE, "unsupported data type", came=text, accepted=", ".join(_FLOAT_TYPES)
-        )
     tensors = dict(graph.tensors)
+    if ":" in text:
+        for id_, name in _entries(_TYPE, text, list(tensors), "a tensor of the graph").items():
+            dtype = _type(f"{_TYPE} {id_}", name, DATA_TYPES)
+            tensors[id_] = replace(tensors[id_], dtype=dtype)
+        return replace(graph, tensors=tensors)
+    dtype = _type(_TYPE, text, _FLOAT_TYPES)
     for operator in graph.operators:
         if operator.kind in ("Quantize", "Dequantize"):
             raise ArgumentValueError(
@@ -143,8 +162,16 @@ def _with_type(graph: Graph, text: str) -> Graph:
         pairs = [*zip(kind.inputs, operator.inputs), *zip(kind.outputs, operator.outputs)]  # noqa: B905
         for port, id_ in pairs:
             if port.is_data:
-                tensors[id_] = replace(tensors[id_], dtype=_FLOAT_TYPES[text])
+                tensors[id_] = replace(tensors[id_], dtype=dtype)
     return replace(graph, tensors=tensors)
+
+
+def _type(where: str, text: str, known: Mapping[str, np.dtype]) -> np.dtype:
+    if text not in known:
+        raise ArgumentTypeError(
+            where, "unsupported data type", came=text, accepted=", ".join(known)
+        )
+    return known[text]
 
 
 def _with_attributes(graph: Graph, text: str) -> Graph:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from backnorm.errors import ArgumentValueError
+from collections import Counter
+from collections.abc import Collection
+
+from backnorm.errors import ArgumentValueError, counted
 from backnorm.graph.attributes import parse_attributes
 from backnorm.graph.kinds import KINDS, OLDER_NAMES
 from backnorm.graph.logical_tensor import merge, parse_logical_tensor
@@ -20,7 +23,7 @@ _MAX_OPERATORS = 10_000
 _MAX_PORTS = 64
 
 
-def parse_graph(document: object, where: str = "graph file") -> Graph:
+def parse_graph(document: object, where: str = "graph file", *, only_known: bool = False) -> Graph:
     """Return the graph that a JSON document describes.
 
     Parameters
@@ -31,6 +34,10 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
         (``engine_kind``, ``fpmath_mode``, ``input_ports``) are ignored.
     where : str
         The name of the document in errors.
+    only_known : bool
+        Whether to leave out the operators of unknown kinds, with a note in the graph. Tensors that
+        only these operators produce become inputs of the graph. Tensors that they read become
+        results, if an operator of the graph produces them.
 
     Raises
     ------
@@ -44,7 +51,30 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
     if not entries:
         raise ArgumentValueError("graph", "has no operators")
     tensors: dict[int, LogicalTensor] = {}
-    operators = [_parse_operator(e, f"graph[{i}]", tensors) for i, e in enumerate(entries)]
+    operators: list[Operator] = []
+    left_out: list[tuple[str, Collection[int]]] = []
+    for i, entry in enumerate(entries):
+        at = f"graph[{i}]"
+        described = expect_object(entry, at)
+        name = expect_string(described.get("kind"), f"{at}.kind")
+        kind = OLDER_NAMES.get(name, name)
+        if kind in KINDS:
+            operators.append(_parse_operator(described, kind, at, tensors))
+        elif only_known:
+            left_out.append((kind, _ids_read(described, at)))
+        else:
+            raise ArgumentValueError(
+                f"{at}.kind",
+                "unknown operator",
+                came=repr(name),
+                accepted=", ".join((*KINDS, *OLDER_NAMES)),
+                hint="--only-known (in Python: only_known=True) leaves it out",
+            )
+    if not operators:
+        came = ", ".join(dict.fromkeys(kind for kind, _ in left_out))
+        raise ArgumentValueError(
+            "graph", "has no known operator", came=came, accepted=", ".join(KINDS)
+        )
     seen: set[int] = set()
     for i, operator in enumerate(operators):
         if operator.id in seen:
@@ -53,7 +83,15 @@ def parse_graph(document: object, where: str = "graph file") -> Graph:
             )
         seen.add(operator.id)
     ordered = topological_order(operators)
-    return Graph(ordered, tensors, _graph_outputs(fields, ordered))
+    read = dict.fromkeys(id_ for _, ids in left_out for id_ in ids) if left_out else None
+    return Graph(ordered, tensors, _graph_outputs(fields, ordered, read), _notes(left_out))
+
+
+def _notes(left_out: Collection[tuple[str, object]]) -> tuple[str, ...]:
+    """Return a note that counts the operators that were left out, if any."""
+    counts = Counter(kind for kind, _ in left_out)
+    kinds = ", ".join(f"{kind} ({number})" for kind, number in counts.items())
+    return (f"left out {counted(len(left_out), 'operator')}: {kinds}",) if kinds else ()
 
 
 def _check_version(fields: dict[str, object], where: str) -> None:
@@ -66,17 +104,18 @@ def _check_version(fields: dict[str, object], where: str) -> None:
         )
 
 
-def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]) -> Operator:
-    fields = expect_object(value, where)
-    name = expect_string(fields.get("kind"), f"{where}.kind")
-    kind = OLDER_NAMES.get(name, name)
-    if kind not in KINDS:
-        raise ArgumentValueError(
-            f"{where}.kind",
-            "unknown operator",
-            came=repr(name),
-            accepted=", ".join((*KINDS, *OLDER_NAMES)),
-        )
+def _ids_read(fields: dict[str, object], where: str) -> list[int]:
+    """Return the ids of the tensors that an operator of an unknown kind reads."""
+    ids = []
+    for i, entry in enumerate(expect_list(fields.get("inputs", []), f"{where}.inputs")):
+        at = f"{where}.inputs[{i}]"
+        ids.append(expect_integer(expect_object(entry, at).get("id"), f"{at}.id", high=_MAX_ID))
+    return ids
+
+
+def _parse_operator(
+    fields: dict[str, object], kind: str, where: str, tensors: dict[int, LogicalTensor]
+) -> Operator:
     ports: dict[str, tuple[int, ...]] = {}
     for key in ("inputs", "outputs"):
         ids = []
@@ -97,19 +136,29 @@ def _parse_operator(value: object, where: str, tensors: dict[int, LogicalTensor]
     )
 
 
-def _graph_outputs(fields: dict[str, object], operators: tuple[Operator, ...]) -> tuple[int, ...]:
-    """Return the declared outputs; if none are declared, all results that no operator consumes."""
+def _graph_outputs(
+    fields: dict[str, object],
+    operators: tuple[Operator, ...],
+    read_by_others: Collection[int] | None,
+) -> tuple[int, ...]:
+    """Return the declared outputs; if none are declared, all results that no operator consumes.
+
+    If operators were left out, `read_by_others` are the tensors that they read. These tensors are
+    outputs, too, and the outputs of the operators that were left out are not.
+    """
     produced = dict.fromkeys(id_ for operator in operators for id_ in operator.outputs)
     declared = expect_list(fields.get("output_ports", []), "output_ports")
     if not declared:
         consumed = {id_ for operator in operators for id_ in operator.inputs}
+        consumed.difference_update(read_by_others or ())
         return tuple(id_ for id_ in produced if id_ not in consumed)
     outputs = []
     for i, entry in enumerate(declared):
         id_ = expect_integer(entry, f"output_ports[{i}]", high=_MAX_ID)
-        if id_ not in produced:
+        if id_ not in produced and read_by_others is None:
             raise ArgumentValueError(
                 f"output_ports[{i}]", "no operator produces this logical tensor", came=id_
             )
         outputs.append(id_)
-    return tuple(dict.fromkeys(outputs))
+    outputs += read_by_others or ()
+    return tuple(id_ for id_ in dict.fromkeys(outputs) if id_ in produced)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.verify._file_cases import as_in_files
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.export import export_inputs, reader
 from backnorm.conformance.verify.run import ended
@@ -50,7 +51,7 @@ class OfCommand:
             if done.returncode:
                 last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
                 raise CommandError(": ".join([ended(done.returncode), *last]))
-            outputs, text = reader(folders["outputs"])(case)
+            outputs, text = reader(folders["outputs"])(as_in_files(case))
         if text:
             raise RefusedError(text)
         return {name: outputs.get(name) for name in GRADIENTS}

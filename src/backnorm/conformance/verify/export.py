@@ -6,12 +6,16 @@ a sum of two float64 (``high`` and ``low``); T, the sum of the magnitudes of the
 the bound of the absolute error on each rung; and the exact value rounded to the output's type. So a
 test that reads these files need not compute any bound itself. Raw arrays are little-endian, in C
 order. Exports of the same selection of cases have the same bytes.
+
+The arrays have backnorm's names, or those of a specification's operator (see `_file_cases`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -21,11 +25,15 @@ import numpy as np
 
 import backnorm
 from backnorm.conformance.battery import Case
-from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.ladder import RUNGS, GradientLadder
+from backnorm.conformance.ladder import RUNGS, ForwardLadder, GradientLadder
+from backnorm.conformance.verify._file_cases import FileCase, as_in_files
+from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.operations import operation_of
 from backnorm.conformance.verify.proof import catches
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict, absent, graded
+from backnorm.conformance.verify.subjects import schema_of
+from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
 
@@ -38,8 +46,15 @@ _VERSION = 1
 _NO_RESULT = "the case has no result"
 
 
-def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
-    """Write the cases of a selection to a folder; return their number.
+def export(
+    folder: Path,
+    selection: Selection,
+    *,
+    form: str = "raw",
+    dialect: str | None = None,
+    op: str | None = None,
+) -> tuple[int, Counter[str]]:
+    """Write the cases of a selection to a folder.
 
     Parameters
     ----------
@@ -47,22 +62,51 @@ def export(folder: Path, selection: Selection, *, form: str = "raw") -> int:
         Created if it does not exist. Files of an earlier export are overwritten.
     selection : Selection
     form : {"raw", "npy", "npz", "safetensors"}
+    dialect, op : str, optional
+        The operator of a specification whose names, order and shapes the files have; without `op`,
+        the dialect's first operator for the selection's operation.
+
+    Returns
+    -------
+    int, Counter
+        The number of cases that were written, and how many the operator refuses for each reason.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such dialect or operator, or if the operator refuses all cases.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    schema = None if dialect is None else schema_of(dialect, op, selection.operation)
     described: list[dict[str, Any]] = []
     lines: list[str] = []
-    for case in selected(selection):
-        ladder = GradientLadder.of(*case.operands, **case.options)
-        arrays = _arrays(case, ladder)
+    refused: Counter[str] = Counter()
+    for selected_case in selected(selection):
+        try:
+            found = as_in_files(selected_case, schema)
+        except RefusedError as error:
+            refused[str(error)] += 1
+            continue
+        case, (ladder, _) = found.case, operation_of(found.case).judged(found.case)
+        arrays = _arrays(found, ladder)
         _write(folder / case.name, arrays, form)
-        described.append({**_described(case, arrays, form), "catches": catches(case, ladder)})
+        described.append(_described(found, arrays, form))
+        if isinstance(ladder, GradientLadder):
+            described[-1]["catches"] = catches(case, ladder)
         lines += _lines(case, arrays)
-    made_by = {"seed": selection.seed, "tier": selection.tier}
+    if refused and not described:
+        raise ArgumentValueError(
+            "--dialect", "the operator refuses all cases", came=next(iter(refused))
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    made_by: dict[str, Any] = {"seed": selection.seed, "tier": selection.tier}
+    made_by |= {"operation": selection.operation, "shapes": selection.shapes}
+    if schema is not None:
+        made_by |= {"dialect": schema.dialect, "op": schema.op}
     _write_manifest(folder, described, lines, form, made_by)
     headers = resources.files("backnorm.conformance.verify") / "include"
     for name in ("backnorm_cases.hpp", "backnorm_subject.h"):
         (folder / name).write_bytes((headers / name).read_bytes())
-    return len(described)
+    return len(described), refused
 
 
 def export_inputs(folder: Path, case: Case, inputs: Mapping[str, np.ndarray | None]) -> None:
@@ -70,7 +114,7 @@ def export_inputs(folder: Path, case: Case, inputs: Mapping[str, np.ndarray | No
     folder.mkdir()
     arrays = {name: np.ascontiguousarray(a) for name, a in inputs.items() if a is not None}
     _write(folder / case.name, arrays, "raw")
-    described = [_described(case, arrays, "raw")]
+    described = [_described(as_in_files(case), arrays, "raw")]
     _write_manifest(folder, described, list(_lines(case, arrays)), "raw", {})
 
 
@@ -95,26 +139,30 @@ def _write_manifest(
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
 
 
-def _arrays(case: Case, ladder: GradientLadder) -> dict[str, np.ndarray]:
+def _arrays(found: FileCase, ladder: Any) -> dict[str, np.ndarray]:
     """Return the arrays of a case, by the names of their files (without extensions)."""
-    arrays = {name: array for name, array in case.inputs.items() if array is not None}
-    for name in GRADIENTS:
-        value = ladder.value(name)
-        arrays |= {
-            f"{name}.high": value.hi,
-            f"{name}.low": value.lo,
-            f"{name}.terms": ladder.terms(name),
-            name: rounded(value.hi, ladder.element_type(name)),
+    arrays = dict(found.inputs)
+    for output, name in found.outputs.items():
+        value, (dtype, shape) = ladder.value(name), found.like(output)
+        # The bound of a variance is that of results above the exact value. `judge` allows results
+        # below it less.
+        types = (dtype,) if isinstance(ladder, ForwardLadder) else ()
+        parts = {
+            f"{output}.high": value.hi,
+            f"{output}.low": value.lo,
+            f"{output}.terms": ladder.terms(name),
+            output: rounded(value.hi, dtype),
         }
-        bounds = ladder.allowances(name)
-        arrays |= {f"{name}.{rung}": bound for rung, bound in bounds.items()}
+        bounds = ladder.allowances(name, *types)
+        parts |= {f"{output}.{rung}": bound for rung, bound in bounds.items()}
+        arrays |= {part: array.reshape(shape) for part, array in parts.items()}
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
-def _described(case: Case, arrays: Mapping[str, np.ndarray], form: str) -> dict[str, Any]:
+def _described(found: FileCase, arrays: Mapping[str, np.ndarray], form: str) -> dict[str, Any]:
     files = {
         name: {
-            "file": f"{case.name}/{name}.{_ending(form)}",
+            "file": f"{found.case.name}/{name}.{_ending(form)}",
             "dtype": str(element_type(array.dtype)),
             "shape": list(array.shape),
             "sha256": hashlib.sha256(_bytes(array)).hexdigest(),
@@ -122,21 +170,16 @@ def _described(case: Case, arrays: Mapping[str, np.ndarray], form: str) -> dict[
         for name, array in arrays.items()
     }
     return {
-        "name": case.name,
-        "call": {
-            "operator": "backward",
-            "training": case.training,
-            "data_format": case.data.data_format,
-            "epsilon": float(case.data.epsilon).hex(),
-        },
-        "inputs": {name: files[name] for name in case.inputs if name in files},
+        "name": found.case.name,
+        "call": found.call,
+        "inputs": {name: files[name] for name in found.inputs},
         "outputs": {
             output: {
                 part.partition(".")[2] or "rounded": entry
                 for part, entry in files.items()
                 if part == output or part.startswith(f"{output}.")
             }
-            for output in GRADIENTS
+            for output in found.outputs
         },
     }
 
@@ -151,7 +194,7 @@ def _lines(case: Case, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
 
 
 def _write(folder: Path, arrays: Mapping[str, np.ndarray], form: str) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if form in ("raw", "npy"):
         for name, array in arrays.items():
             path = folder / f"{name}.{_ending(form)}"
@@ -188,9 +231,10 @@ def judge(cases: Path, results: Path) -> Results:
     cases : Path
         A folder that :func:`export` wrote; the cases are generated again from its manifest.
     results : Path
-        A folder that has a folder for each case, with ``dx.bin`` and so on (or .npy); or one .npz
-        or .safetensors file with arrays that are named ``case/output``. If a case has no results,
-        a file ``unsupported.txt`` in its folder can give the reason.
+        A folder that has a folder for each case, with a .bin or .npy file for each output, such as
+        ``dx.bin``; or one .npz or .safetensors file with arrays that are named ``case/output``.
+        Outputs have the names that they have in the manifest. If a case has no results, a file
+        ``unsupported.txt`` in its folder can give the reason.
 
     Raises
     ------
@@ -203,47 +247,67 @@ def judge(cases: Path, results: Path) -> Results:
             "CASES", "must have a manifest of this version", came=manifest.get("format_version"),
             accepted=_VERSION,
         )  # fmt: skip
-    names = {entry["name"] for entry in manifest["cases"]}
-    dtypes = {entry["inputs"]["x"]["dtype"] for entry in manifest["cases"]}
-    made_by = manifest["made_by"]
-    selection = Selection(made_by["tier"], tuple(sorted(dtypes)), seed=made_by["seed"])
+    selection, names, schema = _of_manifest(manifest)
     if not results.exists():
         raise ArgumentValueError("RESULTS", "no such file or folder", came=str(results))
-    found = Results(Job(str(results), selection, files=True))
+    dialect, op = (None, None) if schema is None else (schema.dialect, schema.op)
+    found = Results(Job(str(results), selection, dialect, op, files=True))
     read = reader(results)
     for case in selected(selection):
         if case.name in names:
-            found.verdicts += _judged(case, read, found)
+            found.verdicts += _judged(as_in_files(case, schema), read, found)
     if all(verdict.text.endswith(_NO_RESULT) for verdict in found.verdicts):
         raise ArgumentValueError(
             "RESULTS", "has no result of any case", came=str(results),
-            accepted=f"CASE/OUTPUT, such as {manifest['cases'][0]['name']}/dx",
+            accepted=f"CASE/OUTPUT, such as {manifest['cases'][0]['name']}/"
+            f"{next(iter(manifest['cases'][0]['outputs']))}",
         )  # fmt: skip
     return found
 
 
-def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
+def _of_manifest(manifest: Any) -> tuple[Selection, set[str], OperatorSchema | None]:
+    """Return a selection that has the cases of a manifest, their names, and the rules of the
+    operator whose names the files have.
+    """
+    names, made_by = {entry["name"] for entry in manifest["cases"]}, manifest["made_by"]
+    # The first input of every operator is data.
+    first = (next(iter(entry["inputs"].values())) for entry in manifest["cases"])
+    selection = Selection(
+        made_by["tier"],
+        tuple(sorted({entry["dtype"] for entry in first})),
+        seed=made_by["seed"],
+        shapes=tuple(map(tuple, made_by.get("shapes", ()))),
+        operation=made_by.get("operation", "backward"),
+    )
+    if "dialect" not in made_by:
+        return selection, names, None
+    return selection, names, schema_of(made_by["dialect"], made_by["op"], selection.operation)
+
+
+def _judged(file_case: FileCase, read: Any, found: Results) -> Iterator[Verdict]:
+    case, results = file_case.case, operation_of(file_case.case).results
     known = str(case.data.x.dtype), case.data.data_format
-    outputs, text = read(case)
+    outputs, text = read(file_case)
     if not outputs:
         status: Status = "refused" if text else "not_written"
-        for output in GRADIENTS:
+        for output in results:
             reason = text or f"no {output}; {_NO_RESULT}"
             yield Verdict(case.name, output, *known, status, reason)
         return
     if case.name.startswith("diagnostic"):
         found.outputs[case.name] = outputs
     grades = graded(case, outputs)
-    for name in GRADIENTS:
-        yield Verdict(case.name, name, *known, *grades.get(name) or absent(case, name, GRADIENTS))
+    names = file_case.outputs.values()
+    for name in results:
+        yield Verdict(case.name, name, *known, *grades.get(name) or absent(case, name, names))
 
 
-def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]:
+def reader(results: Path) -> Callable[[FileCase], tuple[dict[str, np.ndarray], str]]:
     """Return a function that reads the outputs of a case from `results`, which is a file or a
     folder.
 
-    This function returns two values: the outputs by name, and a text. The text is empty unless the
-    tested program does not support the case; it then says why.
+    This function returns two values: the outputs by the names of the operation's results, and a
+    text. The text is empty unless the tested program does not support the case; it then says why.
     """
     arrays: dict[str, np.ndarray] = {}
     if results.suffix == ".npz":
@@ -254,38 +318,46 @@ def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]
 
         arrays = load_file(results)
 
-    def of_file(case: Case) -> tuple[dict[str, np.ndarray], str]:
-        named = {o: arrays[f"{case.name}/{o}"] for o in GRADIENTS if f"{case.name}/{o}" in arrays}
-        return {o: _typed(o, a, case) for o, a in named.items()}, ""
+    def of_file(found: FileCase) -> tuple[dict[str, np.ndarray], str]:
+        keys = {output: f"{found.case.name}/{output}" for output in found.outputs}
+        named = {output: arrays[key] for output, key in keys.items() if key in arrays}
+        return _named(named, found), ""
 
-    def of_folder(case: Case) -> tuple[dict[str, np.ndarray], str]:
-        place = results / case.name
+    def of_folder(found: FileCase) -> tuple[dict[str, np.ndarray], str]:
+        place = results / found.case.name
         outputs: dict[str, np.ndarray] = {}
         refused = place / "unsupported.txt"
         if refused.is_file():
             return {}, refused.read_text(errors="replace").strip() or "unsupported"
-        for output in GRADIENTS:
-            expected = case.data.like(output)
+        for output in found.outputs:
+            dtype, shape = found.like(output)
             if (place / f"{output}.npy").is_file():
                 array = np.load(place / f"{output}.npy", allow_pickle=False)
             elif (place / f"{output}.bin").is_file():
                 data = (place / f"{output}.bin").read_bytes()
                 array = np.frombuffer(data, np.uint8)
-                if len(data) == expected.nbytes:
-                    array = array.view(expected.dtype.newbyteorder("<")).reshape(expected.shape)
+                if len(data) == math.prod(shape) * dtype.itemsize:
+                    array = array.view(dtype.newbyteorder("<")).reshape(shape)
             else:
                 continue
-            outputs[output] = _typed(output, array, case)
-        return outputs, ""
+            outputs[output] = array
+        return _named(outputs, found), ""
 
     return of_file if arrays else of_folder
 
 
-def _typed(output: str, array: np.ndarray, case: Case) -> np.ndarray:
-    """Return an array; if the output is bfloat16, its 16-bit elements are reinterpreted as
-    bfloat16.
+def _named(arrays: Mapping[str, np.ndarray], found: FileCase) -> dict[str, np.ndarray]:
+    """Return the outputs in files by the names of the operation's results.
+
+    If an output is bfloat16, its 16-bit elements are reinterpreted as bfloat16. Per-channel arrays
+    with as many axes as x get one axis.
     """
-    dtype = case.data.like(output).dtype
-    if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
-        return array.view(dtype)
-    return array
+    outputs: dict[str, np.ndarray] = {}
+    for output, array in arrays.items():
+        dtype, shape = found.like(output)
+        if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
+            array = array.view(dtype)
+        if output in found.kept and array.shape == shape:
+            array = array.reshape(-1)
+        outputs[found.outputs[output]] = array
+    return outputs

@@ -137,11 +137,7 @@ class OfDialect:
         self._function, self._schema = function, schema
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        schema = self._schema
-        values = self._inputs(inputs, case) | self._attributes(case)
-        missing = [t.name for t in schema.inputs if t.required and values.get(t.name) is None]
-        if missing:
-            raise RefusedError(f"the operator needs {missing[0]}")
+        schema, values = self._schema, self.arguments(inputs, case)
         if schema.style == "configured":
             attributes = [values[spec.name] for spec in schema.attributes if not spec.extension]
             operands = [values[name] for name in schema.order]
@@ -161,6 +157,20 @@ class OfDialect:
                 found[tensor.role] = array.reshape(-1)
         # `found` may have more results, such as an inverse deviation, which are not judged.
         return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
+
+    def arguments(self, inputs: Inputs, case: Case) -> dict[str, Any]:
+        """Return the inputs and attributes by the operator's names; None: not passed.
+
+        Raises
+        ------
+        RefusedError
+            If the operator does not accept the case.
+        """
+        values = self._inputs(inputs, case) | self._attributes(case)
+        missing = [t.name for t in self._schema.inputs if t.required and values[t.name] is None]
+        if missing:
+            raise RefusedError(f"the operator needs {missing[0]}")
+        return values
 
     def _is_extension(self, name: str) -> bool:
         return any(spec.name == name and spec.extension for spec in self._schema.attributes)

@@ -1,0 +1,131 @@
+"""Cases as files have them: in backnorm's names, or in those of a specification's operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from backnorm.conformance.battery import Case
+from backnorm.conformance.judge import Quantity
+from backnorm.conformance.verify.operations import operation_of
+from backnorm.conformance.verify.subjects import OfDialect
+from backnorm.dialects._attributes import check_attribute
+from backnorm.dialects._check import kept_shape
+from backnorm.dialects.schema import OperatorSchema
+from backnorm.dtypes import FLOAT64
+
+
+@dataclass(frozen=True, slots=True)
+class FileCase:
+    """A case, and what its arrays and options are called in files.
+
+    Attributes
+    ----------
+    case : Case
+        The numbers by which results are judged: those that the files have.
+    call : dict
+        The operation and its options, as the manifest has them.
+    inputs : mapping of str to numpy.ndarray
+        The arrays by their names in files, in the operator's order.
+    outputs : mapping of str to str
+        The names in files of the results that are judged -> the names of the operation's results.
+    kept : frozenset of str
+        The results that have as many axes as x in files, and one axis in :mod:`backnorm`.
+    """
+
+    case: Case
+    call: dict[str, Any]
+    inputs: Mapping[str, np.ndarray]
+    outputs: Mapping[str, Quantity]
+    kept: frozenset[str] = frozenset()
+
+    def like(self, output: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """Return the element type and the shape that an output has in files."""
+        name = self.outputs[output]
+        data = self.case.data
+        dtype = operation_of(self.case).types(self.case, name)[0]
+        if name in ("dx", "y"):
+            return dtype, data.x.shape
+        if output in self.kept:
+            return dtype, kept_shape(data.x.shape, (data.channel_axis,))
+        return dtype, data.mean.shape
+
+
+def as_in_files(case: Case, schema: OperatorSchema | None = None) -> FileCase:
+    """Return a case as files have it.
+
+    Parameters
+    ----------
+    case : Case
+    schema : OperatorSchema, optional
+        The rules of the operator whose names, order and shapes the files have; None: the names of
+        the canonical operator.
+
+    Raises
+    ------
+    RefusedError
+        If the operator does not accept the case.
+    """
+    operation = operation_of(case)
+    if schema is None:
+        options = {**case.options, "epsilon": float(case.data.epsilon).hex()}
+        inputs = {name: array for name, array in case.inputs.items() if array is not None}
+        results: dict[str, Quantity] = {name: name for name in operation.results}
+        return FileCase(case, {"operator": operation.name, **options}, inputs, results)
+    values = OfDialect(_not_called, schema).arguments(case.inputs, case)
+    attributes = {
+        spec.name: check_attribute(spec, values[spec.name], schema)
+        for spec in schema.attributes
+        if not spec.extension and values[spec.name] is not None
+    }
+    call = {
+        "operator": operation.name,
+        "dialect": schema.dialect,
+        "op": schema.op,
+        "attributes": {
+            spec.name: {"type": spec.type, "value": _plain(attributes[spec.name])}
+            for spec in schema.attributes
+            if spec.name in attributes
+        },
+    }
+    passed = {t.name: values[t.name] for t in schema.inputs if values[t.name] is not None}
+    judged = {t.name: t for t in schema.outputs if t.role in operation.results}
+    return FileCase(
+        _as_passed(case, schema, values, attributes),
+        call,
+        passed,
+        {name: tensor.role for name, tensor in judged.items()},  # type: ignore[misc]
+        frozenset(name for name, tensor in judged.items() if tensor.kind == "kept"),
+    )
+
+
+def _as_passed(
+    case: Case,
+    schema: OperatorSchema,
+    values: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+) -> Case:
+    """Return the case of the numbers that files have: epsilon in its attribute's type, and the
+    variance that an inverse standard deviation stands for after its rounding.
+    """
+    epsilon = attributes[schema.words["epsilon"]]
+    variance, inverse = case.data.variance, schema.words.get("inverse_deviation")
+    if inverse is not None and values.get(inverse) is not None and case.training:
+        wide = values[inverse].astype(np.longdouble).reshape(-1)
+        with np.errstate(all="ignore"):
+            variance = (1 / np.square(wide) - epsilon).astype(FLOAT64)
+    return replace(case, data=replace(case.data, variance=variance, epsilon=epsilon))
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of an attribute for JSON: a float as a hexadecimal string."""
+    if isinstance(value, float):
+        return value.hex()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _not_called(*_: object) -> None:
+    raise AssertionError("files have the arguments of a call that is not made")
