@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 import backnorm
 from backnorm.conformance.judge import check_backward
 from backnorm.engines import Name
+from backnorm.results import Gradients
 from benchmarks.studies import arguments, show
 from benchmarks.turns import Settings, in_turns, median
 
@@ -36,24 +38,22 @@ def _calls(shape: tuple[int, ...], layout: str) -> dict[str, Callable[[], object
     axes = tuple(axis for axis in range(x.ndim) if axis != (1 if layout == "NCX" else x.ndim - 1))
     mean, variance = x.mean(axes), x.var(axes)
     gamma, out = np.ones_like(mean), np.empty_like(x)
-    options = {"epsilon": _EPSILON, "data_format": layout}
+    options: dict[str, Any] = {"epsilon": _EPSILON, "data_format": layout}
 
-    def ours(engine: Name) -> object:
+    def ours(engine: Name) -> Gradients:
         with backnorm.engine(engine):
-            return backnorm.batch_norm_backward(x, dy, mean, variance, gamma, out=out, **options)
+            found: Gradients = backnorm.batch_norm_backward(
+                x, dy, mean, variance, gamma, out=out, **options
+            )
+            return found
 
-    for engine in ("numpy", "kernels"):
-        verdicts = check_backward(x, dy, mean, variance, gamma, ours(engine), **options)
+    for engine in get_args(Name):
+        gradients = ours(engine)
+        verdicts = check_backward(x, dy, mean, variance, gamma, gradients, **options)
         assert all(verdict.passed for verdict in verdicts.values()), engine
-    inverse = torch.from_numpy(1 / np.sqrt(variance + np.float32(_EPSILON)))
-    operands = (
-        *tensors[::-1],
-        torch.from_numpy(gamma),
-        None,
-        None,
-        torch.from_numpy(mean),
-        inverse,
-    )
+    inverse = 1 / np.sqrt(variance + np.float32(_EPSILON))
+    scale, center, deviation = map(torch.from_numpy, (gamma, mean, inverse))
+    operands = (*tensors[::-1], scale, None, None, center, deviation)
     theirs = torch.ops.aten.native_batch_norm_backward
     return {
         "numpy": partial(ours, "numpy"),
