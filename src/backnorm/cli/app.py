@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 import backnorm
 from backnorm.arithmetics import check_arithmetic
 from backnorm.cli import text
+from backnorm.cli.compare import compare_model
 from backnorm.cli.demo import run_demo
 from backnorm.cli.info import describe, info_tables
 from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
@@ -40,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (verify, judge, tolerance):
+for command in (verify, judge, tolerance, compare_model):
     app.command()(exits_in_one_line()(command))
 app.add_typer(cases_app, name="cases")
 
