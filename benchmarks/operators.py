@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from backnorm.steps import take_turns
 from benchmarks.cells import ITEMSIZE, OF_OURS, Cell, Form
 from benchmarks.child import Child, ChildEndedError
 from benchmarks.environment import available_memory
 from benchmarks.peers.base import ARRAYS, SHARE, Verdict
-from benchmarks.turns import Settings, take_turns, timing
+from benchmarks.turns import Settings, timing
 
 __all__ = ["DeviceRefusedError", "OperatorRun"]
 

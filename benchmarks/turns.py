@@ -6,16 +6,16 @@ import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["SETTINGS", "HostWatch", "Settings", "Timed", "Timing", "Watch", "in_turns", "median",
-           "order", "take_turns", "timing"]  # fmt: skip
+from backnorm.steps import Key, take_turns
 
-Key = TypeVar("Key", bound=Hashable)
+__all__ = ["SETTINGS", "HostWatch", "Settings", "Timed", "Timing", "Watch", "in_turns", "median",
+           "timing"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,32 +145,6 @@ class Timed:
         return samples
 
 
-def take_turns(
-    turns: Mapping[Key, Callable[[], Sequence[float]]], rounds: int, limit: float = math.inf
-) -> dict[Key, list[float]]:
-    """Return the samples of all turns.
-
-    Parameters
-    ----------
-    turns : mapping
-        Functions that make a turn and return its samples, in seconds a call.
-    rounds : int
-        Turns of each function.
-    limit : float
-        Seconds of turns after which a function gets no further turn.
-    """
-    samples: dict[Key, list[float]] = {key: [] for key in turns}
-    spent = dict.fromkeys(turns, 0.0)
-    for number in range(rounds):
-        for key in order(list(turns), number):
-            if samples[key] and spent[key] >= limit:
-                continue
-            begin = time.perf_counter()
-            samples[key] += turns[key]()
-            spent[key] += time.perf_counter() - begin
-    return samples
-
-
 def in_turns(
     calls: Mapping[Key, Callable[[], object]], settings: Settings
 ) -> dict[Key, list[float]]:
@@ -179,17 +153,6 @@ def in_turns(
     timed = {key: Timed(call, watch) for key, call in calls.items()}
     turns = {key: (lambda each=each: each.turn(settings)) for key, each in timed.items()}
     return take_turns(turns, settings.rounds, settings.limit)
-
-
-def order(keys: Sequence[Key], number: int) -> list[Key]:
-    """Return the order of round `number`.
-
-    Each round begins with another key, and every other round is reversed, so no key always follows
-    the same key.
-    """
-    start = number % max(1, len(keys))
-    step = -1 if number % 2 else 1
-    return [keys[(start + step * i) % len(keys)] for i in range(len(keys))]
 
 
 def timing(samples: Sequence[float]) -> Timing:

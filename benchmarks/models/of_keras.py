@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import backnorm
+from backnorm.steps import MOMENTUM, RATE
 from benchmarks.models.cases import Case
-from benchmarks.models.steps import CLASSES, MOMENTUM, RATE, limit_processors
+from benchmarks.models.steps import CLASSES, limit_processors
 
 __all__ = ["Trainer", "start"]
 

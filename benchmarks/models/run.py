@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.steps import take_turns
 from benchmarks.child import Child, ChildEndedError
 from benchmarks.models.cases import Case
-from benchmarks.turns import take_turns, timing
+from benchmarks.turns import timing
 
 __all__ = ["ModelsRun"]
 
@@ -93,12 +94,12 @@ class ModelsRun:
         """
         own, *_ = every = case.variants(self._variants)
         with self._child(case) as child:
-            compared = child.ask("compare", every)
-        notes += [f"{name}: {each.detail}" for name, each in compared.items() if each.detail]
+            judged = child.ask("judge", every)
+        notes += [f"{name}: {each.detail}" for name, each in judged.items() if each.detail]
         with ExitStack() as stack:
             children: dict[str, Child] = {}
             memory: dict[str, int] = {}
-            for name in (each for each in every if not compared[each].detail):
+            for name in (each for each in every if not judged[each].detail):
                 child = stack.enter_context(self._child(case))
                 try:
                     memory[name] = child.ask("begin", name)
@@ -114,7 +115,7 @@ class ModelsRun:
                 normalization = child.ask("normalization")
                 step = timing(samples[name])
                 for number in ("layers", "fused"):
-                    row[number] = max(row[number], getattr(compared[name], number))
+                    row[number] = max(row[number], getattr(judged[name], number))
                 row |= {
                     f"{name}.step": step.median,
                     f"{name}.p20": step.p20,
@@ -123,7 +124,7 @@ class ModelsRun:
                     f"{name}.normalization": normalization,
                     # The memory of compiled steps includes that of the compiler.
                     f"{name}.memory": None if normalization is None else memory[name],
-                    f"{name}.error": compared[name].error,
+                    f"{name}.error": judged[name].error,
                 }
 
     @contextmanager

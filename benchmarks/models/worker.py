@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Sequence
 
+from backnorm.steps import Judgement, judge
 from benchmarks.child import serve_parent
 from benchmarks.models import steps
 from benchmarks.models.cases import Case
@@ -23,9 +24,9 @@ class Work:
         self._trainer: steps.Trainer = module.Trainer(case)
         return versions
 
-    def compare(self, variants: Sequence[str]) -> dict[str, steps.Comparison]:
-        """Judge variants: see `steps.compare`."""
-        return steps.compare(self._trainer, variants)
+    def judge(self, variants: Sequence[str]) -> dict[str, Judgement]:
+        """Judge variants: see `backnorm.steps.judge`."""
+        return judge(self._trainer, variants)
 
     def begin(self, variant: str) -> int:
         """Make the first steps of a variant, until no step takes new memory.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from backnorm.steps import Judgement, judge
 from benchmarks.child import ChildEndedError
 from benchmarks.models import run as run_module
 from benchmarks.models.cases import (
@@ -20,7 +21,6 @@ from benchmarks.models.cases import (
     cases,
 )
 from benchmarks.models.run import ModelsRun
-from benchmarks.models.steps import Comparison, compare
 
 CASE = Case("resnet18", (2, 3, 40, 40), "channels_last", "float32")
 
@@ -61,19 +61,19 @@ class Trainer:
 
 
 @pytest.mark.parametrize("gradient", [np.nan, np.inf, 1e34, -20.0, RuntimeError("no compiler")])
-def test_compare_of_invalid_gradients_returns_detail(gradient):
-    found = compare(Trainer({"torch": 1.001, "backnorm": gradient}), ("torch", "backnorm"))
+def test_judge_of_invalid_gradients_returns_detail(gradient):
+    found = judge(Trainer({"torch": 1.001, "backnorm": gradient}), ("torch", "backnorm"))
     assert (found["torch"].detail, found["torch"].layers) == ("", 2)
     assert "gradients are" in found["backnorm"].detail or "no compiler" in found["backnorm"].detail
     # Without the framework's own layers nothing is judged.
-    found = compare(Trainer({"torch": gradient, "backnorm": 1.0}), ("torch", "backnorm"))
+    found = judge(Trainer({"torch": gradient, "backnorm": 1.0}), ("torch", "backnorm"))
     assert found["torch"].detail
-    assert found["backnorm"] == Comparison("not compared: torch failed")
+    assert found["backnorm"] == Judgement("not compared: torch failed")
 
 
 @pytest.mark.parametrize(("gradient", "right"), [(1.19, True), (1.21, False), (0.79, False)])
-def test_compare_accepts_twice_the_error_of_framework_layers(gradient, right):
-    found = compare(Trainer({"torch": 1.1, "backnorm": gradient}), ("torch", "backnorm"))
+def test_judge_accepts_twice_the_error_of_framework_layers(gradient, right):
+    found = judge(Trainer({"torch": 1.1, "backnorm": gradient}), ("torch", "backnorm"))
     assert (found["backnorm"].detail == "") == right
 
 
@@ -92,9 +92,9 @@ class InProcess:
     def start(self, threads, case):
         return {"torch": "1"}
 
-    def compare(self, variants):
-        found = {name: Comparison("", 1e-6, 20 * (name != "torch")) for name in variants}
-        return found | {"backnorm-compiled": Comparison("RuntimeError: no compiler")}
+    def judge(self, variants):
+        found = {name: Judgement("", 1e-6, 20 * (name != "torch")) for name in variants}
+        return found | {"backnorm-compiled": Judgement("RuntimeError: no compiler")}
 
     def begin(self, variant):
         if variant == "backnorm-fused":

@@ -7,8 +7,10 @@ import types
 
 import pytest
 
+from backnorm import steps
+from backnorm.steps import order, take_turns
 from benchmarks import turns
-from benchmarks.turns import HostWatch, Settings, Timed, in_turns, order, take_turns, timing
+from benchmarks.turns import HostWatch, Settings, Timed, in_turns, timing
 
 
 class Clock:
@@ -27,7 +29,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(turns, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in (turns, steps):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 

@@ -15,6 +15,7 @@ import backnorm
 from backnorm import engines
 from backnorm.arithmetics import check_arithmetic
 from backnorm.cli import text
+from backnorm.cli.compare import compare_model
 from backnorm.cli.demo import run_demo
 from backnorm.cli.info import describe, info_tables
 from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
@@ -41,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (verify, judge, tolerance):
+for command in (verify, judge, tolerance, compare_model):
     app.command()(exits_in_one_line()(command))
 app.add_typer(cases_app, name="cases")
 

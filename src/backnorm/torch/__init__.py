@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "torch", __name__) from error
 
 from backnorm.torch.checks import TensorTypeError, TensorValueError, UnsupportedTensorError
+from backnorm.torch.comparison import MeasuredStep, ModelComparison, compare
 from backnorm.torch.conversion import ConversionWarning, LayerReport, convert, revert
 from backnorm.torch.exchange import SynchronisationError
 from backnorm.torch.functional import batch_norm
@@ -50,6 +51,8 @@ __all__ = [
     "LazyBatchNorm1d",
     "LazyBatchNorm2d",
     "LazyBatchNorm3d",
+    "MeasuredStep",
+    "ModelComparison",
     "ReproducibleGradients",
     "SyncBatchNorm",
     "SynchronisationError",
@@ -59,6 +62,7 @@ __all__ = [
     "UnrecognisedLayerWarning",
     "UnsupportedTensorError",
     "batch_norm",
+    "compare",
     "convert",
     "reproducible_hook",
     "revert",
