@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,13 @@ import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, GradientLadder
-from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.cases import DTYPES, TIERS, Selection, check_names, selected
 from backnorm.conformance.verify.proof import catches
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict, absent, graded
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
+from backnorm.graph.strict_json import expect_integer, expect_object, read_json
+from backnorm.tensor_files import read_array, read_tensors, write_tensors
 
 __all__ = ["FORMATS", "export", "judge"]
 
@@ -160,11 +164,9 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], form: str) -> None:
             else:
                 np.save(path, _plain(array), allow_pickle=False)
     elif form == "npz":
-        np.savez(folder / "arrays.npz", **{n: _plain(a) for n, a in arrays.items()})  # type: ignore[arg-type]
+        write_tensors(folder / "arrays.npz", {n: _plain(a) for n, a in arrays.items()})
     else:
-        from safetensors.numpy import save_file
-
-        save_file(dict(arrays), folder / "arrays.safetensors")
+        write_tensors(folder / "arrays.safetensors", arrays)
 
 
 def _ending(form: str) -> str:
@@ -195,18 +197,12 @@ def judge(cases: Path, results: Path) -> Results:
     Raises
     ------
     ArgumentError
-        If the manifest has another format or version, or if there are no results.
+        If the manifest is damaged or has another format or version, if a file of results is
+        damaged, or if there are no results.
+    OSError
+        If a file cannot be read.
     """
-    manifest = json.loads((cases / "manifest.json").read_text())
-    if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
-        raise ArgumentValueError(
-            "CASES", "must have a manifest of this version", came=manifest.get("format_version"),
-            accepted=_VERSION,
-        )  # fmt: skip
-    names = {entry["name"] for entry in manifest["cases"]}
-    dtypes = {entry["inputs"]["x"]["dtype"] for entry in manifest["cases"]}
-    made_by = manifest["made_by"]
-    selection = Selection(made_by["tier"], tuple(sorted(dtypes)), seed=made_by["seed"])
+    selection, names = _of_manifest(cases / "manifest.json")
     if not results.exists():
         raise ArgumentValueError("RESULTS", "no such file or folder", came=str(results))
     found = Results(Job(str(results), selection, files=True))
@@ -217,9 +213,31 @@ def judge(cases: Path, results: Path) -> Results:
     if all(verdict.text.endswith(_NO_RESULT) for verdict in found.verdicts):
         raise ArgumentValueError(
             "RESULTS", "has no result of any case", came=str(results),
-            accepted=f"CASE/OUTPUT, such as {manifest['cases'][0]['name']}/dx",
+            accepted="CASE/OUTPUT, such as realistic-float32-float32-NCX/dx",
         )  # fmt: skip
     return found
+
+
+def _of_manifest(path: Path) -> tuple[Selection, set[str]]:
+    """Return a selection that has the cases of a manifest, and the names of these cases."""
+    manifest = expect_object(read_json(path), str(path))
+    if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
+        raise ArgumentValueError(
+            "CASES", "must have a manifest of this version", came=manifest.get("format_version"),
+            accepted=_VERSION,
+        )  # fmt: skip
+    cases: Any = manifest.get("cases")
+    made_by: Any = manifest.get("made_by")
+    try:
+        names = {entry["name"] for entry in cases}
+        dtypes = {entry["inputs"]["x"]["dtype"] for entry in cases}
+        tier, seed = made_by["tier"], made_by["seed"]
+    except (LookupError, TypeError) as error:
+        raise ArgumentValueError(str(path), "must be a manifest that cases export wrote") from error
+    check_names(f"{path}: dtype", tuple(dtypes), DTYPES)
+    check_names(f"{path}: tier", [tier], TIERS)
+    seed = expect_integer(seed, f"{path}: seed", high=sys.maxsize)
+    return Selection(tier, tuple(sorted(dtypes)), seed=seed), names
 
 
 def _judged(case: Case, read: Any, found: Results) -> Iterator[Verdict]:
@@ -245,47 +263,41 @@ def reader(results: Path) -> Callable[[Case], tuple[dict[str, np.ndarray], str]]
     This function returns two values: the outputs by name, and a text. The text is empty unless the
     tested program does not support the case; it then says why.
     """
-    arrays: dict[str, np.ndarray] = {}
-    if results.suffix == ".npz":
-        with np.load(results, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    elif results.suffix == ".safetensors":
-        from safetensors.numpy import load_file
-
-        arrays = load_file(results)
+    if results.is_dir():
+        return partial(_of_folder, results)
+    arrays = read_tensors(results)
 
     def of_file(case: Case) -> tuple[dict[str, np.ndarray], str]:
         named = {o: arrays[f"{case.name}/{o}"] for o in GRADIENTS if f"{case.name}/{o}" in arrays}
         return {o: _typed(o, a, case) for o, a in named.items()}, ""
 
-    def of_folder(case: Case) -> tuple[dict[str, np.ndarray], str]:
-        place = results / case.name
-        outputs: dict[str, np.ndarray] = {}
-        refused = place / "unsupported.txt"
-        if refused.is_file():
-            return {}, refused.read_text(errors="replace").strip() or "unsupported"
-        for output in GRADIENTS:
-            expected = case.data.like(output)
-            if (place / f"{output}.npy").is_file():
-                array = np.load(place / f"{output}.npy", allow_pickle=False)
-            elif (place / f"{output}.bin").is_file():
-                data = (place / f"{output}.bin").read_bytes()
-                array = np.frombuffer(data, np.uint8)
-                if len(data) == expected.nbytes:
-                    array = array.view(expected.dtype.newbyteorder("<")).reshape(expected.shape)
-            else:
-                continue
-            outputs[output] = _typed(output, array, case)
-        return outputs, ""
+    return of_file
 
-    return of_file if arrays else of_folder
+
+def _of_folder(results: Path, case: Case) -> tuple[dict[str, np.ndarray], str]:
+    place = results / case.name
+    outputs: dict[str, np.ndarray] = {}
+    refused = place / "unsupported.txt"
+    if refused.is_file():
+        return {}, refused.read_text(errors="replace").strip() or "unsupported"
+    for output in GRADIENTS:
+        expected = case.data.like(output)
+        if (place / f"{output}.npy").is_file():
+            array = read_array(place / f"{output}.npy")
+        elif (place / f"{output}.bin").is_file():
+            data = (place / f"{output}.bin").read_bytes()
+            array = np.frombuffer(data, np.uint8)
+            if len(data) == expected.nbytes:
+                array = array.view(expected.dtype.newbyteorder("<")).reshape(expected.shape)
+        else:
+            continue
+        outputs[output] = _typed(output, array, case)
+    return outputs, ""
 
 
 def _typed(output: str, array: np.ndarray, case: Case) -> np.ndarray:
-    """Return an array; if the output is bfloat16, its 16-bit elements are reinterpreted as
-    bfloat16.
-    """
+    """Return an array; if the output is bfloat16, uint16 elements are reinterpreted as bfloat16."""
     dtype = case.data.like(output).dtype
-    if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
+    if str(dtype) == "bfloat16" and array.dtype == np.uint16:
         return array.view(dtype)
     return array
