@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backnorm.cli.tensor_files import write_tensors
+from backnorm.tensor_files import write_tensors
 
 fuzz = settings(
     max_examples=20,

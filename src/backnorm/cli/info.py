@@ -14,7 +14,6 @@ from rich.table import Table
 
 import backnorm
 from backnorm import machine
-from backnorm.cli.text import plain
 from backnorm.cpu import library
 from backnorm.cpu.kinds import LIBRARIES, PROBE
 from backnorm.cpu.threads import service
@@ -229,11 +228,11 @@ def _rules(schema: Facts) -> Iterator[tuple[str, object]]:
 
 
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    table = Table(title=plain(title), title_justify="left", show_header=any(headings))
+    table = Table(title=title, title_justify="left", show_header=any(headings))
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(plain(cell) for cell in row))
+        table.add_row(*map(str, row))
     return table
 
 
