@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure_node"]
+
+#: By the name of a test: "passed", "failed" or "skipped", and the reason.
+Outcomes = dict[str, tuple[str, str]]
+_OUTCOMES = pytest.StashKey[Outcomes]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,13 +37,28 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Add a test for each output of each case."""
-    subject = config.getoption("--backnorm")
-    if subject is None:
+    if config.getoption("--backnorm") is None:
         return
     from backnorm.conformance.judge import GRADIENTS
+    from backnorm.conformance.verify.cases import selected
+
+    items += [
+        _Item.from_parent(session, name=f"backnorm::{case.name}::{output}")
+        for case in selected(_selection(config))
+        for output in GRADIENTS
+    ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give the outcomes to a worker of pytest-xdist, so that only its controller runs the cases."""
+    if node.config.getoption("--backnorm") is not None:
+        node.workerinput["backnorm"] = _outcomes(node.config)
+
+
+def _selection(config: pytest.Config) -> Any:
     from backnorm.conformance.ladder import RUNGS
-    from backnorm.conformance.verify.cases import DTYPES, Selection, check_names, selected
-    from backnorm.conformance.verify.run import Job
+    from backnorm.conformance.verify.cases import DTYPES, Selection, check_names
     from backnorm.errors import BacknormError
 
     dtypes = tuple(config.getoption("--backnorm-dtypes").split(","))
@@ -48,71 +67,67 @@ def pytest_collection_modifyitems(
         check_names("--backnorm-at-least", [config.getoption("--backnorm-at-least")], RUNGS)
     except BacknormError as error:
         raise pytest.UsageError(str(error)) from None
-    selection = Selection(config.getoption("--backnorm-tier"), dtypes)
-    job = Job(subject, selection, config.getoption("--backnorm-dialect"))
-    shared = _Run(job, config)
-    for case in selected(selection):
-        for output in GRADIENTS:
-            name = f"backnorm::{case.name}::{output}"
-            items.append(_Item.from_parent(session, name=name, run=shared, key=(case.name, output)))
+    return Selection(config.getoption("--backnorm-tier"), dtypes)
 
 
-class _Run:
-    """One run of `verify` on all cases, which all tests share. The first test starts it."""
+def _outcomes(config: pytest.Config) -> Outcomes:
+    """Return the outcomes of a run on all cases. The first call runs the cases, except in a worker
+    of pytest-xdist, which gets the outcomes from its controller.
+    """
+    if hasattr(config, "workerinput"):
+        return dict(config.workerinput["backnorm"])
+    if _OUTCOMES not in config.stash:
+        config.stash[_OUTCOMES] = _judged(config)
+    return config.stash[_OUTCOMES]
 
-    def __init__(self, job: Any, config: pytest.Config) -> None:
-        self._job, self._config = job, config
-        self._verdicts: dict[tuple[str, str], Any] | None = None
-        self.is_judged = False
-        self.findings: list[Any] = []
 
-    def verdict(self, key: tuple[str, str]) -> Any:
-        """Return the verdict on an output of a case."""
-        if self._verdicts is None:
-            from backnorm.conformance.verify._report import as_json
-            from backnorm.conformance.verify.findings import findings
-            from backnorm.conformance.verify.run import verify
-            from backnorm.errors import BacknormError
+def _judged(config: pytest.Config) -> Outcomes:
+    """Run all cases, write the report, and return the outcomes."""
+    from backnorm.conformance.ladder import is_at_least
+    from backnorm.conformance.verify._report import as_json
+    from backnorm.conformance.verify.findings import findings, sentence
+    from backnorm.conformance.verify.run import Job, verify
+    from backnorm.errors import BacknormError
 
-            try:
-                results = verify(self._job)
-            except BacknormError as error:
-                pytest.exit(f"--backnorm: {error}", pytest.ExitCode.USAGE_ERROR)
-            self._verdicts = {(v.case, v.output): v for v in results.verdicts}
-            self.is_judged = any(v.is_judged for v in results.verdicts)
-            at_least = self._config.getoption("--backnorm-at-least")
-            self.findings = findings(results, at_least)
-            report = self._config.getoption("--backnorm-report")
-            if report is not None:
-                Path(report).write_text(as_json(results, self.findings, at_least))
-        return self._verdicts.get(key)
+    job = Job(
+        config.getoption("--backnorm"), _selection(config), config.getoption("--backnorm-dialect")
+    )
+    at_least = config.getoption("--backnorm-at-least")
+    try:
+        results = verify(job)
+    except BacknormError as error:
+        pytest.exit(f"--backnorm: {error}", pytest.ExitCode.USAGE_ERROR)
+    found = findings(results, at_least)
+    report = config.getoption("--backnorm-report")
+    if report is not None:
+        Path(report).write_text(as_json(results, found, at_least))
+    is_judged = any(verdict.is_judged for verdict in results.verdicts)
+    outcomes = {}
+    for verdict in results.verdicts:
+        outcome = "failed", f"nothing is judged: {verdict.text}"
+        if is_judged and not verdict.is_judged:
+            outcome = "skipped", verdict.text
+        elif is_at_least(verdict.status, at_least):
+            outcome = "passed", ""
+        elif is_judged:
+            text = sentence(verdict, found)
+            if verdict.grade is not None:
+                text += f"; error {verdict.grade.ulp:.4g} ulp at {verdict.grade.where}"
+            outcome = "failed", f"{verdict.output} is {verdict.status}: {text}"
+        outcomes[f"backnorm::{verdict.case}::{verdict.output}"] = outcome
+    return outcomes
 
 
 class _Item(pytest.Item):
     """A test, which judges one output in one case."""
 
-    def __init__(self, *, run: _Run, key: tuple[str, str], **named: Any) -> None:
-        super().__init__(**named)
-        self._run, self._key = run, key
-
     def runtest(self) -> None:
         """Fail if the output is worse than the rung of ``--backnorm-at-least``."""
-        from backnorm.conformance.ladder import is_at_least
-        from backnorm.conformance.verify.findings import sentence
-
-        verdict = self._run.verdict(self._key)
-        if verdict is None:
-            pytest.skip("not run")
-        if not self._run.is_judged:
-            raise AssertionError(f"nothing is judged: {verdict.text}")
-        if not verdict.is_judged:
-            pytest.skip(verdict.text)
-        at_least = self.config.getoption("--backnorm-at-least")
-        if not is_at_least(verdict.status, at_least):
-            text = sentence(verdict, self._run.findings)
-            if verdict.grade is not None:
-                text += f"; error {verdict.grade.ulp:.4g} ulp at {verdict.grade.where}"
-            raise AssertionError(f"{self._key[1]} is {verdict.status}: {text}")
+        outcome, text = _outcomes(self.config).get(self.name, ("skipped", "not run"))
+        if outcome == "skipped":
+            pytest.skip(text)
+        if outcome == "failed":
+            raise AssertionError(text)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> str:
         """Return the message without a traceback."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,10 +14,29 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
 from tests.support import engines, internals, tiers
 from tests.support.processor_time import ProcessorTime
+
+# A test passes everywhere or nowhere. Libraries behave otherwise on servers that run tests:
+# hypothesis loads another profile, PyTorch raises errors instead of warnings, Typer prints colours.
+for _name in ("CI", "GITHUB_ACTIONS"):
+    os.environ.pop(_name, None)
+# Every run has the same examples. An example has no deadline, because the first one may compile a
+# function.
+settings.register_profile(
+    "backnorm",
+    # Without `parent`, the profile would inherit from the one that hypothesis chose by `CI`.
+    parent=settings.get_profile("default"),
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("backnorm")
 
 
 def pytest_configure(config):

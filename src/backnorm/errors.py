@@ -111,6 +111,15 @@ def shown(value: Any, text_of: Callable[[Any], str] = repr) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def visible(text: str) -> str:
+    """Return `text` with control characters and lone surrogates as escapes, except line breaks.
+
+    Names that were read from a file can contain escape sequences, which must not reach a terminal,
+    and characters that XML or UTF-8 cannot encode.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def described(value: object) -> str:
     """Return a value and its type as text for a message."""
     return f"{shown(value)} of type {type(value).__name__}"

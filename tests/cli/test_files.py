@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from backnorm.cli.tensor_files import write_tensors
 from backnorm.files import atomic_writer
+from backnorm.tensor_files import write_tensors
 
 
 def names(folder):

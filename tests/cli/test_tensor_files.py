@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from backnorm.cli.tensor_files import read_tensors, write_tensors
 from backnorm.errors import ArgumentValueError
+from backnorm.tensor_files import read_tensors, write_tensors
 
 ARRAYS = {
     "float64": np.array([[1.5, np.nan], [np.inf, -0.0]]),

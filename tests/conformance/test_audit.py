@@ -121,14 +121,22 @@ def test_from_function_treats_assertion_error_as_rejection():
 
 
 @pytest.mark.parametrize(
-    ("text", "match"), [("colour=1", "unknown measure"), ("rtol", "tolerance")]
+    ("text", "match"),
+    [
+        ("colour=1", "unknown measure"),
+        ("rtol", "tolerance"),
+        ("ulp=nan", "finite number of at least 0; got 'ulp=nan'"),
+        ("rtol=1e-2,atol=-1e-2", "finite number of at least 0"),
+        ("l2=inf", "finite number of at least 0"),
+        ("ulp=1,ulp=2", "unknown measure; got ulp, ulp"),
+    ],
 )
-def test_from_text_rejects_unknown_measure_or_missing_value(text, match):
+def test_from_text_rejects_unknown_measure_or_unusable_value(text, match):
     with pytest.raises(ArgumentValueError, match=match):
         from_text(text)
 
 
-@pytest.mark.parametrize("shape", ["a,b", "3", "4,0", ""])
+@pytest.mark.parametrize("shape", ["a,b", "3", "4,0", "", "9999999999,9999999999"])
 def test_command_bad_shape_is_bad_usage(shape):
     done = run("--audit", "atol=1", "--shape", shape)
     assert done.exit_code == 2
@@ -199,6 +207,38 @@ def test_command_data_without_dy_is_bad_usage(tmp_path):
     done = run("--audit", "atol=1", "--data", f"{tmp_path}/mine.npz")
     assert done.exit_code == 2
     assert "dy" in done.output
+
+
+def saved(path, **arrays):
+    np.savez(path, **{"x": np.ones((2, 3), "f"), "dy": np.ones((2, 3), "f")} | arrays)
+
+
+def cut(path):
+    saved(path)
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "is not a .npz file"),
+        (cut, "is not a .npz file"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: saved(path, dy=np.array([["a"] * 3] * 2)), "--data: must have a float array"),
+        (lambda path: saved(path, mean=np.ones(3, complex)), "--data: must have a float array"),
+        (lambda path: saved(path, dy=np.full((2, 3), np.nan)), "--data: must have finite arrays"),
+        (lambda path: saved(path, variance=-np.ones(3)), "--data: must have finite arrays"),
+        (lambda path: saved(path, gamma=np.array([{}] * 3)), "Object arrays cannot be loaded"),
+    ],
+)
+def test_command_unusable_data_is_bad_usage(write, message, tmp_path):
+    path = tmp_path / "mine[x].npz"
+    write(path)
+    done = run("--audit", "atol=1", "--data", str(path))
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("backnorm: error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
 
 
 def test_command_prints_bounds_untruncated_in_80_columns(monkeypatch):

@@ -21,6 +21,7 @@ from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.subjects import RefusedError, subject_of
 from backnorm.dialects import registry
+from backnorm.errors import ArgumentValueError
 from tests.pages import ROOT
 
 SELECTION = Selection(
@@ -311,6 +312,91 @@ def test_export_with_unusable_options_is_refused(refused, options, says, tmp_pat
     folder = tmp_path / "cases"
     assert says in refused("cases", "export", folder, "--only", "realistic-*", *options)
     assert not folder.exists()
+
+
+def damage(change):
+    """Return a function that changes the manifest in a folder of cases."""
+
+    def write(folder):
+        path = folder / "cases" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        path.write_text(json.dumps(change(manifest) or manifest))
+
+    return write
+
+
+def manifest_of(text):
+    return lambda folder: (folder / "cases" / "manifest.json").write_text(text)
+
+
+def file_of(name, data):
+    def write(folder):
+        path = folder / "results" / name
+        if data is None:
+            path.mkdir()
+        else:
+            path.write_bytes(data)
+
+    return write
+
+
+ONE_CASE = "diagnostic-float32-float32-NCX"
+MUST_BE = "must be a manifest that cases export wrote"
+
+
+@pytest.mark.parametrize(
+    ("write", "results", "message"),
+    [
+        (manifest_of(""), "", "is not JSON"),
+        (manifest_of("[" * 100_000), "", "is nested too deeply"),
+        (manifest_of("[]"), "", "has the wrong JSON type; got a list"),
+        (damage(lambda m: m.pop("cases") and None), "", MUST_BE),
+        (damage(lambda m: m.update(cases={})), "", "has no result of any case"),
+        (damage(lambda m: m["cases"][0].pop("inputs") and None), "", MUST_BE),
+        (damage(lambda m: m["cases"][0].update(name=[])), "", MUST_BE),
+        (damage(lambda m: m.pop("made_by") and None), "", MUST_BE),
+        (damage(lambda m: m["made_by"].update(seed=-1)), "", "seed: is out of range; got -1"),
+        (damage(lambda m: m["made_by"].update(seed="0")), "", "seed: has the wrong JSON type"),
+        (damage(lambda m: m["made_by"].update(tier="deep")), "", "tier: unknown; got 'deep'"),
+        (damage(lambda m: m["made_by"].update(tier=[])), "", "tier: unknown; got []"),
+        (
+            damage(lambda m: m["cases"][0]["inputs"]["x"].update(dtype="float128")),
+            "",
+            "dtype: unknown; got 'float128'",
+        ),
+        (file_of(f"{ONE_CASE}/dx.npy", b"garbage"), "", "dx.npy: cannot be read: "),
+        (file_of("r.npz", b"PK\x03\x04junk"), "r.npz", "is not a .npz file"),
+        (file_of("r.npz", b""), "r.npz", "is not a .npz file"),
+        (file_of("r.safetensors", b""), "r.safetensors", "cannot be read: "),
+        (file_of("r.safetensors", b"\xff" * 16), "r.safetensors", "cannot be read: "),
+        (file_of("r.txt", b"1 2 3"), "r.txt", "unknown kind of tensor file"),
+        (file_of("r.npz", None), "r.npz", "has no result of any case"),
+    ],
+)
+def test_judge_of_damaged_files_is_bad_usage(write, results, message, tmp_path):
+    export(tmp_path / "cases", Selection(dtypes=("float32",), only=(ONE_CASE,)))
+    (tmp_path / "results" / ONE_CASE).mkdir(parents=True)
+    write(tmp_path)
+    done = CliRunner().invoke(
+        app, ["judge", str(tmp_path / "cases"), str(tmp_path / "results" / results)]
+    )
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("backnorm: error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_judge_does_not_unpickle_results(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled",))
+
+    export(tmp_path / "cases", Selection(dtypes=("float32",), only=(ONE_CASE,)))
+    (tmp_path / "results" / ONE_CASE).mkdir(parents=True)
+    path = tmp_path / "results" / ONE_CASE / "dx.npy"
+    np.save(path, np.array([Bomb()], object), allow_pickle=True)
+    with pytest.raises(ArgumentValueError, match="cannot be read: Object arrays cannot be loaded"):
+        judge(tmp_path / "cases", tmp_path / "results")
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])

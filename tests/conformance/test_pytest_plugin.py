@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import backnorm
 from backnorm.conformance import pytest as bn
+from backnorm.conformance.verify.cases import Selection, selected
 
 WRONG_FILE = Path(__file__).parent / "wrong_subjects.py"
 SOURCES = str(Path(backnorm.__file__).parents[1])
@@ -101,7 +103,7 @@ def test_cases_with_string_for_list_raises_type_error(argument):
 def run_pytest(folder, *arguments):
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "_backnorm_pytest",
-         "-p", "no:xdist", *arguments],
+         *arguments],
         cwd=folder, capture_output=True, text=True, check=False,
         env={"PYTHONPATH": SOURCES, "PATH": "/usr/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip
@@ -130,6 +132,39 @@ def test_plugin_without_option_does_not_import_backnorm(tmp_path):
         "import sys\ndef test_it():\n    assert 'backnorm' not in sys.modules\n"
     )
     assert run_pytest(tmp_path).returncode == 0
+
+
+def test_cases_keep_no_data_until_a_test_runs():
+    tracemalloc.start()
+    mark = bn.cases()
+    assert tracemalloc.get_traced_memory()[0] < 2**20
+    tracemalloc.stop()
+    by_name = {case.name: case for case in selected(Selection())}
+    # Tests may run in any order.
+    for param in [*mark.args[1][:3], *mark.args[1][9::-4]]:
+        (checked,) = param.values
+        assert (checked.name, checked.case.name) == (param.id, param.id)
+        np.testing.assert_array_equal(checked.case.data.x, by_name[param.id].data.x)
+
+
+def test_plugin_in_workers_of_xdist_runs_cases_once(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "from backnorm import batch_norm_backward\n"
+        "print(os.getpid(), file=open('processes', 'a'))\n"
+        "def backward(*inputs, **options):\n"
+        "    dx, dgamma, dbeta = batch_norm_backward(*inputs, **options)\n"
+        "    return dx, dgamma, -dbeta\n"
+    )
+    done = run_pytest(
+        tmp_path, "--backnorm", "mine.py:backward", "--backnorm-dtypes", "float32",
+        "-p", "xdist", "-n", "2", "-k", "diagnostic-float32-float32-NCX",
+        "--backnorm-report", "report.json",
+    )  # fmt: skip
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "dbeta is wrong: dbeta" in done.stdout
+    assert len((tmp_path / "processes").read_text().splitlines()) == 1
+    assert json.loads((tmp_path / "report.json").read_text())["findings"]
 
 
 def test_plugin_with_subject_runs_one_test_per_output(tmp_path):

@@ -13,6 +13,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ from .wrong_subjects import WRONG
 
 HERE = Path(__file__).parent
 WRONG_FILE = HERE / "wrong_subjects.py"
-QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_beyond", "writes_input"]
+QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_past_last_element", "writes_input"]
+QUICK += ["forks_and_crashes", "wrong_for_unaligned_memory"]
 SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
 
 ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
@@ -67,6 +69,21 @@ def test_verify_right_subject_has_no_finding():
     results, found = found_in("backnorm")
     assert found == []
     assert {v.status for v in results.verdicts} <= set(RUNGS)
+
+
+def test_verify_of_sums_in_an_order_that_depends_on_alignment_has_no_finding(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np, backnorm\n"
+        "def backward(x, dy, mean, variance, gamma, **options):\n"
+        "    dx, dgamma, dbeta = backnorm.batch_norm_backward(\n"
+        "        x, dy, mean, variance, gamma, **options)\n"
+        "    step = -1 if x.ctypes.data % 64 else 1\n"
+        "    order = np.cumsum(dy.sum((2, 3), dtype='f')[::step], axis=0, dtype='f')\n"
+        "    return dx, dgamma, order[-1]\n"
+    )
+    results, found = found_in(f"{tmp_path / 'mine.py'}:backward", ONE)
+    assert found == []
+    assert counts(results)["judged"] == 3
 
 
 def test_finding_in_float64_has_reproduce_command_with_dtype():
@@ -327,6 +344,76 @@ def test_verify_xfail_date_without_brackets_is_bad_usage(line, tmp_path):
     assert done.exit_code == 2
     assert "--xfail: line 1 must have its date in brackets" in done.stderr
     assert "expected pattern # reason [until YYYY-MM-DD]" in done.stderr
+
+
+def test_verify_xfail_that_is_not_utf8_is_bad_usage(tmp_path):
+    (tmp_path / "expected.txt").write_bytes(b"*/dbeta # gef\xfchlt\n")
+    done = CliRunner().invoke(app, ["verify", "no:f", "--xfail", str(tmp_path / "expected.txt")])
+    assert done.exit_code == 2
+    assert "--xfail: must be UTF-8 (byte 13); got " in done.stderr
+
+
+def test_verify_time_limit_does_not_count_drawing_of_data(monkeypatch, tmp_path):
+    # The child process draws its data with this module, so that each case takes a second.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "if 'backnorm.conformance.verify._child' in sys.orig_argv:\n"
+        "    from backnorm.conformance.verify import cases\n"
+        "    selected = cases.selected\n"
+        "    cases.selected = lambda s: (time.sleep(1) or case for case in selected(s))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", path)
+    results, found = found_in("backnorm", ONE, timeout=0.5)
+    assert found == []
+    assert counts(results)["judged"] == 3
+
+
+KERNEL = (
+    "import backnorm\n"
+    "def f(*inputs, **options):\n"
+    "    dx, dgamma, dbeta = backnorm.batch_norm_backward(*inputs, **options)\n"
+    "    return dx, -dgamma, dbeta\n"
+)
+
+
+@pytest.mark.parametrize("name", ["k[v2].py", "a[/b].py", "k\x1b[31m.py"])
+def test_verify_prints_name_of_subject_as_it_is(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(KERNEL)
+    subject = f"{name}:f"
+    done = CliRunner().invoke(
+        app, ["verify", subject, "--dtypes", "float32", "--only", "diagnostic-float32*NCX"]
+    )
+    assert done.exit_code == 1, done.output
+    shown = subject.replace("\x1b", "\\x1b")
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert any(line.startswith("backnorm verify ") and shown in line for line in lines), lines
+    assert done.stdout.startswith(f"{shown} as backward")
+
+
+def test_verify_reports_have_no_control_characters(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def f(*inputs, **options):\n"
+        "    raise ValueError('a[/b] :smile: \\x1b[31m \\x00 \\ud800 é')\n"
+    )
+    files = {form: tmp_path / form for form in ("json", "junit", "markdown", "html")}
+    done = CliRunner().invoke(
+        app, ["verify", f"{tmp_path / 'mine.py'}:f", "--dtypes", "float32",
+              "--only", "diagnostic-float32-float32-NCX",
+              *(word for form, path in files.items() for word in (f"--{form}", str(path)))],
+    )  # fmt: skip
+    assert done.exit_code == 1
+    message = r"ValueError: a[/b] :smile: \x1b[31m \x00 \ud800 é (mine.py:2)"
+    assert message in " ".join(done.stdout.split())
+    suite = ElementTree.fromstring(files["junit"].read_bytes())
+    assert {each.get("message") for each in suite.iter("failure")} == {message}
+    assert message in files["markdown"].read_text("utf-8")
+    assert "\x1b" not in files["html"].read_text("utf-8")
+    read = json.loads(files["json"].read_text())
+    assert "\x1b[31m \x00 \ud800" in read["findings"][0]["says"]
 
 
 def test_verify_report_that_would_overwrite_the_baseline_is_bad_usage(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 
 import numpy as np
 
@@ -168,6 +169,25 @@ def reads_beyond(x, dy, mean, variance, gamma, **options):
     return _right(x, dy, mean, variance, gamma, **options)
 
 
+def reads_past_last_element(x, dy, mean, variance, gamma, **options):
+    """Read one byte past mean, as a kernel that loads a whole vector at the tail."""
+    ctypes.string_at(mean.ctypes.data + mean.nbytes, 1)
+    return _right(x, dy, mean, variance, gamma, **options)
+
+
+def wrong_for_unaligned_memory(x, dy, mean, variance, gamma, **options):
+    dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
+    return dx, dgamma, dbeta * (1 + (x.ctypes.data % 64 > 0))
+
+
+def forks_and_crashes(x, dy, mean, variance, gamma, **options):
+    """Crash, while a process that was forked lives on."""
+    if os.fork() == 0:
+        time.sleep(100)
+        os._exit(0)
+    ctypes.string_at(8)
+
+
 _rng = np.random.default_rng()
 
 
@@ -258,6 +278,9 @@ WRONG |= {
     "less_one_in_mean": "mean-dy-less-one",
     "right_of_expected": "dgamma-zero",
     "writes_input": "changed_input",
+    "reads_past_last_element": "crash",
+    "forks_and_crashes": "crash",
+    "wrong_for_unaligned_memory": "dbeta-wrong",
     "reads_beyond": "crash",
     "noisy": "not_repeatable",
     "never_returns": "hang",

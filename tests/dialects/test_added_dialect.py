@@ -1,7 +1,7 @@
 """A new dialect passes the tests of all dialects once it is registered.
 
-It has the operator of docs/how-to/add-a-dialect.md, and one with a single layout, no attributes and
-an inverse standard deviation.
+It has the operator of docs/how-to/add-a-dialect.md, one with a single layout, no attributes and an
+inverse standard deviation, and one with an attribute that lists the reduced axes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,20 @@ import tests.dialects.test_schema as of_schema
 from backnorm import batch_norm_forward
 from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.run import graded
+from backnorm.conformance.verify.subjects import OfDialect, RefusedError
 from backnorm.dialects import registry, stablehlo
 from backnorm.dialects.operator import Operator, by_name
-from backnorm.dialects.schema import AttributeSpec, FormatSpec, OperatorSchema, channel, data
+from backnorm.dialects.schema import (
+    REQUIRED,
+    AttributeSpec,
+    FormatSpec,
+    OperatorSchema,
+    channel,
+    data,
+)
 from tests.crashers import cases, driver, subjects
 from tests.crashers.test_crashers import fault
 from tests.pages import run
@@ -58,7 +69,39 @@ class _PlainGrad(Operator):
         return self._run(inputs, arithmetic=arithmetic)
 
 
-@pytest.fixture(params=[ON_PAGE, _PlainGrad()], ids=["on_page", "plain"])
+class _AxesGrad(Operator):
+    """Acme's `axes_grad`."""
+
+    rules = (
+        replace(
+            RULES,
+            op="axes_grad",
+            attributes=(
+                AttributeSpec("eps", "f32", role="epsilon", range="not negative"),
+                AttributeSpec("reduced", "axes", role="reduced_axes", usual=(0, 2, 3)),
+            ),
+            formats=(FormatSpec("any axes", "NCX", is_any=True),),
+        ),
+    )
+
+    def __call__(
+        self,
+        top_grad=None,
+        bottom=None,
+        scale=None,
+        saved_mean=None,
+        saved_var=None,
+        eps=REQUIRED,
+        reduced=REQUIRED,
+        *,
+        arithmetic=None,
+    ):
+        """Gradients of batch normalisation."""
+        inputs = top_grad, bottom, scale, saved_mean, saved_var
+        return self._run(inputs, (eps, reduced), arithmetic=arithmetic)
+
+
+@pytest.fixture(params=[ON_PAGE, _PlainGrad(), _AxesGrad()], ids=["on_page", "plain", "axes"])
 def acme(monkeypatch, request):
     """Register acme beside a dialect of each statistic, and return acme's operators by name."""
     found = by_name(request.param)
@@ -104,6 +147,21 @@ def test_added_dialect_passes_demo_in_both_layouts(acme, monkeypatch):
     assert report.passed, report.verdict
     rows = {(row.layout, row.dtype) for row in report.rows if row.dialect == "acme"}
     assert rows == {(layout, t) for layout in ("NCX", "NXC") for t in ("float32", "float16")}
+
+
+def test_added_dialect_passes_verify_in_its_layouts(acme):
+    selection = Selection(dtypes=("float32",), only=("realistic-float32-float32-*",))
+    layouts = set()
+    for case in selected(selection):
+        (op,) = acme
+        subject = OfDialect.of(acme[op], "acme")
+        try:
+            outputs = subject(case.inputs, case)
+        except RefusedError:
+            continue
+        assert {status for status, *_ in graded(case, outputs).values()} <= set(RUNGS)
+        layouts.add(case.data.data_format)
+    assert layouts == ({"NXC"} if op == "plain_grad" else {"NCX", "NXC"})
 
 
 class _Forward(Operator):

@@ -161,7 +161,7 @@ def test_plan_gpu_with_complete_schedule_of_joined_rows_raises_value_error():
 SIZES = st.lists(st.integers(0, 40), min_size=2, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     shape=SIZES,
     scale=st.sampled_from([1, 1, 7, 64]),

@@ -92,7 +92,7 @@ def calls(draw):
     return arrays, data.options, draw(st.booleans()), draw(st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(call=calls())
 def test_backward_of_arbitrary_array_layouts_is_accurate(call):
     (x, dy, mean, variance, gamma), options, training, scaled = call
@@ -104,7 +104,7 @@ def test_backward_of_arbitrary_array_layouts_is_accurate(call):
     assert [v.detail for v in verdicts.values() if not v.passed] == []
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(call=calls())
 def test_forward_of_arbitrary_array_layouts_is_accurate(call):
     (x, _, beta, _, gamma), options, _, _ = call

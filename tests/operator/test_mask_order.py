@@ -86,7 +86,7 @@ def layouts(draw):
     return arrays, data, draw(st.booleans())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts())
 def test_backward_with_mask_of_arbitrary_order_of_x_is_accurate(call):
     (forward_x, backward_x, dy), data, training = call

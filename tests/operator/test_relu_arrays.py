@@ -109,7 +109,7 @@ def native(array):
 
 # With nothing compiled it compiles the kernels of all types.
 @pytest.mark.timeout(1200)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(call=calls())
 def test_relu_operators_with_arbitrary_array_layouts_are_accurate(call):
     arrays, residual, mask, training, options = call

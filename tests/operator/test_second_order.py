@@ -338,7 +338,7 @@ def calls(draw):
     return arguments | dict.fromkeys(absent) | {"training": draw(st.booleans())}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(calls())
 def test_double_backward_of_random_calls_is_accurate(arguments):
     check(arguments)

@@ -39,7 +39,7 @@ def pytest_report_header():
 def pytest_ignore_collect(collection_path):
     """Leave out the tests of the kernels if they are not installed."""
     of_kernels = [_TESTS / name for name in _OF_KERNELS]
-    return collection_path in of_kernels and "kernels" not in NAMES or None
+    return (collection_path in of_kernels and "kernels" not in NAMES) or None
 
 
 def pytest_generate_tests(metafunc):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import sysconfig
 from pathlib import Path
 
@@ -66,6 +66,6 @@ def test_team_results_do_not_depend_on_flush_mode_of_caller(drive, dtype):
 
 @pytest.mark.sweep
 def test_team_serves_beside_inductor_code(drive):
-    if "CI" in os.environ and not os.environ.get("PATH"):
-        pytest.skip("no compiler")
+    if shutil.which("g++") is None:
+        pytest.skip("Inductor needs a C++ compiler")
     drive("inductor")

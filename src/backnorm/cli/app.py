@@ -21,10 +21,10 @@ from backnorm.cli.info import describe, info_tables
 from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
 from backnorm.cli.render import demo_details, demo_summary, run_table
 from backnorm.cli.run import RunOptions, run_file
-from backnorm.cli.tensor_files import MEBIBYTES
 from backnorm.cli.verify import cases_app, judge, tolerance, verify
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.override import REFUSED
+from backnorm.tensor_files import MEBIBYTES
 
 _HELP = """Batch normalisation and its gradient in the dialects of ten specifications.
 

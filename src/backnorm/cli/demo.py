@@ -62,12 +62,14 @@ class Case:
     def attributes(self, layer: Layer) -> dict[str, object]:
         """Return the operator's attributes."""
         rank = self._rank(layer)
+        axis = self._axis(rank)
         values = {
             "epsilon": _EPSILON,
             "training": True,
             "frozen": False,
             "data_format": next((f.name for f in self._formats if f.rank in (None, rank)), None),
-            "channel_axis": self._axis(rank),
+            "channel_axis": axis,
+            "reduced_axes": tuple(k for k in range(rank) if k != axis),
         }
         return {
             spec.name: values[spec.role] if spec.role is not None else spec.usual

@@ -12,7 +12,6 @@ from rich.table import Table
 
 import backnorm
 from backnorm import engines, machine
-from backnorm.cli.text import plain
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, shown
@@ -212,11 +211,11 @@ def _rules(schema: Facts) -> Iterator[tuple[str, object]]:
 
 
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    table = Table(title=plain(title), title_justify="left", show_header=any(headings))
+    table = Table(title=title, title_justify="left", show_header=any(headings))
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(plain(cell) for cell in row))
+        table.add_row(*map(str, row))
     return table
 
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-#: A function that is called when a piece of work begins, with a description of the piece. When the
-#: function is called again, the previous piece counts as done.
-Advance = Callable[[str], None]
+from backnorm.errors import visible
+
+
+class Advance(Protocol):
+    """A function that is called when a piece of work begins."""
+
+    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None:
+        """Show the description of the piece, the number of finished pieces (by default one more
+        than at the previous call) and the number of all pieces (by default as before).
+        """
 
 
 @contextlib.contextmanager
-def progress(total: int) -> Iterator[Advance]:
+def progress(total: int | None = None) -> Iterator[Advance]:
     """Show a bar for `total` pieces of work; yield the function that advances the bar."""
-    console, done = Console(stderr=True), itertools.count()
+    console, numbers = Console(stderr=True), itertools.count()
     with Progress(
         BarColumn(20),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
@@ -32,4 +39,9 @@ def progress(total: int) -> Iterator[Advance]:
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=total)
-        yield lambda what: bar.update(task, description=escape(what), completed=next(done))
+
+        def advance(what: str, done: int | None = None, total: int | None = None) -> None:
+            completed = next(numbers) if done is None else done
+            bar.update(task, description=visible(what), completed=completed, total=total)
+
+        yield advance

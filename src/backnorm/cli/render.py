@@ -10,7 +10,6 @@ from rich.table import Table
 
 from backnorm.cli.demo import DemoReport
 from backnorm.cli.run import RunReport, TensorFacts
-from backnorm.cli.text import plain
 from backnorm.errors import counted
 
 _ERRORS_NOTE = (
@@ -30,17 +29,17 @@ def run_table(report: RunReport) -> Table:
     for step in report.steps:
         label = "" if step.label == step.op else f", {step.label}"
         table.add_row(
-            plain(f"{step.dialect}.{step.op}{label}"),
+            f"{step.dialect}.{step.op}{label}",
             step.layout or "",
             *_number_texts(step.seconds, step.gigabytes_per_second),
             *_error_texts(step.worst_ulp, step.budget_used, not step.failures),
         )
         for tensor in step.inputs:
-            table.add_row(plain(f"  in  {_tensor_text(tensor)}"))
+            table.add_row(f"  in  {_tensor_text(tensor)}")
         for tensor in step.outputs:
             v = (step.check or {}).get(tensor.port)
             errors = _error_texts(v.worst_ulp, v.worst_excess, v.passed) if v else ()
-            table.add_row(plain(f"  out {_tensor_text(tensor)}"), "", "", "", *errors)
+            table.add_row(f"  out {_tensor_text(tensor)}", "", "", "", *errors)
         table.add_section()
     return table
 
@@ -97,7 +96,7 @@ def demo_details(report: DemoReport) -> Table:
         for row in rows:
             ulp, budget = _error_texts(row.worst_ulp, row.budget_used, row.passed)
             table.add_row(
-                plain(f"  {row.call}"),
+                f"  {row.call}",
                 row.layout,
                 *_number_texts(row.seconds, row.gigabytes_per_second),
                 f"{row.worst_gradient} {ulp}",
@@ -110,7 +109,7 @@ def demo_details(report: DemoReport) -> Table:
 def _measurements_table(title: str, subject: str, caption: str) -> Table:
     """Return an empty table with the columns subject, layout, time, GB/s, ulp and budget."""
     table = _plain_table(caption)
-    table.title = plain(title) if title else None
+    table.title = title or None
     # With a padding of 0, the longest call fits a terminal of 80 columns.
     table.padding = 0
     table.add_column(subject, overflow="fold")

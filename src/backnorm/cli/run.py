@@ -16,7 +16,6 @@ from backnorm.cli.call import parse_call
 from backnorm.cli.measure import check, check_pointwise, timed, traffic, worst_errors
 from backnorm.cli.progress import Advance, progress
 from backnorm.cli.random_tensors import random_data, random_tensors
-from backnorm.cli.tensor_files import MEBIBYTES, check_output, read_tensors, write_tensors
 from backnorm.conformance.judge import Verdict
 from backnorm.dialects import registry
 from backnorm.dialects.registry import CanonicalCall
@@ -27,6 +26,7 @@ from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
 from backnorm.graph.run import errors_of, gather, run_step, store, supply
 from backnorm.graph.strict_json import expect_object, read_json
 from backnorm.problem import channel_axis_of
+from backnorm.tensor_files import MEBIBYTES, check_output, read_tensors, write_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Text for terminals, in which control characters in names are replaced by their codes."""
+"""Print text as it is: without markup, with control characters as escapes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from backnorm.errors import visible
 
 
 class Output(io.FileIO):
@@ -36,14 +38,21 @@ class Output(io.FileIO):
         return memoryview(data).nbytes
 
 
-def plain(value: object) -> Text:
-    """Return `value` as rich text without markup, its control characters written as escapes."""
-    return Text(_visible(str(value)))
+class LiteralConsole(Console):
+    """A console that prints each string as it is, also in tables: nothing in it is markup, and
+    control characters are written as escapes.
+    """
+
+    def render_str(
+        self, text: str, *, style: Any = "", justify: Any = None, overflow: Any = None, **_: Any
+    ) -> Text:
+        """Return a string as rich text."""
+        return Text(visible(text), style=style, justify=justify, overflow=overflow)
 
 
 def warn(message: object) -> None:
     """Print one line on stderr."""
-    print(f"backnorm: {_visible(' '.join(str(message).split()))}", file=sys.stderr)
+    print(f"backnorm: {visible(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def print_line(line: str) -> None:
@@ -60,7 +69,7 @@ def print_report(value: object, tables: Iterable[Table], as_json: bool) -> None:
     if as_json:
         print_line(json.dumps(_finite(value), indent=2, allow_nan=False))
         return
-    console = Console(width=None if Console().is_terminal else 240)
+    console = LiteralConsole(width=None if Console().is_terminal else 240)
     with console.capture() as capture:
         console.print(*tables)
     print_line(capture.get().removesuffix("\n"))
@@ -74,9 +83,3 @@ def _finite(value: object) -> object:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_finite(entry) for entry in value]
     return value
-
-
-def _visible(text: str) -> str:
-    # Escape sequences in names that were read from a file must not reach the terminal. Lone
-    # surrogates must not reach it either, because `print` raises an error for them.
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
-from backnorm.errors import ArgumentError, ArgumentValueError, counted
+from backnorm.cli.progress import progress
+from backnorm.cli.text import LiteralConsole
+from backnorm.errors import ArgumentError, ArgumentValueError, counted, visible
+from backnorm.graph.logical_tensor import check_elements
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Tier = Annotated[
@@ -123,7 +125,7 @@ class _Reports:
 
     def console(self) -> Console:
         """Return the console on which tables are printed."""
-        return Console(stderr=self.json == Path("-"), record=self.html is not None)
+        return LiteralConsole(stderr=self.json == Path("-"), record=self.html is not None)
 
     def write(self, results: Any, console: Console, known: list[Any] | None, before: Any) -> bool:
         """Print and write the reports of a run; return whether the run failed.
@@ -181,9 +183,9 @@ class _Reports:
             text = report.as_json(results, found, self.at_least)
             sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
         if self.junit is not None:
-            self.junit.write_text(report.as_junit(results, found, fails))
+            self.junit.write_text(report.as_junit(results, found, fails), "utf-8")
         if self.markdown is not None:
-            self.markdown.write_text(report.as_markdown(results, found, self.at_least))
+            self.markdown.write_text(report.as_markdown(results, found, self.at_least), "utf-8")
         if self.html is not None:
             console.save_html(str(self.html))
         return bool(failed) or not judged
@@ -196,7 +198,7 @@ def _print_list(title: str, lines: list[str], console: Console) -> None:
     more = len(lines) - NAMED
     shown = [f"  {line}" for line in lines[:NAMED]] + [f"  and {more} more"] * (more > 0)
     text = "\n".join([title, *shown])
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)
 
 
 def _print_schema(wanted: bool) -> None:
@@ -253,7 +255,7 @@ def verify(
         typer.Option("--any-order", help="Accept calls that differ in bits if both are right."),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="The time limit of a case, in seconds.")
+        float, typer.Option(min=0.1, help="The time limit of the calls of a case, in seconds.")
     ] = 30.0,
     memory: Annotated[
         int, typer.Option(min=0, help="The memory limit of the subject, in MiB; 0: none.")
@@ -311,13 +313,9 @@ def verify(
     selection = replace(selection, shapes=shapes, operation=operation, huge=_HUGE if huge else 0)
     for subject in subjects:
         job = Job(subject, selection, dialect, op, timeout, memory, command, any_order, echo=show)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(subject, total=None)
-
-            def advance(done: int, total: int, task: TaskID = task) -> None:
-                progress.update(task, completed=done, total=total)
-
-            results = run_job(job, advance)
+        with progress() as advance:
+            advance(subject, 0)
+            results = run_job(job, partial(advance, subject))
         failed = reports.write(results, console, *expected) or failed
         if results.interrupted:
             raise typer.Exit(130)
@@ -391,7 +389,7 @@ def cases_show(
         raise ArgumentValueError(
             "CASE", "unknown", came=name, accepted="a name that cases list prints"
         )
-    show_about(case, Console())
+    show_about(case, LiteralConsole())
 
 
 @cases_app.command("export")
@@ -434,7 +432,7 @@ def cases_export(
     for reason, count in refused.items():
         print(f"left out {counted(count, 'case')}: {reason}")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{number} cases, {size / 1e6:.1f} MB, {folder / 'manifest.json'}")
+    print(visible(f"{number} cases, {size / 1e6:.1f} MB, {folder / 'manifest.json'}"))
 
 
 def tolerance(
@@ -543,7 +541,7 @@ def _print_audit(
     else:
         assert tolerance is not None
         test, text = tolerances.from_text(tolerance), tolerance
-    print(f"{text} on {about}")
+    print(visible(f"{text} on {about}"))
     if project is not None:
         print(f"  {project.source}")
     found = audit(test, runs)
@@ -554,8 +552,8 @@ def _print_audit(
             [each for each in kernels if each.is_of_formula == is_of_formula]
             for kernels in (found.caught, found.missed, found.invisible)
         )
-        visible = counted(len(caught) + len(missed), noun)
-        print(f"  {len(caught)} of {visible} caught." + " These pass:" * bool(missed))
+        judged = counted(len(caught) + len(missed), noun)
+        print(f"  {len(caught)} of {judged} caught." + " These pass:" * bool(missed))
         _print_kernels(missed)
         print(f"  {counted(len(invisible), noun)} with the right results on such data:")
         _print_kernels(invisible)
@@ -609,12 +607,11 @@ def _print_bounds(dtype: str, elements: int) -> None:
                 bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS
             ]
             table.add_row(rung, name, *texts)
-    console = Console()
+    console = LiteralConsole()
     console.print(table)
     console.print(
         f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum "
-        "of the magnitudes of the terms; V, S, R: see docs/tolerance.md, which derives the bounds.",
-        highlight=False,
+        "of the magnitudes of the terms; V, S, R: see docs/tolerance.md, which derives the bounds."
     )
 
 
@@ -643,12 +640,13 @@ def _element_type(name: str) -> Any:
 
 
 def _shape(text: str, least: int = 1) -> tuple[int, ...]:
-
     sizes = _listed(text)
     if len(sizes) < 2 or not all(size.isdecimal() and int(size) >= least for size in sizes):
         accepted = f"two or more sizes of at least {least}, separated by commas"
         raise ArgumentValueError("--shape", "must be a shape", came=repr(text), accepted=accepted)
-    return tuple(map(int, sizes))
+    shape = tuple(map(int, sizes))
+    check_elements(shape, "--shape")
+    return shape
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,37 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 __all__ = ["CheckedCase", "cases"]
 
 
+class _Drawn:
+    """Draws the cases of a selection one after the other, and keeps only the last one."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._rest: Iterator[Case] = iter(())
+        self._last: Case | None = None
+
+    def __call__(self, name: str) -> Case:
+        """Return the case with this name."""
+        if self._last is None or self._last.name != name:
+            self._last = next((case for case in self._rest if case.name == name), None)
+        if self._last is None:
+            # Tests do not run in the order of the cases.
+            self._rest = selected(self._selection)
+            self._last = next(case for case in self._rest if case.name == name)
+        return self._last
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedCase:
     """A case, and the rung of the ladder (`at_least`) that results must reach to pass."""
 
-    case: Case
+    name: str
     at_least: Rung
+    _drawn: Callable[[str], Case]
+
+    @property
+    def case(self) -> Case:
+        """The case; its data are drawn when the test runs."""
+        return self._drawn(self.name)
 
     def check(
         self,
@@ -76,28 +101,29 @@ class CheckedCase:
         # This name makes pytest show the message of a failed test, but not the source of this
         # method.
         __tracebackhide__ = True
+        case = self.case
         subject: Subject = Function(function)
         if dialect is not None:
             subject = OfDialect.of(function, dialect, op)
         # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
         # which are read-only, NumPy's ValueError would not name the input.
-        inputs = {n: None if a is None else a.copy() for n, a in self.case.inputs.items()}
+        inputs = {n: None if a is None else a.copy() for n, a in case.inputs.items()}
         before = {n: None if a is None else a.tobytes() for n, a in inputs.items()}
         try:
-            found = subject(inputs, self.case)
+            found = subject(inputs, case)
         except Exception as error:
             if is_unsupported(error):
                 pytest.skip(described(error))
             raise
         outputs = {n: a for n, a in found.items() if a is not None}
-        missing = [absent(self.case, n, found) for n in GRADIENTS if n not in outputs]
+        missing = [absent(case, n, found) for n in GRADIENTS if n not in outputs]
         lines = [text for status, text in missing if status == "not_written"]
         lines += [
             f"the subject writes to {name}"
             for name, array in inputs.items()
             if array is not None and array.tobytes() != before[name]
         ]
-        grades = graded(self.case, outputs)
+        grades = graded(case, outputs)
         for output, (status, text, grade) in grades.items():
             if is_at_least(status, self.at_least):
                 continue
@@ -113,10 +139,10 @@ class CheckedCase:
         if lines:
             arrays = {n: outputs[n] for n, (_, _, grade) in grades.items() if grade is not None}
             if arrays:
-                diagnosis = operation_of(self.case).diagnosis(self.case, arrays)
+                diagnosis = operation_of(case).diagnosis(case, arrays)
                 if diagnosis.kind != "right":
                     lines.insert(0, diagnosis.says)
-            raise AssertionError("\n".join([f"{self.case.name}:", *lines]))
+            raise AssertionError("\n".join([f"{case.name}:", *lines]))
 
 
 def cases(
@@ -157,8 +183,10 @@ def cases(
     check_names("layouts", layouts, LAYOUTS)
     check_names("at_least", [at_least], RUNGS)
     selection = Selection(tier, tuple(dtypes), tuple(layouts), tuple(only), tuple(skip), seed)
+    drawn = _Drawn(selection)
     found = [
-        pytest.param(CheckedCase(case, at_least), id=case.name) for case in selected(selection)
+        pytest.param(CheckedCase(case.name, at_least, drawn), id=case.name)
+        for case in selected(selection)
     ]
     if not found:
         raise ArgumentValueError("only", "no case is selected", came=tuple(only))

@@ -170,7 +170,7 @@ class AttributeSpec:
         True for an extension of backnorm, which the specification does not have.
     usual : object
         The value that `backnorm demo`, `backnorm verify` and the tests pass for a required
-        attribute without a role, or with the role ``"reduced_axes"``.
+        attribute without a role. The tests also pass it with the role ``"reduced_axes"``.
     default : object
         From the operator's signature, unless a revision has its own; :data:`REQUIRED` if there is
         no default. If the default is None, the value None is accepted.

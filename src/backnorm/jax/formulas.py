@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -127,6 +128,19 @@ def masked_statistics(
     x = jnp.where(mask, x, 0).astype(type_for(x, options.arithmetic))
     masked = _Masked(x, options.axis, mask)
     return *formulas.statistics(masked, x), masked.elements
+
+
+def over_padding(function: Callable[[jax.Array], jax.Array], x: jax.Array, mask: Any) -> jax.Array:
+    """Return function(x), an array of x's shape; `mask` may be None.
+
+    Where the mask is not set and x is NaN or infinite, the result is NaN, and the function gets 0.
+    Otherwise, a sum over elements in the function's derivative would be NaN, because 0 * NaN is
+    NaN, even if the cotangent of such an element is 0.
+    """
+    if mask is None:
+        return function(x)
+    valid = mask | jnp.isfinite(x)
+    return jnp.where(valid, function(jnp.where(valid, x, 0)), jnp.nan)
 
 
 def forward(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from backnorm.activations import check_activation
 from backnorm.errors import ArgumentValueError
 from backnorm.jax.activations import activated
-from backnorm.jax.formulas import promoted, working_type
+from backnorm.jax.formulas import over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.problem import residual_alone
 
@@ -54,17 +54,21 @@ def normalised(
     joined, axis, back = _at_one_axis(x, axes)
     options = {"axis": axis, "epsilon": layer.epsilon, "arithmetic": layer.arithmetic}
     gamma, beta = _channels(x, *parameters)
-    if frozen:
-        mean, variance = _channels(x, *statistics)
-        y = back(batch_norm_inference(joined, mean, variance, gamma, beta, **options))
-        follows = check_activation(activation, y.dtype)
-        if residual is not None and (follows is None or follows.name != "relu"):
-            raise residual_alone("inference")
-        return activated(y, _checked(residual, x), follows).astype(out), ()
     if mask is not None:
         # Like flax's layers, this function also accepts a mask of numbers, which is converted to
         # bool.
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
+    if frozen:
+        mean, variance = _channels(x, *statistics)
+
+        def of_x(x: jax.Array) -> jax.Array:
+            return batch_norm_inference(x, mean, variance, gamma, beta, **options)
+
+        y = back(over_padding(of_x, joined, mask))
+        follows = check_activation(activation, y.dtype)
+        if residual is not None and (follows is None or follows.name != "relu"):
+            raise residual_alone("inference")
+        return activated(y, _checked(residual, x), follows).astype(out), ()
     if residual is not None:
         residual = _at_one_axis(_checked(residual, x), axes)[0]
     y, *batch = batch_norm(

@@ -67,9 +67,10 @@ def batch_norm(
         Groups of indices on these axes, as in `jax.lax.pmean`: each group is a separate batch.
     mask : array of bool, optional
         The elements of x from which the statistics are computed, in a shape that broadcasts to x's.
-        y is computed for all elements. If the mask selects no element of a channel, the statistics
-        and y of the channel are NaN. With `axis_name` the mask may select different numbers of
-        elements in each part.
+        y is computed for all elements. An element outside the mask that is NaN or infinite has the
+        y NaN, and the gradient 0; it changes no other result and no other gradient. If the mask
+        selects no element of a channel, the statistics and y of the channel are NaN. With
+        `axis_name` the mask may select different numbers of elements in each part.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
         where y is 0 or the ceiling. `jax.nn` computes activations, except that kernels on a single
@@ -258,7 +259,11 @@ def _batch_norm(
     x, gamma, beta = alike(x, *_scale_and_offset(x, gamma, beta, options))
     if groups[0] or mask is not None:
         mean, variance = _statistics(x, mask, options, groups)
-        y = _normalized(x, mean, variance, gamma, beta, options)
+
+        def of_x(x: jax.Array) -> jax.Array:
+            return _normalized(x, mean, variance, gamma, beta, options)
+
+        y = formulas.over_padding(of_x, x, mask)
     elif activation == RELU:
         inputs = alike(x, gamma, beta, *([] if residual is None else [residual]))
         y, mean, variance = derivatives.forward_relu(*inputs, options=options)

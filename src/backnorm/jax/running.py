@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import check
-from backnorm.jax.formulas import promoted, working_type
+from backnorm.jax.formulas import over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.jax.problems import Options
 from backnorm.scalars import check_flag, check_integer, check_number
@@ -82,7 +82,7 @@ def batch_norm_with_state(
     momentum : float
         The weight of the old running statistics, from 0 to 1, as in flax and equinox.
     axis, axis_name, axis_index_groups, mask, arithmetic, reproducible
-        As in `batch_norm`; if not training, only `axis` and `arithmetic` are used.
+        As in `batch_norm`; if not training, only `axis`, `mask` and `arithmetic` are used.
 
     Returns
     -------
@@ -110,7 +110,10 @@ def batch_norm_with_state(
     channels = {name: _widened(name, each, work) for name, each in channels.items()}
     values: dict[str, Any] = {"epsilon": epsilon, "axis": axis, "arithmetic": arithmetic}
     if not training:
-        return batch_norm_inference(x, **channels, **values), state
+        y = over_padding(
+            lambda x: batch_norm_inference(x, **channels, **values), x, check.read_mask(mask, x)
+        )
+        return y, state
     options = Options(check.check_epsilon(epsilon), check.check_axis(axis, x))
     check.check_operands("inference", options, x=x, **channels)
     values |= {"axis_name": axis_name, "axis_index_groups": axis_index_groups}

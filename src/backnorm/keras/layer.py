@@ -30,7 +30,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     - inference, and every call of a layer with ``trainable=False``. Keras computes such calls by
       the framework's own elementwise operators, which compilers and file formats support;
     - calls with a `mask`, layers with ``renorm=True``, and batches whose shape shows that they have
-      no elements, except in a synchronized layer.
+      no elements, except in a synchronized layer. Unlike in Keras's layer, elements outside the
+      mask that are NaN or infinite do not change the gradients.
 
     With ``synchronized=True`` (TensorFlow only), a training step normalises over the batch of all
     replicas of a `tf.distribute.Strategy`. The results of the step are those of one device with the
@@ -113,6 +114,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         # elements must exchange statistics, too. If no replica has elements, the statistics are 0,
         # as in Keras's layer.
         shape = () if self.synchronized else tuple(inputs.shape)
+        # Keras's layer raises an error for a mask of another rank.
+        if mask is not None and len(mask.shape) == len(inputs.shape) - 1:
+            # An element outside the mask may be NaN. Its term in a sum of the gradient would be
+            # 0 * NaN, which is NaN, so Keras's layer gets 0 instead of such an element.
+            valid = keras.ops.expand_dims(keras.ops.cast(mask, "bool"), -1)
+            valid = keras.ops.logical_or(valid, keras.ops.isfinite(inputs))
+            y = super().call(keras.ops.where(valid, inputs, 0), training=training, mask=mask)
+            return keras.ops.where(valid, y, float("nan"))
         if special or 0 in shape or not (training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         wide = "float64" if dtype == "float64" else "float32"

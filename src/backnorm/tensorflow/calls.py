@@ -19,6 +19,7 @@ from backnorm.arrays import NumPy
 from backnorm.binned import bin_rows
 from backnorm.dtypes import FLOAT64
 from backnorm.engines import Place
+from backnorm.errors import BacknormError
 from backnorm.executable import operation
 from backnorm.second_order import arrays
 
@@ -173,6 +174,13 @@ def apply_sums(operands: Arrays, options: Options) -> Arrays:
     sum_dy, sum_dy_xmu, count = whole
     numbers = {"sums": (sum_dy, sum_dy_xmu), "count": int(count)}
     return _apply(x, dy, None, *channels, *values, False, sums[0], **numbers)[:1]
+
+
+def refuse(message: str, count: int, operands: Arrays, options: Options) -> Arrays:
+    """Return zeros like the first `count` operands; raise if one of the others is not zero."""
+    if any(np.any(each) for each in operands[count:]):
+        raise BacknormError(message)
+    return [np.zeros_like(each) for each in operands[:count] if each is not None]
 
 
 def _sums(results: Any, options: Options) -> Arrays:

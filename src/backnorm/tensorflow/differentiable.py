@@ -1,10 +1,11 @@
 """The operators on tensors, with their gradients.
 
 The gradient of the forward pass is the backward pass. The gradient of the backward pass is
-`backnorm.batch_norm_double_backward`, which has no gradient. With reproducible sums, the backward
-pass has no gradient. Where a graph cannot call Python (`modes.py`), TensorFlow's own operations
-(`formulas.py`) replace the kernels, and TensorFlow differentiates these operations. A function
-whose name begins with `_of_` computes the gradient of an operator (`nodes.py`).
+`backnorm.batch_norm_double_backward`, whose gradient raises an error when it is computed. With
+reproducible sums, the gradient of the backward pass does so. Where a graph cannot call Python
+(`modes.py`), TensorFlow's own operations (`formulas.py`) replace the kernels, and TensorFlow
+differentiates these operations. A function whose name begins with `_of_` computes the gradient of
+an operator (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from backnorm.errors import BacknormError
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.modes import wants_formulas
-from backnorm.tensorflow.nodes import Node, differentiable
+from backnorm.tensorflow.nodes import Node, differentiable, refused
+
+_ONCE = (
+    "backnorm: batch normalisation with reproducible sums is differentiable once, not twice; leave "
+    "out reproducible=True"
+)
+_TWICE = (
+    "backnorm.tensorflow.batch_norm has no gradients of the third order. A "
+    "tf.autodiff.ForwardAccumulator around a tf.function has none of the second order: put the "
+    "accumulator into the function. Otherwise, compose the normalisation from tf.reduce_mean and "
+    "arithmetic operators"
+)
 
 
 def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) -> tuple[Any, ...]:
@@ -86,10 +97,7 @@ def backward(
 
 def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Options) -> Any:
     if options.reproducible:
-        raise BacknormError(
-            "backnorm: batch normalisation with reproducible sums is differentiable once, "
-            "not twice; leave out reproducible=True"
-        )
+        return refused(operands, cotangents, options, _ONCE, _of_backward)
     x, _, mean, *_ = operands
     name, call = "batch_norm_double_backward", calls.double_backward
     node = Node(name, call, [x, x], [mean.dtype], _of_double_backward)
@@ -106,12 +114,7 @@ def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Optio
 
 
 def _of_double_backward(operands: Any, _: Any, cotangents: Any, options: Options) -> Any:
-    raise BacknormError(
-        "backnorm.tensorflow.batch_norm has no gradients of the third order. A "
-        "tf.autodiff.ForwardAccumulator around a tf.function has none of the second order: put "
-        "the accumulator into the function. Otherwise, compose the normalisation from "
-        "tf.reduce_mean and arithmetic operators"
-    )
+    return refused(operands, cotangents, options, _TWICE, _of_double_backward)
 
 
 def _inverse_deviation(variance: Any, options: Options) -> Any:

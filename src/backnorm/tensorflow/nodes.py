@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from backnorm.tensorflow import calls
 from backnorm.tensorflow.calls import Arrays, Options
 from backnorm.tensorflow.checks import resolve_axis
 from backnorm.tensorflow.memory import as_tensor
@@ -90,6 +91,31 @@ def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tup
     # differentiable. The results of `compute` have no gradient.
     statistics += results[len(node.like) :]
     return results
+
+
+def refused(
+    operands: Sequence[Any],
+    cotangents: Sequence[Any],
+    options: Options,
+    message: str,
+    gradient: _Gradient,
+) -> list[Any]:
+    """Return the gradient of each operand of a node that is not differentiable: None or zeros.
+
+    When a call computes the gradient, it raises BacknormError with the message, unless all
+    cotangents are zero. This function itself does not raise an error, because TensorFlow calls it
+    before a gradient is requested: while a tape records a call of a `tf.function`, TensorFlow
+    traces the gradients of everything in this function.
+
+    Parameters
+    ----------
+    gradient : callable
+        The node's gradient, which calls this function; also the gradient of the gradient.
+    """
+    presence = tuple(operand is not None for operand in operands)
+    call = functools.partial(calls.refuse, message, len(operands))
+    node = Node("batch_norm_refused", call, pick(operands, presence), gradient=gradient)
+    return place(differentiable(node, [*operands, *cotangents], options), presence)
 
 
 def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:

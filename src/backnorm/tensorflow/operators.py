@@ -107,7 +107,8 @@ def batch_norm(
         For a wrong type, shape, axis or epsilon. With `reproducible`, also if XLA compiles the
         function, and in forward mode.
     BacknormError
-        For a gradient of the third order, or of the second with `reproducible`. For a tensor of
+        When a gradient of the third order is computed, or of the second with `reproducible`. In a
+        `tf.function`, TensorFlow's runtime raises an error with the same text. For a tensor of
         another `tf.function`, TensorFlow raises its own error (TypeError).
 
     Notes
@@ -162,7 +163,8 @@ def batch_norm_synchronised(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm`.
     BacknormError
-        In forward mode. For a gradient of the second order, unless XLA compiles the function.
+        In forward mode. When a gradient of the second order is computed, unless XLA compiles the
+        function; in a `tf.function`, TensorFlow's runtime raises an error with the same text.
     RuntimeError
         From TensorFlow, if replicas cannot synchronise: in control flow, and in a `tf.function` in
         the function that the strategy runs.

@@ -29,7 +29,7 @@ under XLA. (`all_gather` is not available if XLA compiles replicas on GPUs.)
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -38,7 +38,12 @@ from backnorm.errors import BacknormError
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.modes import has_tangent, is_for_xla
-from backnorm.tensorflow.nodes import Node, compute, here, pick, place
+from backnorm.tensorflow.nodes import Node, compute, here, pick, place, refused
+
+_ONCE = (
+    "backnorm: batch normalisation over several replicas is differentiable once, not twice; use "
+    "synchronized=False, or keras.layers.BatchNormalization"
+)
 
 
 class _Saved(NamedTuple):
@@ -86,7 +91,10 @@ def forward(
 
     def operation(x: Any, *parameters: Any) -> Any:
         x, gamma, beta = here([x, *place(parameters, presence)])
-        y, mean, variance, *whole = _normalised(x, gamma, beta, options, statistics, replica)
+        y, *found = _normalised(x, gamma, beta, options, statistics, replica)
+        # Otherwise, a tape would differentiate these results, which have no gradient, after
+        # `_of_backward` has refused to be differentiated.
+        mean, variance, *whole = map(tf.stop_gradient, found)
 
         # `of_statistics` are the cotangents of the outputs mean and variance. They are zero,
         # because these two outputs pass through `tf.stop_gradient` below.
@@ -104,12 +112,17 @@ def forward(
 
 
 def _backward(saved: _Saved, options: Options, replica: Any) -> tuple[Any, ...]:
-    """Return the results of `_gradients`. An attempt to differentiate them raises an error."""
+    """Return the results of `_gradients`. Computing their gradients raises an error."""
     presence = [tensor is not None for tensor in saved]
 
     def operation(*present: Any) -> Any:
         tensors = _Saved(*here(place(present, presence)))
-        return _gradients(tensors, options, replica), _refused
+
+        def of_saved(*cotangents: Any) -> Any:
+            dense = list(map(tf.convert_to_tensor, cotangents))
+            return pick(_of_backward(tensors, (), dense, options), presence)
+
+        return _gradients(tensors, options, replica), of_saved
 
     return tuple(tf.custom_gradient(operation)(*pick(saved, presence)))
 
@@ -165,11 +178,8 @@ def _reduction(name: str, call: Any, x: Any, options: Options) -> Node:
     return Node(name, call, [], [tf.float64] * 2)
 
 
-def _refused(*_: Any) -> NoReturn:
-    raise BacknormError(
-        "backnorm: batch normalisation over several replicas is differentiable once, not twice; "
-        "use synchronized=False, or keras.layers.BatchNormalization"
-    )
+def _of_backward(operands: Any, _: Any, cotangents: Any, options: Options) -> Any:
+    return refused(operands, cotangents, options, _ONCE, _of_backward)
 
 
 def moments_of_all(mean: Any, variance: Any, x: Any, replica: Any) -> tuple[Any, Any, Any]:

@@ -17,7 +17,13 @@ from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag
 from backnorm.torch import modules, tools
-from backnorm.torch.fusion import check_fuse, fuse_pair, fuse_sequences, named_pairs
+from backnorm.torch.fusion import (
+    check_fuse,
+    check_partners,
+    fuse_pair,
+    fuse_sequences,
+    named_pairs,
+)
 
 Model = TypeVar("Model", bound=Module)
 
@@ -153,8 +159,8 @@ def convert(
     ArgumentTypeError
         If an argument has a wrong type.
     ArgumentValueError
-        If `arithmetic` is unknown, `process_group` is given without `sync`, or a pair of names
-        cannot be fused.
+        If `arithmetic` is unknown, `process_group` is given without `sync`, a pair of names cannot
+        be fused, or an activation of the model is fused with a layer that is not in the model.
 
     Warns
     -----
@@ -166,10 +172,10 @@ def convert(
     Notes
     -----
     If a hook is later registered on a fused layer or its activation, or one of them gets another
-    `forward`, the pair is separated: each module computes what it did before `convert`. A block of
-    torchvision then runs torchvision's forward. A fused layer of a pair applies the activation even
-    if the activation's module is not called, as when a part of a sequence is called. `revert`
-    undoes the conversion.
+    `forward` or is compiled by its method `compile`, the pair is separated: each module computes
+    what it did before `convert`. A block of torchvision then runs torchvision's forward. A fused
+    layer of a pair applies the activation even if the activation's module is not called, as when a
+    part of a sequence is called. `revert` undoes the conversion.
     """
     _check_model(model)
     fuse = check_fuse(fuse)
@@ -191,6 +197,7 @@ def convert(
     layers = {name: layer for name, layer in model.named_modules() if is_batch_norm(layer)}
     before = {name: _class_name(layer) for name, layer in layers.items()}
     classes = {layer: _namesake(layer, _LIBRARIES) for layer in layers.values()}
+    check_partners(model)
     pairs = named_pairs(model, fuse, classes) if isinstance(fuse, list) else []
     tools.register_with_opacus(modules._BatchNorm)
     for layer, cls in classes.items():

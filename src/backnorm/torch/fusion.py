@@ -44,6 +44,26 @@ def check_fuse(fuse: object) -> bool | list[PairNames]:
     return [(layer, act) for layer, act in pairs]
 
 
+def check_partners(model: Module) -> None:
+    """Raise if an activation of the model is fused with a layer that is not in the model.
+
+    Such an activation does nothing in this model: two models share it, or the layer was replaced.
+    """
+    modules = dict(model.named_modules())
+    layers = set(modules.values())
+    for name, act in modules.items():
+        if not isinstance(act, FusedActivation) or act.fused_layer in layers:
+            continue
+        if getattr(act.fused_layer, "activation", None) is not None:
+            raise ArgumentValueError(
+                "model",
+                f"has the activation {name!r}, which is fused with the layer {act.names[0]!r} that "
+                "was converted before and is not in the model",
+                accepted="a model whose activations are not shared with another converted model",
+                hint="call backnorm.torch.revert(model) first, which separates the pair",
+            )
+
+
 def named_pairs(
     model: Module, pairs: Iterable[PairNames], classes: Mapping[Module, type[Module] | None]
 ) -> list[tuple[Module, Module, PairNames]]:

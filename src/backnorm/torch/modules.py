@@ -80,8 +80,8 @@ def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
 
 class Separable(torch.nn.Module):
     """One of the two modules of a fused pair (a layer and an activation). If a hook is registered
-    on it, or its `forward` is set, the pair is separated: each module again computes only its own
-    part.
+    on it, its `forward` is set, or its `compile` is called, the pair is separated: each module
+    again computes only its own part.
     """
 
     def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
@@ -103,7 +103,7 @@ class Separable(torch.nn.Module):
 
 
 def _separating(register: Callable[..., Any]) -> Any:
-    """Return a method that separates a layer and its fused activation, then registers a hook."""
+    """Return a method that separates a layer and its fused activation, then does what it did."""
 
     @functools.wraps(register)
     def separate_and_register(self: Separable, *arguments: Any, **options: Any) -> Any:
@@ -113,8 +113,8 @@ def _separating(register: Callable[..., Any]) -> Any:
     return separate_and_register
 
 
-for _hook in ("forward", "forward_pre", "backward", "full_backward", "full_backward_pre"):
-    _method = f"register_{_hook}_hook"
+_HOOKS = "forward", "forward_pre", "backward", "full_backward", "full_backward_pre"
+for _method in ("compile", *(f"register_{_hook}_hook" for _hook in _HOOKS)):
     setattr(Separable, _method, _separating(getattr(torch.nn.Module, _method)))
 
 
@@ -161,6 +161,8 @@ class FusedActivation(Separable, torch.nn.Identity):
     def _check_origin(self, input: Tensor, layer: str, act: str) -> None:
         """Raise ArgumentValueError if the input is not the unchanged output of the layer.
 
+        Changes that PyTorch does not count, such as those through `input.data`, are not detected.
+
         A replica of `torch.nn.DataParallel` does not check its input: its `fused_layer` is the
         original layer, but the input comes from a replica of the layer.
         """
@@ -171,9 +173,9 @@ class FusedActivation(Separable, torch.nn.Identity):
         raise ArgumentValueError(
             "fuse",
             f"has the pair {(layer, act)}, but {act!r} was called with a tensor that is not the "
-            f"output of {layer!r}",
-            accepted="only pairs whose activation is called with the layer's output alone; "
-            "`backnorm.torch.revert` separates all pairs",
+            f"output of {layer!r}, or with one of compiled code",
+            accepted="only pairs whose activation is called with the layer's output alone, both "
+            "compiled or neither; `backnorm.torch.revert` separates all pairs",
         )
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -76,46 +76,46 @@ def set_policy():
 def step():
     """Return y and the gradients of a layer in training, for dy; by the backend's own means."""
 
-    def call(layer, x, dy, training=True):
+    def call(layer, x, dy, **options):
         if not layer.built:
             layer.build(x.shape)
-        results = _STEPS[BACKEND](layer, x, dy, training)
+        results = _STEPS[BACKEND](layer, x, dy, {"training": True} | options)
         wide = "float64" if x.dtype == np.float64 else "float32"
         return [keras.ops.convert_to_numpy(keras.ops.cast(r, wide)) for r in results]
 
     return call
 
 
-def _step_of_tensorflow(layer, x, dy, training):
+def _step_of_tensorflow(layer, x, dy, options):
     import tensorflow as tf
 
     x = tf.constant(x)
     sources = [x, *(v.value for v in layer.trainable_variables)]
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        y = layer(x, training=training)
+        y = layer(x, **options)
     return [y, *tape.gradient(y, sources, output_gradients=tf.cast(dy, y.dtype))]
 
 
-def _step_of_torch(layer, x, dy, training):
+def _step_of_torch(layer, x, dy, options):
     import torch
 
     x = keras.ops.convert_to_tensor(x).requires_grad_()
     sources = [x, *(v.value for v in layer.trainable_variables)]
-    y = layer(x, training=training)
+    y = layer(x, **options)
     dy = keras.ops.cast(keras.ops.convert_to_tensor(dy), keras.backend.standardize_dtype(y.dtype))
     gradients = torch.autograd.grad(y, sources, dy)
     return [t.detach() for t in (y, *gradients)]
 
 
-def _step_of_jax(layer, x, dy, training):
+def _step_of_jax(layer, x, dy, options):
     import jax
 
     def function(x, trainable):
         # As Keras does for a layer that is called in the usual way.
         x = keras.ops.cast(x, layer.compute_dtype)
         y, moved = layer.stateless_call(
-            trainable, [v.value for v in layer.non_trainable_variables], x, training=training
+            trainable, [v.value for v in layer.non_trainable_variables], x, **options
         )
         return y, moved
 

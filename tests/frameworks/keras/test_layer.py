@@ -146,6 +146,35 @@ def test_layer_with_mask_is_computed_by_keras(filled, counted, rng):
     assert own.supports_masking
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("padding", [np.nan, np.inf])
+def test_layer_gradients_with_nan_outside_of_mask_are_those_of_other_padding(
+    step, filled, close, rng, padding, training
+):
+    x, dy = rng.normal(0.5, 2, (2, 6, 4, 5)).astype("f")
+    mask = np.arange(24).reshape(6, 4) % 3 > 0
+    dy[~mask] = 0
+    start = filled(Ours(), x.shape).get_weights()
+    results = []
+    for value in (padding, 0.5):
+        x[~mask] = value
+        layer = Ours()
+        layer.build(x.shape)
+        layer.set_weights(start)
+        options = {"training": training, "mask": keras.ops.convert_to_tensor(mask)}
+        results.append((*step(layer, x, dy, **options), *weights(layer)))
+    (y, *found), (expected_y, *expected) = results
+    close([y[mask], *found], [expected_y[mask], *expected], 0)
+    assert np.isnan(y[~mask]).all()
+
+
+def test_layer_with_mask_of_another_rank_raises_error_of_keras(filled, rng):
+    layer = filled(Ours(), (6, 4, 5))
+    x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
+    with pytest.raises(ValueError, match="one dimension less"):
+        layer(x, training=True, mask=keras.ops.ones((6, 4, 5), "bool"))
+
+
 def test_layer_with_renorm_is_computed_by_keras(filled, counted, rng):
     x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
     own, theirs = pair(filled, x.shape, renorm=True, renorm_clipping={"rmax": 1.5})

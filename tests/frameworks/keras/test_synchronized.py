@@ -197,10 +197,12 @@ def test_synchronized_layer_with_unknown_batch_size_matches_plain_layer(size, tw
         np.testing.assert_allclose(mean, layer.get_weights()[2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("settings", ["eager", "graph"])
-def test_second_derivative_of_synchronized_layer_raises_backnorm_error(settings, two):
+@pytest.mark.parametrize(
+    ("settings", "kind"), [("eager", "BacknormError"), ("graph", "UnknownError")]
+)
+def test_second_derivative_of_synchronized_layer_raises_error(settings, kind, two):
     kinds, text = two[f"twice, {settings}"]
-    assert "BacknormError" in kinds
+    assert kind in kinds
     assert "differentiable once, not twice" in text
 
 

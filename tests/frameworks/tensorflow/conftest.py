@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from backnorm import BacknormError
 from backnorm.tensorflow import calls
+
+#: The errors of a derivative of too high an order: in an eager call, and of TensorFlow's runtime.
+REJECTIONS = BacknormError, tf.errors.UnknownError
 
 # Before TensorFlow makes its devices: a tensor can be on another one, and each of four replicas.
 tf.config.set_logical_device_configuration(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from backnorm import BacknormError
 from backnorm import tensorflow as ours
+
+from .conftest import REJECTIONS
 
 EPSILON = 1e-3
 
@@ -131,6 +134,57 @@ def test_gradients_of_frozen_backward_match_composed_formulas(tensors, close):
     close(tape.gradient(loss, sources), other.gradient(expected, sources))
 
 
+def of_backward(operands, weights):
+    """Return a function of x and dy: a scalar of `batch_norm_backward`, and its gradients."""
+    mean, variance, gamma = operands
+
+    def value_and_gradients(x, dy):
+        with tf.GradientTape() as tape:
+            tape.watch([x, dy])
+            results = ours.batch_norm_backward(x, dy, mean, variance, gamma, epsilon=EPSILON)
+            value = tf.add_n([tf.reduce_sum(w * r) for w, r in zip(weights, results, strict=True)])
+        return value, *tape.gradient(value, [x, dy])
+
+    return value_and_gradients
+
+
+@pytest.fixture
+def first_and_second(tensors):
+    """Return x, dy, and the function of both by `of_backward`."""
+    shape = (4, 3, 6)
+    x, dy, mean, variance, gamma, *weights = tensors(shape, shape, 6, 6, 6, shape, 6, 6)
+    return x, dy, of_backward((mean, tf.abs(variance) + 0.1, gamma), weights)
+
+
+@pytest.mark.parametrize("way", ["eager", "function", "function in a function"])
+@pytest.mark.parametrize("tapes", [1, 2])
+def test_second_order_under_tapes_that_watch_x_is_that_without(first_and_second, close, way, tapes):
+    x, dy, function = first_and_second
+    expected = function(x, dy)
+    inner = function if way == "eager" else tf.function(function)
+    with ExitStack() as stack:
+        persistent = [True, False][:tapes]
+        for tape in [stack.enter_context(tf.GradientTape(each)) for each in persistent]:
+            tape.watch(x)
+        found = (tf.function(inner) if way == "function in a function" else inner)(x, dy)
+    close(found, expected)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_gradient_of_value_beside_second_order_is_not_rejected(
+    first_and_second, close, in_function
+):
+    x, dy, function = first_and_second
+    called = tf.function(function) if in_function else function
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        value, of_x, _ = called(x, dy)
+    for _ in range(2):
+        close([tape.gradient(value, x)], [function(x, dy)[1]])
+    with pytest.raises(REJECTIONS, match="no gradients of the third order"):
+        tape.gradient(of_x, x)
+
+
 def test_gradients_of_third_order_are_rejected(tensors):
     x, weight = tensors((4, 6), (4, 6))
 
@@ -147,7 +201,7 @@ def test_gradients_of_third_order_are_rejected(tensors):
     calls = [lambda: third(function), tf.function(lambda: third(function))]
     calls.append(lambda: third(tf.function(function)))
     for call in calls:
-        with pytest.raises(BacknormError, match="no gradients of the third order"):
+        with pytest.raises(REJECTIONS, match="no gradients of the third order"):
             call()
 
 

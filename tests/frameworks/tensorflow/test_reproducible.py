@@ -9,13 +9,14 @@ import pytest
 import tensorflow as tf
 
 import backnorm
-from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
+from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm import tensorflow as ours
 from backnorm.tensorflow.operators import batch_norm_synchronised
 from tests.support import internals
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 from .bits import differ, same
+from .conftest import REJECTIONS
 
 EPSILON = 1e-3
 SHAPE = (12, 9, 7, 6)
@@ -204,10 +205,21 @@ def squared(*operands, **options):
 
 
 def test_reproducible_second_derivative_raises(run):
-    with pytest.raises(BacknormError, match=r"reproducible sums is differentiable once, not twice"):
+    with pytest.raises(REJECTIONS, match=r"reproducible sums is differentiable once, not twice"):
         run(squared, *data(FLOAT32))
-    with pytest.raises(BacknormError, match=r"over several replicas is differentiable once"):
+    with pytest.raises(REJECTIONS, match=r"over several replicas is differentiable once"):
         in_replicas((5, 7), data(FLOAT32), function=squared)
+
+
+def test_reproducible_step_under_tape_that_watches_x_is_that_without(run):
+    expected = run(reproducibly, *data(FLOAT32))
+
+    def watched(x, *rest):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            return tf.function(reproducibly)(x, *rest)
+
+    same(run(watched, *data(FLOAT32)), expected)
 
 
 NO_SUMS = r"^reproducible: must be False in forward mode.*XLA.*got True"

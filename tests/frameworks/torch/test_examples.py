@@ -68,7 +68,11 @@ def test_digits_gradients_in_16_bits_are_as_near_exact_as_pytorch(
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_step_of_resnet_agrees_with_pytorch(memory_format, example):
     resnet = example("resnet_step")
-    losses, seconds, apart = resnet.compare(*resnet.images_of(4, 64), memory_format, 1)
+    losses, seconds, apart, reports = resnet.compare(*resnet.images_of(4, 64), memory_format, 1)
+    # All but the layers of the four shortcuts, which no activation follows.
+    left = [report.name for report in reports if not report.fused]
+    assert (len(reports), len(left)) == (53, 4)
+    assert all("downsample" in name for name in left)
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     # At random weights a network of this depth is ill-conditioned: some percent.
     assert apart < 0.3

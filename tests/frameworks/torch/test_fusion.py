@@ -234,15 +234,55 @@ def test_fused_layer_is_not_fused_with_another_activation(close):
     assert repr(revert(mine)) == repr(theirs)
 
 
-def test_replaced_layer_is_fused_by_next_conversion(close):
+def test_replaced_layer_is_fused_by_conversion_after_revert(close):
     theirs = sequence()
     mine = fused(theirs)
     for model in (mine, theirs):
         model[1] = nn.BatchNorm1d(4).double()
-    convert(mine, fuse=True)
+    with pytest.raises(ValueError, match="layer '1' that was converted before and is not in the"):
+        convert(mine, fuse=True)
+    convert(revert(mine), fuse=True)
     assert mine[2].fused_layer is mine[1]
     assert are_fused(mine) == [True]
     close(passes(mine), passes(theirs), factor=16)
+
+
+@pytest.mark.parametrize("fuse", [False, True, [("0", "1")]], ids=str)
+def test_convert_rejects_activation_that_is_fused_in_another_model(fuse, close):
+    act = nn.SiLU()
+    first, second = (nn.Sequential(nn.BatchNorm1d(3), act).double() for _ in range(2))
+    expected = copy.deepcopy(first)
+    convert(first, fuse=True)
+    before = repr(second)
+    with pytest.raises(ValueError, match=r"^model: has the activation '1', which is fused with"):
+        convert(second, fuse=fuse)
+    assert repr(second) == before
+    close(passes(first), passes(expected), factor=16)
+
+
+# PyTorch's compiler reads this attribute of an input.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("place", [1, 2])
+def test_layer_or_activation_compiled_alone_separates_pair(place, close):
+    theirs = sequence()
+    mine = fused(theirs)
+    mine[place].compile(backend="eager")
+    assert are_fused(mine) == [False]
+    close(passes(mine), passes(theirs), factor=16)
+
+
+def test_activation_of_layer_in_compiled_code_raises_with_reason():
+    class Model(NamedPair):
+        @torch.compiler.disable
+        def act(self, y):
+            return self.relu(y)
+
+        def forward(self, x):
+            return self.act(self.norm(x))
+
+    model = convert(Model(), fuse=[("norm", "relu")])
+    with pytest.raises(ValueError, match=r"of compiled code; .*both compiled or neither"):
+        torch.compile(model, backend="eager")(torch.randn(6, 3, 5))
 
 
 class Block(nn.Module):

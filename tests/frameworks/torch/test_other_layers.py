@@ -156,6 +156,16 @@ def test_conversions_of_timm_accept_converted_layers(fuse, close):
     close(thawed(x), theirs(x), factor=4)
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+def test_synchronisation_by_pytorch_that_would_drop_activation_raises(fuse):
+    model = nn.Sequential(convert(layers.BatchNormAct2d(3), fuse=fuse))
+    with pytest.raises(backnorm.BacknormError, match=r"^num_features: .*without its ReLU; "):
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    plain = nn.Sequential(convert(layers.BatchNormAct2d(3, apply_act=False), fuse=fuse))
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(plain)
+    assert (type(model[0]), model[0].num_features) == (nn.SyncBatchNorm, 3)
+
+
 OBSTACLES = {
     "hooks": lambda act: act.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,)),
     "a forward of its own": lambda act: setattr(act, "forward", lambda x: x + 1),

@@ -23,7 +23,6 @@ def show_about(case: Case, console: Console) -> None:
     console.print(
         f"{case.name}: {statistics}, {case.data.data_format}, epsilon {case.data.epsilon:g}, "
         f"{ladder.count} elements a channel",
-        highlight=False,
         soft_wrap=True,
     )
     for table in (_inputs(case), _outputs(ladder)):
@@ -33,7 +32,7 @@ def show_about(case: Case, console: Console) -> None:
     console.print()
     for verb, names in (("rejects", caught), ("lets pass", passed)):
         text = f"{verb} {len(names)} of {len(MUTANTS)} wrong kernels: {', '.join(names)}"
-        console.print(text, highlight=False)
+        console.print(text)
 
 
 def _inputs(case: Case) -> Table:

@@ -44,6 +44,7 @@ _RESERVED = 1 << 30
 
 
 _Outputs = dict[str, np.ndarray | None]
+_Inputs = dict[str, Guarded | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class _Calls:
     """The outputs of a call, and what was observed in this call and in further calls.
 
     `again` has the outputs of another call with equal inputs, if these outputs differ from the
-    first call's.
+    first call's. If `is_repeatable`, they differ because of the alignment of the arrays.
 
     The subject is also called with another dy (in a forward pass: another x). `unchanged` names the
     outputs that had the same bits in the call with another dy (or x) as in the first call.
@@ -59,6 +60,7 @@ class _Calls:
 
     outputs: _Outputs
     again: _Outputs | None = None
+    is_repeatable: bool = False
     faults: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
 
@@ -105,8 +107,8 @@ class Runner:
             if case.repeats > 1:
                 calls = _Calls(self._of_huge(case))
             else:
-                inputs = {n: None if a is None else Guarded(a) for n, a in case.inputs.items()}
-                calls = self._calls(inputs, case)
+                self.say(event="call")
+                calls = self._calls(case)
         except CommandError as error:
             self.say(event="crash", case=case.name, text=str(error))
             return
@@ -123,6 +125,7 @@ class Runner:
             outputs=self._saved(case.name, calls.outputs),
             names=list(calls.outputs),
             again=None if calls.again is None else self._saved(f"{case.name}-again", calls.again),
+            is_repeatable=calls.is_repeatable,
             faults=calls.faults,
             unchanged=calls.unchanged,
             seconds=time.perf_counter() - started,
@@ -145,10 +148,11 @@ class Runner:
             "shapes": {name: array.shape for name, array in arrays.items()},
         }
 
-    def _calls(self, inputs: dict[str, Guarded | None], case: Case) -> _Calls:
+    def _calls(self, case: Case) -> _Calls:
         """Call the subject on a case. If the case is small, call the subject twice more: with one
-        input changed, and then with the original inputs again.
+        input changed, and then with the original inputs in arrays that end at an unreadable page.
         """
+        inputs = _guarded(case)
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
         first = self._called(inputs, case)
         faults = [
@@ -167,9 +171,17 @@ class Runner:
         varied.array[...] = varied_input(original)
         second = self._called(inputs, case)
         varied.array[...] = original
-        third = self._called(inputs, case)
-        if any(not _equal(first[name], third[name]) for name in first):
-            return _Calls(first, again=third)
+        tight = _guarded(case, is_tight=True)
+        third = self._called(tight, case)
+        again = None
+        if not _are_equal(first, third):
+            # The order in which a subject adds up may depend on the alignment of arrays. So only
+            # calls with the same arrays must agree.
+            for arrays, outputs in ((tight, third), (inputs, first)):
+                again = self._called(arrays, case)
+                if not _are_equal(outputs, again):
+                    return _Calls(outputs, again)
+            again = third
         unchanged: list[str] = [
             name
             for name, array in first.items()
@@ -177,7 +189,7 @@ class Runner:
             and np.any(np.nan_to_num(array.astype(float)))
             and _equal(array, second[name])
         ]
-        return _Calls(first, unchanged=unchanged)
+        return _Calls(first, again, is_repeatable=True, unchanged=unchanged)
 
     def _of_huge(self, case: Case) -> _Outputs:
         """Call the subject once, on a case with repeated channels.
@@ -188,10 +200,9 @@ class Runner:
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
-            # Every event that is sent to the parent process restarts the time limit. With the two
-            # events here, the limit applies to the call alone: the time to fill and compare the
-            # arrays does not count.
-            self.say(event="filled")
+            # The time limit applies from "call" to the next event: the time to fill and to compare
+            # the arrays does not count.
+            self.say(event="call")
             if getattr(self.subject, "writes", False):
                 memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}
                 outputs = self.subject(arrays, large, memory)
@@ -200,17 +211,32 @@ class Runner:
             self.say(event="called")
             return worst_parts(outputs, case)
 
-    def _called(self, inputs: dict[str, Guarded | None], case: Case) -> _Outputs:
+    def _called(self, inputs: _Inputs, case: Case) -> _Outputs:
         arrays = {name: None if g is None else g.array for name, g in inputs.items()}
+        is_tight = any(g is not None and g.is_tight for g in inputs.values())
         if not getattr(self.subject, "writes", False):
             found = self.subject(arrays, case)
             return {n: None if a is None else np.array(a) for n, a in found.items()}
-        memory = {name: Guarded(case.data.like(name), fill=True) for name in GRADIENTS}
+        memory = {
+            name: Guarded(case.data.like(name), fill=True, is_tight=is_tight) for name in GRADIENTS
+        }
         found = self.subject(arrays, case, {name: g.array for name, g in memory.items()})
         outside = [name for name, g in memory.items() if not g.holds_canaries()]
         if outside:
             raise WroteOutsideError(f"wrote outside of {outside[0]}")
         return {name: array.copy() for name, array in found.items()}
+
+
+def _guarded(case: Case, *, is_tight: bool = False) -> _Inputs:
+    """Return copies of a case's inputs between unreadable pages."""
+    return {
+        name: None if array is None else Guarded(array, is_tight=is_tight)
+        for name, array in case.inputs.items()
+    }
+
+
+def _are_equal(one: _Outputs, other: _Outputs) -> bool:
+    return all(_equal(array, other[name]) for name, array in one.items())
 
 
 def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:

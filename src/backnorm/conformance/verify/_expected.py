@@ -44,10 +44,16 @@ def read_expectations(path: Path) -> list[Expectation]:
     Raises
     ------
     ArgumentValueError
-        For a line without a reason, and for a date that is invalid or not in brackets.
+        For a line without a reason, for a date that is invalid or not in brackets, and for bytes
+        that are not UTF-8.
     """
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        problem = f"must be UTF-8 (byte {error.start})"
+        raise ArgumentValueError("--xfail", problem, came=str(path)) from error
+    for number, line in enumerate(text.splitlines(), 1):
         pattern, _, reason = (part.strip() for part in line.partition("#"))
         if not pattern:
             continue

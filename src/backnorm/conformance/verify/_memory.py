@@ -32,14 +32,18 @@ class Guarded:
         The contents of the array.
     fill : bool
         Whether to fill the array with NaN instead, as memory for an output.
+    is_tight : bool
+        Whether the array ends at the upper page. Then it is aligned only to its elements. Otherwise
+        it begins at a cache line, and ends less than a cache line before the upper page.
 
     Attributes
     ----------
     array : numpy.ndarray
-        Begins at a cache line, and ends as near to the upper page as possible.
+    is_tight : bool
     """
 
-    def __init__(self, values: np.ndarray, *, fill: bool = False) -> None:
+    def __init__(self, values: np.ndarray, *, fill: bool = False, is_tight: bool = False) -> None:
+        self.is_tight = is_tight
         page = mmap.PAGESIZE
         self._room = -(-max(values.nbytes, 1) // page) * page
         self._memory = mmap.mmap(-1, self._room + 2 * page)
@@ -47,7 +51,9 @@ class Guarded:
         self._bytes = whole[page : page + self._room]
         self._canary = _BEYOND_OUTPUT if fill else _NAN
         self._bytes[...] = self._canary
-        start = (self._room - values.nbytes) // _LINE * _LINE
+        start = self._room - values.nbytes
+        if not is_tight:
+            start -= start % _LINE
         self._start, self._end = start, start + values.nbytes
         own = self._bytes[self._start : self._end]
         self.array: np.ndarray = own.view(values.dtype).reshape(values.shape)

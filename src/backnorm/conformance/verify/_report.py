@@ -18,7 +18,7 @@ from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, counts, mistake_of, sentence
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Results, Verdict
-from backnorm.errors import counted
+from backnorm.errors import counted, visible
 
 _LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
 
@@ -37,27 +37,27 @@ def show(
     console.print(
         f"{job.subject} as {words}, {' '.join(selection.dtypes)}, {counted(number, 'case')} "
         f"({selection.tier}), {results.seconds:.1f} s",
-        highlight=False,
     )
     console.print()
     console.print(_table(results, at_least))
-    console.print(_LEGEND, highlight=False, soft_wrap=True)
+    console.print(_LEGEND, soft_wrap=True)
     for finding in found:
         console.print()
         where = _where(results, finding)
-        says = f"known: {finding.says}" if finding.known else Text(finding.says, style="bold")
-        console.print(says, Text(f"  [{where}]"), sep="", highlight=False, markup=False)
+        style = "" if finding.known else "bold"
+        says = console.render_str("known: " * finding.known + finding.says, style=style)
+        console.print(says, f"  [{where}]", sep="")
         if finding.evidence:
-            console.print(f"  {_evidence(finding)}", highlight=False)
+            console.print(f"  {_evidence(finding)}")
         if finding.reproduce:
-            console.print(f"  {finding.reproduce}", highlight=False, soft_wrap=True)
+            console.print(f"  {finding.reproduce}", soft_wrap=True)
     console.print()
-    console.print(_summary(results, found, at_least), highlight=False, soft_wrap=True)
+    console.print(_summary(results, found, at_least), soft_wrap=True)
     for line in _reasons(results):
-        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {line}", soft_wrap=True)
     nothing = list(dict.fromkeys(v.case for v in results.verdicts if v.status == "proves_nothing"))
     for case in nothing[:NAMED]:
-        console.print(f"  {case} proves nothing: every wrong formula passes", highlight=False)
+        console.print(f"  {case} proves nothing: every wrong formula passes")
     if results.interrupted:
         console.print("interrupted: the cases that are missing were not judged")
 
@@ -159,7 +159,6 @@ def show_case(results: Results, console: Console) -> None:
             f"{verdict.case} {verdict.output}[{index}]: {verdict.status}; got {grade.got!r} "
             f"({float(grade.got).hex()}), exact {grade.exact!r} ({float(grade.exact).hex()}), "
             f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}",
-            highlight=False,
             soft_wrap=True,
         )
 
@@ -240,13 +239,14 @@ def as_junit(results: Results, found: Sequence[Finding], fails: Callable[[Verdic
     fails : callable
         Whether a verdict is a failure. Other verdicts whose status is no rung are skipped tests.
     """
-    suite = ElementTree.Element("testsuite", name=f"backnorm verify {results.job.subject}")
+    name = visible(f"backnorm verify {results.job.subject}")
+    suite = ElementTree.Element("testsuite", name=name)
     failed = skipped = 0
     for verdict in results.verdicts:
         test = ElementTree.SubElement(
             suite, "testcase", classname=verdict.case, name=verdict.output
         )
-        message = sentence(verdict, found)
+        message = visible(sentence(verdict, found))
         if fails(verdict):
             failed += 1
             ElementTree.SubElement(test, "failure", type=verdict.status, message=message)
@@ -257,7 +257,8 @@ def as_junit(results: Results, found: Sequence[Finding], fails: Callable[[Verdic
     suite.set("failures", str(failed))
     suite.set("skipped", str(skipped))
     ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text.decode() + "\n"
 
 
 def as_markdown(results: Results, found: Sequence[Finding], at_least: Rung = "serial") -> str:
@@ -276,4 +277,4 @@ def as_markdown(results: Results, found: Sequence[Finding], at_least: Rung = "se
         lines.append(f"- {'known: ' * each.known}{each.says} ({where}){command}")
     lines += ["", _summary(results, found, at_least), ""]
     lines += [f"- {line}" for line in _reasons(results)]
-    return "\n".join(lines) + "\n"
+    return visible("\n".join(lines)) + "\n"

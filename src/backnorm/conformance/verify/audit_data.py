@@ -12,6 +12,7 @@ import numpy as np
 from backnorm.conformance.mutants import Kernel
 from backnorm.dtypes import element_type, statistics_types
 from backnorm.errors import ArgumentValueError
+from backnorm.tensor_files import read_tensors
 
 __all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
 
@@ -117,15 +118,12 @@ def read(path: Path, epsilon: float) -> Run:
     Raises
     ------
     ArgumentValueError
-        If the file cannot be read, or an array is missing or has the wrong shape.
+        If the file is damaged, if an array is missing or has a wrong type or shape, or if an array
+        or a gradient is not finite.
+    OSError
+        If the file cannot be read.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ArgumentValueError(
-            "--data", "cannot be read", came=str(path), accepted=f"{', '.join(DATA)}, FILE.npz"
-        ) from error
+    arrays = read_tensors(path)
     missing = [name for name in ("x", "dy") if name not in arrays]
     if missing:
         raise ArgumentValueError(
@@ -146,13 +144,20 @@ def read(path: Path, epsilon: float) -> Run:
     of_channels = {"mean": mean, "variance": variance, "gamma": np.ones(x.shape[1])}
     known = {"x": x, "dy": arrays["dy"], **(of_channels | arrays)}
     for name, shape in {"dy": x.shape, **dict.fromkeys(of_channels, x.shape[1:2])}.items():
-        if known[name].shape != shape:
-            came = str(known[name].shape)
+        array = known[name]
+        if array.shape != shape or element_type(array.dtype) is None:
             raise ArgumentValueError(
-                "--data", f"must have {name} of the right shape", came=came, accepted=str(shape)
-            )
+                "--data", f"must have a float array {name} of the right shape",
+                came=f"{array.dtype} {array.shape}", accepted=str(shape),
+            )  # fmt: skip
     inputs = tuple(known[name] for name in ("x", "dy", "mean", "variance", "gamma"))
-    return _run(inputs, dtype, epsilon)
+    with np.errstate(all="ignore"):
+        run = _run(inputs, dtype, epsilon)
+    if not all(np.isfinite(a.astype(np.float64)).all() for a in (*run.inputs, *run.right)):
+        raise ArgumentValueError(
+            "--data", "must have finite arrays and gradients", came="NaN or an infinity"
+        )
+    return run
 
 
 def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,16 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, ForwardLadder, GradientLadder
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files
 from backnorm.conformance.verify._peers import RefusedError
-from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.operations import operation_of
+from backnorm.conformance.verify.cases import DTYPES, TIERS, Selection, check_names, selected
+from backnorm.conformance.verify.operations import OPERATIONS, operation_of
 from backnorm.conformance.verify.proof import catches
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict, absent, graded
 from backnorm.conformance.verify.subjects import schema_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
+from backnorm.graph.strict_json import expect_integer, expect_object, read_json
+from backnorm.tensor_files import read_array, read_tensors, write_tensors
 
 __all__ = ["FORMATS", "export", "judge"]
 
@@ -203,11 +207,9 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], form: str) -> None:
             else:
                 np.save(path, _plain(array), allow_pickle=False)
     elif form == "npz":
-        np.savez(folder / "arrays.npz", **{n: _plain(a) for n, a in arrays.items()})  # type: ignore[arg-type]
+        write_tensors(folder / "arrays.npz", {n: _plain(a) for n, a in arrays.items()})
     else:
-        from safetensors.numpy import save_file
-
-        save_file(dict(arrays), folder / "arrays.safetensors")
+        write_tensors(folder / "arrays.safetensors", arrays)
 
 
 def _ending(form: str) -> str:
@@ -239,15 +241,12 @@ def judge(cases: Path, results: Path) -> Results:
     Raises
     ------
     ArgumentError
-        If the manifest has another format or version, or if there are no results.
+        If the manifest is damaged or has another format or version, if a file of results is
+        damaged, or if there are no results.
+    OSError
+        If a file cannot be read.
     """
-    manifest = json.loads((cases / "manifest.json").read_text())
-    if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
-        raise ArgumentValueError(
-            "CASES", "must have a manifest of this version", came=manifest.get("format_version"),
-            accepted=_VERSION,
-        )  # fmt: skip
-    selection, names, schema = _of_manifest(manifest)
+    selection, names, schema = _of_manifest(cases / "manifest.json")
     if not results.exists():
         raise ArgumentValueError("RESULTS", "no such file or folder", came=str(results))
     dialect, op = (None, None) if schema is None else (schema.dialect, schema.op)
@@ -259,29 +258,42 @@ def judge(cases: Path, results: Path) -> Results:
     if all(verdict.text.endswith(_NO_RESULT) for verdict in found.verdicts):
         raise ArgumentValueError(
             "RESULTS", "has no result of any case", came=str(results),
-            accepted=f"CASE/OUTPUT, such as {manifest['cases'][0]['name']}/"
-            f"{next(iter(manifest['cases'][0]['outputs']))}",
+            accepted="CASE/OUTPUT, such as realistic-float32-float32-NCX/dx",
         )  # fmt: skip
     return found
 
 
-def _of_manifest(manifest: Any) -> tuple[Selection, set[str], OperatorSchema | None]:
+def _of_manifest(path: Path) -> tuple[Selection, set[str], OperatorSchema | None]:
     """Return a selection that has the cases of a manifest, their names, and the rules of the
     operator whose names the files have.
     """
-    names, made_by = {entry["name"] for entry in manifest["cases"]}, manifest["made_by"]
-    # The first input of every operator is data.
-    first = (next(iter(entry["inputs"].values())) for entry in manifest["cases"])
-    selection = Selection(
-        made_by["tier"],
-        tuple(sorted({entry["dtype"] for entry in first})),
-        seed=made_by["seed"],
-        shapes=tuple(map(tuple, made_by.get("shapes", ()))),
-        operation=made_by.get("operation", "backward"),
-    )
-    if "dialect" not in made_by:
-        return selection, names, None
-    return selection, names, schema_of(made_by["dialect"], made_by["op"], selection.operation)
+    manifest = expect_object(read_json(path), str(path))
+    if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
+        raise ArgumentValueError(
+            "CASES", "must have a manifest of this version", came=manifest.get("format_version"),
+            accepted=_VERSION,
+        )  # fmt: skip
+    cases: Any = manifest.get("cases")
+    made_by: Any = manifest.get("made_by")
+    try:
+        names = {entry["name"] for entry in cases}
+        # The first input of every operator is data.
+        dtypes = {next(iter(entry["inputs"].values()))["dtype"] for entry in cases}
+        tier, seed = made_by["tier"], made_by["seed"]
+        shapes = tuple(tuple(map(int, shape)) for shape in made_by.get("shapes", ()))
+        operation = made_by.get("operation", "backward")
+        schema = None
+        if "dialect" in made_by:
+            schema = schema_of(made_by["dialect"], made_by["op"], operation)
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise ArgumentValueError(str(path), "must be a manifest that cases export wrote") from error
+    check_names(f"{path}: dtype", tuple(dtypes), DTYPES)
+    check_names(f"{path}: tier", [tier], TIERS)
+    check_names(f"{path}: operation", [operation], OPERATIONS)
+    seed = expect_integer(seed, f"{path}: seed", high=sys.maxsize)
+    dtypes_in_order = tuple(sorted(dtypes))
+    selection = Selection(tier, dtypes_in_order, seed=seed, shapes=shapes, operation=operation)
+    return selection, names, schema
 
 
 def _judged(file_case: FileCase, read: Any, found: Results) -> Iterator[Verdict]:
@@ -309,41 +321,37 @@ def reader(results: Path) -> Callable[[FileCase], tuple[dict[str, np.ndarray], s
     This function returns two values: the outputs by the names of the operation's results, and a
     text. The text is empty unless the tested program does not support the case; it then says why.
     """
-    arrays: dict[str, np.ndarray] = {}
-    if results.suffix == ".npz":
-        with np.load(results, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    elif results.suffix == ".safetensors":
-        from safetensors.numpy import load_file
-
-        arrays = load_file(results)
+    if results.is_dir():
+        return partial(_of_folder, results)
+    arrays = read_tensors(results)
 
     def of_file(found: FileCase) -> tuple[dict[str, np.ndarray], str]:
         keys = {output: f"{found.case.name}/{output}" for output in found.outputs}
         named = {output: arrays[key] for output, key in keys.items() if key in arrays}
         return _named(named, found), ""
 
-    def of_folder(found: FileCase) -> tuple[dict[str, np.ndarray], str]:
-        place = results / found.case.name
-        outputs: dict[str, np.ndarray] = {}
-        refused = place / "unsupported.txt"
-        if refused.is_file():
-            return {}, refused.read_text(errors="replace").strip() or "unsupported"
-        for output in found.outputs:
-            dtype, shape = found.like(output)
-            if (place / f"{output}.npy").is_file():
-                array = np.load(place / f"{output}.npy", allow_pickle=False)
-            elif (place / f"{output}.bin").is_file():
-                data = (place / f"{output}.bin").read_bytes()
-                array = np.frombuffer(data, np.uint8)
-                if len(data) == math.prod(shape) * dtype.itemsize:
-                    array = array.view(dtype.newbyteorder("<")).reshape(shape)
-            else:
-                continue
-            outputs[output] = array
-        return _named(outputs, found), ""
+    return of_file
 
-    return of_file if arrays else of_folder
+
+def _of_folder(results: Path, found: FileCase) -> tuple[dict[str, np.ndarray], str]:
+    place = results / found.case.name
+    outputs: dict[str, np.ndarray] = {}
+    refused = place / "unsupported.txt"
+    if refused.is_file():
+        return {}, refused.read_text(errors="replace").strip() or "unsupported"
+    for output in found.outputs:
+        dtype, shape = found.like(output)
+        if (place / f"{output}.npy").is_file():
+            array = read_array(place / f"{output}.npy")
+        elif (place / f"{output}.bin").is_file():
+            data = (place / f"{output}.bin").read_bytes()
+            array = np.frombuffer(data, np.uint8)
+            if len(data) == math.prod(shape) * dtype.itemsize:
+                array = array.view(dtype.newbyteorder("<")).reshape(shape)
+        else:
+            continue
+        outputs[output] = array
+    return _named(outputs, found), ""
 
 
 def _named(arrays: Mapping[str, np.ndarray], found: FileCase) -> dict[str, np.ndarray]:

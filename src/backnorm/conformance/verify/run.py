@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -76,8 +77,11 @@ UNJUDGED: tuple[Status, ...] = "refused", "not_run", "proves_nothing", "expected
 
 # A child process that has not ended this many seconds after its last case is killed.
 _GRACE = 0.3
-# The time limit of a subject's import is at least this many seconds.
-_IMPORT = 120.0
+# The time limit of a subject's import, and of making the data of a case, is at least this many
+# seconds.
+_PREPARATION = 120.0
+# After this many seconds without an event, the parent looks whether the child process has ended.
+_PAUSE = 0.1
 # If the subject crashes or hangs on this many cases in a row, the remaining cases are not run.
 _MOST_ENDS = 8
 
@@ -99,7 +103,7 @@ class Job:
     dialect, op : str or None
         The dialect and operator whose signature the subject has; None: the canonical signature.
     timeout : float
-        The time limit of a case in seconds.
+        The time limit of a case's calls in seconds.
     memory : int
         The limit of the child's data memory in MiB; 0: no limit.
     command : bool
@@ -270,7 +274,7 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
     at: str | None = None
     is_ready = False
     try:
-        for event in _events(reader, job.timeout):
+        for event in _events(reader, child, job.timeout):
             match event["event"]:
                 case "ready":
                     is_ready = True
@@ -303,33 +307,41 @@ def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
             )
     finally:
         os.close(reader)
-        if child.poll() is None:
-            try:
-                child.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE)
+        # Processes that the subject has started may still run, even if the child has ended.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
-def _events(reader: int, timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the events that a child process writes to the file descriptor `reader`. If the next
-    event does not come within the time limit, yield an event "hang" and stop.
+def _events(
+    reader: int, child: subprocess.Popen[bytes], timeout: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the events that a child process writes to the file descriptor `reader`. If the calls of
+    a case exceed the time limit, or their preparation exceeds its own, yield "hang" and stop.
     """
-    read, limit = b"", max(timeout, _IMPORT)
+    preparation = max(timeout, _PREPARATION)
+    read, limit, started = b"", preparation, time.monotonic()
     while True:
-        ready, _, _ = select.select([reader], [], [], limit)
-        if not ready:
-            yield {"event": "hang"}
-            return
-        data = os.read(reader, 1 << 16)
+        # The end of the child may not end the pipe, because a process that the subject has forked
+        # holds the pipe open, too.
+        has_ended = child.poll() is not None
+        ready, _, _ = select.select([reader], [], [], 0 if has_ended else _PAUSE)
+        data = os.read(reader, 1 << 16) if ready else b""
         if not data:
-            return
+            if ready or has_ended:
+                return
+            if time.monotonic() - started > limit:
+                yield {"event": "hang"}
+                return
+            continue
         *lines, read = (read + data).split(b"\n")
         for line in lines:
             event = json.loads(line)
-            if event["event"] == "ready":
-                limit = timeout
+            limit = timeout if event["event"] == "call" else preparation
             yield event
+        started = time.monotonic()
 
 
 def ended(status: int) -> str:
@@ -372,6 +384,8 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
         name: "stale" for name in unchanged if is_stale or graded_outputs[name][0] in RUNGS
     }
     if event["again"] is not None:
+        # The outputs differ in their bits, either by chance or because the arrays had another
+        # alignment (then the call is repeatable).
         others = _loaded(event["again"])
         again = graded(case, others)
         if again.keys() != graded_outputs.keys():
@@ -382,7 +396,7 @@ def _verdicts(case: Case, event: Mapping[str, Any], results: Results) -> list[Ve
                 for name, each in graded_outputs.items()
             }
             is_right = all(status in RUNGS for status, *_ in graded_outputs.values())
-            if not (is_right and results.job.any_order):
+            if not (event["is_repeatable"] or (is_right and results.job.any_order)):
                 text = "not_repeatable" + _BOTH_RIGHT * is_right
                 varying = {
                     n: text for n, a in outputs.items() if a.tobytes() != others[n].tobytes()

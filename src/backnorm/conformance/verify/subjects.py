@@ -247,6 +247,7 @@ class OfDialect:
         known = {
             "epsilon": case.data.epsilon,
             "channel_axis": case.data.channel_axis,
+            "reduced_axes": tuple(k for k in range(rank) if k != case.data.channel_axis),
             "data_format": fitting[0].name,
         }
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -39,16 +40,20 @@ def from_text(text: str) -> Test:
     Raises
     ------
     ArgumentValueError
-        If the text has no valid measure, or a measure has no number.
+        If the text has no valid measure, or a measure has no finite number of at least 0.
     """
     accepted = ", ".join(("rtol=,atol=", *(f"{name}=" for name in MEASURES)))
     try:
-        numbers = {k: float(v) for k, v in (part.split("=") for part in text.split(","))}
+        parts = [part.split("=") for part in text.split(",")]
+        numbers = {name: float(number) for name, number in parts}
+        if not all(0 <= number < math.inf for number in numbers.values()):
+            raise ValueError
     except ValueError as error:
         raise ArgumentValueError(
-            "--audit", "must be a tolerance", came=repr(text), accepted=accepted
-        ) from error
-    match sorted(numbers):
+            "--audit", "must be a tolerance: a measure and a finite number of at least 0",
+            came=repr(text), accepted=accepted,
+        ) from error  # fmt: skip
+    match sorted(name for name, _ in parts):
         case ["atol", "rtol"] | ["atol"] | ["rtol"]:
             return close(numbers.get("rtol", 0.0), numbers.get("atol", 0.0))
         case [name] if name in MEASURES:

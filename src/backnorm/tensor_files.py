@@ -1,9 +1,10 @@
-"""Read and write tensor files: .npz by NumPy, .safetensors by the package safetensors."""
+"""Read and write tensor files: .npz and .npy by NumPy, .safetensors by the package safetensors."""
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +16,7 @@ from backnorm.dtypes import BFLOAT16
 from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.files import atomic_writer, check_writable
 
-#: The default of `--max-unpacked`, in MiB.
+#: The default of `max_unpacked`.
 MEBIBYTES = 1024
 
 # NumPy writes the bfloat16 arrays of ml_dtypes to files with this type, which says only that an
@@ -25,15 +26,22 @@ _OPAQUE = np.dtype("V2")
 Selection = Callable[[Collection[str]], Mapping[str, str]]
 
 
-def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, np.ndarray]:
+def _all(names: Collection[str]) -> Mapping[str, str]:
+    return {name: name for name in names}
+
+
+def read_tensors(
+    path: Path, select: Selection = _all, max_unpacked: int = MEBIBYTES
+) -> dict[str, np.ndarray]:
     """Return tensors of a file, in native byte order.
 
     Parameters
     ----------
     path : Path
-    select : callable
-        Takes the names in the file; returns the names to read, by their keys in the result.
-    max_unpacked : int
+    select : callable, optional
+        Takes the names in the file; returns the names to read, by their keys in the result. The
+        default reads all tensors.
+    max_unpacked : int, optional
         Mebibytes by which an archive may be larger unpacked than it is on disk.
 
     Raises
@@ -44,21 +52,42 @@ def read_tensors(path: Path, select: Selection, max_unpacked: int) -> dict[str, 
         If it cannot be read.
     """
     kind = _kind(path)
+    with _opened(path) as stream:
+        if kind == ".npz":
+            tensors = _read_npz(path, stream, select, max_unpacked)
+        else:
+            with safe_open(path, "np") as file:
+                names = select(file.keys())
+                tensors = {key: file.get_tensor(name) for key, name in names.items()}
+    return {key: _native(array) for key, array in tensors.items()}
+
+
+def read_array(path: Path) -> np.ndarray:
+    """Return the array of an .npy file, in native byte order.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the file is no .npy file, is damaged, or has Python objects.
+    OSError
+        If it cannot be read.
+    """
+    with _opened(path) as stream:
+        return _native(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file; an exception that its contents cause becomes an error with the file's name."""
     try:
-        # The file is opened here, so that an unreadable file causes the same error in both formats.
+        # Every format's file is opened here, so that an unreadable file causes the same error.
         with path.open("rb") as stream:
-            if kind == ".npz":
-                tensors = _read_npz(path, stream, select, max_unpacked)
-            else:
-                with safe_open(path, "np") as file:
-                    names = select(file.keys())
-                    tensors = {key: file.get_tensor(name) for key, name in names.items()}
+            yield stream
     except (BacknormError, OSError, MemoryError):
         raise
     # NumPy and zipfile raise many kinds of exceptions for damaged files.
     except Exception as error:
         raise ArgumentValueError(str(path), f"cannot be read: {error}") from error
-    return {key: _native(array) for key, array in tensors.items()}
 
 
 def check_output(path: Path) -> None:
@@ -100,7 +129,7 @@ def _read_npz(
                 "is too large when unpacked",
                 came=f"{unpacked} bytes",
                 accepted=f"at most {max_unpacked} MiB more than the size of the file",
-                hint="--max-unpacked MIB allows more",
+                hint="backnorm run --max-unpacked MIB allows more",
             )
         return {key: np.asarray(file[name]) for key, name in select(file.files).items()}
 
