@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ from pathlib import Path
 import backnorm
 
 ROOT = Path(__file__).parent.parent
+_INIT = "src/backnorm_kernels/__init__.py"
 
 
 def test_import_loads_no_framework_compiler_or_command_line():
@@ -32,7 +34,6 @@ def test_calls_load_no_compiler():
     code = """
 import sys
 import numpy as np
-import pytest
 
 import backnorm
 x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
@@ -49,7 +50,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 def test_dunder_all_lists_public_names_with_docstrings():
-    modules = {"config", "cpu", "dtypes", "errors", "execute", "layout", "machine", "operators"}
+    modules = {"config", "dtypes", "errors", "execute", "layout", "machine", "operators"}
     modules |= {"plan", "problem", "results", "threads"}
     offered = {name for name in vars(backnorm) if not name.startswith("_")}
     loaded = {name for name in offered if f"backnorm.{name}" in sys.modules}
@@ -78,10 +79,24 @@ def test_required_dependencies_are_six_known_packages():
     }
 
 
+def test_build_of_backnorm_needs_no_compiler():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert [line.split(">")[0] for line in project["build-system"]["requires"]] == ["hatchling"]
+
+
+def test_versions_of_both_distributions_are_equal():
+    folder = ROOT / "kernels"
+    version = re.search('__version__ = "(.*)"', (folder / _INIT).read_text())[1]
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert version == backnorm.__version__
+    assert project["dependencies"] == [f"backnorm=={version}"]
+
+
 def test_build_requirements_are_among_pins_of_constraints():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    kernels = tomllib.loads((ROOT / "kernels" / "pyproject.toml").read_text())
     pins = set((ROOT / "constraints.txt").read_text().split("\n"))
-    exact = [line for line in project["build-system"]["requires"] if "==" in line]
-    assert {line.split("==")[0] for line in exact} == {"numba", "llvmlite", "numpy", "ml_dtypes"}
+    exact = [line for line in kernels["build-system"]["requires"] if "==" in line]
+    assert {line.split("==")[0] for line in exact} == {"numba", "llvmlite", "numpy"}
     assert pins >= set(exact)
     assert pins >= {line for line in project["dependency-groups"]["kernels"] if "==" in line}

@@ -8,15 +8,21 @@ from importlib.util import find_spec
 
 import pytest
 
+from backnorm.engines import are_kernels_installed
 from tests.required import require
 
 from .pages import ROOT, blocks, pages, pages_of, run
+
+# Pages that print a plan of the kernels.
+_OF_KERNELS = {"docs/explanation/speed.md"}
 
 
 @pytest.mark.parametrize("page", pages_of(None))
 def test_code_blocks_of_page_run(page, tmp_path, monkeypatch):
     if any("benchmarks" in block.code for block in blocks(page)):
         require(find_spec("pandas"), "pandas, which writes the tables of benchmarks")
+    if page in _OF_KERNELS and not are_kernels_installed():
+        pytest.skip("backnorm-kernels is not installed")
     # The files that pages read, and where they write.
     shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
     shutil.copy(ROOT / "docs" / "bench" / "zen5.json", tmp_path / "result.json")

@@ -11,6 +11,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
+from backnorm import engines
 from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, cases, read_layers
 from backnorm.dialects.registry import DIALECTS, operators
@@ -46,13 +47,15 @@ def test_demo_in_own_process_passes_in_all_dialects_and_types():
     assert all(a["agree"] and a["compared"] > 0 for a in report["agreements"])
 
 
-def test_demo_prints_the_verdict_first_and_a_row_per_type(cli, monkeypatch):
+def test_demo_prints_engine_verdict_and_a_row_per_type(cli, monkeypatch):
     monkeypatch.setattr(demo, "LAYERS", LAYERS[-1:])
     result = cli("demo")
     assert result.exit_code == 0
     # Each call has three gradients on the layer.
     count = 3 * len(list(cases()))
-    assert result.stdout.startswith(f"PASSED: {count} gradients equal the exact ones")
+    engine, verdict, *_ = result.stdout.splitlines()
+    assert engine == f"Engine: {engines.described()}"
+    assert verdict.startswith(f"PASSED: {count} gradients equal the exact ones")
     calls = 2 * len(DIALECTS)
     judged = f"{3 * calls} of {3 * calls}"
     assert re.search(rf"float32 +{len(DIALECTS)} +{calls} +{judged} +yes", result.stdout)
@@ -61,7 +64,7 @@ def test_demo_prints_the_verdict_first_and_a_row_per_type(cli, monkeypatch):
 
 def test_demo_with_details_prints_a_row_per_call(cli):
     lines = cli("demo", "--details").stdout.splitlines()
-    assert lines[0].startswith("PASSED: ")
+    assert lines[1].startswith("PASSED: ")
     calls = [line for line in lines if line.strip().startswith(tuple(DIALECTS))]
     assert len(calls) == len(list(cases()))
     # The largest error of float16 is in a gradient of float32, and is named.

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from backnorm import addresses
-from backnorm.arithmetics import chosen
 from backnorm.arrays import NUMPY, NumPy
 from backnorm.binding import caller, runner
 from backnorm.dialects import ngraph
 from backnorm.executable import CALLS, forget, operation
+from backnorm.interfaces import ADDRESSES
 from backnorm.layout import adjacent, extents_of
 from backnorm.signature import SIGNATURES
-from backnorm_kernels.record import ADDRESSES
 from tests.support.dtypes import FLOAT32, FLOAT64
 
 RUN = [each for each in SIGNATURES.values() if each.public and each.results]
@@ -68,7 +67,7 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
     def first(key, *_, **numbers):
         keys.append(key)
 
-    call = caller(signature, NUMPY)({}, first, lambda: 1, chosen)
+    call = caller(signature, NUMPY)({}, first, lambda: 1)
     array = np.ones(3, np.float32)
     others = [None, array[::2], array.astype(np.float64), array.astype(">f4"), array[None]]
     count, options = len(signature.operands), [1.5] * len(signature.options)
@@ -95,7 +94,7 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
 def test_caller_with_non_array_operand_or_unhashable_option_makes_no_key():
     keys = []
     call = caller(SIGNATURES["inference"], NUMPY)(
-        {}, lambda key, *_: keys.append(key), lambda: 1, chosen
+        {}, lambda key, *_: keys.append(key), lambda: 1
     )
     array = np.ones(3)
     call([1.0], None, array, array, None, None, 1e-5, "NCX", None, None)
@@ -107,7 +106,7 @@ def test_traceback_shows_generated_code():
     def first(*_):
         raise ValueError("here")
 
-    call = caller(SIGNATURES["reduce"], NUMPY)({}, first, lambda: 1, chosen)
+    call = caller(SIGNATURES["reduce"], NUMPY)({}, first, lambda: 1)
     linecache.checkcache()
     with pytest.raises(ValueError, match="here") as raised:
         call(None, None, None, None, "NCX", None, False)
@@ -155,14 +154,14 @@ class ExpiredError(Exception):
     """What a program's own signal handler raises."""
 
 
-def test_caller_raises_exception_of_signal_handler(monkeypatch):
-    def get_num_threads():
+def test_caller_raises_exception_of_signal_handler():
+    def settings():
         # Python runs a signal handler between two instructions of a function.
         raise ExpiredError
 
     called = []
     make = caller(SIGNATURES["reduce"], NUMPY)
-    call = make({}, lambda *arguments: called.append(arguments), get_num_threads, chosen)
+    call = make({}, lambda *arguments: called.append(arguments), settings)
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ExpiredError):
         call(x, x, None, x[0], "NCX", None, False)
@@ -173,13 +172,13 @@ def test_caller_raises_exception_of_signal_handler(monkeypatch):
 
 
 def test_dialect_call_raises_exception_of_signal_handler(monkeypatch):
-    def get_num_threads():
+    def settings():
         raise ExpiredError
 
     operator = ngraph.BatchNormTrainingBackprop
 
     x, channels = np.ones((2, 3, 4), np.float32), np.ones(3, np.float32)
     names = type(operator)._run.__globals__
-    monkeypatch.setitem(names, "get_num_threads", get_num_threads)
+    monkeypatch.setitem(names, "settings", settings)
     with pytest.raises(ExpiredError):
         operator(x, channels, channels, channels, channels, x, 1e-5)

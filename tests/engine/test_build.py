@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.errors import MachineCodeError
 from backnorm_kernels import levels, library
 from backnorm_kernels.build import demand, make, sources
 from backnorm_kernels.build.demand import place
@@ -202,7 +201,7 @@ def test_build_that_fails_raises_error_with_compiler_output(tmp_path, monkeypatc
     monkeypatch.setattr(
         demand, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such thing')"]
     )
-    with pytest.raises(MachineCodeError, match=f"compiling floor for {_LEVEL} failed: no such"):
+    with pytest.raises(demand.BuildError, match=f"compiling floor for {_LEVEL} failed: no such"):
         demand.build(FLOOR, _LEVEL, tmp_path)
     monkeypatch.setattr(make, "command", demand.command)
     with pytest.raises(RuntimeError, match="no such thing"):
@@ -211,7 +210,7 @@ def test_build_that_fails_raises_error_with_compiler_output(tmp_path, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_build_without_working_linker_raises_machine_code_error(compiler, tmp_path, monkeypatch):
+def test_build_without_working_linker_raises_build_error(compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", compiler)
     # The linker of the package ziglang is hidden too.
     (tmp_path / "ziglang").mkdir()
@@ -222,14 +221,14 @@ def test_build_without_working_linker_raises_machine_code_error(compiler, tmp_pa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     expected = "no linker found: no command no-such" if "no" in compiler else "linking .* failed"
-    with pytest.raises(MachineCodeError, match=expected):
+    with pytest.raises(demand.BuildError, match=expected):
         demand.build(FLOOR, _LEVEL, tmp_path / "lib")
     assert not list((tmp_path / "lib" / _LEVEL).iterdir() if "no" not in compiler else ())
 
 
 def test_build_without_numba_raises_error_with_install_command(tmp_path, monkeypatch):
     monkeypatch.setattr(demand.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MachineCodeError, match=r"pip install --group kernels, .* make kernels"):
+    with pytest.raises(demand.BuildError, match=r"pip install --group kernels, .* make kernels"):
         demand.build(FLOOR, _LEVEL, tmp_path)
 
 
@@ -252,7 +251,7 @@ def _imported(path):
     found = set()
     for node in ast.parse((_CPU / path).read_text()).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("backnorm_kernels"):
-            below = "/".join(node.module.split(".")[2:])
+            below = "/".join(node.module.split(".")[1:])
             found |= {f"{below}.py"} if below else set()
             found |= {f"{below}/{alias.name}.py".lstrip("/") for alias in node.names}
     return {path for path in found if (_CPU / path).exists()} - _BESIDE
@@ -274,7 +273,7 @@ def _anew(name):
 
 @pytest.fixture
 def copied_sources(tmp_path, monkeypatch):
-    folder = tmp_path / "cpu"
+    folder = tmp_path / "backnorm_kernels"
     shutil.copytree(_CPU, folder, ignore=shutil.ignore_patterns("lib", "__pycache__"))
     monkeypatch.setattr(sources, "_CPU", folder)
     return folder
@@ -319,4 +318,4 @@ def test_compiler_environment_overrides_inherited_variables(monkeypatch):
         assert "another" not in found["NUMBA_CPU_FEATURES"]
         assert found["NUMBA_CPU_FEATURES"]
         assert found["PYTHONHASHSEED"] == "0"
-        assert found["PYTHONPATH"].split(os.pathsep)[0] == str(_CPU.parent.parent)
+        assert found["PYTHONPATH"].split(os.pathsep)[0] == str(_CPU.parent)

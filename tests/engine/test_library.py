@@ -33,7 +33,9 @@ from pathlib import Path
 import numpy as np
 import backnorm
 from backnorm_kernels import library
+from backnorm_kernels.kinds import THREADS
 from benchmarks.peers.floor import move
+library.load(THREADS)
 library.FOLDER = Path(sys.argv[1])
 x = np.ones(10000)
 def call(threads=1):
@@ -54,7 +56,7 @@ else:
 # A package has no sources; its libraries are known by name, whatever their digest.
 _PACKAGE = """
 library._FROM_SOURCES = False
-# The checkout has asked for the library of the threads when it was imported.
+# The checkout has asked for the library of the threads.
 for name in [name for name in sys.modules if name.startswith("backnorm_kernels.build")]:
     del sys.modules[name]
 """
@@ -258,7 +260,7 @@ def test_level_with_unknown_name_raises_argument_value_error(wanted, monkeypatch
 
 def test_level_unsupported_by_processor_raises_argument_value_error(monkeypatch):
     monkeypatch.setenv("BACKNORM_CPU_LEVEL", "x86-64-v4")
-    monkeypatch.setattr(library, "levels", lambda: ("x86-64-v3", "x86-64"))
+    monkeypatch.setattr(library, "supported", lambda: ("x86-64-v3", "x86-64"))
     with pytest.raises(backnorm.ArgumentValueError, match="this processor does not have") as caught:
         library.level.__wrapped__()
     assert "expected x86-64-v3, x86-64" in str(caught.value)

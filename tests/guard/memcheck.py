@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from xml.etree import ElementTree
 
-FOLDER = "/cpu/lib/"
+FOLDER = "/backnorm_kernels/lib/"
 # Valgrind's own limit of 1000 different errors would be reached by Python alone.
 OPTIONS = (
     "--error-limit=no",

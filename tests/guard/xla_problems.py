@@ -18,13 +18,12 @@ from operands import Operand, data_values, some_shape
 from problems import Maker, Problem, some_arithmetic
 
 import backnorm
-from backnorm.binned import SPECIAL
+from backnorm.binned import SPECIAL, bin_rows
 from backnorm.dtypes import ELEMENT_TYPES, rounded, statistics_types
 from backnorm.executable import executable
 from backnorm.problem import Problem as Asked
 from backnorm.signature import SIGNATURES
 from backnorm_kernels.record import SLOTS
-from backnorm_kernels.scratch import bin_rows
 from backnorm_kernels.xla import introduce
 from backnorm_kernels.xla_structures import ELEMENTS
 
