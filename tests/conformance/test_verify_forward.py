@@ -119,33 +119,6 @@ def test_verify_of_forward_with_wrong_dtype_reports_it(tmp_path):
 # --- dialects -------------------------------------------------------------------------------------
 
 
-OPERATORS = {
-    ("onednn_graph", "BatchNormForwardTraining"): 3,
-    ("onednn_spec", "BatchNormForwardTraining"): 3,
-    ("ngraph", "BatchNormTraining"): 3,
-    ("stablehlo", "batch_norm_training"): 3,
-    ("tensorflow", "FusedBatchNormV3"): 3,
-    ("tensorflow", "FusedBatchNorm"): 3,
-    # The inverse deviation is not judged.
-    ("onnxruntime", "BatchNormInternal"): 2,
-}
-
-
-@pytest.mark.parametrize(("dialect", "op"), OPERATORS)
-def test_verify_of_dialect_forward_judges_its_outputs(dialect, op):
-    layouts = ("NCX", "NXC")
-    selection = Selection(
-        dtypes=("float32",), layouts=layouts, only=("realistic-*",), operation="forward"
-    )
-    subject = f"backnorm.dialects.{dialect}:{op}"
-    if dialect in ("onednn_graph", "onednn_spec"):
-        subject = f"{FILE.with_name('configured.py')}:{dialect}"
-    results = verify(Job(subject, selection, dialect, op))
-    assert findings(results) == []
-    found = {v.output for v in results.verdicts if v.status in RUNGS}
-    assert len(found) == OPERATORS[dialect, op], results.verdicts
-
-
 def test_verify_of_forward_by_running_statistics_reports_them():
     selection = Selection(
         dtypes=("float32",), only=("diagnostic-*", "realistic-*"), operation="forward"

@@ -12,8 +12,8 @@ from backnorm.conformance._naming import FEW_BITS
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
-from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import Job, Results, Status, Verdict
+from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.run import Job, Results, Status, Verdict, judged_cases
 from backnorm.errors import counted
 
 __all__ = ["Finding", "counts", "findings"]
@@ -157,7 +157,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
     single = set()
     # Maps the text of a diagnosis to all cases that have this diagnosis.
     diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
-    for case in selected(results.job.selection):
+    for case in judged_cases(results.job):
         groups[case.name] = _group(case)
         if case.name in names and case.name in results.outputs:
             diagnosis = _diagnosis(case, results)
