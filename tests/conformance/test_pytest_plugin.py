@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 import backnorm
 from backnorm.conformance import pytest as bn
+
+from . import right_subjects
 
 WRONG_FILE = Path(__file__).parent / "wrong_subjects.py"
 SOURCES = str(Path(backnorm.__file__).parents[1])
@@ -53,6 +56,15 @@ def test_check_of_invalid_outputs_raises_assertion_error(change, text):
     with pytest.raises(AssertionError) as raised:
         ONE.check(changed(change))
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("only", ["diagnostic-*", "realistic-*", "no-gamma-*"])
+def test_check_of_right_results_below_rung_names_no_mistake(only):
+    for each in bn.cases(dtypes=["float32"], only=[only], at_least="exact").args[1]:
+        with pytest.raises(AssertionError) as raised:
+            each.values[0].check(right_subjects.serial)
+        lines = str(raised.value).splitlines()[1:]
+        assert all(re.match("d(x|gamma|beta) is [a-z0-9]+, not exact or", line) for line in lines)
 
 
 def test_check_skips_not_implemented_error_and_raises_others():

@@ -23,6 +23,7 @@ from backnorm.conformance._places import misplaced, partly_wrong, truncated, wro
 from backnorm.conformance.formula import Mistake
 
 
+@np.errstate(all="ignore")
 def explained(
     results: Mapping[str, Result],
     functions: Mapping[str, np.ndarray],
@@ -45,14 +46,17 @@ def explained(
     mistakes : sequence of Mistake
         Those that are looked for.
     words : mapping
-        By name, the words for a coefficient or a result. Those of the functions are at "".
+        By name, the words for a coefficient or a result. The key "" has the words for all
+        functions.
     special : callable
         Returns a diagnosis, or None, if no formula explains the results.
     """
     found = not_finite(results)
-    inputs = [*functions.values(), *(each.right for each in results.values())]
-    if found is not None or not all(np.isfinite(each).all() for each in inputs):
+    known = [*functions.values()]
+    known += [array for each in results.values() for array in (each.own, each.right)]
+    if found is not None or not all(np.isfinite(each).all() for each in known):
         return found or unexplained(results)
+    # Only the tensor has no words: its coefficients have them.
     tensor = next((each for each in results.values() if each.name not in words), None)
     others = [each for each in results.values() if each is not tensor]
     numbers = {each.name: Numbers.of(each) for each in others}

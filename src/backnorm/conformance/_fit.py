@@ -8,6 +8,7 @@ not determine the coefficients of the functions, for example if x is constant in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -141,16 +142,10 @@ class Numbers(NamedTuple):
 
     def distance(self, predicted: Array) -> float:
         """Return the largest difference from predicted numbers, as a multiple of the tolerance."""
-        with np.errstate(all="ignore"):
-            tolerance = self.within(np.linalg.norm(predicted, axis=0))
-            each = np.abs(self.found - predicted) / tolerance
-            # 0 / 0 is no difference.
-            each = np.where(self.found == predicted, 0.0, each)
+        each = np.abs(self.found - predicted) / self.within(np.linalg.norm(predicted, axis=0))
+        # 0 / 0 is no difference.
+        each = np.where(self.found == predicted, 0.0, each)
         return float(np.nan_to_num(each, nan=np.inf).max(initial=0.0))
-
-    def relative_error(self, predicted: Array) -> float:
-        """Return the norm of the difference, divided by the norm of the predicted numbers."""
-        return relative_error(self.found, predicted)
 
     @classmethod
     def of(cls, result: Result) -> Numbers:
@@ -240,14 +235,13 @@ class Fit:
 
     def agrees(self, coefficients: Array) -> bool:
         """Whether rounding explains every element, if the coefficients are these."""
-        with np.errstate(all="ignore"):
-            tensor = np.einsum("kc,kcm->cm", coefficients, self.functions)
-            norm, size = np.linalg.norm(tensor, axis=1), self.numbers.size
-            largest = _LARGEST_TOLERANCE / np.sqrt(tensor.shape[1])
-            shared = self.shared + _OWN_ERROR * self.result.terms
-            shared = _scaled(shared, norm[:, None], size[:, None], largest)
-            last = 0.5 * ulp_at(Exact.of(tensor), self.result.dtype)
-            return bool((np.abs(self.result.own - tensor) <= shared + last).all())
+        tensor = np.einsum("kc,kcm->cm", coefficients, self.functions)
+        norm, size = np.linalg.norm(tensor, axis=1), self.numbers.size
+        largest = _LARGEST_TOLERANCE / np.sqrt(tensor.shape[1])
+        shared = self.shared + _OWN_ERROR * self.result.terms
+        shared = _scaled(shared, norm[:, None], size[:, None], largest)
+        last = 0.5 * ulp_at(Exact.of(tensor), self.result.dtype)
+        return bool((np.abs(self.result.own - tensor) <= shared + last).all())
 
     @property
     def residual(self) -> float:
@@ -258,13 +252,12 @@ class Fit:
 
 def _scaled(tolerance: Array, norm: Array, size: Array, largest: float) -> Array:
     """Return the tolerance of numbers with a larger norm than `size`: see `_LARGEST_TOLERANCE`."""
-    with np.errstate(all="ignore"):
-        scaled: Array = np.fmin(tolerance * (norm / size), largest * norm)
-        return np.maximum(tolerance, scaled)
+    scaled: Array = np.fmin(tolerance * (norm / size), largest * norm)
+    larger: Array = np.maximum(tolerance, scaled)
+    return larger
 
 
 def relative_error(own: Array, right: Array) -> float:
     """Return the norm of `own` - `right`, divided by the norm of `right`."""
-    with np.errstate(all="ignore"):
-        norms = np.linalg.norm(own - right), np.linalg.norm(right)
-    return float(norms[0] / norms[1]) if norms[1] else np.inf * bool(norms[0])
+    error, norm = float(np.linalg.norm(own - right)), float(np.linalg.norm(right))
+    return error / norm if norm else math.inf * bool(error)

@@ -120,7 +120,7 @@ def unexplained(results: Mapping[str, Result]) -> Diagnosis:
 def not_finite(results: Mapping[str, Result]) -> Diagnosis | None:
     """Return a diagnosis if a result is not finite where it should be, else None."""
     for name, result in results.items():
-        wrong = ~np.isfinite(result.own) & np.isfinite(result.right)
+        wrong = ~np.isfinite(result.own) & np.isfinite(result.right) & result.is_wrong
         if wrong.all():
             return Diagnosis(
                 "memory",
@@ -205,7 +205,8 @@ def named(
         nearest = min(distances, key=lambda mistakes: distances[mistakes])
         same = [k for k, each in distances.items() if each <= MARGIN * distances[nearest]]
         predictions = predicted(candidates[nearest])
-        if any(each.relative_error(predictions[n]) > FEW_BITS for n, each in numbers.items()):
+        errors = [relative_error(each.found, predictions[n]) for n, each in numbers.items()]
+        if max(errors) > FEW_BITS:
             return None
     if () in same or len(same) > _MOST_ALIKE:
         return None
@@ -225,12 +226,11 @@ def _cancel(both: Values, first: Values, second: Values, right: Values) -> bool:
 
     A single mistake that is not known can give the same results.
     """
-    with np.errstate(all="ignore"):
-        for name, good in right.items():
-            errors = [np.linalg.norm(each[name] - good) for each in (both, first, second)]
-            # Different orders of evaluation cause smaller errors.
-            if max(errors) > 1e-9 * np.linalg.norm(good) and errors[0] < _CANCELLED * max(errors):
-                return True
+    for name, good in right.items():
+        errors = [np.linalg.norm(each[name] - good) for each in (both, first, second)]
+        # Different orders of evaluation cause smaller errors.
+        if max(errors) > 1e-9 * np.linalg.norm(good) and errors[0] < _CANCELLED * max(errors):
+            return True
     return False
 
 

@@ -1,7 +1,7 @@
 r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
 
 `diagnose` first grades the results (:mod:`backnorm.conformance.ladder`). Results that are on a rung
-of the ladder are right, whatever the data, and have no mistake.
+of the ladder are right for any data, and have no mistake.
 
 For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
 x - mean. For each channel, a least-squares fit gives the coefficients of these three functions.
