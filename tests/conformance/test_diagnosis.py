@@ -456,6 +456,7 @@ def random_data(rng, dtype):
     return LayerData(x, dy, *parameters, epsilon, data_format)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_diagnose_of_right_results_on_random_data_returns_right(dtype, seed):
@@ -470,7 +471,8 @@ def test_diagnose_of_right_results_on_random_data_returns_right(dtype, seed):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_diagnose_of_mistake_on_random_data_names_no_other_mistake_alone(dtype, seed):
     rng = np.random.default_rng(seed)

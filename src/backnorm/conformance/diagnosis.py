@@ -100,6 +100,11 @@ def diagnose(
     scaled : bool
         Whether gamma was passed.
 
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an output has an element type without bounds, or a wrong shape.
+
     Examples
     --------
     >>> import numpy as np

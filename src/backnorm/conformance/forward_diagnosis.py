@@ -236,6 +236,11 @@ def diagnose_forward(
         y, mean and variance by name; None or absent for an output that is not judged.
     scaled : bool
         Whether gamma and beta were passed.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an output has an element type without bounds, or a wrong shape.
     """
     if not data.x.size:
         return Diagnosis("right", (), "there are no elements")
