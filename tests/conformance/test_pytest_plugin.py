@@ -67,6 +67,18 @@ def test_check_of_right_results_below_rung_names_no_mistake(only):
         assert all(re.match("d(x|gamma|beta) is [a-z0-9]+, not exact or", line) for line in lines)
 
 
+def test_check_of_wrong_element_on_one_element_per_channel_names_no_formula():
+    def backward(*operands, **options):
+        dx, dgamma, dbeta = right_subjects.float64(*operands, **options)
+        dx.flat[0] += np.float32(0.01)
+        return dx, dgamma, dbeta
+
+    for each in bn.cases(dtypes=["float32"], only=["one-element-*-NCX"]).args[1]:
+        with pytest.raises(AssertionError) as raised:
+            each.values[0].check(backward)
+        assert str(raised.value).splitlines()[1] == "dx is wrong in channel 0; the rest is right"
+
+
 def test_check_skips_not_implemented_error_and_raises_others():
     def refuses(*inputs, **options):
         raise NotImplementedError("no float32")

@@ -284,7 +284,7 @@ def _predicate(term: Term) -> str | None:
         where = "every channel" if known.all() else channel_numbers(np.flatnonzero(known).tolist())
         if f"{middle:.4g}" != "1":
             return f"is {middle:.4g} times what it should be in {where}"
-    if term.relative_error > FEW_BITS:
+    if term.relative_error > FEW_BITS or (own.ndim == 1 and term.off.mean() <= 0.25):
         return _of_channels(own, right, term.off, unsure)
     low, high = f"{ratio.min():.4g}", f"{ratio.max():.4g}"
     if term.errs_in_both_directions or low == high or "1" in (low, high):
