@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backnorm.conformance._naming import FEW_BITS
+from backnorm.conformance._naming import AS_ROUNDED, FEW_BITS
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
@@ -161,7 +161,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         groups[case.name] = _group(case)
         if case.name in names and case.name in results.outputs:
             diagnosis = _diagnosis(case, results)
-            if diagnosis.kind != "right":
+            if diagnosis.kind not in ("right", "unknown"):
                 diagnosed.setdefault(diagnosis.says, []).append((case, diagnosis))
         if case.data.x.size <= case.data.mean.size:
             single.add(case.name)
@@ -174,7 +174,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         if diagnosis.kind == "precision" and any(
             v.case in single and v.output in outputs and _exceeds_few_bits(v) for v in explained
         ):
-            says = f"{says.partition(':')[0]}, but wrong for one element per channel: "
+            says = f"{says.removesuffix(AS_ROUNDED)}, but wrong for one element per channel: "
             says += "an element may be added twice, or be missing"
         yield Finding(
             "-".join(diagnosis.names) or diagnosis.kind,
