@@ -129,7 +129,7 @@ def test_serial_bound_grows_with_count_or_with_its_square_root():
     limit = bound("serial", "dbeta", FLOAT32, FLOAT32, 1001, kind="guaranteed")
     assert limit.terms == pytest.approx(7 * U + 1000 * U / (1 - 1000 * U))
     limit = bound("serial", "dbeta", FLOAT32, FLOAT32, 20001)
-    assert limit.terms == pytest.approx(2 * math.sqrt(10_001) * U, rel=1e-3)
+    assert limit.terms == pytest.approx(5 * math.sqrt(20_000) * U + (20_000 * U) ** 2)
 
 
 @pytest.mark.parametrize(
@@ -393,6 +393,21 @@ def test_right_kernel_with_many_elements_is_within_the_bounds_of_its_rung(
 ):
     channels = 8 if count < 10**5 else 2
     check_right_kernels(rows(count, rng, ratio=ratio, offset=offset, channels=channels), ratio)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+@pytest.mark.parametrize("count", [300, 20_000, 2**18, 2**20])
+def test_serial_sum_of_sorted_terms_is_within_the_expected_bound(count, offset, dtype, rng):
+    channels = max(2, 2**18 // count)
+    terms = 1000 * (rng.standard_normal((channels, count)) + offset)
+    ascending = np.sort(terms.astype(dtype).astype(np.float32), axis=1)
+    exact = np.array([math.fsum(row) for row in ascending.astype(float)])
+    sizes = np.abs(ascending.astype(float)).sum(1)
+    limit = bound("serial", "dbeta", FLOAT32, dtype, count)
+    allowed = 0.5 * np.spacing(np.abs(exact).astype(np.float32)) + limit.terms * sizes
+    for ordered in (ascending, ascending[:, ::-1]):
+        assert (np.abs(serial(ordered)[:, 0] - exact) <= allowed).all()
 
 
 @pytest.mark.parametrize("sums", [serial, pairs])

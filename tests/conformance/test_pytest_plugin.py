@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -14,6 +15,8 @@ import pytest
 import backnorm
 from backnorm.conformance import pytest as bn
 from backnorm.conformance.verify.cases import Selection, selected
+
+from . import right_subjects
 
 WRONG_FILE = Path(__file__).parent / "wrong_subjects.py"
 SOURCES = str(Path(backnorm.__file__).parents[1])
@@ -55,6 +58,27 @@ def test_check_of_invalid_outputs_raises_assertion_error(change, text):
     with pytest.raises(AssertionError) as raised:
         ONE.check(changed(change))
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("only", ["diagnostic-*", "realistic-*", "no-gamma-*"])
+def test_check_of_right_results_below_rung_names_no_mistake(only):
+    for each in bn.cases(dtypes=["float32"], only=[only], at_least="exact").args[1]:
+        with pytest.raises(AssertionError) as raised:
+            each.values[0].check(right_subjects.serial)
+        lines = str(raised.value).splitlines()[1:]
+        assert all(re.match("d(x|gamma|beta) is [a-z0-9]+, not exact or", line) for line in lines)
+
+
+def test_check_of_wrong_element_on_one_element_per_channel_names_no_formula():
+    def backward(*operands, **options):
+        dx, dgamma, dbeta = right_subjects.float64(*operands, **options)
+        dx.flat[0] += np.float32(0.01)
+        return dx, dgamma, dbeta
+
+    for each in bn.cases(dtypes=["float32"], only=["one-element-*-NCX"]).args[1]:
+        with pytest.raises(AssertionError) as raised:
+            each.values[0].check(backward)
+        assert str(raised.value).splitlines()[1] == "dx is wrong in channel 0; the rest is right"
 
 
 def test_check_skips_not_implemented_error_and_raises_others():

@@ -3,20 +3,86 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from backnorm.cli.app import app
-from backnorm.conformance.ladder import RUNGS
-from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance import battery
+from backnorm.conformance.forward_battery import forward_cases
+from backnorm.conformance.ladder import RUNGS, is_at_least
+from backnorm.conformance.verify.cases import DTYPES, Selection
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.operations import OPERATIONS
+from backnorm.conformance.verify.run import Job, graded, verify
+from backnorm.conformance.verify.subjects import RefusedError, received, schema_of, subject_of
+from backnorm.dialects import registry
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
+from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
+# The rung of backnorm's default arithmetic.
+OWN = {FLOAT64: "float64", FLOAT32: "float64", FLOAT16: "float32", BFLOAT16: "float32"}
+NARROW = {FLOAT16, BFLOAT16}
+EVERY = {
+    (dialect, op): operator.schema
+    for dialect in registry.DIALECTS
+    for op, operator in registry.operators(dialect).items()
+    if operator.schema.operation in OPERATIONS
+}
 SMALL = Selection(
     dtypes=("float32",), layouts=("NCX",), only=("diagnostic-*", "frozen-*", "one-element-*")
 )
+
+
+def types_of(schema):
+    """Return the element types of x that an operator takes, each with those of the statistics."""
+    return {
+        ELEMENT_TYPE_NAMES[rule.data]: {ELEMENT_TYPE_NAMES[name] for name in rule.channel}
+        for rule in schema.type_rules
+    }
+
+
+@pytest.mark.parametrize(("dialect", "op"), EVERY)
+def test_verify_of_operator_by_itself_has_no_finding_and_is_on_its_rung(dialect, op):
+    schema = EVERY[dialect, op]
+    selection = Selection(dtypes=tuple(DTYPES), operation=schema.operation)
+    results = verify(Job(f"backnorm.dialects.{dialect}:{op}", selection, dialect, op))
+    assert findings(results) == []
+    judged = [v for v in results.verdicts if v.is_judged]
+    assert [v for v in judged if not is_at_least(v.status, OWN[np.dtype(v.dtype)])] == []
+    outputs = {tensor.role for tensor in schema.outputs} & {*OPERATIONS[schema.operation].results}
+    assert {v.output for v in judged} == outputs
+    # The cases have statistics of 16 bits only in the tier "full".
+    wide = {str(x) for x, beside in types_of(schema).items() if {x, FLOAT32} & beside - NARROW}
+    assert {v.dtype for v in judged} == wide
+
+
+@pytest.mark.parametrize(
+    ("dialect", "op"),
+    [key for key, schema in EVERY.items() if NARROW & set().union(*types_of(schema).values())],
+)
+def test_judge_of_operator_with_16_bit_statistics_finds_it_on_its_rung(dialect, op):
+    operation = EVERY[dialect, op].operation
+    name = f"backnorm.dialects.{dialect}:{op}"
+    subject = subject_of(name, dialect=dialect, op=op, operation=operation)
+    every = forward_cases() if operation == "forward" else battery.cases()
+    found = {}
+    for case in every:
+        if is_16_bit(case.data.mean.dtype):
+            try:
+                outputs = subject(case.inputs, case)
+            except RefusedError:
+                continue
+            found[case.name] = graded(received(case, schema_of(dialect, op, operation)), outputs)
+    passing = OWN[FLOAT16], "float64", "exact", "proves_nothing"
+    wrong = {
+        name: each
+        for name, each in found.items()
+        if any(s not in passing for s, *_ in each.values())
+    }
+    assert wrong == {}
+    assert found
 
 
 @pytest.mark.parametrize(
@@ -41,8 +107,8 @@ def test_verify_of_dialect_judges_only_supported_statistics(dialect, op, frozen,
 
 def test_verify_of_dialect_refuses_epsilon_0_if_its_range_is_positive():
     selection = replace(SMALL, only=("exact-*",), operation="forward")
-    subject = f"{Path(__file__).with_name('configured.py')}:onednn_graph"
-    results = verify(Job(subject, selection, "onednn_graph", "BatchNormForwardTraining"))
+    op = "BatchNormForwardTraining"
+    results = verify(Job(f"backnorm.dialects.onednn_graph:{op}", selection, "onednn_graph", op))
     assert {v.text for v in results.verdicts} == {"the operator takes only a positive epsilon"}
     assert {v.status for v in results.verdicts} == {"refused"}
 

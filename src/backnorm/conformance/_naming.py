@@ -10,57 +10,40 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from backnorm.conformance._fit import Numbers, Result, relative_error
 from backnorm.conformance.formula import Mistake
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT64
 
-Kind = Literal["right", "formula", "described", "precision", "indexing", "memory"]
-# A dataclass whose fields are numbers of a formula, such as the gain. Each field is an array of
-# shape (C,), or None if the number is not known.
-Numbers = Any
-# Maps the name of an output to two arrays: the values that the judged function returned, and the
-# right values. The first is None if the output is not judged.
-Outputs = Mapping[str, tuple[np.ndarray | None, np.ndarray]]
+Kind = Literal["right", "formula", "described", "precision", "indexing", "memory", "unknown"]
+# Arrays by name: coefficients of shape (C,) by the name of the coefficient, or numbers of shape
+# (K, C) (see `Numbers`) by the name of the result.
+Values = Mapping[str, np.ndarray]
 
-# A formula matches if the relative differences between its coefficients and those fitted to the
-# results are at most this number, which depends on the element type of dx or y. (Rounding dx to the
-# 8 bits of bfloat16 changes a coefficient by up to a few thousandths.)
-_NEAR: dict[np.dtype, float] = {BFLOAT16: 2e-2, FLOAT16: 4e-3}
-_NEAR_OF_WIDE = 1e-3
-# A formula counts as no worse than the nearest one if its distance from the results is at most this
-# number times the distance of the nearest formula from the results.
-_MARGIN = 2.0
-# If rounding is the only error of dx or y, the residual of the formula fitted to dx or y is at most
-# this number times the norm of dx or y.
-_RESIDUAL = {BFLOAT16: 3e-2, FLOAT16: 4e-3}
-_RESIDUAL_OF_WIDE = 1e-4
+# If rounding explains the difference from no formula, the results were computed with less precision
+# than any rung of the ladder has. A formula then matches if every other formula is at least this
+# number of times as far from the results.
+MARGIN = 8.0
+# A diagnosis names at most this many mistakes that the data cannot distinguish.
+_MOST_ALIKE = 4
+# Two mistakes cancel in a number if its error is less than this share of the error that it has with
+# one of them.
+_CANCELLED = 0.25
+# The share of errors that must have the rarer sign if errors are those of rounding.
+_RARER_SIGN = 0.1
 
 # If the relative errors of a wrong output are at most this number, the diagnosis is low precision.
 # Larger errors mean another mistake. The relative error of an element is its error, divided by the
 # largest magnitude in the element's channel. The relative error of per-channel numbers is the norm
 # of their errors, divided by the norm of the right numbers.
 FEW_BITS = 2.0**-6
-# If the sums of dgamma and dbeta are computed in float32, the relative errors of dgamma and dbeta
-# can be up to this number. (See `FEW_BITS` for the relative error of per-channel numbers.)
-_FEW_BITS_OF_WIDE = 2.0**-16
-# For float64 data, the relative errors of an output (see `FEW_BITS`) are below this number if all
-# sums are in float64, and above it if numbers are rounded to float32.
-_FLOAT32_BITS = 2.0**-28
-# A number of the formula, such as the gain, has a value in each channel. The difference of a found
-# number from an expected one is this quantile of the relative differences in all channels. The
-# median is not suitable: a kernel with |gamma| instead of gamma is right in about half of the
-# channels, so the median of the differences could be 0.
-_QUANTILE = 0.75
-# If the relative difference of two values is NaN or infinite, this number replaces it.
-_FAR = 1e30
+AS_ROUNDED = ", as if rounded, or summed up, in a narrow type"
 # A sentence of a diagnosis lists at most this many channels by their numbers.
 _MOST_CHANNELS = 8
-TINY = float(np.finfo(float).tiny)
 # One mistake in the code can cause two mistakes in the formula. This table maps the names of the
 # two to the name of the one, and to a sentence about it.
 _AS_ONE = {
@@ -71,19 +54,50 @@ _AS_ONE = {
 }  # fmt: skip
 
 
+class Term(NamedTuple):
+    """A term of the formula in each channel, or a result.
+
+    `unsure` has the largest errors that rounding causes. It is infinite in channels in which the
+    data do not determine the term.
+    """
+
+    own: np.ndarray
+    right: np.ndarray
+    unsure: np.ndarray
+
+    @property
+    def off(self) -> np.ndarray:
+        """Where the term is wrong."""
+        off: np.ndarray = np.abs(self.own - self.right) > self.unsure
+        return off
+
+    @property
+    def relative_error(self) -> float:
+        """The relative error of the norm, without the channels that are not determined."""
+        sure = np.isfinite(self.unsure)
+        return relative_error(self.own[sure], self.right[sure])
+
+    @property
+    def errs_in_both_directions(self) -> bool:
+        """Whether the magnitudes are often too large and often too small, as by rounding."""
+        share = float((np.abs(self.own) > np.abs(self.right))[self.off].mean())
+        return min(share, 1.0 - share) >= _RARER_SIGN
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The diagnosis of a call.
 
     Attributes
     ----------
-    kind : {"right", "formula", "described", "precision", "indexing", "memory"}
-        formula: one or two mistakes explain all outputs. described: the formula is wrong in a way
-        that has no name. precision: outputs have few correct bits. right: the formula is right; the
-        ladder grades its precision. indexing: elements are at wrong places. memory: elements are
-        not finite.
+    kind : {"right", "formula", "described", "precision", "indexing", "memory", "unknown"}
+        right: the errors are within the bounds of a rung of the ladder. formula: one or two
+        mistakes explain all outputs. described: the formula is wrong in a way that has no name.
+        precision: outputs have few correct bits. indexing: elements are wrong, or are at wrong
+        places. memory: elements are not finite. unknown: none of these is shown.
     names : tuple of str
-        The names of the mistakes.
+        The names of the mistakes. If the data cannot distinguish two mistakes, this is one name
+        with the word "or".
     says : str
         The diagnosis as a sentence without a full stop.
     evidence : mapping of str to float
@@ -97,12 +111,16 @@ class Diagnosis:
     evidence: Mapping[str, float] = field(default_factory=dict)
 
 
-def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
-    """Return a diagnosis if an output is not finite, else None."""
-    for name, output in outputs.items():
-        if output is None:
-            continue
-        wrong = ~np.isfinite(output.astype(float))
+def unexplained(results: Mapping[str, Result]) -> Diagnosis:
+    """Return the diagnosis of wrong results of which nothing more is known."""
+    wrong = [name for name, result in results.items() if result.is_wrong]
+    return Diagnosis("unknown", (), sentence(wrong, "is wrong by an unknown mistake"))
+
+
+def not_finite(results: Mapping[str, Result]) -> Diagnosis | None:
+    """Return a diagnosis if a result is not finite where it should be, else None."""
+    for name, result in results.items():
+        wrong = ~np.isfinite(result.own) & np.isfinite(result.right) & result.is_wrong
         if wrong.all():
             return Diagnosis(
                 "memory",
@@ -111,7 +129,8 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
                 "written, or is added to its memory",
             )
         if wrong.any():
-            first = tuple(map(int, np.argwhere(wrong)[0]))
+            finite = np.isfinite(result.tensor.astype(float))
+            first = tuple(map(int, np.argwhere(~finite)[0]))
             return Diagnosis(
                 "memory",
                 ("partly-written",),
@@ -121,157 +140,156 @@ def not_finite(outputs: Mapping[str, np.ndarray | None]) -> Diagnosis | None:
     return None
 
 
-def nearness(dtype: np.dtype) -> float:
-    """Return the relative difference up to which two numbers, such as two gains, count as equal.
-
-    One of the numbers was fitted to the results. The other is that of a formula.
+def ratios(terms: Mapping[str, Term]) -> dict[str, float]:
+    """Return for each term the median of its ratios to the right term, over the channels in which
+    the data determine it. A term is omitted if these are less than half of all channels, or if its
+    right value is 0 in any channel.
     """
-    return _NEAR.get(dtype, _NEAR_OF_WIDE)
-
-
-def residual_of_rounding(dtype: np.dtype) -> float:
-    """Return the largest relative residual that rounding to `dtype` alone can cause.
-
-    The residual is the norm of the difference between dx (or y) and the formula fitted to it,
-    divided by the norm of dx (or y).
-    """
-    return _RESIDUAL.get(dtype, _RESIDUAL_OF_WIDE)
-
-
-def _pairs(found: Numbers, formula: Numbers) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    for each in fields(type(found)):
-        own = getattr(found, each.name)
-        if own is not None:
-            yield each.name, own, getattr(formula, each.name)
-
-
-def ratios(found: Numbers, right: Numbers) -> dict[str, float]:
-    """For each number (such as the gain), divide its values in `found` by those in `right`, and
-    return the median of the quotients of all channels. A number whose right value is 0 in any
-    channel is omitted.
-    """
-    with np.errstate(all="ignore"):
-        return {
-            name: float(np.median(own / good))
-            for name, own, good in _pairs(found, right)
-            if good.all()
-        }
-
-
-def distance(found: Numbers, formula: Numbers, least: Mapping[str, np.ndarray]) -> float:
-    """Return the largest relative difference between two sets of numbers.
-
-    A number, such as the gain, has a value in each channel. The difference of two values is divided
-    by the larger of their magnitudes, or by `least` if that is larger. This gives one quotient for
-    each channel. The difference of the two numbers is a quantile (`_QUANTILE`) of these quotients.
-    """
-    worst = 0.0
-    with np.errstate(all="ignore"):
-        for name, own, other in _pairs(found, formula):
-            scale = np.maximum(np.maximum(np.abs(own), np.abs(other)), least.get(name, TINY))
-            difference = np.nan_to_num(np.abs(own - other) / scale, nan=_FAR, posinf=_FAR)
-            worst = max(worst, float(np.quantile(difference, _QUANTILE)))
-    return worst
+    found = {}
+    for name, (own, right, unsure) in terms.items():
+        sure = np.isfinite(unsure)
+        if right.all() and sure.mean() > 0.5:
+            found[name] = float(np.median(own[sure] / right[sure]))
+    return found
 
 
 def named(
-    found: Numbers,
-    formula: Callable[[tuple[Mistake, ...]], Numbers],
+    numbers: Mapping[str, Numbers],
+    formula: Callable[[tuple[Mistake, ...]], Values],
+    predicted: Callable[[Values], Values],
+    agrees: Callable[[Values], bool],
     mistakes_known: Sequence[Mistake],
-    least: Mapping[str, np.ndarray],
-    near: float,
 ) -> Diagnosis | None:
-    """Return the diagnosis if a formula with at most two mistakes matches the numbers, else None.
+    """Return the diagnosis if a formula with at most two mistakes explains the results, else None.
+
+    A formula explains the results if rounding can cause all differences. If the right formula does
+    so, or if too many formulas do, there is no diagnosis.
 
     Parameters
     ----------
-    found : Coefficients, or another dataclass of arrays of shape (C,)
+    numbers : mapping
+        The numbers of each result.
     formula : callable
-        Takes mistakes; returns the numbers of the formula with these mistakes.
+        Takes mistakes; returns the coefficients of the formula with these mistakes, by name.
+    predicted : callable
+        Takes the coefficients of a formula; returns the numbers that it predicts.
+    agrees : callable
+        Takes the coefficients of a formula whose numbers are near those of the results; returns
+        whether rounding explains the difference of every element.
     mistakes_known : sequence of Mistake
-    least : mapping
-        By name, the least magnitude to which the differences of a number are relative.
-    near : float
-        The largest distance of a formula that matches.
     """
-    for sizes in ((0, 1), (2,)):
-        distances = sorted(
-            (distance(found, formula(mistakes), least), k, mistakes)
-            for k, mistakes in enumerate(_combinations(mistakes_known, sizes))
-        )
-        nearest, _, mistakes = distances[0]
-        if nearest > near:
-            continue
-        of_right = next((other for other, _, each in distances if not each), _FAR)
-        if of_right <= min(near, _MARGIN * nearest):
-            return Diagnosis("right", (), "the formula is right")
-        names = tuple(mistake.name for mistake in mistakes)
-        if frozenset(names) in _AS_ONE:
-            name, says = _AS_ONE[frozenset(names)]
-            return Diagnosis("formula", (name,), says)
-        # `same` has those other formulas whose numbers are almost as near to `found` as the numbers
-        # of the nearest formula. The data cannot distinguish these formulas from the nearest one.
-        same = [each for other, _, each in distances[1:4] if each and other <= _MARGIN * nearest]
-        says = ", or ".join(_says(each) for each in (mistakes, *same))
-        return Diagnosis("formula", names, says)
-    return None
+    right = formula(())
+    alone = {mistake: formula((mistake,)) for mistake in mistakes_known}
+
+    def distance(values: Values) -> float:
+        predictions = predicted(values)
+        return max(each.distance(predictions[name]) for name, each in numbers.items())
+
+    def explains(values: Values) -> bool:
+        return distance(values) <= 1.0 and agrees(values)
+
+    candidates: dict[tuple[Mistake, ...], Values] = {(): right}
+    candidates |= {(mistake,): values for mistake, values in alone.items()}
+    same = [mistakes for mistakes, values in candidates.items() if explains(values)]
+    if not same:
+        for one, other in itertools.combinations(mistakes_known, 2):
+            if one.step == other.step:
+                continue
+            values = formula((one, other))
+            if not _cancel(values, alone[one], alone[other], right) and explains(values):
+                same.append((one, other))
+    if not same:
+        # No formula explains the results: look for one mistake of which the results have less
+        # precision than the ladder allows.
+        distances = {mistakes: distance(values) for mistakes, values in candidates.items()}
+        nearest = min(distances, key=lambda mistakes: distances[mistakes])
+        same = [k for k, each in distances.items() if each <= MARGIN * distances[nearest]]
+        predictions = predicted(candidates[nearest])
+        errors = [relative_error(each.found, predictions[n]) for n, each in numbers.items()]
+        if max(errors) > FEW_BITS:
+            return None
+    if () in same or len(same) > _MOST_ALIKE:
+        return None
+    names = [tuple(mistake.name for mistake in mistakes) for mistakes in same]
+    if len(names) == 1:
+        as_one = _AS_ONE.get(frozenset(names[0]))
+        if as_one is not None:
+            return Diagnosis("formula", (as_one[0],), as_one[1])
+        return Diagnosis("formula", names[0], _says(same[0]))
+    # The data cannot distinguish these mistakes.
+    either = "-or-".join("-".join(each) for each in names)
+    return Diagnosis("formula", (either,), ", or ".join(map(_says, same)))
 
 
-def _combinations(
-    known: Sequence[Mistake], sizes: tuple[int, ...]
-) -> Iterator[tuple[Mistake, ...]]:
-    """Yield combinations of mistakes in different steps, for each number of mistakes in `sizes`."""
-    for size in sizes:
-        for mistakes in itertools.combinations(known, size):
-            if len({mistake.step for mistake in mistakes}) == size:
-                yield mistakes
+def _cancel(both: Values, first: Values, second: Values, right: Values) -> bool:
+    """Whether two mistakes cancel in a coefficient: then no implementation is likely to have both.
+
+    A single mistake that is not known can give the same results.
+    """
+    for name, good in right.items():
+        errors = [np.linalg.norm(each[name] - good) for each in (both, first, second)]
+        # Different orders of evaluation cause smaller errors.
+        if max(errors) > 1e-9 * np.linalg.norm(good) and errors[0] < _CANCELLED * max(errors):
+            return True
+    return False
 
 
 def _says(mistakes: tuple[Mistake, ...]) -> str:
     return " and ".join(mistake.says for mistake in mistakes)
 
 
-def described(
-    found: Numbers,
-    right: Numbers,
-    least: Mapping[str, np.ndarray],
-    near: float,
-    terms: Mapping[str, str],
-) -> Diagnosis:
-    """Return a diagnosis that names the wrong numbers, for a call that no known formula matches."""
+def described(terms: Mapping[str, Term]) -> Diagnosis | None:
+    """Return a diagnosis that says which terms are wrong, or None if none is wrong.
+
+    Parameters
+    ----------
+    terms : mapping
+        The words that name a term, and the term.
+    """
     # Maps a predicate, such as "is not 0, and should be", to the terms of which it is true.
     wrong: dict[str, list[str]] = {}
-    # For each number that is nearly right in every channel: maps the number's term (the words that
-    # name it) to the count of its right bits.
+    # The right bits of each term that is nearly right, and whether its errors are like those of
+    # rounding.
     bits: dict[str, int] = {}
-    for name, own, good in _pairs(found, right):
-        zero = np.abs(good) <= 1e-6 * least.get(name, 0.0)
-        if zero.all():
-            with np.errstate(over="ignore"):
-                share = np.median(np.abs(own) / least.get(name, TINY))
-            if share > near:
-                wrong.setdefault("is not 0, and should be", []).append(terms[name])
+    is_rounded = True
+    for name, term in terms.items():
+        if not term.off.any():
             continue
-        ratio = own[~zero] / good[~zero]
-        middle = float(np.median(ratio))
-        if np.quantile(np.abs(ratio - middle), _QUANTILE) > near * max(1.0, abs(middle)):
-            error = relative_error(own, good)
-            if error <= FEW_BITS:
-                bits[terms[name]] = right_bits(error)
-            else:
-                wrong.setdefault(_of_channels(own, good, near), []).append(terms[name])
-        elif abs(middle - 1.0) > near:
-            predicate = f"is {middle:.4g} times what it should be in every channel"
-            wrong.setdefault(predicate, []).append(terms[name])
+        predicate = _predicate(term)
+        if predicate is None:
+            bits[name] = right_bits(term.relative_error)
+            is_rounded = is_rounded and term.errs_in_both_directions
+        else:
+            wrong.setdefault(predicate, []).append(name)
     texts = [sentence(names, predicate) for predicate, names in wrong.items()]
     if bits:
-        few = precision(bits)
+        few = precision(bits, is_rounded)
         if not texts:
             return few
         texts.append(few.says)
-    if not texts:
-        return Diagnosis("right", (), "the formula is right")
-    return Diagnosis("described", (), ", and ".join(texts))
+    return Diagnosis("described", (), ", and ".join(texts)) if texts else None
+
+
+def _predicate(term: Term) -> str | None:
+    """Return what is wrong with a term, or None if it has few right bits."""
+    own, right, unsure = term
+    if not right.any():
+        return "is not 0, and should be"
+    known = np.abs(right) > unsure
+    ratio, doubt = own[known] / right[known], unsure[known] / np.abs(right[known])
+    middle = float(np.median(ratio)) if known.any() else 1.0
+    # How much the ratios may differ if they are one factor.
+    spread = doubt * max(1.0, abs(middle)) + 0.01 * abs(middle - 1.0)
+    if term.off[known].mean() > 0.5 and (np.abs(ratio - middle) <= spread).all():
+        where = "every channel" if known.all() else channel_numbers(np.flatnonzero(known).tolist())
+        if f"{middle:.4g}" != "1":
+            return f"is {middle:.4g} times what it should be in {where}"
+    if term.relative_error > FEW_BITS or (own.ndim == 1 and term.off.mean() <= 0.25):
+        return _of_channels(own, right, term.off, unsure)
+    low, high = f"{ratio.min():.4g}", f"{ratio.max():.4g}"
+    if term.errs_in_both_directions or low == high or "1" in (low, high):
+        return None
+    return f"is {low} to {high} times what it should be"
 
 
 def sentence(names: Sequence[str], predicate: str) -> str:
@@ -284,15 +302,14 @@ def sentence(names: Sequence[str], predicate: str) -> str:
     return f"{', '.join(others)} and {last} {'are' if verb == 'is' else 'have'} {rest}"
 
 
-def _of_channels(own: np.ndarray, good: np.ndarray, near: float) -> str:
-    """Return the predicate of a sentence about a number that is wrong in some channels."""
-    wrong = np.abs(own - good) > near * np.abs(good)
-    channels = np.flatnonzero(wrong).tolist()
-    if (np.abs(own + good) <= near * np.abs(good))[wrong].all():
+def _of_channels(own: np.ndarray, right: np.ndarray, off: np.ndarray, unsure: np.ndarray) -> str:
+    """Return the predicate of a sentence about a term that is wrong in some channels."""
+    channels = np.flatnonzero(off).tolist()
+    if (np.abs(own + right) <= unsure)[off].all():
         return f"has the wrong sign in {channel_numbers(channels)}"
-    if 0 < len(channels) <= own.size // 2:
-        return f"is {'wrong' if own[wrong].any() else '0'} in {channel_numbers(channels)}"
-    return "is wrong by another factor in each channel"
+    if off.all() and len(channels) > 1:
+        return "is wrong by another factor in each channel"
+    return f"is {'wrong' if own[off].any() else '0'} in {channel_numbers(channels)}"
 
 
 def channel_numbers(channels: Sequence[int]) -> str:
@@ -306,44 +323,14 @@ def channel_numbers(channels: Sequence[int]) -> str:
     return f"channels {', '.join(map(str, channels[:_MOST_CHANNELS]))}{more}"
 
 
-def imprecise(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
-    """Return the diagnosis if outputs are less exact than float32 sums would make them, else None.
+def precision(bits: Mapping[str, int], is_rounded: bool) -> Diagnosis:
+    """Return the diagnosis of results or terms that have few right bits.
 
-    Parameters
-    ----------
-    outputs : mapping
-        Each output by name, and its right values; None for an output that is not judged.
-    dtype : numpy.dtype
-        Element type of the outputs.
+    `is_rounded` says whether their errors are like those of rounding.
     """
-    return _of_few_bits(outputs, _NEAR.get(dtype, _FEW_BITS_OF_WIDE))
-
-
-def computed_in_float32(outputs: Outputs, dtype: np.dtype) -> Diagnosis | None:
-    """Return the diagnosis if float64 outputs have only the accuracy of float32, else None."""
-    return _of_few_bits(outputs, _FLOAT32_BITS) if dtype == FLOAT64 else None
-
-
-def _of_few_bits(outputs: Outputs, least: float) -> Diagnosis | None:
-    bits = {}
-    for name, (own, good) in outputs.items():
-        error = 0.0 if own is None else relative_error(own.astype(float), good)
-        if least < error <= FEW_BITS:
-            bits[name] = right_bits(error)
-    return precision(bits) if bits else None
-
-
-def precision(bits: Mapping[str, int]) -> Diagnosis:
-    """Return the diagnosis of outputs or terms that have few right bits."""
-    predicate = f"is right to {min(bits.values())} bits: rounded, or summed up, in a narrow type"
-    text = sentence(list(bits), predicate)
-    return Diagnosis("precision", ("few-bits",), text)
-
-
-def relative_error(own: np.ndarray, good: np.ndarray) -> float:
-    """Return the norm of `own` - `good`, divided by the norm of `good`, the right numbers."""
-    with np.errstate(all="ignore"):
-        return float(np.linalg.norm(own - good) / np.linalg.norm(good))
+    predicate = f"is right to {min(bits.values())} bits"
+    predicate += AS_ROUNDED * is_rounded
+    return Diagnosis("precision", ("few-bits",), sentence(list(bits), predicate))
 
 
 def right_bits(error: float) -> int:

@@ -1,56 +1,46 @@
 r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
 
+`diagnose` first grades the results (:mod:`backnorm.conformance.ladder`). Results that are on a rung
+of the ladder are right for any data, and have no mistake.
+
 For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
 x - mean. For each channel, a least-squares fit gives the coefficients of these three functions.
-Together with the channel's dgamma and dbeta, these are five numbers. `diagnose` compares them with
-the five numbers of the right formula and of formulas with one or two mistakes
-(:mod:`backnorm.conformance.formula`). The formula whose five numbers are nearest to those of the
-backward pass determines which mistake is named. If the residual of the fit is large, no formula
-explains dx: the mistake is then one of indexing or of memory access. This module does not judge the
-precision of a right formula; `backnorm.conformance.ladder` does.
+`diagnose` compares the fit, dgamma and dbeta with the right formula and with formulas that have one
+or two mistakes (:mod:`backnorm.conformance.formula`). A mistake is named if rounding explains the
+rest of the errors, and if the data distinguish the mistake from others. If no formula explains dx,
+elements may be at wrong places, or dx may not be linear in dy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from backnorm.conformance._naming import (
-    TINY,
-    Diagnosis,
-    computed_in_float32,
-    described,
-    imprecise,
-    named,
-    nearness,
-    not_finite,
-    ratios,
-    relative_error,
-    residual_of_rounding,
-    sentence,
-)
-from backnorm.conformance._places import misplaced, partly_wrong, truncated, wrong_end
+from backnorm.conformance._explain import explained
+from backnorm.conformance._fit import Result, relative_error, results_of
+from backnorm.conformance._naming import FEW_BITS, MARGIN, Diagnosis, Values, sentence
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.formula import (
     MISTAKES,
     RIGHT,
     Channels,
-    Coefficients,
     Mistake,
-    Steps,
     coefficients,
     rows_of,
     tails_left_out,
 )
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.dtypes import FLOAT64, element_type
+from backnorm.conformance.ladder import GradientLadder, allowances
 
 __all__ = ["Diagnosis", "diagnose", "diagnostic_data"]
 
-Arrays = tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]
+Array = np.ndarray
+Arrays = tuple[Array | None, Array | None, Array | None]
 
-_TERMS = {
+_WORDS = {
+    "": "dy, 1 and x - mean",
     "gain": "the factor of dy in dx",
     "offset": "the term sum(dy)/M of dx",
     "slope": "the term along x - mean of dx",
@@ -101,12 +91,19 @@ def diagnose(
     ----------
     data : LayerData
         The inputs. Only inputs like those of :func:`diagnostic_data` distinguish all mistakes.
+        If the inputs do not distinguish a mistake from others, the diagnosis names them all, or
+        none.
     outputs : tuple of numpy.ndarray or None
         dx, dgamma and dbeta; None for an output that is not judged.
     training : bool
         Whether the statistics depend on x.
     scaled : bool
         Whether gamma was passed.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an output has an element type without bounds, or a wrong shape.
 
     Examples
     --------
@@ -121,66 +118,55 @@ def diagnose(
     >>> diagnose(data, (dx, dgamma, -dbeta)).says
     'dbeta has the wrong sign'
     """
-    x, dy, mean, variance, gamma = data.backward_inputs
-    channels = Channels.of(
-        x, dy, mean, variance, gamma if scaled else None, training=training, **data.options
-    )
-    if not channels.x.size:
+    if not data.x.size:
         return Diagnosis("right", (), "there are no elements")
-    unwritten = not_finite(dict(zip(GRADIENTS, outputs, strict=True)))
-    if unwritten is not None:
-        return unwritten
-    if outputs[0] is not None and not outputs[0].any():
-        names = [
-            n for n, a in zip(GRADIENTS, outputs, strict=True) if a is not None and not a.any()
-        ]
-        names_of_zero = tuple(f"{name}-zero" for name in names)
-        return Diagnosis("formula", names_of_zero, sentence(names, "is 0"))
-    found, residual = _fitted(channels, outputs, data.data_format)
-    right = coefficients(channels)
-    evidence = ratios(found, right) | {"residual": residual}
-    dtype = FLOAT64 if outputs[0] is None else element_type(outputs[0].dtype) or FLOAT64
-    near, least = nearness(dtype), _least_scales(channels)
-    expected, axis = _dx(channels), data.channel_axis
-    parameters = {n: (getattr(found, n), getattr(right, n)) for n in ("dgamma", "dbeta")}
-    diagnosis = None
-    # The end of dx is tested first, because wrong elements at the end of memory also change the
-    # fitted coefficients of a few channels.
-    if outputs[0] is not None and wrong_end(outputs[0], expected, axis):
-        diagnosis = partly_wrong("dx", outputs[0], expected, axis, parameters)
-    elif residual <= residual_of_rounding(dtype):
-        known = [*MISTAKES, *tails_left_out(channels)]
-        diagnosis = named(
-            found, lambda each: coefficients(channels, _steps(each)), known, least, near
-        )
-    diagnosis = diagnosis or _of_other_inputs(data, outputs, near, training=training, scaled=scaled)
-    if diagnosis is None and residual > residual_of_rounding(dtype):
-        assert outputs[0] is not None
-        diagnosis = misplaced("dx", "dy, 1 and x - mean", outputs[0], expected, axis)
-    diagnosis = diagnosis or described(found, right, least, near, _TERMS)
-    if diagnosis.kind == "right":
-        # `found` and `right` were compared by a quantile of their differences in all channels, so a
-        # few channels can still be wrong.
-        rows = None if outputs[0] is None else rows_of(outputs[0], axis)
-        diagnosis = (
-            imprecise(parameters, mean.dtype)
-            or partly_wrong("dx", outputs[0], expected, axis, parameters)
-            or computed_in_float32({"dx": (rows, expected), **parameters}, x.dtype)
-            or truncated("dx", outputs[0], expected, axis)
-            or diagnosis
-        )
-    return replace(diagnosis, evidence=evidence)
+
+    def operands(of: LayerData) -> tuple[Array, Array, Array, Array, Array | None]:
+        return of.x, of.dy, of.mean, of.variance, of.gamma if scaled else None
+
+    ladder = GradientLadder.of(*operands(data), training=training, **data.options)
+    known = ladder.data, ladder.count
+    results = results_of(
+        dict(zip(GRADIENTS, outputs, strict=True)),
+        ladder,
+        lambda name, dtype: allowances(
+            name, ladder.value(name), ladder.terms(name), getattr(ladder.scales, name), dtype,
+            *known,
+        ),
+        data.channel_axis,
+    )  # fmt: skip
+    wrong = [each for each in results.values() if each.is_wrong]
+    if not wrong:
+        return Diagnosis("right", (), "the errors are within the bounds of rounding")
+    dx = results.get("dx")
+    if dx in wrong and not dx.own.any():
+        names = [each.name for each in wrong if not each.own.any()]
+        return Diagnosis("formula", tuple(f"{n}-zero" for n in names), sentence(names, "is 0"))
+
+    def channels(of: LayerData) -> Channels:
+        return Channels.of(*operands(of), training=training, **of.options)
+
+    this = channels(data)
+    centred = this.x - this.mean[:, None]
+    return explained(
+        results,
+        {"gain": this.dy, "offset": np.ones_like(centred), "slope": centred},
+        lambda mistakes: _values(this, mistakes),
+        [*MISTAKES, *tails_left_out(this)],
+        _WORDS,
+        lambda: _of_other_inputs(data, results, channels),
+    )
 
 
-def _dx(channels: Channels) -> np.ndarray:
-    """Return the right dx of shape (C, M)."""
-    gain, offset, slope = (each[:, None] for each in coefficients(channels).all[:3])
-    dx: np.ndarray = gain * channels.dy + offset + slope * (channels.x - channels.mean[:, None])
-    return dx
+def _values(channels: Channels, mistakes: tuple[Mistake, ...] = ()) -> Values:
+    """Return the coefficients of dx, dgamma and dbeta of a formula with these mistakes."""
+    steps = replace(RIGHT, **{mistake.step: mistake.function for mistake in mistakes})
+    found = coefficients(channels, steps)
+    return {name: getattr(found, name) for name in _WORDS if name}
 
 
 def _of_other_inputs(
-    data: LayerData, outputs: Arrays, near: float, *, training: bool, scaled: bool
+    data: LayerData, results: Mapping[str, Result], channels: Callable[[LayerData], Channels]
 ) -> Diagnosis | None:
     """Return the diagnosis if the outputs are right for inputs that differ from `data`.
 
@@ -194,17 +180,23 @@ def _of_other_inputs(
             f"x and dy are read as {layout}, not as {data.data_format}", _in_layout(data, layout)
         ),
     }  # fmt: skip
-    dx, *of_channels = outputs
+    # The results are far from the right ones.
+    of_right = max(relative_error(each.own, each.right) for each in results.values())
     for name, (says, other) in mistakes.items():
-        x, dy, mean, variance, gamma = other.backward_inputs
-        channels = Channels.of(
-            x, dy, mean, variance, gamma if scaled else None, training=training, **other.options
-        )
-        pairs = list(zip(of_channels, coefficients(channels).all[3:], strict=True))
-        if dx is not None:
-            pairs.append((rows_of(dx.reshape(x.shape), other.channel_axis), _dx(channels)))
-        if all(own is None or relative_error(own.astype(float), good) <= near
-               for own, good in pairs):  # fmt: skip
+        of_other = channels(other)
+        values = _values(of_other)
+        centred = of_other.x - of_other.mean[:, None]
+        gain, offset, slope = (values[n][:, None] for n in ("gain", "offset", "slope"))
+        predicted = {"dx": gain * of_other.dy + offset + slope * centred, **values}
+        error = max(
+            relative_error(
+                rows_of(each.tensor.reshape(other.x.shape), other.channel_axis)
+                if each.name == "dx" else each.own[:, 0],
+                predicted[each.name],
+            )
+            for each in results.values()
+        )  # fmt: skip
+        if error <= FEW_BITS and error * MARGIN <= of_right:
             return Diagnosis("formula", (name,), says)
     return None
 
@@ -214,46 +206,3 @@ def _in_layout(data: LayerData, layout: str) -> LayerData:
     shape = in_layout(np.moveaxis(data.x, data.channel_axis, 1).shape, layout)
     x, dy = data.x.reshape(shape), data.dy.reshape(shape)
     return replace(data, x=x, dy=dy, data_format=layout)
-
-
-def _fitted(channels: Channels, outputs: Arrays, data_format: str) -> tuple[Coefficients, float]:
-    """In each channel, fit dx by a sum of three terms: a multiple of dy, a constant, and a multiple
-    of x - mean. Return two values. The first has the three coefficients of each channel, and also
-    dgamma and dbeta. The second is the median of the relative residuals of all channels.
-    """
-    dx, dgamma, dbeta = outputs
-    of_parameters = [None if each is None else each.astype(float) for each in (dgamma, dbeta)]
-    if dx is None:
-        return Coefficients(None, None, None, *of_parameters), 0.0
-    rows = rows_of(dx, 1 if data_format == "NCX" else dx.ndim - 1)
-    gain: list[float] = []
-    offset: list[float] = []
-    slope: list[float] = []
-    residual: list[float] = []
-    for x, dy, mean, row in zip(channels.x, channels.dy, channels.mean, rows, strict=True):
-        functions = np.stack([dy, np.ones_like(dy), x - mean], axis=1)
-        # Without scaling, `lstsq` would take columns much smaller than the largest one for zeros.
-        norms = np.linalg.norm(functions, axis=0) + TINY
-        fit = np.linalg.lstsq(functions / norms, row, rcond=None)[0] / norms
-        rest = np.linalg.norm(row - functions @ fit)
-        norm = float(np.linalg.norm(row))
-        # If a row has only zeros, the fit is exact, and the relative residual is 0. (Computed as a
-        # quotient, it would be 0/0.)
-        residual.append(float(rest) / norm if norm else 0.0)
-        for values, value in zip((gain, offset, slope), fit, strict=True):
-            values.append(float(value))
-    found = Coefficients(*map(np.array, (gain, offset, slope)), *of_parameters)
-    return found, float(np.median(residual))
-
-
-def _least_scales(channels: Channels) -> dict[str, np.ndarray]:
-    """Return, for offset and slope, the least numbers by which `distance` divides differences."""
-    scale = np.abs(coefficients(channels).all[0]) * np.sqrt(np.square(channels.dy).mean(1))
-    # If x is constant in a channel, the slope cannot be judged. Dividing by `TINY` then gives a
-    # huge or infinite number, so that every difference of slopes counts as about 0.
-    with np.errstate(over="ignore"):
-        return {"offset": 0.2 * scale, "slope": 0.2 * scale / (channels.x.std(1) + TINY)}
-
-
-def _steps(mistakes: tuple[Mistake, ...]) -> Steps:
-    return replace(RIGHT, **{mistake.step: mistake.function for mistake in mistakes})

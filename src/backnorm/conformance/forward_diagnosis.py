@@ -13,22 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backnorm.conformance._naming import (
-    TINY,
-    Diagnosis,
-    computed_in_float32,
-    described,
-    named,
-    nearness,
-    not_finite,
-    ratios,
-    residual_of_rounding,
-)
-from backnorm.conformance._places import misplaced, partly_wrong
+from backnorm.conformance._explain import explained
+from backnorm.conformance._fit import results_of
+from backnorm.conformance._naming import Diagnosis, Values
 from backnorm.conformance.data import LayerData, realistic_data
 from backnorm.conformance.formula import INVERSE_DEVIATION_MISTAKES, Mistake, rows_of
 from backnorm.conformance.judge import FORWARD_RESULTS
-from backnorm.dtypes import FLOAT64, element_type
+from backnorm.conformance.ladder import ForwardLadder
+from backnorm.dtypes import FLOAT64
 
 __all__ = [
     "FORWARD_MISTAKES",
@@ -40,7 +32,8 @@ __all__ = [
 
 Array = np.ndarray
 
-_TERMS = {
+_WORDS = {
+    "": "1 and x - mean",
     "gain": "the factor of x - mean in y",
     "offset": "the constant term of y",
     "mean": "the mean",
@@ -237,75 +230,32 @@ def diagnose_forward(
     ----------
     data : LayerData
         The inputs. Only inputs like those of :func:`forward_diagnostic_data` distinguish all
-        mistakes.
+        mistakes. If the inputs do not distinguish a mistake from others, the diagnosis names them
+        all, or none.
     outputs : mapping
         y, mean and variance by name; None or absent for an output that is not judged.
     scaled : bool
         Whether gamma and beta were passed.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an output has an element type without bounds, or a wrong shape.
     """
-    batch = _Batch.of(data, scaled)
-    if not batch.x.size:
+    if not data.x.size:
         return Diagnosis("right", (), "there are no elements")
-    known: dict[str, np.ndarray | None] = {n: outputs.get(n) for n in FORWARD_RESULTS}
-    unwritten = not_finite(known)
-    if unwritten is not None:
-        return unwritten
-    found, residual = _fitted(batch, known, data.channel_axis)
-    right = _normalization(batch, ())
-    evidence = ratios(found, right) | {"residual": residual}
-    y = known["y"]
-    dtype = FLOAT64 if y is None else element_type(y.dtype) or FLOAT64
-    assert right.gain is not None
-    assert right.offset is not None
-    expected = right.gain[:, None] * (batch.x - batch.mean[:, None]) + right.offset[:, None]
-    if residual > residual_of_rounding(dtype):
-        assert y is not None
-        diagnosis = misplaced("y", "1 and x - mean", y, expected, data.channel_axis)
-    else:
-        near, least = nearness(dtype), _least_scales(batch)
-        diagnosis = named(
-            found, lambda each: _normalization(batch, each), FORWARD_MISTAKES, least, near
-        ) or described(found, right, least, near, _TERMS)
-    if diagnosis.kind == "right":
-        statistics = {n: (getattr(found, n), getattr(right, n)) for n in ("mean", "variance")}
-        rows = None if y is None else rows_of(y, data.channel_axis)
-        diagnosis = (
-            partly_wrong("y", y, expected, data.channel_axis, statistics)
-            or computed_in_float32({"y": (rows, expected), **statistics}, data.x.dtype)
-            or diagnosis
-        )
-    return replace(diagnosis, evidence=evidence)
+    operands = (data.gamma, data.beta) if scaled else (None, None)
+    ladder = ForwardLadder.of(data.x, *operands, **data.options)
+    known = {name: outputs.get(name) for name in FORWARD_RESULTS}
+    results = results_of(known, ladder, ladder.allowances, data.channel_axis)
+    if not any(each.is_wrong for each in results.values()):
+        return Diagnosis("right", (), "the errors are within the bounds of rounding")
+    batch = _Batch.of(data, scaled)
+    centred = batch.x - batch.mean[:, None]
 
+    def values(mistakes: tuple[Mistake, ...]) -> Values:
+        found = _normalization(batch, mistakes)
+        return {name: getattr(found, name) for name in _WORDS if name}
 
-def _fitted(
-    batch: _Batch, outputs: Mapping[str, np.ndarray | None], axis: int
-) -> tuple[Normalization, float]:
-    """Fit gain and offset to y in each channel. Return a `Normalization` and a quotient. The
-    `Normalization` has the fitted gain and offset, and the mean and variance in `outputs`. The
-    quotient is the norm of the fit's residual, divided by the norm of y.
-    """
-    y, mean, variance = (outputs[name] for name in FORWARD_RESULTS)
-    of_channels = [None if each is None else each.astype(float) for each in (mean, variance)]
-    if y is None:
-        return Normalization(None, None, *of_channels), 0.0
-    rows, centred = rows_of(y, axis), batch.x - batch.mean[:, None]
-    squares = np.square(centred).sum(1)
-    # The gain and the offset of each channel are fitted to y by least squares. Over a channel, the
-    # functions 1 and x - mean are orthogonal, so gain and offset can each be computed alone, by a
-    # projection of y.
-    gain = (rows * centred).sum(1) / np.maximum(squares, TINY)
-    offset = rows.mean(1)
-    rest = np.linalg.norm(rows - gain[:, None] * centred - offset[:, None], axis=1)
-    residual = rest / np.maximum(np.linalg.norm(rows, axis=1), TINY)
-    return Normalization(gain, offset, *of_channels), float(np.median(residual))
-
-
-def _least_scales(batch: _Batch) -> dict[str, np.ndarray]:
-    """Return the least scale of a difference, for the offset and for the mean. Two numbers are
-    compared by their difference divided by a scale, which is the larger of their magnitudes. Both
-    numbers may be near 0. If their magnitudes are below the least scale, the difference is divided
-    by the least scale instead.
-    """
-    deviation = np.sqrt(batch.variance)
-    gain = np.abs(batch.gamma) / np.sqrt(batch.variance + batch.epsilon)
-    return {"offset": 0.2 * gain * deviation + TINY, "mean": 0.2 * deviation + TINY}
+    functions = {"gain": centred, "offset": np.ones_like(centred)}
+    return explained(results, functions, values, FORWARD_MISTAKES, _WORDS)

@@ -32,6 +32,7 @@ from backnorm.conformance.ladder._sums import (
     SUMS,
     additions_of,
     in_a_row,
+    in_any_order,
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -328,12 +329,12 @@ class ForwardLadder:
         # divides the sum by the count in this wider type. So this division adds no rounding in the
         # elements' type.
         after = narrow + (_AFTER_MEAN if rung in SUMS or self.data == FLOAT64 else 0.0)
-        sums, in_any_order = math.sqrt(additions.sums), math.sqrt(additions.terms)
+        sums, of_serial = math.sqrt(additions.sums), in_any_order(additions, unit)
         of_terms, of_squares = (math.sqrt(additions.root + n) for n in (of_mean, of_variance))
         mean = (
             loss * math.sqrt(after) * known.mean
             + loss * np.hypot(sums * known.mean, of_terms * known.root)
-            + loss * in_any_order * (known.terms + _SHIFT * known.deviation)
+            + of_serial * (known.terms + _SHIFT * known.deviation)
             + unit * known.mean * self._drift(rung)
         )
         used = mean + unit * known.mean
@@ -346,7 +347,7 @@ class ForwardLadder:
         small = (2.0 * unit * self.count) ** 1.5 if rung == "serial" else 0.0
         partial = loss * math.sqrt(additions.height / max(self.count, 1)) * known.terms
         variance = (
-            (one_sign + loss * (math.sqrt(_AFTER_VARIANCE + narrow) + in_any_order)) * squares
+            (one_sign + loss * math.sqrt(_AFTER_VARIANCE + narrow) + of_serial) * squares
             + loss * np.hypot(sums * squares, of_squares * known.square_root)
             + _SMALL_SQUARES * small * known.variance
             + 2.0 * known.deviation * partial

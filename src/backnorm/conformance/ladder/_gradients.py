@@ -32,6 +32,7 @@ from backnorm.conformance.ladder._sums import (
     Additions,
     additions_of,
     in_a_row,
+    in_any_order,
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -388,7 +389,7 @@ def _expected(
     if additions.height * unit >= 1.0:
         return Bound(ulps, math.inf)
     loss = DEVIATIONS * roundoff
-    terms = DEVIATIONS * unit * math.sqrt(additions.terms)
+    terms = in_any_order(additions, unit)
     sums = DEVIATIONS * unit * math.sqrt(additions.sums)
     # `root` is the factor of R (see `Bound`). The terms of a sum are rounded independently of each
     # other, so the squares of their errors add up.

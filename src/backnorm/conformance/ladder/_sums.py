@@ -16,6 +16,9 @@ ROUNDOFF = {FLOAT64: 2.0**-53, FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2
 # has a root mean square of 0.43 * sqrt(n) roundoffs. So the bound 2 * sqrt(n) is 4.7 standard
 # deviations of the sum.
 DEVIATIONS = 2.0
+# The same factor for additions in any order. In sorted data, many additions are ties, so that
+# one rounding error can have a root mean square of a whole roundoff, not of 0.43 roundoffs.
+_DEVIATIONS_IN_ANY_ORDER = 5.0
 # A pairwise sum first adds up runs of this many terms, one term after the other, and then adds the
 # runs' sums in pairs. NumPy's runs have 16 terms, PyTorch's have 16 or 32.
 RUN = 16
@@ -32,9 +35,9 @@ class Additions(NamedTuple):
     S is the sum of the terms, Q the sum of their squares, and T the sum of their magnitudes. E is
     the sum of the squares of the rounding errors, divided by the square of the roundoff. If the
     terms are in random order, E is ``sums * S**2 + root * Q``. For any order of the terms, E is at
-    most ``terms * T**2``; ``sums``, ``root`` and ``terms`` are the fields below. A term is
-    first added to another term, then the result to another one, and so on. `height` is the largest
-    number of additions that any term goes through.
+    most ``terms * T**2``, because no partial sum exceeds T; ``sums``, ``root`` and ``terms`` are
+    the fields below. A term is first added to another term, then the result to another one, and so
+    on. `height` is the largest number of additions that any term goes through.
     """
 
     height: float
@@ -55,7 +58,7 @@ def additions_of(rung: Rung, count: int) -> Additions:
     if rung not in SUMS or count < 2:
         return Additions(0.0)
     if rung == "serial":
-        return Additions(count - 1.0, terms=_row(count).root)
+        return Additions(count - 1.0, terms=count - 1.0)
     if rung == "pairwise":
         if count <= RUN:
             return _row(count, single=True)
@@ -64,6 +67,20 @@ def additions_of(rung: Rung, count: int) -> Additions:
         return Additions(run.height + math.ceil(levels), sums, run.root + levels)
     sizes = [_in_blocks(count, size) for size in BLOCKS]
     return Additions(*(max(column) for column in zip(*sizes, strict=True)))
+
+
+def in_any_order(additions: Additions, unit: float) -> float:
+    """Return the expected error of additions in any order, as a multiple of T.
+
+    Each of the `additions.terms` additions rounds a partial sum of at most T, by at most `unit`
+    times T. The rounding errors add up like independent numbers, except for their mean. A partial
+    sum has a last place of at most 2 `unit` T. The last places of terms that are spread as widely
+    as they are large are then distributed nearly, but not quite, evenly over this last place. So
+    the mean of a rounding error can be up to ``additions.terms * unit**2 * T``
+    (``docs/tolerance.md`` derives this).
+    """
+    independent = _DEVIATIONS_IN_ANY_ORDER * unit * math.sqrt(additions.terms)
+    return independent + (additions.terms * unit) ** 2
 
 
 def _in_blocks(count: int, size: int) -> Additions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ import numpy as np
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import Quantity
 from backnorm.conformance.verify.operations import operation_of
-from backnorm.conformance.verify.subjects import OfDialect
+from backnorm.conformance.verify.subjects import OfDialect, received
 from backnorm.dialects._attributes import check_attribute
 from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import FLOAT64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +93,12 @@ def as_in_files(case: Case, schema: OperatorSchema | None = None) -> FileCase:
     passed = {t.name: values[t.name] for t in schema.inputs if values[t.name] is not None}
     judged = {t.name: t for t in schema.outputs if t.role in operation.results}
     return FileCase(
-        _as_passed(case, schema, values, attributes),
+        received(case, schema),
         call,
         passed,
         {name: tensor.role for name, tensor in judged.items()},  # type: ignore[misc]
         frozenset(name for name, tensor in judged.items() if tensor.kind == "kept"),
     )
-
-
-def _as_passed(
-    case: Case,
-    schema: OperatorSchema,
-    values: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-) -> Case:
-    """Return the case of the numbers that files have: epsilon in its attribute's type, and the
-    variance that an inverse standard deviation stands for after its rounding.
-    """
-    epsilon = attributes[schema.words["epsilon"]]
-    variance, inverse = case.data.variance, schema.words.get("inverse_deviation")
-    if inverse is not None and values.get(inverse) is not None and case.training:
-        wide = values[inverse].astype(np.longdouble).reshape(-1)
-        with np.errstate(all="ignore"):
-            variance = (1 / np.square(wide) - epsilon).astype(FLOAT64)
-    return replace(case, data=replace(case.data, variance=variance, epsilon=epsilon))
 
 
 def _plain(value: Any) -> Any:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backnorm.conformance._naming import FEW_BITS
+from backnorm.conformance._naming import AS_ROUNDED, FEW_BITS
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
-from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import Job, Results, Status, Verdict
+from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.run import Job, Results, Status, Verdict, judged_cases
 from backnorm.errors import counted
 
 __all__ = ["Finding", "counts", "findings"]
@@ -157,11 +157,11 @@ def _of_formula(results: Results) -> Iterator[Finding]:
     single = set()
     # Maps the text of a diagnosis to all cases that have this diagnosis.
     diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
-    for case in selected(results.job.selection):
+    for case in judged_cases(results.job):
         groups[case.name] = _group(case)
         if case.name in names and case.name in results.outputs:
             diagnosis = _diagnosis(case, results)
-            if diagnosis.kind != "right":
+            if diagnosis.kind not in ("right", "unknown"):
                 diagnosed.setdefault(diagnosis.says, []).append((case, diagnosis))
         if case.data.x.size <= case.data.mean.size:
             single.add(case.name)
@@ -174,7 +174,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
         if diagnosis.kind == "precision" and any(
             v.case in single and v.output in outputs and _exceeds_few_bits(v) for v in explained
         ):
-            says = f"{says.partition(':')[0]}, but wrong for one element per channel: "
+            says = f"{says.removesuffix(AS_ROUNDED)}, but wrong for one element per channel: "
             says += "an element may be added twice, or be missing"
         yield Finding(
             "-".join(diagnosis.names) or diagnosis.kind,

@@ -27,7 +27,7 @@ from backnorm.conformance.verify.operations import (
     operation_of,
     varied_input,
 )
-from backnorm.conformance.verify.subjects import schema_of
+from backnorm.conformance.verify.subjects import received, schema_of
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
 
@@ -39,6 +39,7 @@ __all__ = [
     "Status",
     "Verdict",
     "graded",
+    "judged_cases",
     "verify",
 ]
 
@@ -203,9 +204,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
         If the subject cannot be imported, there is no such dialect or operator, or no case is
         selected.
     """
-    if job.dialect is not None:
-        schema_of(job.dialect, job.op, job.selection.operation)
-    cases = {case.name: case for case in selected(job.selection)}
+    cases = {case.name: case for case in judged_cases(job)}
     if not cases:
         raise ArgumentValueError(
             "--only", "no case is selected", came=job.selection.only,
@@ -248,6 +247,16 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
     results.verdicts = _with_stale_outputs(results)
     results.seconds = time.perf_counter() - started
     return results
+
+
+def judged_cases(job: Job) -> Iterator[Case]:
+    """Yield the cases of a job, with the numbers by which its subject is judged."""
+    if job.dialect is None:
+        yield from selected(job.selection)
+        return
+    schema = schema_of(job.dialect, job.op, job.selection.operation)
+    for case in selected(job.selection):
+        yield received(case, schema)
 
 
 def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:

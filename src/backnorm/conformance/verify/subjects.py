@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
@@ -33,7 +34,7 @@ from backnorm.dialects import registry
 from backnorm.dialects._attributes import check_attribute
 from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema
-from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit
+from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit, rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
@@ -129,7 +130,8 @@ class OfDialect:
     ----------
     function : callable
         Takes the inputs and attributes in the order of the operator's call, or by name if the
-        operator has only keywords.
+        operator has only keywords. If the operator is configured, takes the attributes by name, and
+        returns a function of the inputs.
     schema : OperatorSchema
     """
 
@@ -139,9 +141,9 @@ class OfDialect:
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         schema, values = self._schema, self.arguments(inputs, case)
         if schema.style == "configured":
-            attributes = [values[spec.name] for spec in schema.attributes if not spec.extension]
-            operands = [values[name] for name in schema.order]
-            results = self._function(*operands, *attributes)
+            attributes = [spec.name for spec in schema.attributes if not spec.extension]
+            configured = self._function(**{name: values[name] for name in attributes})
+            results = configured(*[values[name] for name in schema.order])
         elif schema.style == "keywords":
             named = {n: values[n] for n in schema.order if not self._is_extension(n)}
             results = self._function(**named)
@@ -175,32 +177,18 @@ class OfDialect:
     def _is_extension(self, name: str) -> bool:
         return any(spec.name == name and spec.extension for spec in self._schema.attributes)
 
-    @classmethod
-    def of(
-        cls,
-        function: Callable[..., Any],
-        dialect: str,
-        op: str | None = None,
-        operation: str = "backward",
-    ) -> OfDialect:
-        """Return a subject with `op`'s signature (None: the dialect's first for `operation`)."""
-        return cls(function, schema_of(dialect, op, operation))
-
     def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
         mean, variance = case.data.mean, case.data.variance
         known: dict[str, Any] = dict(inputs)
         if self._schema.operation == "backward":
-            with np.errstate(all="ignore"):
-                inverse = 1.0 / np.sqrt(variance.astype(FLOAT64) + case.data.epsilon)
-            known |= {"inverse_deviation": inverse.astype(variance.dtype)}
+            known |= {"inverse_deviation": _inverse_deviation(case, self._schema)}
             known.setdefault("beta", np.zeros_like(variance))
         if not case.training or self._schema.operation == "forward":
             known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
         # The value of an input that the specification requires but the operator does not read.
         known["ignored"] = np.empty(0, mean.dtype)
         values = {}
-        schema = self._for(case)
-        for tensor in schema.inputs:
+        for tensor in _schema_of_call(case, self._schema).inputs:
             value = known.get(tensor.role)
             if value is not None and tensor.kind == "vector" and case.training:
                 value = value[:0]
@@ -209,19 +197,9 @@ class OfDialect:
             values[tensor.name] = value
         return values
 
-    def _for(self, case: Case) -> OperatorSchema:
-        operator = registry.operator(self._schema.dialect, self._schema.op)
-        return operator.schema_for(self._flags(case))
-
-    def _flags(self, case: Case) -> dict[str, bool]:
-        """Return the values of the attributes that say whether the statistics are constants."""
-        values = {"training": case.training, "frozen": not case.training}
-        named = {spec.name: spec.role for spec in self._schema.attributes}
-        return {name: values[role] for name, role in named.items() if role in values}
-
     def _attributes(self, case: Case) -> dict[str, Any]:
         rank, schema = case.data.x.ndim, self._schema
-        flags = self._flags(case)
+        flags = _flags(case, schema)
         if not flags and case.training == schema.frozen:
             kind = "statistics of training" if schema.frozen else "frozen statistics"
             raise RefusedError(f"the operator has no {kind}")
@@ -245,7 +223,7 @@ class OfDialect:
                 except ArgumentValueError as error:
                     raise RefusedError("the operator takes only a positive epsilon") from error
         known = {
-            "epsilon": case.data.epsilon,
+            "epsilon": _epsilon(case, schema),
             "channel_axis": case.data.channel_axis,
             "reduced_axes": tuple(k for k in range(rank) if k != case.data.channel_axis),
             "data_format": fitting[0].name,
@@ -254,6 +232,47 @@ class OfDialect:
             spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
             for spec in schema.attributes
         } | flags
+
+
+def received(case: Case, schema: OperatorSchema) -> Case:
+    """Return the case of the numbers that `OfDialect` passes; an operator is judged by them.
+
+    epsilon is a float32 if the operator's attribute is one. If the operator takes an inverse
+    standard deviation, which is rounded to the type of the statistics, `variance` is the float64
+    for which 1/sqrt(variance + epsilon) is this rounded number.
+    """
+    epsilon, variance = _epsilon(case, schema), case.data.variance
+    if any(t.role == "inverse_deviation" for t in _schema_of_call(case, schema).inputs):
+        inverse = _inverse_deviation(case, schema).astype(np.longdouble)
+        with np.errstate(all="ignore"):
+            variance = (1 / np.square(inverse) - epsilon).astype(FLOAT64)
+    return replace(case, data=replace(case.data, variance=variance, epsilon=epsilon))
+
+
+def _epsilon(case: Case, schema: OperatorSchema) -> float:
+    """Return the epsilon of a case in the type of the operator's attribute."""
+    is_narrow = any(spec.role == "epsilon" and spec.type == "f32" for spec in schema.attributes)
+    return float(np.float32(case.data.epsilon)) if is_narrow else case.data.epsilon
+
+
+def _inverse_deviation(case: Case, schema: OperatorSchema) -> np.ndarray:
+    """Return 1/sqrt(variance + epsilon), rounded to the type of the statistics."""
+    variance = case.data.variance
+    with np.errstate(all="ignore"):
+        inverse = 1.0 / np.sqrt(variance.astype(FLOAT64) + _epsilon(case, schema))
+    return rounded(inverse, variance.dtype)
+
+
+def _schema_of_call(case: Case, schema: OperatorSchema) -> OperatorSchema:
+    """Return the rules for calls with the statistics of a case, in training or constant."""
+    return registry.operator(schema.dialect, schema.op).schema_for(_flags(case, schema))
+
+
+def _flags(case: Case, schema: OperatorSchema) -> dict[str, bool]:
+    """Return the values of the attributes that say whether the statistics are constants."""
+    values = {"training": case.training, "frozen": not case.training}
+    named = {spec.name: spec.role for spec in schema.attributes}
+    return {name: values[role] for name, role in named.items() if role in values}
 
 
 def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
@@ -385,7 +404,7 @@ def subject_of(
     found = function_of(name, "SUBJECT")
     if dialect is None:
         return Function(found)
-    return OfDialect.of(found, dialect, op, operation)
+    return OfDialect(found, schema_of(dialect, op, operation))
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:
