@@ -154,7 +154,7 @@ def test_added_dialect_passes_verify_in_its_layouts(acme):
     layouts = set()
     for case in selected(selection):
         (op,) = acme
-        subject = OfDialect.of(acme[op], "acme")
+        subject = OfDialect(acme[op], acme[op].schema)
         try:
             outputs = subject(case.inputs, case)
         except RefusedError:

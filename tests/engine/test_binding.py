@@ -93,9 +93,7 @@ def test_calls_that_differ_in_one_operand_have_different_keys(signature):
 
 def test_caller_with_non_array_operand_or_unhashable_option_makes_no_key():
     keys = []
-    call = caller(SIGNATURES["inference"], NUMPY)(
-        {}, lambda key, *_: keys.append(key), lambda: 1
-    )
+    call = caller(SIGNATURES["inference"], NUMPY)({}, lambda key, *_: keys.append(key), lambda: 1)
     array = np.ones(3)
     call([1.0], None, array, array, None, None, 1e-5, "NCX", None, None)
     call(array, None, array, array, None, None, [1e-5], "NCX", None, None)

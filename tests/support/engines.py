@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.engines import are_kernels_installed
+from backnorm import engines
 from tests.support import internals
 
 _TESTS = Path(__file__).parents[1]
@@ -21,11 +21,7 @@ _WITH_EACH = ("operator", "dialects", "graph", "cli", "conformance/test_judge.py
 # The tests of the kernels, and of the adapters that need kernels.
 _OF_KERNELS = ("engine", "threads", "guard", "frameworks")
 
-NAMES = ("kernels", "numpy") if are_kernels_installed() else ("numpy",)
-
-needs_kernels = pytest.mark.skipif(
-    not are_kernels_installed(), reason="backnorm-kernels is not installed"
-)
+NAMES = ("kernels", "numpy") if engines.are_kernels_installed() else ("numpy",)
 
 
 def pytest_report_header():
@@ -45,13 +41,15 @@ def pytest_ignore_collect(collection_path):
 def pytest_generate_tests(metafunc):
     path = Path(metafunc.definition.path).relative_to(_TESTS).as_posix()
     if path.startswith(_WITH_EACH):
-        metafunc.fixturenames.append("engine")
         metafunc.parametrize("engine", NAMES, indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def engine(request, monkeypatch):
-    """The name of the engine that computes calls on NumPy arrays, in child processes, too."""
+    """The engine that computes calls on NumPy arrays, in child processes, too; None: the default."""
+    if not hasattr(request, "param"):
+        yield None
+        return
     internals.use_engine(monkeypatch, request.param)
     yield request.param
     internals.forget_plans()
