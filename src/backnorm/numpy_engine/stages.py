@@ -181,7 +181,7 @@ def _backward(call: _Call) -> int:
     if refused >= 0:
         return refused
     gain = gamma * scale
-    sums, bins = np.zeros((2, mean.size)), binned.zeros(problem.dtype.itemsize, mean.size)
+    sums, bins = np.zeros((2, mean.size)), _no_bins(problem, mean.size)
     shift, slope = np.zeros((2, mean.size))
 
     def gradient(block: Block) -> np.ndarray:
@@ -242,7 +242,7 @@ def _forward(call: _Call) -> int:
     problem, x = call.problem, call.elements("x")
     gamma, beta = call.channels("gamma", 1.0), call.channels("beta")
     mean, low, variance, scale = np.zeros((4, gamma.size))
-    bins = binned.zeros(problem.dtype.itemsize, gamma.size)
+    bins = _no_bins(problem, gamma.size)
     for channels, blocks in groups(call.extents):
         if call.sums is not None:
             mean[channels], variance[channels] = (rows[channels] for rows in call.sums)
@@ -307,6 +307,11 @@ def _summed(call: _Call, channels: slice, terms: Terms) -> tuple[np.ndarray, np.
         first.add(one)
         second.add(one, factor)
     return first.value, second.value
+
+
+def _no_bins(problem: Problem, channels: int) -> np.ndarray:
+    """Return the bins of no terms; if sums are not reproducible, those of no channels."""
+    return binned.zeros(problem.dtype.itemsize, channels if problem.reproducible else 0)
 
 
 def _binned(call: _Call, channels: slice, terms: Terms) -> np.ndarray:
