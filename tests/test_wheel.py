@@ -1,4 +1,4 @@
-"""A wheel: machine code, and nothing that could make any."""
+"""The wheels: pure Python, and machine code without anything that could make any."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from backnorm_kernels import library
-from backnorm_kernels.build import make
-
 ROOT = Path(__file__).parent.parent
+library = pytest.importorskip("backnorm_kernels.library", reason="kernels are not installed")
+make = pytest.importorskip("backnorm_kernels.build.make")
 
 RESULT = """
 import sys
@@ -31,10 +30,10 @@ assert not {"numba", "llvmlite"} & set(sys.modules)
 """
 
 
-def _built(folder):
+def _built(root, folder):
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder],
-        cwd=ROOT,
+        cwd=root,
         env={**os.environ, "BACKNORM_BUILD_LEVELS": ""},
         capture_output=True,
         text=True,
@@ -46,16 +45,35 @@ def _built(folder):
 
 
 @pytest.fixture(scope="module")
+def pure(tmp_path_factory):
+    return _built(ROOT, tmp_path_factory.mktemp("pure"))
+
+
+@pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     if make.missing(make.of_this_processor(), library.FOLDER):
         pytest.skip("not all libraries are built: make kernels")
-    return _built(tmp_path_factory.mktemp("wheel"))
+    return _built(ROOT / "kernels", tmp_path_factory.mktemp("wheel"))
 
 
-def _answers(folder):
+@pytest.fixture
+def unpacked(pure, wheel, tmp_path):
+    """Return a function that unpacks both wheels, but not the files that it is told to leave."""
+
+    def folder(leave=""):
+        for each in (pure, wheel):
+            with zipfile.ZipFile(each) as archive:
+                names = [n for n in archive.namelist() if not (leave and leave in n)]
+                archive.extractall(tmp_path, names)
+        return tmp_path
+
+    return folder
+
+
+def _answers(folder, *others):
     done = subprocess.run(
         [sys.executable, "-c", RESULT],
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, *others)))},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -65,6 +83,18 @@ def _answers(folder):
     where, *rest = done.stdout.split()
     assert Path(where).is_relative_to(folder)
     return rest
+
+
+def test_wheel_without_kernels_serves_every_platform_and_contains_no_kernels(pure, wheel_check):
+    assert pure.stem.split("-")[2:] == ["py3", "none", "any"]
+    with zipfile.ZipFile(pure) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0] for name in names} == {
+        "backnorm",
+        "_backnorm_pytest.py",
+        pure.stem.rsplit("-", 3)[0] + ".dist-info",
+    }
+    assert wheel_check.strangers(names) == []
 
 
 def test_wheel_has_tags_of_all_pythons_and_one_platform(wheel):
@@ -95,12 +125,11 @@ def wheel_check():
     return module
 
 
-def test_wheel_contains_only_library_and_command(wheel, wheel_check):
+def test_wheel_of_kernels_contains_only_its_package(wheel, wheel_check):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names} == {
-        "backnorm",
-        "_backnorm_pytest.py",
+        "backnorm_kernels",
         wheel.stem.rsplit("-", 3)[0] + ".dist-info",
     }
     assert wheel_check.strangers(names) == []
@@ -129,18 +158,14 @@ def test_unwanted_lists_packages_of_extras_and_no_dependencies(wheel_check):
     assert wheel_check.supported()[:3] == ["3.11", "3.12", "3.13"]
 
 
-def test_unpacked_wheel_computes_same_bits_without_compiler(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    assert _answers(tmp_path) == _answers(ROOT / "src")
+def test_unpacked_wheels_compute_same_bits_without_compiler(unpacked):
+    assert _answers(unpacked()) == _answers(ROOT / "kernels" / "src", ROOT / "src")
 
 
-def test_wheel_without_libraries_raises_error_with_instructions(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path, [name for name in archive.namelist() if "/lib/" not in name])
+def test_wheel_without_libraries_raises_error_with_instructions(unpacked):
     done = subprocess.run(
         [sys.executable, "-c", RESULT],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(unpacked(leave="/lib/"))},
         capture_output=True,
         text=True,
         check=False,
@@ -150,10 +175,27 @@ def test_wheel_without_libraries_raises_error_with_instructions(wheel, tmp_path)
     assert "BACKNORM_BUILD_LEVELS=all" in last
 
 
+def test_build_of_kernels_imports_nothing_of_backnorm():
+    code = """
+import sys
+from backnorm_kernels.build import compile, make
+from backnorm_kernels.kernels import columns, segments, team, xla_handler
+assert not [name for name in sys.modules if name.partition(".")[0] == "backnorm"]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "kernels" / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_build_with_unknown_level_fails(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path],
-        cwd=ROOT,
+        cwd=ROOT / "kernels",
         env={**os.environ, "BACKNORM_BUILD_LEVELS": "x86-64-v9"},
         capture_output=True,
         text=True,
@@ -168,7 +210,7 @@ def test_metadata_prepared_by_pip_does_not_run_the_hook(tmp_path):
     call = "import sys, hatch_build; hatch_build.prepare_metadata_for_build_wheel(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", call, tmp_path],
-        cwd=ROOT,
+        cwd=ROOT / "kernels",
         # As pip sets it; the hook raises an error for a level that does not exist.
         env={**os.environ, "PIP_BUILD_TRACKER": "", "BACKNORM_BUILD_LEVELS": "x86-64-v9"},
         capture_output=True,
@@ -178,4 +220,4 @@ def test_metadata_prepared_by_pip_does_not_run_the_hook(tmp_path):
     assert done.returncode == 0, done.stderr
     (metadata,) = tmp_path.glob("*/*")
     assert metadata.name == "METADATA"
-    assert "\nName: backnorm\n" in metadata.read_text(encoding="utf-8")
+    assert "\nName: backnorm-kernels\n" in metadata.read_text(encoding="utf-8")
