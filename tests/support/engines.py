@@ -6,6 +6,9 @@ not collected.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,10 +49,26 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def engine(request, monkeypatch):
-    """The engine that computes calls on NumPy arrays, in child processes, too; None: the default."""
+    """The engine of calls on NumPy arrays, also in child processes; None: the default."""
     if not hasattr(request, "param"):
         yield None
         return
     internals.use_engine(monkeypatch, request.param)
     yield request.param
     internals.forget_plans()
+
+
+@pytest.fixture(scope="session")
+def without_kernels():
+    """Run code in a process in which backnorm-kernels is not installed, and return the process."""
+
+    def run(code, **environment):
+        own = {name: value for name, value in os.environ.items() if name != "BACKNORM_ENGINE"}
+        # The import system takes a module that is None for one that does not exist.
+        hidden = "import sys\nsys.modules['backnorm_kernels'] = None\n"
+        return subprocess.run(
+            [sys.executable, "-c", hidden + code], env=own | environment,
+            capture_output=True, text=True, timeout=250, check=False,
+        )  # fmt: skip
+
+    return run

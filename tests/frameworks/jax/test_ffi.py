@@ -17,7 +17,7 @@ import backnorm.jax
 from backnorm.jax import ffi
 from backnorm.jax.problems import warn_of_formulas
 from backnorm.problem import Problem
-from backnorm_kernels import xla
+from backnorm_kernels import engine, xla
 from backnorm_kernels.kinds import FLOOR, LIBRARIES
 from backnorm_kernels.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
 from backnorm_kernels.xla_structures import offsets
@@ -167,9 +167,9 @@ class TestRefusals:
         backnorm.jax.batch_norm_inference(x, *[channels] * 4, epsilon=EPSILON, axis=1)
         stage = ffi._stage(problem)
         names = ("mean", "variance", "gamma", "beta")
-        described = [ffi._described(x, "x", 1)]
-        described += [ffi._described(channels, name, 1) for name in names]
-        described.append(ffi._described(x, "out", 1))
+        described = [ffi._described(engine, x, "x", 1)]
+        described += [ffi._described(engine, channels, name, 1) for name in names]
+        described.append(ffi._described(engine, x, "out", 1))
 
         def call(*operands, result=x, **changed):
             attributes = {
