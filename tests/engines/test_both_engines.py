@@ -12,9 +12,8 @@ import backnorm
 from backnorm.binned import bins_of
 from backnorm.conformance.judge import check_backward, check_forward
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
-from tests.support.engines import NAMES
 
-pytestmark = pytest.mark.skipif("kernels" not in NAMES, reason="backnorm-kernels is not installed")
+pytest.importorskip("backnorm_kernels", reason="backnorm-kernels is not installed")
 
 # One element of a channel and many, one channel and many, spans and blocks that are not whole.
 SHAPES = [(4, 3, 5), (1, 1), (1, 4, 1), (2, 1), (7, 1, 1500), (6, 1100, 2), (3, 2, 2100)]
@@ -55,8 +54,8 @@ def cancelling(rng, shape, dtype):
 
 
 def huge(rng, shape, dtype):
-    # Of float64, squares and products must remain finite.
-    largest = 1e150 if dtype == FLOAT64 else float(ml_dtypes.finfo(dtype).max)
+    # Of float64, squares must be below 2^991, from which on a reproducible sum is infinite.
+    largest = 1e148 if dtype == FLOAT64 else float(ml_dtypes.finfo(dtype).max)
     return scaled(rng, shape, dtype, largest)
 
 
@@ -122,7 +121,7 @@ def classes(array):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", FINITE)
-def test_both_engines_keep_error_budget_for_hostile_numbers(
+def test_engines_keep_error_budget_for_hostile_numbers(
     kind, shape, dtype, training, reproducible, rng
 ):
     operands, beta = case(kind, shape, dtype, rng)
@@ -131,11 +130,7 @@ def test_both_engines_keep_error_budget_for_hostile_numbers(
     gradients = with_each(
         lambda: backnorm.batch_norm_backward(*operands, reproducible=reproducible, **options)
     )
-    normalized = with_each(
-        lambda: backnorm.batch_norm_forward(
-            x, gamma, beta, epsilon=EPSILON, reproducible=reproducible
-        )
-    )
+    normalized = with_each(lambda: backnorm.batch_norm_forward(x, gamma, beta, epsilon=EPSILON))
     # NumPy's engine computes in float64, whatever the arithmetic of the call.
     for name, arithmetic, k in (("kernels", None, 0), ("numpy", "float64", 1)):
         found = check_backward(*operands, gradients[k], arithmetic=arithmetic, **options)
@@ -152,7 +147,7 @@ def test_both_engines_keep_error_budget_for_hostile_numbers(
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", NOT_FINITE)
-def test_both_engines_return_nan_and_infinities_at_the_same_places(
+def test_engines_return_nan_and_infinities_at_the_same_places(
     kind, shape, dtype, training, reproducible, rng
 ):
     operands, beta = case(kind, shape, dtype, rng)
@@ -168,7 +163,7 @@ def test_both_engines_return_nan_and_infinities_at_the_same_places(
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0), (2, 0, 3), (0, 5)], ids=str)
-def test_both_engines_return_same_results_of_no_elements(shape, dtype, same):
+def test_engines_return_same_results_of_no_elements(shape, dtype, same):
     x = np.ones(shape, dtype)
     ones = np.ones(shape[1], np.float32 if is_16_bit(dtype) else dtype)
     for call in (
@@ -187,6 +182,7 @@ def bins(x, dy, mean, **options):
     return np.stack((moments.bins, sums.bins))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", FINITE | NOT_FINITE)
