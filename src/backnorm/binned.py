@@ -80,8 +80,8 @@ def bins_of(terms: Array, factors: Array, itemsize: int, xp: Any) -> Array:
     parts = [product]
     if digits == 4:
         # For float64 elements, the rounding errors of the products are added as further terms.
-        _, error = two_product(terms, factors)
-        parts.append(xp.where(xp.isfinite(product), error, xp.zeros_like(error)))
+        _, error = two_product(terms, factors, xp)
+        parts.append(xp.where(xp.isfinite(error), error, xp.zeros_like(error)))
     return xp.stack([*_bins([terms], digits, xp), *_bins(parts, digits, xp)])
 
 
@@ -167,10 +167,10 @@ def moments_of(bins: Array, count: Array, xp: Any) -> tuple[Array, Array]:
     (total, rest_of_total), (squares, rest_of_squares) = _pairs(bins, xp)
     elements = xp.where(count > 0.0, count, xp.ones_like(count))
     mean = _value((total, rest_of_total), xp) / elements
-    product, cut = two_product(mean, elements)
+    product, cut = two_product(mean, elements, xp)
     rest = ((total - product) + (rest_of_total - cut)) / elements
     low = xp.where(xp.isfinite(mean), rest, xp.zeros_like(rest))
-    square, cut = two_product(total, mean)
+    square, cut = two_product(total, mean, xp)
     cut = cut + (total * rest + rest_of_total * mean)
     variance = ((squares - square) + (rest_of_squares - cut)) / elements
     return mean + low, xp.where(variance < 0.0, xp.zeros_like(variance), variance)

@@ -15,19 +15,20 @@ def two_sum(left: Array, right: Array) -> tuple[Array, Array]:
     return total, (left - (total - moved)) + (right - moved)
 
 
-def two_product(left: Array, right: Array) -> tuple[Array, Array]:
-    """Return a product and its rounding error, by the algorithm of Dekker and Veltkamp.
+def two_product(left: Array, right: Array, xp: Any) -> tuple[Array, Array]:
+    """Return a product and its rounding error, by the algorithm of Dekker.
 
-    The error is NaN if a factor is larger than 2^996.
+    The error is NaN if the product is larger than 2^1023. `xp` is the namespace of the arrays.
     """
     product = left * right
-    upper, lower = _split(left)
-    upper_right, lower_right = _split(right)
+    upper, lower = _split(left, xp)
+    upper_right, lower_right = _split(right, xp)
     error = (upper * upper_right - product) + upper * lower_right + lower * upper_right
     return product, error + lower * lower_right
 
 
-def _split(value: Array) -> tuple[Array, Array]:
-    moved = value * 134217729.0
-    upper = moved - (moved - value)
+def _split(value: Array, xp: Any) -> tuple[Array, Array]:
+    """Return two numbers of 26 bits whose sum is `value`."""
+    # The bits are rounded, because Veltkamp's product, value * (2^27 + 1), can overflow.
+    upper = ((value.view(xp.int64) + (1 << 26)) & -(1 << 27)).view(xp.float64)
     return upper, value - upper

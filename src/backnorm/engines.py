@@ -34,7 +34,7 @@ from backnorm.threads import get_num_threads
 
 Name = Literal["kernels", "numpy"]
 
-#: What installs the kernels, for messages.
+#: The command that installs the kernels, for messages.
 _INSTALL = "the kernels: pip install ./kernels in a checkout of backnorm"
 
 # Above this number of elements, a call with NumPy takes tenths of a second.
@@ -50,7 +50,7 @@ chosen = _chosen.get
 
 
 class Engine(Protocol):
-    """What an engine provides."""
+    """The function of an engine."""
 
     def planned(
         self, problem: Problem, extents: Extents, machine: Machine, exchanged: bool
@@ -63,7 +63,7 @@ class Engine(Protocol):
 
 
 class Place(NamedTuple):
-    """What a call on the CPU is planned for."""
+    """The engine and the machine for which a call on the CPU is planned."""
 
     engine: Name
     machine: Machine
@@ -183,6 +183,16 @@ def facts() -> dict[str, object]:
     if are_kernels_installed():
         found = cast("ModuleType", _engine("kernels")).facts()
     return {"engine": current(), **found}
+
+
+def offer_limits() -> None:
+    """Import the kernels now if threadpoolctl is installed: they register with it, so that its
+    limits hold from the first call on.
+    """
+    if importlib.util.find_spec("threadpoolctl") is not None and are_kernels_installed():
+        # The error is not lost: the first call of an operator raises it again.
+        with contextlib.suppress(MachineCodeError):
+            _engine("kernels")
 
 
 def are_kernels_installed() -> bool:

@@ -153,8 +153,8 @@ def executable(
     exchanged : bool
         Whether sums will be exchanged between the phases.
     place : hashable, optional
-        What `Arrays.place` returns: for NumPy arrays the engine and the machine to plan for, by
-        default those that are chosen now; on a GPU, the device.
+        A result of `Arrays.place`, by default that of x: for NumPy arrays the engine and the
+        machine to plan for, on a GPU the device.
     """
     order = tuple(range(len(problem.shape))) if x is None else arrays.order_of(x)
     order = adjacent(problem.shape, problem.channel_axes, order)

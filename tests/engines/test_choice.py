@@ -259,8 +259,10 @@ def test_info_as_json_has_engine_of_environment(name):
 def test_kernels_of_another_version_raise_error_at_each_call():
     code = (
         """
-import backnorm.version
-backnorm.version.__version__ = "9.8.7"
+import sys, types
+version = types.ModuleType("backnorm.version")
+version.__version__ = "9.8.7"
+sys.modules["backnorm.version"] = version
 """
         + BEGIN
         + """

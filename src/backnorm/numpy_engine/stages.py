@@ -334,7 +334,7 @@ def _moments(
         for block in blocks:
             total.add(x.load(block) * unit)
         mean = total.value / count
-        product, cut = two_product(mean, np.full_like(mean, count))
+        product, cut = two_product(mean, np.full_like(mean, count), np)
         rest = ((total.high - product) + (total.low - cut)) / count
         return mean / unit, np.where(np.isfinite(rest), rest / unit, 0.0)
 

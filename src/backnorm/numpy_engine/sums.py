@@ -28,7 +28,7 @@ class Sum:
         """Add terms, or the products of terms and factors."""
         self._add(terms if factor is None else terms * factor)
         if factor is not None and self._is_wide:
-            error = two_product(terms, factor)[1]
+            error = two_product(terms, factor, np)[1]
             self._add(np.where(np.isfinite(error), error, 0.0))
 
     @property
