@@ -20,6 +20,7 @@ import importlib.util
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
+from sys import modules
 from types import ModuleType
 from typing import Literal, NamedTuple, Protocol, cast, get_args
 
@@ -189,6 +190,10 @@ def offer_limits() -> None:
     """Import the kernels now if threadpoolctl is installed: they register with it, so that its
     limits hold from the first call on.
     """
+    # If a module of the kernels imports backnorm, it is not complete yet. The kernels then register
+    # at the first call.
+    if "backnorm_kernels" in modules:
+        return
     if importlib.util.find_spec("threadpoolctl") is not None and are_kernels_installed():
         # The error is not lost: the first call of an operator raises it again.
         with contextlib.suppress(MachineCodeError):

@@ -285,3 +285,13 @@ with backnorm.engine("numpy"):
         f"backnorm 9.8.7 and backnorm-kernels {backnorm.__version__} do not belong together; "
         "install both from one checkout: pip install . ./kernels"
     ]
+
+
+@pytest.mark.skipif("kernels" not in NAMES, reason="backnorm-kernels is not installed")
+@pytest.mark.parametrize("module", ["library", "engine", "limits", "plan", "stage"])
+def test_module_of_kernels_can_be_imported_before_backnorm(module):
+    code = f"from backnorm_kernels import {module}\nimport backnorm\nprint(backnorm.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert said(done).strip() == backnorm.__version__
