@@ -100,7 +100,18 @@ class Stage:
     ) -> int:
         """Compute the results; return the first channel with an invalid variance, or -1.
 
-        The parameters are those of `backnorm_kernels.stage.Stage`.
+        Parameters
+        ----------
+        *addresses : int
+            The addresses of `ADDRESSES`, 0 for an absent array.
+        momentum : float, optional
+            Weight of the batch in the running statistics, if there are any.
+        count : int, optional
+            The number of elements per channel that were summed, if it is not that of x.
+        sums : (float64 array, float64 array), optional
+            Sums, or moments, of every channel that the caller provides.
+        header : int
+            `addresses.HEADER` if the addresses are those of NumPy's array objects, else 0.
         """
         if header:
             addresses = tuple(place and data_of(place, header) for place in addresses)
@@ -241,7 +252,7 @@ def _forward(call: _Call) -> int:
     """Compute the results of a forward pass, or of one of its phases."""
     problem, x = call.problem, call.elements("x")
     gamma, beta = call.channels("gamma", 1.0), call.channels("beta")
-    mean, low, variance, scale = np.zeros((4, gamma.size))
+    mean, low, variance, scale, gain = np.zeros((5, gamma.size))
     bins = _no_bins(problem, gamma.size)
     for channels, blocks in groups(call.extents):
         if call.sums is not None:
@@ -254,7 +265,8 @@ def _forward(call: _Call) -> int:
             moments = _moments(call, x, channels, blocks)
             mean[channels], low[channels], variance[channels] = moments
         scale[channels] = 1.0 / np.sqrt(variance[channels] + problem.epsilon)
-        _normalise(call, blocks, (mean, low, beta, gamma * scale))
+        gain[channels] = gamma[channels] * scale[channels]
+        _normalise(call, blocks, (mean, low, beta, gain))
     mask, out = call.mask(), call.optional("out")
     if mask is not None and out is not None:
         mask.store(out.flat(), problem.ceiling)
@@ -267,7 +279,7 @@ def _forward(call: _Call) -> int:
         for name, statistic in batch.items():
             kept = call.channels(name) * (1.0 - call.momentum)
             call.put(name, kept + statistic * call.momentum)
-    _exchange(call, bins, np.stack((rounded_mean, variance)), (mean, low, beta, gamma * scale))
+    _exchange(call, bins, np.stack((rounded_mean, variance)), (mean, low, beta, gain))
     return _first(variance + problem.epsilon <= 0.0)
 
 
