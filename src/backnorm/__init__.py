@@ -22,7 +22,7 @@ from backnorm.operators import (
     reduce,
     reduce_forward,
 )
-from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
+from backnorm.reproducible_sums import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
     ChannelMoments,
     ChannelSums,
