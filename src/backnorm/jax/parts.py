@@ -16,13 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from backnorm import binned
-from backnorm.binned import bin_rows
 from backnorm.jax import ffi
 from backnorm.jax.batching import batch_size
 from backnorm.jax.differentiable import Arrays
 from backnorm.jax.problems import Options
 from backnorm.jax.varying import alike
+from backnorm.reproducible_sums import bin_rows, raised, tops_of, with_tops
 from backnorm.signature import Operation
 
 #: Arguments of `jax.lax.psum`: the mapped axes that the batch is split over (`axis_name`), and the
@@ -112,11 +111,11 @@ def _whole_sums(own: jax.Array, groups: Groups) -> jax.Array:
 
 
 def _whole_bins(own: jax.Array, groups: Groups) -> jax.Array:
-    """Return the bins of all parts' sums, shape (`jax.vmap`'s batch, rows, C); see `binned`."""
+    """Return the bins of all parts' sums, shape (`jax.vmap`'s batch, rows, C)."""
     bins = jnp.moveaxis(own, 1, 0)
-    tops = jax.lax.pmax(binned.tops_of(bins), **groups)
-    total = jax.lax.psum(binned.raised(bins, tops, jnp), **groups)
-    return jnp.moveaxis(binned.with_tops(total, tops, jnp), 0, 1)
+    tops = jax.lax.pmax(tops_of(bins), **groups)
+    total = jax.lax.psum(raised(bins, tops, jnp), **groups)
+    return jnp.moveaxis(with_tops(total, tops, jnp), 0, 1)
 
 
 def _with_64_bits(function: Callable[..., Arrays]) -> Callable[..., Arrays]:

@@ -12,15 +12,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from backnorm import binned, engines
+from backnorm import engines
 from backnorm.allocation import aligned
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.arrays import NumPy
-from backnorm.binned import bin_rows
 from backnorm.dtypes import FLOAT64
 from backnorm.engines import Place
 from backnorm.errors import BacknormError
 from backnorm.executable import operation
+from backnorm.reproducible_sums import added, bin_rows, check_count
 from backnorm.second_order import arrays
 
 #: The operands of a call (None for an absent operand), or its results.
@@ -200,8 +200,8 @@ def _whole(parts: np.ndarray, x: np.ndarray) -> dict[str, Any]:
     subnormal numbers to 0 on TensorFlow's threads.
     """
     bins = parts[:, :-1].reshape(len(parts), bin_rows(x.itemsize), -1)
-    whole = functools.reduce(functools.partial(binned.added, xp=np), bins)
+    whole = functools.reduce(functools.partial(added, xp=np), bins)
     count = int(parts[:, -1].sum())
-    binned.check_count("x", count)
+    check_count("x", count)
     # The sums of an empty batch are zero, so their divisor may be any number except 0.
     return {"sums": whole.view(FLOAT64), "count": max(count, 1)}

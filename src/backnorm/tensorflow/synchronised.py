@@ -15,7 +15,7 @@ bits.
 *Backward*: each replica sends the two sums of each channel, and `all_reduce` adds up those of all
 replicas. The number of elements is known from the forward pass.
 
-*Reproducible sums* are exchanged as integers (`binned`). A channel has two sums. Each sum has a top
+*Reproducible sums* are exchanged as integers. A channel has two sums. Each sum has a top
 bin and three digits (four digits for float64 elements). With the number of elements, these are 8C +
 1 numbers (10C + 1 for float64 elements). In both passes, each replica writes its integers to its
 own row of a matrix of zeros, and `all_reduce` gives every replica all rows. Each replica then adds
@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from backnorm.binned import bin_rows
 from backnorm.errors import BacknormError
+from backnorm.reproducible_sums import bin_rows
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.modes import has_tangent, is_for_xla
