@@ -228,10 +228,10 @@ MUTANTS = (
     ),
     Mutant(
         "jax: statistics of devices have no distance between their means",
-        "jax/parts.py",
-        "of_all(weighed(variance + apart * apart))",
-        "of_all(weighed(variance))",
-        (f"{_JAX}/test_transformations.py", f"{_JAX}/test_sharded.py"),
+        "jax/formulas.py",
+        "jax.lax.pmean(variance + apart * apart, **groups)",
+        "jax.lax.pmean(variance, **groups)",
+        (f"{_JAX}/test_transformations.py",),
     ),
     Mutant(
         "jax: the formula's slope has one factor too few",

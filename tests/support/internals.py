@@ -240,10 +240,3 @@ def forget_tuned_plans(monkeypatch):
     tuned = {}
     monkeypatch.setattr(gpu, "_tuned", tuned)
     return tuned
-
-
-def jax_triton_is(monkeypatch, load):
-    """Let the function `load` return the package jax-triton."""
-    from backnorm.jax import launches
-
-    monkeypatch.setattr(launches, "_library", load)

@@ -241,7 +241,6 @@ TENSORS = _CpuTensors()
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
-activation_backward = operation("activation_backward", TENSORS)
 
 #: See `synchronised`.
 reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)
