@@ -27,9 +27,9 @@ from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.interfaces import ADDRESSES, Code
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
+from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
 from backnorm.signature import Operation
-from backnorm.torch import binned_sums
 from backnorm.torch.activations import split
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
@@ -176,7 +176,8 @@ def reduce_forward(
     if not reproducible:
         return _reduce_forward(x, data_format, arithmetic, False)
     TENSORS.checked("reduce_forward", (x,))
-    return binned_sums.of_forward(x)
+    terms = _by_channel(x)
+    return bins_of(terms, terms, x.element_size(), torch), terms.shape[1]
 
 
 def reduce(
@@ -192,8 +193,15 @@ def reduce(
     if not reproducible:
         return _reduce(x, dy, mask, mean, data_format, arithmetic, False)
     TENSORS.checked("reduce", (x, dy, mask, mean))
-    positive = None if mask is None else unpack_mask(mask, x)
-    return binned_sums.of_backward(x, dy, positive, mean)
+    if mask is not None:
+        dy = torch.where(unpack_mask(mask, x), dy, torch.zeros_like(dy))
+    terms, factors = _by_channel(dy), _by_channel(x) - mean.double()[:, None]
+    return bins_of(terms, factors, x.element_size(), torch), terms.shape[1]
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    """Return the elements of each channel in float64, shape (C, M)."""
+    return x.transpose(0, 1).reshape(x.shape[1], -1).double()
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
