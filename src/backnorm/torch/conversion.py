@@ -74,7 +74,7 @@ class LayerReport:
         The class of the layer, with the package that users import it from. The two are equal if the
         class was not changed.
     fused : bool
-        Whether the layer computes an activation in the same pass.
+        Whether the layer also computes an activation.
     reason : str
         The operations fused with the layer, or the reason why it was not converted or not fused.
         Empty for a converted layer that is not fused, if `fuse` is False.

@@ -71,10 +71,10 @@ def vary(model: Module) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     for layer in model.modules():
-        if isinstance(layer, _BatchNorm) and layer._parameters.get("weight") is not None:
-            size = layer.weight.shape
-            layer.weight.data.copy_(torch.rand(size, generator=generator) + 0.5)
-            layer.bias.data.copy_(torch.randn(size, generator=generator))
+        for name, least in ("weight", 0.5), ("bias", -0.5):
+            parameter = layer._parameters.get(name) if isinstance(layer, _BatchNorm) else None
+            if parameter is not None:
+                parameter.data.copy_(torch.rand(parameter.shape, generator=generator) + least)
 
 
 def results_of(model: Module, batch: Any) -> Results:

@@ -334,6 +334,7 @@ VALUES = {
     "new": lambda layer: None,
     "zero": lambda layer: nn.init.zeros_(layer.weight),
     "positive": lambda layer: nn.init.constant_(layer.bias, 50.0),
+    "no bias": lambda layer: setattr(layer, "bias", None),
 }
 
 
