@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from backnorm_kernels import library
-from backnorm_kernels.kinds import FLOOR, LIBRARIES, XLA, Kind
+from backnorm_kernels.kinds import LIBRARIES, XLA, Kind
 from backnorm_kernels.xla_structures import ENVIRONMENT, ENVIRONMENT_CELLS
 
 _MAJOR, _MINOR, _TASK, _KNOWN, _TABLE = ENVIRONMENT
@@ -41,8 +41,8 @@ def introduce_built() -> None:
 
     In a checkout, kernels that are not built yet are skipped.
     """
-    every = [entry for entry in LIBRARIES.values() if entry.name != FLOOR]
-    _introduce(kind for entry in every if library.path_of(entry.name) for kind in entry.kinds)
+    built = [entry for entry in LIBRARIES.values() if library.path_of(entry.name)]
+    _introduce(kind for entry in built for kind in entry.kinds)
 
 
 def _introduce(kinds: Iterable[Kind]) -> None:

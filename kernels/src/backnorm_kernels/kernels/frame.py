@@ -20,8 +20,6 @@ from backnorm_kernels.kernels.operands import Table
 from backnorm_kernels.kernels.record import (
     cells_of,
     common_head,
-    of_operation,
-    of_pass,
     own_of,
     scratch_of,
 )
@@ -87,7 +85,7 @@ def kernel(steps: Steps) -> Any:
         pitch = row_pitch(head.channels)
         table = Table(scratch_of(kind, common, record), pitch, head.channels)
         if index == JOINED:
-            return after(of_operation(kind), common, table)
+            return after(kind, common, table)
         own = own_of(kind, common, record, index)
         sums = sums_of(kind, head, cells, table, own)
         output = output_of(kind, head, cells, sums)
@@ -97,9 +95,9 @@ def kernel(steps: Steps) -> Any:
         item = take_item(cells, summed, items, index)
         while item < items:
             if item < summed:
-                sum_item(of_pass(kind), head, sums, output, item)
+                sum_item(kind, head, sums, output, item)
                 if head.grouped == 0 and arrive_at_barrier(cells, summed):
-                    combine(of_pass(kind), head, sums)
+                    combine(kind, head, sums)
                     open_barrier(cells)
             else:
                 if summed > 0:

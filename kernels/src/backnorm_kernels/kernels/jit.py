@@ -21,6 +21,7 @@ _OPTIONS = {
     "error_model": "numpy",
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
+    "_nrt": False,
 }
 
 #: All outlined functions. An entry is a pair: the function as a Numba dispatcher, and the LLVM

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from numba import types
 
-from backnorm_kernels.kernels.epilogue import Activation, ReLU, Unread, is_forward
+from backnorm_kernels.kernels.epilogue import has_relu, is_forward
 from backnorm_kernels.kernels.jit import by_type, inlined, nothing
 from backnorm_kernels.kernels.memory import (
     load,
@@ -126,6 +126,15 @@ def splat_of(values, index):
 
 
 @by_type
+def in_pairs(values):
+    """Return whether computing and writing two vectors of the output at a time is faster than one
+    at a time: it is in float32. `values` is the memory of the coefficients.
+    """
+    pairs = values.dtype == types.float32
+    return lambda values: pairs
+
+
+@by_type
 def vector_of(values, index):
     """Return a vector of the coefficients from `index` on, one in each lane."""
     if values.dtype == types.float32:
@@ -176,18 +185,22 @@ def holds(value, count):
 @by_type
 def both_hold(output, left, right):
     """Return whether all lanes of two vectors of an output are exact enough: see `holds`."""
-    x, dy, out = output[:3]
     if left == Vec:
         return lambda output, left, right: True
-    # If a lane is zero, `stored_sound` cannot decide, and `both_sound` examines both vectors again.
-    # Outputs after a ReLU or a Hardswish, and their gradients, have many zeros. For them,
-    # `both_sound` is called at once.
-    many_zeros = isinstance(x, Unread) or isinstance(dy, ReLU | Activation)
-    if many_zeros or not tells_sound(out.dtype):
+    if not tells_sound(output[2].dtype):
         return lambda output, left, right: both_sound(left, right)
-    return lambda output, left, right: (
-        stored_sound(output.out, left, right) or both_sound(left, right)
-    )
+    forward = is_forward(output[1])
+
+    # If a lane is zero, `stored_sound` cannot decide, and `both_sound` examines both vectors again.
+    # Outputs after a ReLU, and their gradients, have many zeros. For them, `both_sound` is called
+    # at once.
+    def hold(output, left, right):
+        many_zeros = has_relu(output.dy) if forward else output.frozen
+        if not many_zeros and stored_sound(output.out, left, right):
+            return True
+        return both_sound(left, right)
+
+    return hold
 
 
 @by_type
@@ -218,7 +231,7 @@ def narrow_rows(output, span, refused):
                 load(exact, c + 2 * exact_pitch),
                 load(exact, c + 3 * exact_pitch),
             )
-            mean, shift, slope, gain = _narrowed(output.x, output.dy, coefficients)
+            mean, shift, slope, gain = _narrowed(output.dy, output.frozen, coefficients)
             if refused:
                 gain = splat(float("nan"))
             store(values, c, mean)
@@ -230,24 +243,19 @@ def narrow_rows(output, span, refused):
 
 
 @by_type
-def _narrowed(x, dy, coefficients):
+def _narrowed(dy, frozen, coefficients):
     """Return the coefficients of the float32 formulas, as float64 vectors. If the gain of a channel
     is NaN, float32 is not exact enough for this channel, and its elements are computed in float64.
     """
 
-    def frozen(x, dy, coefficients):
-        return (
-            coefficients[0],
-            coefficients[1],
-            coefficients[2],
-            _unless_tiny(coefficients[3], coefficients[3]),
-        )
-
-    def forward(x, dy, coefficients):
+    def forward(dy, frozen, coefficients):
         mean, shift, slope, gain = _about_rounded_forward(coefficients)
         return mean, shift, slope, _unless_tiny(slope, _unless_tiny(gain, gain))
 
-    def backward(x, dy, coefficients):
+    def backward(dy, frozen, coefficients):
+        mean, shift, slope, gain = coefficients
+        if frozen:
+            return mean, shift, slope, _unless_tiny(gain, gain)
         mean, shift, slope, gain = _about_rounded_backward(coefficients)
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
@@ -258,23 +266,24 @@ def _narrowed(x, dy, coefficients):
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
-    if isinstance(x, Unread):
-        return frozen
     return forward if is_forward(dy) else backward
 
 
 @by_type
-def about_rounded(kind, coefficients):
+def about_rounded(kind, frozen, coefficients):
     """Return `coefficients`, changed for a formula that subtracts a rounded mean.
 
     The formula subtracts the mean rounded to float32 from x. The part of the mean that this
     rounding drops is taken into account by another coefficient.
     """
-    if kind.operation == "frozen":
-        return lambda kind, coefficients: coefficients
-    if kind.operation == "forward":
-        return lambda kind, coefficients: _about_rounded_forward(coefficients)
-    return lambda kind, coefficients: _about_rounded_backward(coefficients)
+
+
+    def backward(kind, frozen, coefficients):
+        return coefficients if frozen else _about_rounded_backward(coefficients)
+
+    if kind.direction == "forward":
+        return lambda kind, frozen, coefficients: _about_rounded_forward(coefficients)
+    return backward
 
 
 @inlined

@@ -12,7 +12,6 @@ from backnorm_kernels.kernels.record import (
     cancel,
     doubles_at,
     ended,
-    of_pass,
     singles_at,
     values_at,
 )
@@ -34,7 +33,7 @@ def before(kind, head, cells, index, table, extents, own):
     if index != 0:
         wait_for_flag(cells, _READY)
     elif head.ready == 0:
-        _fill(of_pass(kind), head, cells, table, extents, own)
+        _fill(kind, head, cells, table, extents, own)
 
 
 @outlined
@@ -72,12 +71,12 @@ def after(kind, head, table):
     """
     if head.refused != 0:
         return ended(head.refused - 1)
-    refused = _finish(of_pass(kind), head, table) if head.finishes != 0 else -1
+    refused = _finish(kind, head, table) if head.finishes != 0 else -1
     if head.exchanged != 0 and head.settles == 0 and head.binned == 0:
         if head.finishes != 0:
             _write_coefficients(kind, head, table)
         else:
-            _write_sums(of_pass(kind), head, table)
+            _write_sums(kind, head, table)
     return ended(refused)
 
 
@@ -91,7 +90,7 @@ def _wider(kind, bits):
 @by_type
 def _settle(kind, head, table):
     """Fill the coefficients from the table, which has either sums, or means and variances."""
-    if kind.operation == "forward":
+    if kind.direction == "forward":
         return lambda kind, head, table: of_channels.settle_forward(table, head.epsilon)
     return lambda kind, head, table: of_channels.settle(table, head.count)
 
@@ -137,7 +136,7 @@ def _prepare_from(at, kind, head, table, extents):
         return -1
 
     from_statistics = inlined(from_statistics)
-    return forward if kind.operation == "forward" else backward
+    return forward if kind.direction == "forward" else backward
 
 
 @outlined
@@ -187,7 +186,8 @@ def _put_coefficients(kind, head, channels, c, coefficients):
         if head.in_float64 != 0:
             _put(doubles_at(kind, head.exchanged), channels, c, coefficients)
         else:
-            _put(singles_at(kind, head.exchanged), channels, c, about_rounded(kind, coefficients))
+            out = singles_at(kind, head.exchanged)
+            _put(out, channels, c, about_rounded(kind, head.frozen != 0, coefficients))
 
     return narrow if kind.arithmetic == types.float32 else wide
 
@@ -222,4 +222,4 @@ def _finish_to(at, kind, head, table):
         )
         return of_channels.finish_forward(table, results, head.epsilon, head.inverse != 0, running)
 
-    return forward if kind.operation == "forward" else backward
+    return forward if kind.direction == "forward" else backward

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from backnorm_kernels.kernels.epilogue import has_relu, is_forward, with_relu
 from backnorm_kernels.kernels.formulas import elements
-from backnorm_kernels.kernels.jit import by_type, inlined, nothing
+from backnorm_kernels.kernels.jit import boolean, by_type, inlined, nothing
 from backnorm_kernels.kernels.memory import store, store_first, stream
+from backnorm_kernels.kernels.operands import Operands, Output
 from backnorm_kernels.kernels.singles import as_singles, both_hold, holds, lanes_of
 from backnorm_kernels.kernels.vector import Singles, high_half, low_half, marked, where_finite
 from backnorm_kernels.scratch import LANES
@@ -29,7 +31,7 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
     @inlined
     def write_half(output, i, count, place, first, value):
         coefficients = exact_at(output, place, first)
-        again = elements(output.x, output.dy, i + first, count - first, coefficients)
+        again = elements(output, i + first, count - first, coefficients)
         store_first(output.out, i + first, count - first, where_finite(value, value, again))
 
     # This function is inlined, because a call would make the loops of the kernels spill registers.
@@ -75,10 +77,60 @@ def writers(exact_at: Any) -> tuple[Any, Any, Any]:
 
     @inlined
     def write_first(output, i, count, place, coefficients):
-        value = elements(output.x, output.dy, i, count, coefficients)
+        value = elements(output, i, count, coefficients)
         if holds(value, count):
             store_first(output.out, i, count, value)
         else:
             write_again(output, i, count, place, value)
 
     return write_two, write_one, write_first
+
+
+@by_type
+def in_each_case(write, output, task):
+    """Call write(output, task), with flags of the output as constants: whether a ReLU follows, and
+    whether statistics are frozen. So LLVM compiles `write` for each case, and a loop tests none of
+    the flags.
+    """
+
+    def forward(write, output, task):
+        if has_relu(output.dy):
+            write(_case(output, boolean(True), boolean(False)), task)
+        else:
+            write(_case(output, boolean(False), boolean(False)), task)
+
+    def backward(write, output, task):
+        if output.frozen:
+            if has_relu(output.dy):
+                write(_case(output, boolean(True), boolean(True)), task)
+            else:
+                write(_case(output, boolean(False), boolean(True)), task)
+        elif has_relu(output.dy):
+            write(_case(output, boolean(True), boolean(False)), task)
+        else:
+            write(_case(output, boolean(False), boolean(False)), task)
+
+    return forward if is_forward(output[1]) else backward
+
+
+@inlined
+def _case(output, relu, frozen):
+    x, dy, out, exact, rows, period, streaming, _ = output
+    dy, out = with_relu(dy, relu), with_relu(out, relu)
+    return Output(x, dy, out, exact, rows, period, streaming, frozen)
+
+
+@by_type
+def sum_each_case(add, operands, task):
+    """Call add(operands, task), with the flag of dy as a constant: see `in_each_case`."""
+
+    def backward(add, operands, task):
+        x, dy = operands
+        if has_relu(dy):
+            add(Operands(x, with_relu(dy, boolean(True))), task)
+        else:
+            add(Operands(x, with_relu(dy, boolean(False))), task)
+
+    if is_forward(operands[1]):
+        return lambda add, operands, task: add(operands, task)
+    return backward
