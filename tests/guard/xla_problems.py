@@ -18,10 +18,10 @@ from operands import Operand, data_values, some_shape
 from problems import Maker, Problem, some_arithmetic
 
 import backnorm
-from backnorm.binned import SPECIAL, bin_rows
 from backnorm.dtypes import ELEMENT_TYPES, rounded, statistics_types
 from backnorm.executable import executable
 from backnorm.problem import Problem as Asked
+from backnorm.reproducible_sums import SPECIAL, bin_rows
 from backnorm.signature import SIGNATURES
 from backnorm_kernels.record import SLOTS
 from backnorm_kernels.xla import introduce

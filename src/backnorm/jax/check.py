@@ -11,10 +11,7 @@ import numpy as np
 from backnorm import problem
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
-from backnorm.jax.problems import Options, is_known
-from backnorm.problem import Metadata
 from backnorm.scalars import as_array, check_flag, check_integer
-from backnorm.signature import SIGNATURES, Operation
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -184,24 +181,6 @@ def _is_name(name: object) -> bool:
         return False
 
 
-def check_operands(
-    operation: Operation, options: Options, *, activation: Any = None, **arrays: Any
-) -> problem.Problem:
-    """Return the problem of an operation on named operands, or raise."""
-    operands = [_read(each) for each in SIGNATURES[operation].arranged(arrays)]
-    return problem.problem_of(
-        operation,
-        *operands,
-        epsilon=options.epsilon,
-        data_format=(options.axis,),
-        activation=activation,
-        # For reproducible sums, `problem_of` checks that a channel does not have too many elements.
-        # If the shape is symbolic, the number of elements is not known, so this check is left out
-        # here.
-        reproducible=options.reproducible and is_known(arrays["x"].shape),
-    )
-
-
 def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
     """Return `reproducible`, or raise if it is not a flag or the call cannot be reproducible.
 
@@ -216,7 +195,6 @@ def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any =
             "must be False with axis_name: JAX adds gradients over mapped axes in no fixed order",
             came=f"True with axis_name {', '.join(map(shown, names))}",
             accepted="True without axis_name, or False",
-            hint="shard the batch over a mesh, and let jax.jit split the function",
         )
     if mask is not None:
         raise ArgumentValueError(
@@ -234,17 +212,7 @@ def check_not_reproducible(shape: Sequence[Any]) -> None:
         return
     raise ArgumentValueError(
         "reproducible",
-        "must be False if jax.numpy computes the sums instead of kernels on a CPU",
+        "must be False if jax.numpy computes the sums instead of kernels on one CPU device",
         came=f"True for a shape {tuple(shape)}",
-        accepted="True on CPUs, for shapes that are known while tracing, or False",
+        accepted="True on one CPU device, for shapes that are known while tracing, or False",
     )
-
-
-def _read(array: Any) -> Metadata | None:
-    """Return the metadata that `backnorm.problem` checks, or None if `array` is None."""
-    if array is None:
-        return None
-    dtype = array.dtype
-    # Some arrays, such as random keys, have an element type that only JAX has. Their `Metadata`
-    # gets the type `object` instead, so that the checks reject it.
-    return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))

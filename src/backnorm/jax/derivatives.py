@@ -20,11 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from backnorm.jax import formulas
-from backnorm.jax.differentiable import Arrays, give_derivative
+from backnorm.jax.differentiable import Arrays, alike, give_derivative
 from backnorm.jax.inverse_std import inverse_std
 from backnorm.jax.primitives import BACKWARD, FORWARD, FORWARD_RELU, NORMALIZE, STATISTICS, bind
 from backnorm.jax.problems import Options
-from backnorm.jax.varying import alike
 
 
 def forward(*operands: jax.Array, options: Options) -> Arrays:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from backnorm.activations import check_activation
 from backnorm.errors import ArgumentValueError
-from backnorm.jax.activations import activated
-from backnorm.jax.formulas import over_padding, promoted, working_type
+from backnorm.jax.formulas import activated, over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.problem import residual_alone
 

@@ -13,12 +13,10 @@ from backnorm.activations import RELU, Activation, check_activation
 from backnorm.arithmetics import Arithmetic, requested
 from backnorm.dtypes import FLOAT64
 from backnorm.jax import check, derivatives, formulas
-from backnorm.jax.activations import activated
 from backnorm.jax.check import Groups
+from backnorm.jax.differentiable import alike
 from backnorm.jax.formulas import working_type
-from backnorm.jax.parts import moments_of_all
-from backnorm.jax.problems import Options
-from backnorm.jax.varying import alike
+from backnorm.jax.problems import Options, problem_of
 from backnorm.scalars import check_flag
 
 _compiled = partial(jax.jit, inline=True)
@@ -73,9 +71,8 @@ def batch_norm(
         `axis_name` the mask may select different numbers of elements in each part.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
-        where y is 0 or the ceiling. `jax.nn` computes activations, except that kernels on a single
-        CPU device compute "relu" in the same pass if `axis_name`, `mask` and `reproducible` are not
-        set.
+        where y is 0 or the ceiling. `jax.nn` computes activations, except that the kernel on one
+        CPU device computes "relu" in the same pass if there is no `axis_name` and no `mask`.
     residual : array, optional
         Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional
@@ -84,9 +81,9 @@ def batch_norm(
         instead of kernels, "float64" requires ``jax_enable_x64``, and the default for float32
         elements is float32.
     reproducible : bool
-        Whether y, mean, variance and reverse-mode gradients have the same bits for every split of
-        the batch over devices, every order of its elements and every layout. The bits are those of
-        backnorm's functions for NumPy. Only for CPUs, and without `axis_name` and `mask`.
+        Whether y, mean, variance and reverse-mode gradients have the same bits for every order of
+        the elements of a channel and every layout. The bits are those of backnorm's functions for
+        NumPy. Only on one CPU device, and without `axis_name` and `mask`.
 
     Returns
     -------
@@ -211,8 +208,8 @@ def batch_norm_backward(
     arithmetic : {"float32", "float64"}, optional
         As in `batch_norm`.
     reproducible : bool
-        Whether dx, dgamma and dbeta have the same bits for every split of the batch over devices,
-        every order of its elements and every layout: see `batch_norm`. Only for CPUs.
+        Whether dx, dgamma and dbeta have the same bits for every order of the elements of a channel
+        and every layout: see `batch_norm`. Only on one CPU device.
 
     Returns
     -------
@@ -254,7 +251,7 @@ def _batch_norm(
     """
     x, gamma, beta, mask, residual = operands
     arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
-    problem = check.check_operands("forward", options, activation=activation, **arrays)
+    problem = problem_of("forward", options, activation=activation, **arrays)
     activation, dtype = problem.activation, problem.statistics_dtype
     x, gamma, beta = alike(x, *_scale_and_offset(x, gamma, beta, options))
     if groups[0] or mask is not None:
@@ -270,7 +267,7 @@ def _batch_norm(
         activation = None
     else:
         y, mean, variance = derivatives.forward(x, gamma, beta, options=options)
-    return activated(y, residual, activation), mean.astype(dtype), variance.astype(dtype)
+    return formulas.activated(y, residual, activation), mean.astype(dtype), variance.astype(dtype)
 
 
 def _statistics(
@@ -284,7 +281,7 @@ def _statistics(
         mean, variance, count = formulas.masked_statistics(x, mask, options)
     if groups[0]:
         names = dict(zip(("axis_name", "axis_index_groups"), groups, strict=True))
-        mean, variance, count = moments_of_all(mean, variance, count, names)
+        mean, variance, count = formulas.moments_of_all(mean, variance, count, names)
     if count is not None:
         nothing = jnp.where(count > 0, 0.0, jnp.nan).astype(mean.dtype)
         mean, variance = mean + nothing, variance + nothing
@@ -296,7 +293,7 @@ def _batch_norm_inference(operands: tuple[Any, ...], *, options: Options) -> jax
     """Return y from x, mean, variance, gamma and beta."""
     x, mean, variance, gamma, beta = operands
     arrays = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    check.check_operands("inference", options, x=x, **arrays)
+    problem_of("inference", options, x=x, **arrays)
     gamma, beta = _scale_and_offset(x, gamma, beta, options)
     return _normalized(x, mean, variance, gamma, beta, options)
 
@@ -308,7 +305,7 @@ def _batch_norm_backward(
     """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
     x, dy, mean, variance, gamma = operands
     arrays = {"mean": mean, "variance": variance, "gamma": gamma}
-    dtype = check.check_operands("backward", options, x=x, dy=dy, **arrays).statistics_dtype
+    dtype = problem_of("backward", options, x=x, dy=dy, **arrays).statistics_dtype
     work = working_type(x.dtype)
     gamma, _ = _scale_and_offset(x, gamma, None, options)
     inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)

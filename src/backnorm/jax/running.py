@@ -13,7 +13,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import check
 from backnorm.jax.formulas import over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
-from backnorm.jax.problems import Options
+from backnorm.jax.problems import Options, problem_of
 from backnorm.scalars import check_flag, check_integer, check_number
 
 
@@ -115,7 +115,7 @@ def batch_norm_with_state(
         )
         return y, state
     options = Options(check.check_epsilon(epsilon), check.check_axis(axis, x))
-    check.check_operands("inference", options, x=x, **channels)
+    problem_of("inference", options, x=x, **channels)
     values |= {"axis_name": axis_name, "axis_index_groups": axis_index_groups}
     values |= {"mask": mask, "reproducible": reproducible}
     y, *batch = batch_norm(x, channels["gamma"], channels["beta"], **values)
