@@ -130,8 +130,8 @@ def test_common_kernels_use_only_common_fields():
         heads, slots = _named_in(path)
         assert slots <= SLOTS.keys(), path
         if path.stem not in GEOMETRIES:
-            # The frame is that of both geometries.
-            assert heads <= (both if path.stem == "frame" else SLOTS.keys()), path
+            # The skeleton is that of both geometries.
+            assert heads <= (both if path.stem == "skeleton" else SLOTS.keys()), path
         read |= heads | slots
     # Addresses are also named in other ways; the layout and the size are for Python alone.
     assert SLOTS.keys() - read <= {*ADDRESSES, "layout", "bytes"}

@@ -37,13 +37,13 @@ class Launch(interfaces.Launch):
         # problem's arithmetic is float64, the record's field `in_float64` makes these kernels
         # compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
-        narrow, binned = compiled == "float32", problem.reproducible
+        in_float32, binned = compiled == "float32", problem.reproducible
         rows = bin_rows(dtype.itemsize)
         if isinstance(geometry, Segments):
             batches = -(-channels // (geometry.group * geometry.batch))
             self._summed = batches if grouped else batches * geometry.blocks
             self._written = -(-count * channels // geometry.share)
-            own = segments_own(geometry.group, channels, narrow=narrow)
+            own = segments_own(geometry.group, channels, in_float32=in_float32)
             kept, pitch = (0 if grouped else geometry.blocks), table_pitch(channels)
         else:
             tiles = -(-geometry.width // geometry.tile)
@@ -51,7 +51,7 @@ class Launch(interfaces.Launch):
             parts = max(1, -(-geometry.rows // geometry.share))
             self._written = parts * (tiles if geometry.by_tile else 1)
             spread = geometry.width != channels
-            own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
+            own = columns_own(geometry.tile, geometry.width, spread=spread, in_float32=in_float32)
             kept, pitch = geometry.blocks, table_pitch(geometry.width)
         self._partial = 4 * kept * pitch
         if binned:

@@ -215,11 +215,11 @@ _MEANING = 4
 # so it is not loaded.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
-    *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
+    *(segments_own(3, count, in_float32=flag) for count in (1, 1000) for flag in (False, True)),
     *(
-        columns_own(48, 1000, spread=spread, narrow=narrow)
+        columns_own(48, 1000, spread=spread, in_float32=flag)
         for spread in (False, True)
-        for narrow in (False, True)
+        for flag in (False, True)
     ),
 ]
 _described_here = ([slots(name) for name in GEOMETRIES], CLAIMED, _MEANING, _sizes)

@@ -24,8 +24,20 @@ from numba import types
 from backnorm_kernels.kernels.bins import clear_bins, digits_of, put_columns
 from backnorm_kernels.kernels.channels import combine, combine_bins, row_pitch, solve_columns, wrap
 from backnorm_kernels.kernels.epilogue import is_forward, same_line
+from backnorm_kernels.kernels.float32 import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    end_strip,
+    in_pairs,
+    lanes_of,
+    ordered_for,
+    recentre,
+    repeat_first,
+    rows_for,
+    vector_of,
+)
 from backnorm_kernels.kernels.formulas import both_elements, elements, prefetch_elements
-from backnorm_kernels.kernels.frame import Steps, kernel
 from backnorm_kernels.kernels.jit import boolean, by_type, inlined, integer, outlined, rare
 from backnorm_kernels.kernels.memory import (
     aligned_head,
@@ -49,19 +61,7 @@ from backnorm_kernels.kernels.record import (
     output_of,
     values_at,
 )
-from backnorm_kernels.kernels.singles import (
-    add_strip,
-    add_strip_first,
-    end_strip,
-    in_pairs,
-    lanes_of,
-    narrow_rows,
-    ordered_for,
-    recentre,
-    repeat_first,
-    rows_for,
-    vector_of,
-)
+from backnorm_kernels.kernels.skeleton import Steps, kernel
 from backnorm_kernels.kernels.sums import merge_pairs, resume, suspend
 from backnorm_kernels.kernels.tiles import add_rows, ahead_of_rows
 from backnorm_kernels.kernels.vector import (
@@ -207,13 +207,13 @@ def _combine(kind, head, sums):
 
 
 @inlined
-def _narrow(head, table, output):
+def _prepare(head, table, output):
     width = head.width
     for row in range(4 if width != head.channels else 0):
         channels = offset(table.values, row * table.pitch)
         columns = offset(output.exact.values, row * output.exact.pitch)
         _spread(channels, columns, integer(0), width, head.inner, head.channels)
-    narrow_rows(output, (integer(0), width), head.in_float64 != 0)
+    coefficients_for(output, (integer(0), width), head.in_float64 != 0)
     repeat_first(output.rows, width)
 
 
@@ -307,6 +307,7 @@ def _sum_block(operands, task):
     rows, and the number of columns. `running` is a tuple: the address of eleven rows of scratch
     memory, and the pitch of these rows.
     """
+
     def in_doubles(operands, task):
         _, head, part, pivot, running, pairs = task
         _add_block(add_rows, operands, part, head.depth, pivot, running, pairs)
@@ -534,10 +535,9 @@ def _coefficients(rows, k):
 
 
 @inlined
-def _exact_at(output, place, first):
-    # In the geometry *columns*, the argument `place` (explained in `writing`) is the column of a
-    # vector's first element.
-    k = place if first == 0 else _along(place, first, output.period)
+def _exact_at(output, position, first):
+    # In this geometry, `position` (see `writing`) is the column of a vector's first element.
+    k = position if first == 0 else _along(position, first, output.period)
     return _coefficients(output.exact, k)
 
 
@@ -650,7 +650,7 @@ run = kernel(
         _output_of,
         _sum_item,
         _combine,
-        _narrow,
+        _prepare,
         _write_item,
     )
 )

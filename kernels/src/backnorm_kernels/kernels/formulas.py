@@ -1,7 +1,7 @@
 """The formulas of an element of the output, and of a channel's coefficients.
 
 Every output is an expression of one element and four coefficients of its channel,
-(mean, shift, slope, gain), in float64 or in float32 (see `singles`):
+(mean, shift, slope, gain), in float64 or in float32 (see `float32`):
 
 ==============================  =========================================================
 backward, training              dx = gain * ((dy - shift) - (x - mean) * slope)
@@ -16,8 +16,8 @@ In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gam
 rewritten as gain·x + constant, with the mean in the constant, because gain·x and the constant would
 cancel if |mean| is much larger than the standard deviation. In the forward pass, the coefficient
 slope is beta, and the coefficient mean is the exact mean rounded to float64. The coefficient shift
-is the error of this rounding: the exact mean minus the rounded one. `singles.narrow_rows` derives
-the coefficients for float32 arithmetic from these float64 coefficients.
+is the error of this rounding: the exact mean minus the rounded one. `float32.coefficients_for`
+derives the coefficients for float32 arithmetic from these float64 coefficients.
 
 The type of the operand dy selects the direction when a kernel is compiled (see `epilogue`).
 """

@@ -21,6 +21,7 @@ _OPTIONS = {
     "error_model": "numpy",
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
+    # Kernels own no objects whose references are counted.
     "_nrt": False,
 }
 

@@ -36,7 +36,7 @@ class Kind(types.Type):
     element : numba type
         The storage form of elements: see `storage`.
     arithmetic : numba type
-        The type in which elements are computed, float64 or float32: see `singles`.
+        The type in which elements are computed, float64 or float32: see `float32`.
     direction : {"forward", "backward"}
         forward: y from x, with or without sums of x. backward: dx from x and dy, or, if the record
         is `frozen`, from dy alone.

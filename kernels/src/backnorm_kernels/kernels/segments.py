@@ -32,8 +32,18 @@ from backnorm_kernels.kernels.bins import (
 )
 from backnorm_kernels.kernels.channels import combine, combine_bins, row_pitch, settle_means, solve
 from backnorm_kernels.kernels.epilogue import is_forward, same_line
+from backnorm_kernels.kernels.float32 import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    in_pairs,
+    lanes_of,
+    ordered_for,
+    recentre,
+    rows_for,
+    splat_of,
+)
 from backnorm_kernels.kernels.formulas import both_elements, elements, prefetch_elements
-from backnorm_kernels.kernels.frame import Steps, kernel
 from backnorm_kernels.kernels.jit import by_type, inlined, integer, outlined, rare
 from backnorm_kernels.kernels.memory import (
     aligned_head,
@@ -52,17 +62,7 @@ from backnorm_kernels.kernels.record import (
     segments_head,
     values_at,
 )
-from backnorm_kernels.kernels.singles import (
-    add_strip,
-    add_strip_first,
-    in_pairs,
-    lanes_of,
-    narrow_rows,
-    ordered_for,
-    recentre,
-    rows_for,
-    splat_of,
-)
+from backnorm_kernels.kernels.skeleton import Steps, kernel
 from backnorm_kernels.kernels.sums import add_totals, merge_pairs, resume, suspend, take, take_first
 from backnorm_kernels.kernels.vector import blend, lane, splat, splat_single
 from backnorm_kernels.kernels.writing import in_each_case, sum_each_case, writers
@@ -228,7 +228,7 @@ def _write_group(head, output, span):
     """Write the output of a group of channels."""
     outer, channels, inner = _extents(head)
     _, _, first, end = span
-    narrow_rows(output, (first, end), head.in_float64 != 0)
+    coefficients_for(output, (first, end), head.in_float64 != 0)
     # The samples are written in reverse order, because the elements that were summed last are in
     # the nearest cache.
     for n in range(outer - 1, -1, -1):
@@ -248,8 +248,8 @@ def _combine(kind, head, sums):
 
 
 @inlined
-def _narrow(head, table, output):
-    narrow_rows(output, (integer(0), table.channels), head.in_float64 != 0)
+def _prepare(head, table, output):
+    coefficients_for(output, (integer(0), table.channels), head.in_float64 != 0)
 
 
 @inlined
@@ -266,9 +266,10 @@ def _sum_block(operands, task):
     """For each of several channels, add up the channel's elements in one block. The sums are added
     to the pairs in `scratch.part`, which must be zero before the call.
 
-    `task` has the kind, the head, `span`, `means` and `scratch`. `span` is a tuple: the number of the block, its first channel, and the channel after its last
-    channel.
+    `task` has the kind, the head, `span`, `means` and `scratch`. `span` is a tuple: the number of
+    the block, its first channel, and the channel after its last channel.
     """
+
     def in_doubles(operands, task):
         _, head, span, means, scratch = task
         _add_block(_add_segment, head, operands, span, means, scratch.running, scratch.part)
@@ -358,13 +359,13 @@ def _sum_bins(head, operands, means, scratch, span, totals):
 
 
 @inlined
-def _add_segment(operands, i, end, mean, running, place):
+def _add_segment(operands, i, end, mean, running, at):
     x, dy = operands
     m = splat(mean)
-    s0, s1 = resume(x, running, place, LANES), resume(x, running, place + 2 * LANES, LANES)
+    s0, s1 = resume(x, running, at, LANES), resume(x, running, at + 2 * LANES, LANES)
     p0, p1 = (
-        resume(x, running, place + 4 * LANES, LANES),
-        resume(x, running, place + 6 * LANES, LANES),
+        resume(x, running, at + 4 * LANES, LANES),
+        resume(x, running, at + 6 * LANES, LANES),
     )
     while i + 2 * LANES <= end:
         prefetch(x, i + _AHEAD_OF_SUMS, 2 * LANES)
@@ -377,22 +378,22 @@ def _add_segment(operands, i, end, mean, running, place):
         i += LANES
     if i < end:
         s1, p1 = take_first(operands, i, end - i, m, (s1, p1))
-    suspend(s0, running, place, LANES)
-    suspend(s1, running, place + 2 * LANES, LANES)
-    suspend(p0, running, place + 4 * LANES, LANES)
-    suspend(p1, running, place + 6 * LANES, LANES)
+    suspend(s0, running, at, LANES)
+    suspend(s1, running, at + 2 * LANES, LANES)
+    suspend(p0, running, at + 4 * LANES, LANES)
+    suspend(p1, running, at + 6 * LANES, LANES)
 
 
 @inlined
-def _add_strips(operands, i, end, mean, running, place):
+def _add_strips(operands, i, end, mean, running, at):
     """Do what `_add_segment` does, but with four vectors of float32 at a time."""
     x, dy = operands
     m = splat_single(mean)
     totals = (
-        resume(x, running, place, LANES),
-        resume(x, running, place + 2 * LANES, LANES),
-        resume(x, running, place + 4 * LANES, LANES),
-        resume(x, running, place + 6 * LANES, LANES),
+        resume(x, running, at, LANES),
+        resume(x, running, at + 2 * LANES, LANES),
+        resume(x, running, at + 4 * LANES, LANES),
+        resume(x, running, at + 6 * LANES, LANES),
     )
     while i + 4 * SINGLES <= end:
         prefetch(x, i + _AHEAD_OF_SUMS, 4 * SINGLES)
@@ -403,10 +404,10 @@ def _add_strips(operands, i, end, mean, running, place):
         left = end - i
         counts = (left, left - SINGLES, left - 2 * SINGLES, left - 3 * SINGLES)
         totals = add_strip_first(operands, i, SINGLES, counts, m, totals)
-    suspend(totals[0], running, place, LANES)
-    suspend(totals[1], running, place + 2 * LANES, LANES)
-    suspend(totals[2], running, place + 4 * LANES, LANES)
-    suspend(totals[3], running, place + 6 * LANES, LANES)
+    suspend(totals[0], running, at, LANES)
+    suspend(totals[1], running, at + 2 * LANES, LANES)
+    suspend(totals[2], running, at + 4 * LANES, LANES)
+    suspend(totals[3], running, at + 6 * LANES, LANES)
 
 
 @inlined
@@ -440,10 +441,10 @@ def _of_two(rows, left, c, channels):
 
 
 @inlined
-def _exact_at(output, place, first):
-    # In this geometry, `place` (see `writing`) has two numbers: the channel of the vector's first
-    # element, and how many elements that channel's segment has from this element on.
-    return _of_two(output.exact, place[1] - first, place[0], output.period)
+def _exact_at(output, position, first):
+    # In this geometry, `position` (see `writing`) has two numbers: the channel of the vector's
+    # first element, and how many elements that channel's segment has from this element on.
+    return _of_two(output.exact, position[1] - first, position[0], output.period)
 
 
 _write_two, _write_one, _write_first = writers(_exact_at)
@@ -480,12 +481,12 @@ def _write_span(output, task):
         stop = min(border, end) - lanes
         while in_pairs(rows.values) and i <= stop - lanes:
             prefetch_elements(output, i + _AHEAD, 2 * lanes, streaming)
-            place = (c, lanes)
+            position = (c, lanes)
             _write_two(
                 output,
                 i,
                 both_elements(output, i, coefficients, coefficients),
-                (place, place),
+                (position, position),
                 streaming,
             )
             i += 2 * lanes
@@ -505,9 +506,7 @@ def _write_across(output, i, count, left, c, streaming):
     if count < lanes_of(output.rows.values):
         _write_first(output, i, count, (c, left), coefficients)
     else:
-        _write_one(
-            output, i, (c, left), elements(output, i, None, coefficients), streaming
-        )
+        _write_one(output, i, (c, left), elements(output, i, None, coefficients), streaming)
 
 
 #: The kernel.
@@ -519,7 +518,7 @@ run = kernel(
         _output_of,
         _sum_item,
         _combine,
-        _narrow,
+        _prepare,
         _write_item,
     )
 )

@@ -6,6 +6,7 @@ from numba import types
 
 from backnorm_kernels.kernels import channels as of_channels
 from backnorm_kernels.kernels.bins import digits_of, write_no_bins
+from backnorm_kernels.kernels.float32 import about_rounded
 from backnorm_kernels.kernels.jit import by_type, inlined, outlined
 from backnorm_kernels.kernels.memory import clear, load, offset, store_some
 from backnorm_kernels.kernels.record import (
@@ -15,7 +16,6 @@ from backnorm_kernels.kernels.record import (
     singles_at,
     values_at,
 )
-from backnorm_kernels.kernels.singles import about_rounded
 from backnorm_kernels.kernels.work_queue import set_flag, wait_for_flag
 from backnorm_kernels.record import FROM_DATA, MEANS_ALONE, SLOTS
 from backnorm_kernels.scratch import FIRST, GAIN, LANES, MEAN, SECOND, SHIFT, SLOPE
@@ -182,14 +182,14 @@ def _put_coefficients(kind, head, channels, c, coefficients):
     def wide(kind, head, channels, c, coefficients):
         _put(doubles_at(kind, head.exchanged), channels, c, coefficients)
 
-    def narrow(kind, head, channels, c, coefficients):
+    def in_float32(kind, head, channels, c, coefficients):
         if head.in_float64 != 0:
             _put(doubles_at(kind, head.exchanged), channels, c, coefficients)
         else:
             out = singles_at(kind, head.exchanged)
             _put(out, channels, c, about_rounded(kind, head.frozen != 0, coefficients))
 
-    return narrow if kind.arithmetic == types.float32 else wide
+    return in_float32 if kind.arithmetic == types.float32 else wide
 
 
 @inlined
