@@ -31,7 +31,7 @@ Operation = Literal[
 #: channel. mask: one bit per element, set where the output of a ReLU is positive and below its
 #: ceiling. sums: two float64 per channel. count: the number of elements of a channel. coefficients:
 #: four float64 per channel, see `backnorm_kernels.kernels.formulas`. bins: the sums of a
-#: reproducible problem, see `binned`.
+#: reproducible problem, see `reproducible_sums`.
 Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
 
 
@@ -175,7 +175,7 @@ _DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgam
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
 # With the option `reproducible`, the bits of sums do not depend on how the batch is divided into
-# parts (see the module `binned`).
+# parts (see the module `reproducible_sums`).
 _NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
 
 _SPLIT = "data_format", "arithmetic", "reproducible"
