@@ -16,6 +16,7 @@ from backnorm_kernels import library
 from backnorm_kernels.kinds import THREADS
 from backnorm_kernels.slots import (
     CELLS,
+    FIRST_SLOT,
     IDLE,
     NEW,
     SLEEPING,
@@ -23,7 +24,6 @@ from backnorm_kernels.slots import (
     SLOTS,
     STATE,
     STATES,
-    FIRST_SLOT,
 )
 
 # A program that hangs is ended, in an older process group's memory or not.
