@@ -160,33 +160,6 @@ def test_run_of_large_benchdnn_line_passes_in_documented_memory(folder, line):
     assert kilobytes / 2**20 < 1.05 * most
 
 
-@pytest.mark.parametrize("option", ["--in-shapes=x", "--dt=x", "--op-attrs=x", "--only-known"])
-def test_run_of_call_rejects_options_for_graphs(refused, write_json, call, option):
-    line = refused("run", write_json(call()), "--random", 0, option)
-    assert f"error: {option.partition('=')[0]}: applies only to a oneDNN graph; got " in line
-    assert "a call; expected a file with the key 'graph'" in line
-
-
-@pytest.mark.parametrize(
-    ("option", "text", "says"),
-    [
-        ("--in-shapes", "7:2x3", "--in-shapes: not the id of an input of the graph; got 7"),
-        ("--in-shapes", "0:2x3*1x1", "--in-shapes 0: two elements would share a place"),
-        ("--dt", "s8", "--dt: unsupported data type; got s8; expected f32, bf16, f16"),
-        ("--op-attrs", "0:alpha:1", "--op-attrs 0: BatchNormInference has no such attribute"),
-    ],
-)
-def test_run_with_bad_override_prints_one_line_error(refused, folder, option, text, says):
-    file = folder / "graphs/3.13/op/f32/bnorm.json"
-    assert says in refused("run", file, "--random", 0, option, text)
-
-
-def test_run_rejects_operands_of_different_ranks(refused, folder):
-    file = folder / "graphs/3.13/op/f32/bnorm_bwd.json"
-    line = refused("run", file, "--random", 0, "--in-shapes", "0:2x192x3+1:2x192")
-    assert "diff_dst: must have the shape of src" in line
-
-
 def joined_at_diff_dst():
     """Return the pattern of the suite with the ReLUBackward where the gradient has it."""
     document = suites()["3.13"]["pattern/f32/bn_bwd_relu_bwd_fusion.json"]

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
-from backnorm.errors import ArgumentError
 from backnorm.graph import build_program, override_graph, parse_graph, run_program
 
 from .conftest import attribute, logical_tensor
@@ -139,84 +138,6 @@ def test_op_attrs_override_parses_booleans(backward, text, value):
     assert overridden(graph, op_attrs=f"10:use_dst:{text}").operators[0].attributes == {
         "use_dst": value
     }
-
-
-GRAMMAR = "ID:SHAPE, ID:SHAPE*STRIDES or ID:*STRIDES"
-
-
-@pytest.mark.parametrize(
-    ("texts", "where", "says"),
-    [
-        ({"in_shapes": ""}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": "2x3"}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": "0:"}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": ":2x3"}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": "x:2x3"}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": "-1:2x3"}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": "²:2x3"}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": "0:2x3+"}, "--in-shapes", GRAMMAR),
-        ({"in_shapes": "0:-"}, "--in-shapes 0", "got -"),
-        ({"in_shapes": "0:2x-3"}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:2x"}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:2 x3"}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:2x3*"}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:abcd"}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:" + "9" * 5000}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:2x3,0:4x3"}, "--in-shapes", "one alternative per run"),
-        ({"in_shapes": "0:2x3+0:2x3"}, "--in-shapes", "occurs twice"),
-        ({"in_shapes": "9:2x3"}, "--in-shapes", "got 9; expected 0, 1, 2, 3, 4"),
-        ({"in_shapes": "5:2x3"}, "--in-shapes", "not the id of an input of the graph"),
-        ({"in_shapes": "0:2x3*ab1"}, "--in-shapes 0", GRAMMAR),
-        ({"in_shapes": "0:2x3*abc"}, "--in-shapes 0", "each of ab once"),
-        ({"in_shapes": "0:2x3*aa"}, "--in-shapes 0", "each of ab once"),
-        ({"in_shapes": "0:2x3*az"}, "--in-shapes 0", "got az"),
-        ({"in_shapes": "0:2x3*1"}, "--in-shapes 0", "2 entries for shape [2, 3]"),
-        ({"in_shapes": "0:2x3*2x1"}, "--in-shapes 0", "share a place in memory"),
-        ({"in_shapes": "0:2x3*0x1"}, "--in-shapes 0", "share a place in memory"),
-        ({"in_shapes": "0:" + "x".join("1" * 13)}, "--in-shapes 0", "at most 12"),
-        ({"in_shapes": "0:99999999x99999999"}, "--in-shapes 0", "too many elements"),
-        ({"dt": "s8"}, "--dt", "got s8; expected f32, bf16, f16"),
-        ({"dt": "float32"}, "--dt", "f32, bf16, f16"),
-        ({"dt": ""}, "--dt", "f32, bf16, f16"),
-        ({"dt": "0:bf16,1:bf16"}, "--dt", "one alternative per run"),
-        ({"dt": "0:bf16+"}, "--dt", "ID:TYPE joined by +"),
-        ({"dt": "0:float32"}, "--dt 0", "got float32; expected f32, bf16, f16, s8, u8"),
-        ({"dt": "8:f32"}, "--dt", "not the id of a tensor of the graph; got 8; expected 0, 1, 2"),
-        ({"op_attrs": "epsilon:1"}, "--op-attrs", "ID:NAME:VALUE"),
-        ({"op_attrs": "10:epsilon"}, "--op-attrs 10", "ID:NAME:VALUE"),
-        ({"op_attrs": "10:epsilon:"}, "--op-attrs 10", "ID:NAME:VALUE"),
-        ({"op_attrs": "10:epsilon:1**"}, "--op-attrs 10", "ID:NAME:VALUE"),
-        ({"op_attrs": "0:epsilon:1"}, "--op-attrs", "not the id of an operator; got 0"),
-        ({"op_attrs": "10:eps:1"}, "--op-attrs 10", "got eps; expected epsilon, data_format"),
-        ({"op_attrs": "10:epsilon:x"}, "--op-attrs 10:epsilon", "a value of type f32"),
-        ({"op_attrs": "10:epsilon:nan"}, "--op-attrs 10:epsilon", "a value of type f32"),
-        ({"op_attrs": "10:epsilon:1,10:epsilon:2"}, "--op-attrs", "one alternative per run"),
-    ],
-)
-def test_override_graph_with_invalid_text_raises_error_of_option(graph, texts, where, says):
-    with pytest.raises(ArgumentError) as caught:
-        override_graph(graph, **texts)
-    assert caught.value.argument == where
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["1.5", "x", "1e3"])
-def test_op_attrs_override_of_integer_rejects_other_text(text):
-    with pytest.raises(ArgumentError, match=r"--op-attrs 3:axis: .* type s64"):
-        override_graph(quantised(), op_attrs=f"3:axis:{text}")
-
-
-def test_dt_override_of_quantised_graph_raises_argument_error():
-    with pytest.raises(ArgumentError, match=r"--dt: .*got Quantize \(Quantize\)"):
-        override_graph(quantised(), dt="bf16")
-
-
-def test_in_shapes_override_to_different_ranks_raises_in_run_program(graph):
-    changed = overridden(graph, in_shapes="0:2x3")
-    arrays = {"0": np.ones((2, 3), np.float32), "1": np.ones((4, 3, 2, 2), np.float32)}
-    arrays |= {name: np.ones(3, np.float32) for name in "234"}
-    with pytest.raises(ArgumentError, match="diff_dst: must have the shape of src"):
-        run_program(build_program(changed), arrays)
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 5), min_size=4, max_size=4))

@@ -177,41 +177,6 @@ def test_check_quantize_rejects_wrong_saturated_element_of_large_src():
 
 
 @pytest.mark.parametrize(
-    ("kind", "attributes", "types", "where", "says"),
-    [
-        ("Quantize", quantisation([1.0], [128]), ("f32", "s8"), "op.zps[0]", "-128 to 127"),
-        ("Quantize", quantisation([1.0], [-1]), ("f32", "u8"), "op.zps[0]", "0 to 255"),
-        ("Dequantize", quantisation([1.0], [-129]), ("s8", "f32"), "op.zps[0]", "-128 to 127"),
-        ("Quantize", quantisation([1.0, 2.0]), ("f32", "s8"), "op.scales", "1 per tensor"),
-        ("Quantize", quantisation([1.0], [1, 2]), ("f32", "s8"), "op.zps", "1 per tensor"),
-        ("Quantize", quantisation([]), ("f32", "s8"), "op.scales", "got 0"),
-        ("Quantize", quantisation([0.0]), ("f32", "s8"), "op.scales[0]", "positive"),
-        ("Quantize", quantisation([-1.0]), ("f32", "s8"), "op.scales[0]", "positive"),
-        ("Quantize", quantisation([1e-60]), ("f32", "s8"), "op.scales[0]", "positive"),
-        ("Quantize", quantisation([1e39]), ("f32", "s8"), "op.scales[0]", "finite"),
-        ("Quantize", {}, ("f32", "s8"), "op.scales", "got nothing"),
-        ("Quantize", quantisation([1.0], qtype="per_group"), ("f32", "s8"), "op.qtype", "per_c"),
-        ("Quantize", quantisation([1.0]), ("bf16", "s8"), "op (Quantize) src", "float32"),
-        ("Quantize", quantisation([1.0]), ("f32", "f32"), "op (Quantize) dst", "int8, uint8"),
-        ("Dequantize", quantisation([1.0]), ("s8", "f16"), "op (Dequantize) dst", "float32"),
-        ("Dequantize", quantisation([1.0]), ("f32", "f32"), "op (Dequantize) src", "int8, uint8"),
-        ("ReLU", {}, ("s8", "s8"), "op (ReLU) src", "float32, bfloat16, float16"),
-        ("ReLU", {}, ("f32", "bf16"), "op (ReLU)", "one type"),
-        ("ReLU", {"alpha": attribute("f32", 1)}, ("f32", "f32"), "op.alpha", "none"),
-        ("Quantize", {"scale": attribute("f32", 1)}, ("f32", "s8"), "op.scale", "scales, zps"),
-    ],
-)
-def test_build_program_of_invalid_operator_raises_error_of_place(
-    kind, attributes, types, where, says
-):
-    graph = parse_graph(document(kind, attributes, src=types[0], dst=types[1]))
-    with pytest.raises(ArgumentError) as caught:
-        build_program(graph)
-    assert caught.value.argument == where
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("attributes", "argument", "says"),
     [
         (quantisation([1.0] * 4, qtype="per_channel"), "scales", "3, the size of axis 1"),
@@ -230,18 +195,6 @@ def test_quantize_rejects_scales_zps_and_axis_that_do_not_fit_shape(attributes, 
 def test_quantize_of_nan_raises_argument_error():
     with pytest.raises(ArgumentError, match="src: cannot be quantised; got NaN"):
         run(document("Quantize", quantisation([1.0]), dst="s8", shape=(1,)), np.float32([np.nan]))
-
-
-def test_relu_backward_with_non_boolean_use_dst_raises_argument_error():
-    with pytest.raises(ArgumentError, match=r"op.use_dst: must be a boolean"):
-        POINTWISE["ReLUBackward"].check("op", {"use_dst": "yes"}, {})
-
-
-def test_relu_backward_with_wrong_diff_dst_shape_raises_argument_error():
-    graph = document("ReLUBackward", src="f32", inputs=2)
-    graph["graph"][0]["inputs"][1] = logical_tensor(1, [2, 3, 5])
-    with pytest.raises(ArgumentError, match="diff_dst: must have the shape of src"):
-        run(graph, np.ones((2, 3, 4), np.float32), np.ones((2, 3, 5), np.float32))
 
 
 @pytest.mark.parametrize("kind", ["BatchNormInference", "BatchNormTrainingBackward"])
