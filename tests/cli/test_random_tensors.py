@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from backnorm.cli.random_tensors import random_tensors
 from backnorm.dialects import registry
+from backnorm.dialects.random_tensors import random_tensors
 from backnorm.errors import ArgumentError
 from backnorm.graph.program import Tensor
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backnorm.graph import Operator
+from backnorm.graph import Step
 from backnorm.graph.order import topological_order
 
 
 def operator(id_, inputs, outputs):
-    return Operator(id_, str(id_), "any", {}, tuple(inputs), tuple(outputs))
+    ports = ({str(i): str(key) for i, key in enumerate(keys)} for keys in (inputs, outputs))
+    return Step("onednn_graph", "any", str(id_), {}, *ports, id_)
 
 
 def ids(operators):

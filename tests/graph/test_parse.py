@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from backnorm.errors import ArgumentError
-from backnorm.graph import build_program, parse_graph
+from backnorm.graph import parse_graph
 
 
 def put(document, path, value):
@@ -28,14 +27,16 @@ OUTPUT = ("graph", 0, "outputs", 0)
 
 
 def test_parse_graph_reads_operators_and_tensors(backward):
-    graph = parse_graph(backward)
-    (operator,) = graph.operators
-    assert (operator.id, operator.name) == (10, "bn")
-    assert operator.kind == "BatchNormTrainingBackward"
-    assert operator.attributes == {"epsilon": 1e-5, "data_format": "NCX"}
-    assert (operator.inputs, operator.outputs) == ((0, 1, 2, 3, 4), (5, 6, 7))
-    assert graph.outputs == (5, 6, 7)
-    tensor = graph.tensors[0]
+    program = parse_graph(backward)
+    (step,) = program.steps
+    assert (step.id, step.label) == (10, "bn")
+    assert step.op == "BatchNormTrainingBackward"
+    assert step.attributes == {"epsilon": 1e-5, "data_format": "NCX"}
+    assert list(step.inputs.items()) == [
+        ("src", "0"), ("diff_dst", "1"), ("mean", "2"), ("variance", "3"), ("gamma", "4"),
+    ]  # fmt: skip
+    assert list(step.outputs.values()) == list(program.results) == ["5", "6", "7"]
+    tensor = program.tensors["0"]
     assert (tensor.shape, tensor.stride, tensor.dtype) == ((4, 3, 2, 2), (12, 4, 2, 1), np.float32)
 
 
@@ -48,29 +49,29 @@ def test_parse_graph_reads_bf16_and_f16_types(backward):
     for tensor in backward["graph"][0]["inputs"]:
         tensor["dtype"] = "bf16"
     graph = parse_graph(backward)
-    assert graph.tensors[0].dtype == ml_dtypes.bfloat16
+    assert graph.tensors["0"].dtype == ml_dtypes.bfloat16
     put(backward, (*INPUT, "dtype"), "f16")
-    assert parse_graph(backward).tensors[0].dtype == np.float16
+    assert parse_graph(backward).tensors["0"].dtype == np.float16
 
 
 @pytest.mark.parametrize("shape", [[-1, 3, 2, 2], [-1], [-(2**63), 3, 2, 2]])
 def test_parse_graph_with_unknown_output_shape_sets_shape_none(backward, shape):
     put(backward, (*OUTPUT, "shape"), shape)
     put(backward, (*OUTPUT, "stride"), [-(2**63)] * len(shape))
-    tensor = parse_graph(backward).tensors[5]
+    tensor = parse_graph(backward).tensors["5"]
     assert (tensor.shape, tensor.stride) == (None, None)
 
 
 def test_unknown_shape_is_taken_from_another_mention_of_tensor(training_step):
     mention = training_step["graph"][1]["outputs"][3]
     mention |= {"shape": [-1], "stride": [-1], "layout_type": "any"}
-    assert parse_graph(training_step).tensors[24].shape == (3,)
+    assert parse_graph(training_step).tensors["24"].shape == (3,)
 
 
 @pytest.mark.parametrize("layout_type", ["any", "undef"])
 def test_parse_graph_with_layout_any_or_undef_sets_stride_none(backward, layout_type):
     put(backward, (*INPUT, "layout_type"), layout_type)
-    assert parse_graph(backward).tensors[0].stride is None
+    assert parse_graph(backward).tensors["0"].stride is None
 
 
 def with_unknown(document):
@@ -88,44 +89,40 @@ def test_parse_graph_of_known_operators_equals_graph_without_the_others(backward
     graph = parse_graph(with_unknown(backward), only_known=True)
     assert graph.notes == ("left out 3 operators: MatMul (2), End (1)",)
     assert replace(graph, notes=()) == alone
-    assert build_program(graph).notes == graph.notes
-    assert build_program(graph).inputs == ("0", "1", "2", "3", "4")
+    assert graph.inputs == ("0", "1", "2", "3", "4")
 
 
 def test_graph_of_known_operators_returns_tensors_that_others_read(training_step):
     alone = parse_graph(training_step)
-    assert not {24, 25} & set(alone.outputs)
+    assert not {"24", "25"} & set(alone.results)
     training_step["graph"].append(
         {"id": 30, "kind": "Sqrt", "inputs": [{"id": 25}], "outputs": [{"id": 40}]}
     )
     graph = parse_graph(training_step, only_known=True)
-    assert set(graph.outputs) == {*alone.outputs, 25}
+    assert set(graph.results) == {*alone.results, "25"}
     training_step["output_ports"] = [5, 40]
-    assert parse_graph(training_step, only_known=True).outputs == (5, 25)
+    assert list(parse_graph(training_step, only_known=True).results) == ["5", "25"]
 
 
 def test_older_operator_name_is_parsed_as_present_name(backward):
     put(backward, ("graph", 0, "kind"), "BatchNormTrainingBackprop")
     del backward["graph"][0]["name"]
-    (operator,) = parse_graph(backward).operators
-    assert operator.kind == operator.name == "BatchNormTrainingBackward"
+    (step,) = parse_graph(backward).steps
+    assert step.op == step.label == "BatchNormTrainingBackward"
 
 
 @pytest.mark.parametrize(
-    ("type_", "good", "bad"),
+    ("type_", "value"),
     [
-        ("f32", 1, True),
-        ("s64", 3, 3.5),
-        ("bool", 1, 2),
-        ("bool", False, "false"),
-        ("string", "a", 1),
-        ("f32[]", [1, 2.5], [1, "2"]),
-        ("s64[]", [], 1),
+        ("f32", 1),
+        ("s64", 3),
+        ("bool", 1),
+        ("bool", False),
+        ("string", "a"),
+        ("f32[]", [1, 2.5]),
+        ("s64[]", []),
     ],
 )
-def test_attribute_value_is_accepted_only_in_its_declared_type(backward, type_, good, bad):
-    put(backward, ("graph", 0, "attrs", "a"), {"type": type_, "value": good})
-    assert parse_graph(backward).operators[0].attributes["a"] == good
-    put(backward, ("graph", 0, "attrs", "a"), {"type": type_, "value": bad})
-    with pytest.raises(ArgumentError, match="declared type"):
-        parse_graph(backward)
+def test_attribute_value_is_accepted_in_its_declared_type(backward, type_, value):
+    put(backward, ("graph", 0, "attrs", "a"), {"type": type_, "value": value})
+    assert parse_graph(backward).steps[0].attributes["a"] == value

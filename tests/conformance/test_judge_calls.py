@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from backnorm.cli import measure
+from backnorm.conformance.judge import calls
 from backnorm.dialects import registry
 
 OP = "onednn_graph", "BatchNormTrainingBackward"
@@ -25,7 +25,7 @@ def operands(request, rng):
 
 
 def verdicts_of(operands, outputs):
-    return measure.check(registry.canonical(*OP, *operands), operands[0], outputs)
+    return calls.check_call(registry.canonical(*OP, *operands), operands[0], outputs)
 
 
 @pytest.mark.parametrize("wrong", [None, "diff_src", "diff_gamma", "diff_beta"])
@@ -36,7 +36,7 @@ def test_check_in_groups_gives_verdicts_of_whole_check(operands, monkeypatch, wr
         place = np.unravel_index(array.size - array.size // 3, array.shape)
         array[place] += 1
     whole = verdicts_of(operands, outputs)
-    monkeypatch.setattr(measure, "_JUDGED_TOGETHER", 6 * 35 * 3)
+    monkeypatch.setattr(calls, "_JUDGED_TOGETHER", 6 * 35 * 3)
     parts = verdicts_of(operands, outputs)
     assert parts.keys() == whole.keys()
     for name, verdict in whole.items():
@@ -50,7 +50,7 @@ def test_check_in_groups_gives_verdicts_of_whole_check(operands, monkeypatch, wr
 
 
 def test_check_memory_is_bounded_by_group_size(rng, monkeypatch):
-    monkeypatch.setattr(measure, "_JUDGED_TOGETHER", 2**17)
+    monkeypatch.setattr(calls, "_JUDGED_TOGETHER", 2**17)
     src, diff_dst = rng.normal(size=(2, 64, 64, 16, 16)).astype(np.float32)
     channels = dict.fromkeys(("mean", "variance", "gamma"), np.ones(64, np.float32))
     inputs = {"src": src, "diff_dst": diff_dst} | channels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backnorm.cli.call import parse_call
+from backnorm.graph.call import parse_call
 
 
 def test_parse_call_without_inputs_names_required_and_omits_optional_ones():
