@@ -7,16 +7,24 @@ once with each of them. backnorm runs the graph only once, so it raises an error
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.graph.kinds import KINDS, checked
-from backnorm.graph.logical_tensor import DATA_TYPES, check_elements, check_rank, check_stride
+from backnorm.graph.kinds import KINDS, checked, is_of_type
+from backnorm.graph.logical_tensor import (
+    DATA_TYPES,
+    check_elements,
+    check_rank,
+    check_stride,
+    parse_type,
+)
 from backnorm.graph.pointwise import FLOATS
 from backnorm.graph.program import Program, Step, Tensor
 
@@ -148,18 +156,10 @@ def _types(program: Program, text: str) -> dict[str, np.dtype]:
     if ":" in text:
         tensors = {tensor.id: tensor for tensor in program.tensors.values()}
         return {
-            tensor.key: _type(f"{_TYPE} {tensor.id}", name, DATA_TYPES)
+            tensor.key: parse_type(name, f"{_TYPE} {tensor.id}", DATA_TYPES)
             for tensor, name in _entries(_TYPE, text, tensors, "a tensor of the graph")
         }
-    dtype = _type(_TYPE, text, _FLOAT_TYPES)
-    for step in program.steps:
-        if step.op in ("Quantize", "Dequantize"):
-            raise ArgumentValueError(
-                _TYPE,
-                "cannot change the types of a quantised graph",
-                came=f"{step.label} ({step.op})",
-                accepted="a graph without Quantize and Dequantize",
-            )
+    dtype = parse_type(text, _TYPE, _FLOAT_TYPES)
     return {
         key: dtype
         for step in program.steps
@@ -167,14 +167,6 @@ def _types(program: Program, text: str) -> dict[str, np.dtype]:
         if port.is_data
         and (key := step.inputs.get(port.name) or step.outputs.get(port.name)) is not None
     }
-
-
-def _type(where: str, text: str, known: Mapping[str, np.dtype]) -> np.dtype:
-    if text not in known:
-        raise ArgumentTypeError(
-            where, "unsupported data type", came=text, accepted=", ".join(known)
-        )
-    return known[text]
 
 
 def _with_attributes(program: Program, text: str) -> list[Step]:
@@ -205,12 +197,18 @@ def _values(step: Step, text: str) -> dict[str, object]:
 
 
 def _value(where: str, type_: str, text: str) -> object:
-    try:
-        return _READ[type_](text)
-    except (ValueError, KeyError):
+    """Return the value of an attribute; the entries of a list are joined by x."""
+    entries: list[object] = [*text.split("x")] if type_.endswith("[]") else [text]
+    if "string" not in type_:
+        # A text that is no JSON stays a string, which is not of the type.
+        with suppress(ValueError):
+            entries = [json.loads(str(entry)) for entry in entries]
+    value = entries if type_.endswith("[]") else entries[0]
+    if not is_of_type(value, type_):
         raise ArgumentTypeError(
             where, "cannot be read", came=text, accepted=f"a value of type {type_}"
-        ) from None
+        )
+    return value
 
 
 def _entries(
@@ -239,24 +237,3 @@ def _entries(
             raise ArgumentValueError(option, f"{noun} occurs twice", came=id_)
         entries[id_] = rest
     return [(known[id_], rest) for id_, rest in entries.items()]
-
-
-def _list_of(read: Callable[[str], object]) -> Callable[[str], object]:
-    return lambda text: [read(entry) for entry in text.split("x")]
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not np.isfinite(value):
-        raise ValueError
-    return value
-
-
-_READ: Mapping[str, Callable[[str], object]] = {
-    "f32": _number,
-    "f32[]": _list_of(_number),
-    "s64": int,
-    "s64[]": _list_of(int),
-    "bool": {"0": False, "false": False, "1": True, "true": True}.__getitem__,
-    "string": str,
-}
