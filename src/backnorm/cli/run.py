@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -163,35 +164,26 @@ def run_file(options: RunOptions) -> RunReport:
         check_output(options.out)
         _check_names(program, options)
     steps: list[StepReport] = []
-    made: dict[str, np.ndarray] = {}
+    used: Arrays = {}
     with progress(2 * len(program.steps) + 2) as advance:
         supplied = _read_inputs(program, options, advance)
-
-        def fill(
-            step: Step, inputs: Mapping[str, np.ndarray], missing: Mapping[str, Tensor]
-        ) -> dict[str, np.ndarray]:
-            arrays = _random(step, inputs, missing, options)
-            made.update({step.inputs[port]: array for port, array in arrays.items()})
-            return arrays
+        random = {key for key in program.inputs if key not in supplied}
 
         def watch(step: Step, inputs: Arrays, call: Callable[[], Arrays]) -> Arrays:
             advance(f"running {step.label}")
             outputs, seconds = timed(call, options.repeat)
             advance(f"checking {step.label}")
-            arrays = inputs, outputs
-            steps.append(_report(program, step, arrays, made.keys(), seconds, options))
+            used.update({step.inputs[port]: array for port, array in inputs.items()})
+            steps.append(_report(program, step, (inputs, outputs), random, seconds, options))
             return outputs
 
+        fill = None if options.seed is None else partial(_random, options.seed)
         results = run_program(
-            program,
-            supplied,
-            arithmetic=options.arithmetic,
-            watch=watch,
-            fill=None if options.seed is None else fill,
+            program, supplied, arithmetic=options.arithmetic, watch=watch, fill=fill
         )
         if options.out is not None:
             advance(f"writing {options.out}")
-            inputs = {} if options.seed is None else supplied | made
+            inputs = {} if options.seed is None else {key: used[key] for key in program.inputs}
             write_tensors(options.out, inputs | results)
     written = None if options.out is None else str(options.out)
     passed = not any(step.failures for step in steps)
@@ -255,11 +247,11 @@ def _report(
     program: Program,
     step: Step,
     arrays: tuple[Arrays, Arrays],
-    made: Collection[str],
+    random: Collection[str],
     seconds: float,
     options: RunOptions,
 ) -> StepReport:
-    """Return the report of a step with inputs and outputs `arrays`; `made` has keys of inputs."""
+    """Return the report of a step with inputs and outputs `arrays`; `random` has keys of inputs."""
     inputs, outputs = arrays
     verdicts: Mapping[str, Verdict] | None = None
     if step.op in POINTWISE:
@@ -284,7 +276,7 @@ def _report(
         layout=layout,
         arithmetic=arithmetic,
         inputs=tuple(
-            TensorFacts(p, key, inputs[p].shape, str(inputs[p].dtype), random=key in made)
+            TensorFacts(p, key, inputs[p].shape, str(inputs[p].dtype), random=key in random)
             for p, key in step.inputs.items()
         ),
         outputs=tuple(
@@ -316,14 +308,9 @@ def _layout(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> str:
 
 
 def _random(
-    step: Step,
-    inputs: Mapping[str, np.ndarray],
-    missing: Mapping[str, Tensor],
-    options: RunOptions,
-) -> dict[str, np.ndarray]:
+    seed: int, step: Step, inputs: Mapping[str, np.ndarray], missing: Mapping[str, Tensor]
+) -> Arrays:
     """Return random arrays for the missing inputs of a step."""
-    assert options.seed is not None
-    seed = options.seed
     if step.op in POINTWISE:
         return {port: random_data(tensor, seed) for port, tensor in missing.items()}
     schema = registry.operator(step.dialect, step.op).schema_for(step.attributes)
