@@ -64,6 +64,12 @@ def test_run_of_file_beyond_limits_of_json_parser_prints_one_line(refused, write
     assert says in refused("run", write_json(text))
 
 
+def test_run_with_deeply_nested_attribute_prints_one_line(refused, write_json):
+    file = write_json(TABLE["files"]["backward"])
+    line = refused("run", file, "--random", 0, "--op-attrs", "10:epsilon:" + "[" * 100_000)
+    assert "--op-attrs 10:epsilon: cannot be read" in line
+
+
 def test_program_that_is_not_utf8_is_rejected(refused, tmp_path):
     path = tmp_path / "latin.json"
     path.write_bytes('{"dialect": "é"}'.encode("latin-1"))

@@ -44,7 +44,7 @@ def test_check_in_groups_gives_verdicts_of_whole_check(operands, monkeypatch, wr
         assert parts[name].where == verdict.where
         assert parts[name].worst_ulp == verdict.worst_ulp
         assert parts[name].worst_excess == verdict.worst_excess
-        assert parts[name].detail.startswith("of the channels from ")
+        assert parts[name].detail.startswith("of the part from ")
     if wrong is not None:
         assert whole[wrong].where == tuple(int(i) for i in place)
 
@@ -75,3 +75,16 @@ def test_check_of_empty_batch_passes(rng):
     verdicts = verdicts_of(operands, registry.invoke(*OP, *operands))
     assert len(verdicts) == 3
     assert all(verdict.passed for verdict in verdicts.values())
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_check_of_relu_in_parts_gives_verdict_of_whole_check(rng, monkeypatch, wrong):
+    src = rng.normal(size=(7, 5, 4)).astype(np.float32)
+    outputs = {"dst": np.maximum(src, 0)}
+    if wrong:
+        outputs["dst"][5, 2, 1] = -1
+    whole = calls.check_pointwise("ReLU", {}, {"src": src}, outputs)["dst"]
+    monkeypatch.setattr(calls, "_JUDGED_TOGETHER", 40)
+    parts = calls.check_pointwise("ReLU", {}, {"src": src}, outputs)["dst"]
+    assert parts.passed == whole.passed == (not wrong)
+    assert parts.detail.startswith("of the part from ")

@@ -201,7 +201,7 @@ def _value(where: str, type_: str, text: str) -> object:
     entries: list[object] = [*text.split("x")] if type_.endswith("[]") else [text]
     if "string" not in type_:
         # A text that is no JSON stays a string, which is not of the type.
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             entries = [json.loads(str(entry)) for entry in entries]
     value = entries if type_.endswith("[]") else entries[0]
     if not is_of_type(value, type_):

@@ -19,7 +19,7 @@ from backnorm.conformance.judge._verdict import Verdict, judge
 from backnorm.dialects.registry import CanonicalCall
 
 # The oracle and the judge use a few hundred bytes for each element. To limit this memory, they
-# process one group of channels after another. A group has about this many elements.
+# process one part of the arrays after another. A part has about this many elements.
 _JUDGED_TOGETHER = 2**22
 
 
@@ -82,16 +82,31 @@ def check_pointwise(
 ) -> dict[str, Verdict]:
     """Return the verdict on the output of an operator of `graph.pointwise`."""
     ((name, result),) = outputs.items()
-    src = inputs["src"]
-    if op == "ReLU":
-        verdict = check_relu(src, result)
-    elif op == "ReLUBackward":
-        verdict = check_relu_gradient(src, inputs["diff_dst"], result)
-    elif op == "Dequantize":
-        verdict = check_dequantize(src, result, attributes)
-    else:
-        verdict = check_quantize(src, result, attributes, result.dtype)
+    arrays = {port: np.atleast_1d(array) for port, array in {**inputs, **outputs}.items()}
+    length = len(arrays[name])
+    step = max(1, _JUDGED_TOGETHER * length // max(1, result.size))
+    verdict: Verdict | None = None
+    for start in range(0, max(1, length), step):
+        part = {port: array[start : start + step] for port, array in arrays.items()}
+        judged = _check_elements(op, attributes, part, name)
+        if step < length:
+            judged = _shifted(judged, 0, start)
+        verdict = _worse(verdict, judged)
+    assert verdict is not None
     return {name: verdict}
+
+
+def _check_elements(
+    op: str, attributes: Mapping[str, object], arrays: Mapping[str, np.ndarray], name: str
+) -> Verdict:
+    src, result = arrays["src"], arrays[name]
+    if op == "ReLU":
+        return check_relu(src, result)
+    if op == "ReLUBackward":
+        return check_relu_gradient(src, arrays["diff_dst"], result)
+    if op == "Dequantize":
+        return check_dequantize(src, result, attributes)
+    return check_quantize(src, result, attributes, result.dtype)
 
 
 def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
@@ -103,13 +118,13 @@ def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
 
 
 def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return a verdict on the channels of an output from `start` on. The index in the verdict is
-    converted to an index into the whole output.
+    """Return a verdict on the part of an output from `start` of an axis on. The index in the
+    verdict is converted to an index into the whole output.
     """
     where = verdict.where
     if where:
         where = (*where[:axis], where[axis] + start, *where[axis + 1 :])
-    detail = f"of the channels from {start}: {verdict.detail}"
+    detail = f"of the part from {start} of axis {axis}: {verdict.detail}"
     return replace(verdict, where=where, detail=detail)
 
 
