@@ -26,36 +26,6 @@ Arrays = tuple[Any, ...]
 Map = Callable[[Arrays, Arrays, Options], Arrays]
 
 
-def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Return the arrays, all marked as varying over the same mapped axes of `jax.shard_map`: those
-    over which at least one of the arrays varies.
-
-    JAX marks the operands of its own operations in this way, too. JAX sums the cotangent of a value
-    over the axes that the value does not vary over. The operands of a function with a custom
-    derivative rule must all vary over the same axes; otherwise the types of their cotangents differ
-    from the types that JAX expects.
-    """
-    axes = [_varying(array) for array in arrays]
-    union = frozenset().union(*axes)
-    return tuple(
-        _cast(array, tuple(sorted(union - own, key=str))) if union - own else array
-        for array, own in zip(arrays, axes, strict=True)
-    )
-
-
-def _varying(array: jax.Array) -> frozenset[Any]:
-    kind: Any = jax.typeof(array)
-    # The axes over which an array varies are in `vma` in versions of JAX before 0.9, and in
-    # `mat.varying` in later ones.
-    return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
-
-
-def _cast(array: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(array, axes, to="varying")
-    return jax.lax.pvary(array, axes)
-
-
 def give_derivative(
     primitive: Any,
     *,
@@ -67,7 +37,7 @@ def give_derivative(
     """Register the derivative of a primitive of `backnorm.jax.batching`.
 
     All operands of the primitive must be marked as varying over the same mapped axes of
-    `jax.shard_map`. The function `alike` marks arrays so.
+    `jax.shard_map`. The function `primitives.alike` marks arrays so.
 
     Parameters
     ----------
@@ -107,13 +77,10 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:
         results = [operands[k].update(weak_type=False) for k in like]
-        size = batch_size(operands) if batched else None
-        return [
-            result.update(shape=(size, *result.shape[1:]))
-            if batched and result.shape[0] != size
-            else result
-            for result in results
-        ]
+        if not batched:
+            return results
+        size = batch_size(operands)
+        return [result.update(shape=(size, *result.shape[1:])) for result in results]
 
     def pushed(*operands: Any, present: Any, options: Options, batched: bool) -> Any:
         count = len(operands) - sum(present)

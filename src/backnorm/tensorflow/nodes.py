@@ -29,7 +29,7 @@ from backnorm.allocation import aligned, is_aligned
 from backnorm.dtypes import BFLOAT16
 from backnorm.tensorflow import calls
 from backnorm.tensorflow.calls import Arrays, Options
-from backnorm.tensorflow.checks import resolve_axis
+from backnorm.tensorflow.checks import check_axis
 
 # These modules of TensorFlow are not documented. If a version of TensorFlow does not have them,
 # `wants_formulas` returns False, and TensorFlow itself raises an error. Under XLA, the message of
@@ -161,7 +161,7 @@ def _compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
     def on_arrays(*arrays: np.ndarray) -> Arrays:
         if rank is not None:
             return node.call(_place(arrays, presence), options)
-        axis = resolve_axis(options.axis, arrays[0].ndim, arrays[0].shape)
+        axis = check_axis(options.axis, arrays[0])
         return node.call(_place(arrays, presence), options._replace(axis=axis))
 
     if tf.executing_eagerly():
