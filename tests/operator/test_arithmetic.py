@@ -14,9 +14,9 @@ import pytest
 import backnorm
 from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.arithmetics import resolved
-from backnorm.cli.call import parse_call
 from backnorm.dialects.registry import DIALECTS, operators
 from backnorm.executable import CALLS, forget
+from backnorm.graph.call import parse_call
 from backnorm.graph.run import run_program
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
