@@ -1,33 +1,17 @@
-"""Measure a dialect's call: time, memory traffic, and errors against the oracle."""
+"""Measure a call: its time, and the memory traffic of a dialect's call."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from backnorm import reference
-from backnorm.conformance.judge import Verdict, judge
-from backnorm.conformance.judge._pointwise import (
-    check_dequantize,
-    check_quantize,
-    check_relu,
-    check_relu_gradient,
-)
-from backnorm.conformance.judge._relu import bounded
 from backnorm.dialects.registry import CanonicalCall
-from backnorm.graph.program import Step
 
 Result = TypeVar("Result")
-
-# The oracle and the judge use a few hundred bytes for each element. To limit this memory, they
-# process one group of channels after another. A group has about this many elements.
-_JUDGED_TOGETHER = 2**22
 
 
 def timed(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
@@ -61,113 +45,3 @@ def traffic(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> int:
     backward = 5 if canonical.training else 4
     passes = {"backward": backward, "forward": 3, "inference": 2}[canonical.operation]
     return passes * inputs[canonical.inputs["x"]].nbytes
-
-
-def check(
-    canonical: CanonicalCall,
-    inputs: Mapping[str, np.ndarray],
-    outputs: Mapping[str, np.ndarray],
-) -> dict[str, Verdict]:
-    """Return verdicts on those outputs of a dialect's call that backnorm's own operation has, too.
-
-    The keys of the result are the dialect's names of these outputs. Outputs that only the dialect
-    has, such as running statistics, have no exact counterpart and no verdict.
-
-    Parameters
-    ----------
-    canonical : CanonicalCall
-        The canonical call that the dialect's call corresponds to.
-    inputs, outputs : mapping of str to numpy.ndarray
-        By the dialect's names.
-    """
-    operands = canonical.arrays(inputs)
-    results = {
-        role: canonical.as_canonical(role, outputs[name])
-        for role, name in canonical.outputs.items()
-    }
-    oracle = getattr(reference, canonical.operation)
-    if canonical.operation == "backward":
-        oracle = partial(oracle, training=canonical.training)
-    elif canonical.activation is not None:
-        oracle = partial(oracle, activation=canonical.activation)
-    oracle = partial(oracle, epsilon=canonical.epsilon, data_format=canonical.data_format)
-    x = operands["x"]
-    axis = 1 if canonical.data_format == "NCX" else x.ndim - 1
-    channels = x.shape[axis]
-    step = max(1, _JUDGED_TOGETHER * channels // max(1, x.size))
-    verdicts: dict[str, Verdict] = {}
-    for start in range(0, max(1, channels), step):
-        part = slice(start, start + step)
-        exact = oracle(**{role: _channels(a, axis, part) for role, a in operands.items()})
-        for role, result in results.items():
-            actual = _channels(result, axis, part)
-            verdict = judge(
-                role,  # type: ignore[arg-type]
-                actual,
-                getattr(exact, role),
-                getattr(exact, f"{role}_terms"),
-                x.dtype,
-                arithmetic=canonical.arithmetic,
-            )
-            if role == "y" and canonical.activation is not None:
-                verdict = bounded(verdict, actual, canonical.activation.ceiling)
-            name = canonical.outputs[role]
-            if step < channels:
-                verdict = _shifted(verdict, axis if actual.ndim > 1 else 0, start)
-            verdicts[name] = _worse(verdicts.get(name), verdict)
-    return verdicts
-
-
-def check_pointwise(
-    step: Step, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
-) -> dict[str, Verdict]:
-    """Return the verdict on the output of an operator of `graph.pointwise`."""
-    ((name, result),) = outputs.items()
-    src = inputs["src"]
-    if step.op == "ReLU":
-        verdict = check_relu(src, result)
-    elif step.op == "ReLUBackward":
-        verdict = check_relu_gradient(src, inputs["diff_dst"], result)
-    elif step.op == "Dequantize":
-        verdict = check_dequantize(src, result, step.attributes)
-    else:
-        assert step.dtype is not None
-        verdict = check_quantize(src, result, step.attributes, step.dtype)
-    return {name: verdict}
-
-
-def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
-    """Return the part of an array that has the channels in the slice `part`.
-
-    The array is a data array with channels on `axis`, or has one value per channel.
-    """
-    return array[part] if array.ndim == 1 else array[(slice(None),) * axis + (part,)]
-
-
-def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return a verdict on the channels of an output from `start` on. The index in the verdict is
-    converted to an index into the whole output.
-    """
-    where = verdict.where
-    if where:
-        where = (*where[:axis], where[axis] + start, *where[axis + 1 :])
-    detail = f"of the channels from {start}: {verdict.detail}"
-    return replace(verdict, where=where, detail=detail)
-
-
-def _worse(first: Verdict | None, second: Verdict) -> Verdict:
-    """Return the worse of the verdicts on two parts of an output, with the larger error in ulps."""
-    if first is None:
-        return second
-    worse = second if second.worst_excess > first.worst_excess else first
-    return replace(
-        worse,
-        worst_ulp=max(first.worst_ulp, second.worst_ulp),
-        passed=first.passed and second.passed,
-    )
-
-
-def worst_errors(verdicts: Mapping[str, Verdict]) -> tuple[float, float]:
-    """Return the largest error in ulps, and the largest quotient of an error and its budget."""
-    ulps = [verdict.worst_ulp for verdict in verdicts.values()]
-    return max(ulps, default=0.0), max((v.worst_excess for v in verdicts.values()), default=0.0)
