@@ -160,11 +160,11 @@ class Launch:
         match operation:
             case "forward" | "backward":
                 return self.complete
-            case "inference" | "apply" | "activation_backward":
+            case "inference" | "apply":
                 return self.apply
             case "reduce" | "reduce_forward":
                 return self.sum_all
-            case "apply_forward" | "apply_backward":
+            case "apply_forward":
                 return self.finish
             case "forward_coefficients" | "backward_coefficients":
                 return self.reduce

@@ -123,6 +123,14 @@ def count_processors_again(monkeypatch):
     monkeypatch.setattr(threads, "_until", 0.0)
 
 
+def complete_up_to(monkeypatch, elements):
+    """Let plans of a GPU have the schedule "complete" for units of at most so many elements."""
+    from backnorm.gpu import plan
+
+    for limit in ("_COMPLETE", "_COMPLETE_ODD"):
+        monkeypatch.setattr(plan, limit, elements)
+
+
 # Blocks, in which memory is bounded.
 
 
@@ -203,22 +211,6 @@ def without_sources(monkeypatch):
 # Adapters of frameworks.
 
 
-def messages_of_replicas(monkeypatch):
-    """Return a list, to which each message of a TensorFlow replica adds its type and size."""
-    import tensorflow as tf
-
-    from backnorm.tensorflow import synchronised
-
-    messages, original = [], synchronised._sum
-
-    def counted(tensor, replica):
-        messages.append((tensor.dtype, int(tf.size(tensor))))
-        return original(tensor, replica)
-
-    monkeypatch.setattr(synchronised, "_sum", counted)
-    return messages
-
-
 def strides_of_compiled_gradients(monkeypatch):
     """Return a list, to which each compiled backward of PyTorch adds the strides of x and dy."""
     from backnorm.torch import cpu
@@ -231,19 +223,3 @@ def strides_of_compiled_gradients(monkeypatch):
 
     monkeypatch.setattr(cpu, "_backward_coefficients", recorded)
     return strides
-
-
-def forget_tuned_plans(monkeypatch):
-    """Let no plan of a GPU be tuned yet; return the dictionary that tuned plans are kept in."""
-    from backnorm.torch import gpu
-
-    tuned = {}
-    monkeypatch.setattr(gpu, "_tuned", tuned)
-    return tuned
-
-
-def jax_triton_is(monkeypatch, load):
-    """Let the function `load` return the package jax-triton."""
-    from backnorm.jax import launches
-
-    monkeypatch.setattr(launches, "_library", load)

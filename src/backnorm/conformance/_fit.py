@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from backnorm._doubledouble import Exact
 from backnorm.conformance.formula import rows_of
 from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.dtypes import FLOAT64, element_type, rounded
+from backnorm.reference import Exact
 
 Array = np.ndarray
 

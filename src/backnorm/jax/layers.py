@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +12,7 @@ import jax.numpy as jnp
 
 from backnorm.activations import check_activation
 from backnorm.errors import ArgumentValueError
-from backnorm.jax.activations import activated
-from backnorm.jax.formulas import over_padding, promoted, working_type
+from backnorm.jax.formulas import activated, over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.problem import residual_alone
 
@@ -60,11 +60,8 @@ def normalised(
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
     if frozen:
         mean, variance = _channels(x, *statistics)
-
-        def of_x(x: jax.Array) -> jax.Array:
-            return batch_norm_inference(x, mean, variance, gamma, beta, **options)
-
-        y = back(over_padding(of_x, joined, mask))
+        channels = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+        y = back(over_padding(partial(batch_norm_inference, **channels, **options), joined, mask))
         follows = check_activation(activation, y.dtype)
         if residual is not None and (follows is None or follows.name != "relu"):
             raise residual_alone("inference")
@@ -101,11 +98,8 @@ def _at_one_axis(
     """Return x with its features on one axis, this axis, and a function that undoes the change."""
     if len(axes) == 1:
         return x, axes[0], lambda y: y
-    first, count, rank = axes[0], len(axes), x.ndim
-    if axes == tuple(range(first, first + count)):
-        whole = (*x.shape[:first], math.prod(x.shape[k] for k in axes), *x.shape[first + count :])
-        return x.reshape(whole), first, lambda y: y.reshape(x.shape)
-    last = tuple(range(rank - count, rank))
+    first = x.ndim - len(axes)
+    last = tuple(range(first, x.ndim))
     moved = jnp.moveaxis(x, axes, last)
-    joined, axis, _ = _at_one_axis(moved, last)
-    return joined, axis, lambda y: jnp.moveaxis(y.reshape(moved.shape), last, axes)
+    joined = moved.reshape(*moved.shape[:first], math.prod(moved.shape[first:]))
+    return joined, first, lambda y: jnp.moveaxis(y.reshape(moved.shape), last, axes)

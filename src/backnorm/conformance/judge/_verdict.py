@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._budget import Quantity, budget
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.reference import (
+    Exact,
     ExactGradients,
     ExactNormalized,
     ExactOutput,
     ExactSecondGradients,
+    FloatArray,
 )
 
 Record = ExactGradients | ExactNormalized | ExactOutput | ExactSecondGradients

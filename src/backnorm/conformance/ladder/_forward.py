@@ -9,7 +9,6 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from backnorm import reference
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
 from backnorm.conformance.judge._passes import ForwardOptions
 from backnorm.conformance.judge._ulps import ulp_at
@@ -36,6 +35,7 @@ from backnorm.conformance.ladder._sums import (
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.reference import Exact, FloatArray
 from backnorm.results import Normalized
 
 # How many roundings the mean, the variance and an element of y have: those of one term of the sum,

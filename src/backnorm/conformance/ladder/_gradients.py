@@ -9,7 +9,6 @@ from typing import Unpack
 import numpy as np
 
 from backnorm import reference
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge import GRADIENTS, Quantity, budget
 from backnorm.conformance.judge._passes import BackwardOptions
 from backnorm.conformance.judge._ulps import ulp_at
@@ -36,7 +35,7 @@ from backnorm.conformance.ladder._sums import (
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.reference import Scale
+from backnorm.reference import Exact, FloatArray, Scale
 from backnorm.results import Gradients
 
 

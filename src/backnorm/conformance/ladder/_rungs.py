@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError, described
+from backnorm.reference import Exact, FloatArray
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Status = Rung | Literal["wrong", "nonfinite"]

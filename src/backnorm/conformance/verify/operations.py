@@ -9,7 +9,6 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from backnorm._doubledouble import Exact
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose
 from backnorm.conformance.formula import rows_of
@@ -23,6 +22,7 @@ from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, Quantity
 from backnorm.conformance.ladder import ForwardLadder, Grade, GradientLadder
 from backnorm.conformance.verify.proof import proves
 from backnorm.dtypes import FLOAT32, is_16_bit, rounded
+from backnorm.reference import Exact
 
 __all__ = ["OPERATIONS", "Ladder", "Operation", "OperationName", "operation_of"]
 
