@@ -12,14 +12,15 @@ from typing import TypeVar
 import numpy as np
 
 from backnorm import reference
-from backnorm.conformance.judge import Verdict, judge
+from backnorm.conformance.judge import judge
 from backnorm.conformance.judge._pointwise import (
     check_dequantize,
     check_quantize,
     check_relu,
     check_relu_gradient,
 )
-from backnorm.conformance.judge._relu import bounded
+from backnorm.conformance.judge._relu import within_range
+from backnorm.conformance.ladder import Grade
 from backnorm.dialects.registry import CanonicalCall
 from backnorm.graph.program import Step
 
@@ -67,11 +68,11 @@ def check(
     canonical: CanonicalCall,
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
-) -> dict[str, Verdict]:
-    """Return verdicts on those outputs of a dialect's call that backnorm's own operation has, too.
+) -> dict[str, Grade]:
+    """Return the grades of a call's outputs that backnorm's own operation has, too.
 
     The keys of the result are the dialect's names of these outputs. Outputs that only the dialect
-    has, such as running statistics, have no exact counterpart and no verdict.
+    has, such as running statistics, have no exact counterpart and no grade.
 
     Parameters
     ----------
@@ -95,13 +96,13 @@ def check(
     axis = 1 if canonical.data_format == "NCX" else x.ndim - 1
     channels = x.shape[axis]
     step = max(1, _JUDGED_TOGETHER * channels // max(1, x.size))
-    verdicts: dict[str, Verdict] = {}
+    grades: dict[str, Grade] = {}
     for start in range(0, max(1, channels), step):
         part = slice(start, start + step)
         exact = oracle(**{role: _channels(a, axis, part) for role, a in operands.items()})
         for role, result in results.items():
             actual = _channels(result, axis, part)
-            verdict = judge(
+            grade = judge(
                 role,  # type: ignore[arg-type]
                 actual,
                 getattr(exact, role),
@@ -110,30 +111,30 @@ def check(
                 arithmetic=canonical.arithmetic,
             )
             if role == "y" and canonical.activation is not None:
-                verdict = bounded(verdict, actual, canonical.activation.ceiling)
+                grade = within_range(grade, actual, canonical.activation.ceiling)
             name = canonical.outputs[role]
             if step < channels:
-                verdict = _shifted(verdict, axis if actual.ndim > 1 else 0, start)
-            verdicts[name] = _worse(verdicts.get(name), verdict)
-    return verdicts
+                grade = _shifted(grade, axis if actual.ndim > 1 else 0, start)
+            grades[name] = _worse(grades.get(name), grade)
+    return grades
 
 
 def check_pointwise(
     step: Step, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
-) -> dict[str, Verdict]:
-    """Return the verdict on the output of an operator of `graph.pointwise`."""
+) -> dict[str, Grade]:
+    """Return the grade of the output of an operator of `graph.pointwise`."""
     ((name, result),) = outputs.items()
     src = inputs["src"]
     if step.op == "ReLU":
-        verdict = check_relu(src, result)
+        grade = check_relu(src, result)
     elif step.op == "ReLUBackward":
-        verdict = check_relu_gradient(src, inputs["diff_dst"], result)
+        grade = check_relu_gradient(src, inputs["diff_dst"], result)
     elif step.op == "Dequantize":
-        verdict = check_dequantize(src, result, step.attributes)
+        grade = check_dequantize(src, result, step.attributes)
     else:
         assert step.dtype is not None
-        verdict = check_quantize(src, result, step.attributes, step.dtype)
-    return {name: verdict}
+        grade = check_quantize(src, result, step.attributes, step.dtype)
+    return {name: grade}
 
 
 def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
@@ -144,30 +145,27 @@ def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
     return array[part] if array.ndim == 1 else array[(slice(None),) * axis + (part,)]
 
 
-def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return a verdict on the channels of an output from `start` on. The index in the verdict is
+def _shifted(grade: Grade, axis: int, start: int) -> Grade:
+    """Return the grade of the channels of an output from `start` on. The index in the grade is
     converted to an index into the whole output.
     """
-    where = verdict.where
+    where = grade.where
     if where:
         where = (*where[:axis], where[axis] + start, *where[axis + 1 :])
-    detail = f"of the channels from {start}: {verdict.detail}"
-    return replace(verdict, where=where, detail=detail)
+    detail = f"of the channels from {start}: {grade.detail}"
+    return replace(grade, where=where, detail=detail)
 
 
-def _worse(first: Verdict | None, second: Verdict) -> Verdict:
-    """Return the worse of the verdicts on two parts of an output, with the larger error in ulps."""
+def _worse(first: Grade | None, second: Grade) -> Grade:
+    """Return the worse of the grades of two parts of an output, with the larger error in ulps."""
     if first is None:
         return second
-    worse = second if second.worst_excess > first.worst_excess else first
-    return replace(
-        worse,
-        worst_ulp=max(first.worst_ulp, second.worst_ulp),
-        passed=first.passed and second.passed,
-    )
+    # A share can be NaN.
+    worse = first if second.worst_excess <= first.worst_excess else second
+    return replace(worse, worst_ulp=max(first.worst_ulp, second.worst_ulp))
 
 
-def worst_errors(verdicts: Mapping[str, Verdict]) -> tuple[float, float]:
+def worst_errors(grades: Mapping[str, Grade]) -> tuple[float, float]:
     """Return the largest error in ulps, and the largest quotient of an error and its budget."""
-    ulps = [verdict.worst_ulp for verdict in verdicts.values()]
-    return max(ulps, default=0.0), max((v.worst_excess for v in verdicts.values()), default=0.0)
+    ulps = [grade.worst_ulp for grade in grades.values()]
+    return max(ulps, default=0.0), max((v.worst_excess for v in grades.values()), default=0.0)

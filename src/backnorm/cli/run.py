@@ -16,7 +16,7 @@ from backnorm.cli.call import parse_call
 from backnorm.cli.measure import check, check_pointwise, timed, traffic, worst_errors
 from backnorm.cli.progress import Advance, progress
 from backnorm.cli.random_tensors import random_data, random_tensors
-from backnorm.conformance.judge import Verdict
+from backnorm.conformance.ladder import Grade
 from backnorm.dialects import registry
 from backnorm.dialects.registry import CanonicalCall
 from backnorm.errors import ArgumentValueError
@@ -112,7 +112,7 @@ class StepReport:
         Largest error of any checked output, in ulps of its type; None if not checked.
     budget_used : float or None
         Largest ratio of an element's error to its allowed error.
-    check : mapping of str to Verdict, or None
+    check : mapping of str to Grade, or None
         The verdicts by output.
     """
 
@@ -127,7 +127,7 @@ class StepReport:
     gigabytes_per_second: float
     worst_ulp: float | None
     budget_used: float | None
-    check: Mapping[str, Verdict] | None
+    check: Mapping[str, Grade] | None
 
     @property
     def failures(self) -> dict[str, str]:
@@ -341,7 +341,7 @@ def _check(
     canonical: CanonicalCall | None,
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     if canonical is None:
         return check_pointwise(step, inputs, outputs)
     if RELU_PORT in inputs:

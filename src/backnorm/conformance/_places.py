@@ -15,7 +15,7 @@ from backnorm.conformance._naming import (
     right_bits,
     sentence,
 )
-from backnorm.conformance.formula import rows_of
+from backnorm.conformance.data import rows_of
 from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.dtypes import FLOAT64
 
