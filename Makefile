@@ -36,7 +36,7 @@ FOLDER  = tests/frameworks/$(@:test-%=%)
 DIST    = worksteal
 # Each name is a separate run of pytest, so that neither two frameworks nor two backends of Keras
 # share a process. The longest runs start first.
-RUNS   := core gpu torch jax tensorflow bench keras-tensorflow keras-torch keras-jax jax_gpu gpu_code
+RUNS   := core gpu torch jax tensorflow bench keras-tensorflow keras-torch keras-jax gpu_code
 
 # Where a benchmark puts result.json and plot.svg.
 BENCH ?= bench-results

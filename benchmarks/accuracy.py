@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from backnorm import reference
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge import Quantity, judge
 from backnorm.dtypes import FLOAT64, element_type
+from backnorm.reference import Exact, FloatArray
 from benchmarks.cells import OF_OURS, OURS_IN_FLOAT32, Cell
 from benchmarks.peers.base import Data
 

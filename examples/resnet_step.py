@@ -61,11 +61,11 @@ def difference(ours, own):
     return (apart / sum(b.double().square().sum() for b in own)).sqrt().item()
 
 
-def converted(net):
+def converted(net, images):
     """Return a copy of a ResNet with our layers, and a report for each of them."""
     reports = []
-    # The first layer is in no block, so it is named.
-    net = backnorm.torch.convert(copy.deepcopy(net), fuse=[("bn1", "relu")])
+    # The first layer is in no block, so it is named. A few images prove that the ReLU follows it.
+    net = backnorm.torch.convert(copy.deepcopy(net), fuse=[("bn1", "relu")], example=images[:2])
     return backnorm.torch.convert(net, fuse=True, report=reports.append), reports
 
 
@@ -75,7 +75,7 @@ def compare(images, labels, memory_format, rounds):
     """
     torch.manual_seed(0)
     own = torchvision().models.resnet50(num_classes=10).to(memory_format=memory_format)
-    ours, reports = converted(own)
+    ours, reports = converted(own, images)
     images = images.to(memory_format=memory_format)
     steps = [stepper(net, images, labels) for net in (own, ours)]
     _, losses, (own_gradients, our_gradients) = zip(*(step() for step in steps), strict=True)

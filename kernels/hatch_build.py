@@ -77,7 +77,7 @@ class MachineCode(BuildHookInterface):
             return
         sys.path.insert(0, str(Path(self.root, "src")))
         from backnorm_kernels.build import make
-        from backnorm_kernels.build.demand import levels_here, place
+        from backnorm_kernels.build.demand import file_of, levels_here
         from backnorm_kernels.levels import FOLDER, LEVELS, is_x86
 
         known = tuple(LEVELS) if is_x86() else ()
@@ -98,7 +98,7 @@ class MachineCode(BuildHookInterface):
                 f"backnorm: compiling {len(absent)} libraries for {served}; this takes minutes"
             )
         make.build_missing(wanted, FOLDER)
-        paths = [place(name, level, FOLDER) for level, name in wanted]
+        paths = [file_of(name, level, FOLDER) for level, name in wanted]
         for path in paths:
             included = path.relative_to(FOLDER).as_posix()
             build_data["force_include"][str(path)] = f"backnorm_kernels/lib/{included}"

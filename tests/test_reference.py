@@ -30,11 +30,8 @@ def test_reference_pages_list_all_public_names_once(check):
     assert len(named) == len(set(named))
     public = check.public_names()
     assert {"backnorm.reduce", "backnorm.dialects.cudnn.BatchNormalizationBackward"} < public
-    # TensorFlow's adapter lends Keras's names, which are described once.
-    keras, tensorflow = "backnorm.keras.", "backnorm.tensorflow."
-    lent = {name.replace(keras, tensorflow) for name in public if name.startswith(keras)}
-    assert public - lent - {*named} == set(), "names of __all__ that docs/reference lacks"
-    assert {*named} - (public - lent) == set(), "names of docs/reference that no __all__ has"
+    assert public - {*named} == set(), "names of __all__ that docs/reference lacks"
+    assert {*named} - public == set(), "names of docs/reference that no __all__ has"
 
 
 def test_site_check_finds_missing_names_and_external_resources(check, tmp_path):

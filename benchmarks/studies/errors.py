@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from backnorm import ArgumentError, reference
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import GRADIENTS, ulp_error
 from backnorm.dtypes import FLOAT32, FLOAT64
+from backnorm.reference import Exact, FloatArray
 from benchmarks.cells import OURS, OURS_IN_FLOAT32, Cell, Layout
 from benchmarks.child import Child, ChildEndedError, serve_parent
 from benchmarks.peers import CONTESTANTS

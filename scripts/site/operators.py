@@ -1,8 +1,7 @@
 """Extend griffe, which reads the sources for the reference, by facts of the imported package.
 
 Most operators of the dialects are instances of a class, but are called like functions.
-`backnorm.tensorflow` re-exports names of `backnorm.keras`. Docstrings are reStructuredText, and
-pages are Markdown.
+Docstrings are reStructuredText, and pages are Markdown.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import griffe
 from backnorm.dialects.registry import DIALECTS
 
 __all__ = ["Operators"]
-
-_LENT = {"backnorm.keras": "backnorm.tensorflow"}
 
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=`)")
 # Two colons before an indented block: on a line of their own, or behind text.
@@ -34,16 +31,11 @@ class Operators(griffe.Extension):
             obj.docstring.value = _markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Describe the operators of all dialects, and the names that a module re-exports."""
+        """Describe the operators of all dialects."""
         if pkg.path != "backnorm":
             return
         for dialect in DIALECTS:
             _describe(pkg[f"dialects.{dialect}"])
-        for lender, borrower in _LENT.items():
-            names, module = (pkg[path.partition(".")[2]] for path in (lender, borrower))
-            for name in names.exports:
-                if name in module.exports and name not in module.members:
-                    module.set_member(name, griffe.Alias(name, f"{lender}.{name}"))
 
 
 def _markdown(text: str) -> str:

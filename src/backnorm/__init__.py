@@ -10,7 +10,6 @@ The canonical operator works on NumPy arrays::
 from backnorm.activations import Activation
 from backnorm.arithmetics import arithmetic
 from backnorm.engines import engine
-from backnorm.engines import offer_limits as _offer_limits
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.interfaces import Plan
 from backnorm.operators import (
@@ -23,7 +22,7 @@ from backnorm.operators import (
     reduce,
     reduce_forward,
 )
-from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
+from backnorm.reproducible_sums import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
     ChannelMoments,
     ChannelSums,
@@ -36,8 +35,6 @@ from backnorm.results import (
 from backnorm.second_order import batch_norm_double_backward
 from backnorm.threads import get_num_threads, num_threads, set_num_threads
 from backnorm.version import __version__ as __version__
-
-_offer_limits()
 
 __all__ = [
     "Activation",

@@ -33,6 +33,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from backnorm.addresses import address_of
+
 #: Bytes of a cache line, and of the widest vectors.
 ALIGNMENT = 64
 
@@ -102,7 +104,7 @@ class _Block:
         self.since = 0.0
         self.shelf = _shelves[size > _SMALL]
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.address: int = _address(np.frombuffer(self.memory, np.uint8))
+        self.address = address_of(np.frombuffer(self.memory, np.uint8))
         advise(self.address, size)
 
 
@@ -167,19 +169,13 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if size >= LARGE and is_aligned(array := allocate(shape, dtype)):
         return array
     memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -_address(memory) % ALIGNMENT
+    start = -address_of(memory) % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def is_aligned(array: np.ndarray) -> bool:
     """Whether an array begins at a multiple of `ALIGNMENT` bytes."""
-    return _address(array) % ALIGNMENT == 0
-
-
-def _address(array: np.ndarray) -> int:
-    # Reading the address from `array.ctypes` would take a microsecond longer.
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return address_of(array) % ALIGNMENT == 0
 
 
 def _take(size: int) -> _Block | None:

@@ -12,7 +12,6 @@ import numpy as np
 from backnorm import addresses, engines
 from backnorm.aliasing import check_out, own
 from backnorm.allocation import LARGE, allocate
-from backnorm.binned import bin_rows
 from backnorm.dtypes import FLOAT64
 from backnorm.engines import Place
 from backnorm.interfaces import Arrays, Code, Launch, Operands, Results
@@ -29,6 +28,7 @@ from backnorm.layout import (
     restore,
 )
 from backnorm.problem import Problem
+from backnorm.reproducible_sums import bin_rows
 from backnorm.scalars import as_array
 from backnorm.signature import Signature
 

@@ -14,10 +14,6 @@
                           for float32); read when first needed.
 ``BACKNORM_ENGINE``       ``kernels`` (default) or ``numpy``: what computes calls on NumPy arrays
                           (see `backnorm.engine`); read when first needed.
-``BACKNORM_JAX_CUDA``     Code that `backnorm.jax` runs on CUDA devices: ``triton`` (kernels,
-                          launched through jax-triton) or ``formulas`` (plain ``jax.numpy`` code).
-                          Default: kernels where they can be launched, unless the arrays are split
-                          over several devices; otherwise formulas.
 =======================  ==================================================================
 
 Any other value of a BACKNORM variable is an error.
@@ -73,12 +69,6 @@ def engine() -> Literal["kernels", "numpy"] | None:
     """Return BACKNORM_ENGINE, or None if it is not set."""
     problem = "environment variable must name what computes calls on NumPy arrays"
     return _word("BACKNORM_ENGINE", problem, "kernels", "numpy")
-
-
-def jax_on_cuda() -> Literal["triton", "formulas"] | None:
-    """Return BACKNORM_JAX_CUDA, or None if it is not set."""
-    problem = "environment variable must name what runs on CUDA devices"
-    return _word("BACKNORM_JAX_CUDA", problem, "triton", "formulas")
 
 
 def _word(name: str, problem: str, *accepted: _Word) -> _Word | None:

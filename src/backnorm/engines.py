@@ -20,7 +20,6 @@ import importlib.util
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
-from sys import modules
 from types import ModuleType
 from typing import Literal, NamedTuple, Protocol, cast, get_args
 
@@ -184,20 +183,6 @@ def facts() -> dict[str, object]:
     if are_kernels_installed():
         found = cast("ModuleType", _engine("kernels")).facts()
     return {"engine": current(), **found}
-
-
-def offer_limits() -> None:
-    """Import the kernels now if threadpoolctl is installed: they register with it, so that its
-    limits hold from the first call on.
-    """
-    # If a module of the kernels imports backnorm, it is not complete yet. The kernels then register
-    # at the first call.
-    if "backnorm_kernels" in modules:
-        return
-    if importlib.util.find_spec("threadpoolctl") is not None and are_kernels_installed():
-        # The error is not lost: the first call of an operator raises it again.
-        with contextlib.suppress(MachineCodeError):
-            _engine("kernels")
 
 
 def are_kernels_installed() -> bool:

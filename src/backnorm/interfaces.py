@@ -164,7 +164,7 @@ class Launch:
                 return self.apply
             case "reduce" | "reduce_forward":
                 return self.sum_all
-            case "apply_forward" | "apply_backward":
+            case "apply_forward":
                 return self.finish
             case "forward_coefficients" | "backward_coefficients":
                 return self.reduce

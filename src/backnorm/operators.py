@@ -13,7 +13,7 @@ from backnorm.arrays import NUMPY
 from backnorm.executable import executable, operation
 from backnorm.interfaces import Plan
 from backnorm.problem import Format, Problem, problem_of
-from backnorm.reproducible import ReproducibleMoments, ReproducibleSums
+from backnorm.reproducible_sums import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
     ChannelMoments,
     ChannelSums,

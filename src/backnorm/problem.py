@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from backnorm import binned
 from backnorm.activations import MASKLESS, RELU, Activation, check_activation
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
+from backnorm.reproducible_sums import check_count
 from backnorm.scalars import check_flag, check_number, missing
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 
@@ -85,7 +85,7 @@ class Problem:
         Whether the running variance averages biased variances; otherwise it averages variances
         with Bessel's correction.
     reproducible : bool
-        Whether sums do not depend on how the batch is divided into parts: see `binned`.
+        Whether sums do not depend on how the batch is divided into parts: see `reproducible_sums`.
     arithmetic : {"float32", "float64"}
         The type in which elements are computed and short runs of sums are added up.
     """
@@ -249,7 +249,7 @@ def problem_of(
         arithmetic=resolved(dtype, arithmetic) if "arithmetic" in options else "float64",
     )
     if problem.reproducible:
-        binned.check_count("x", problem.count)
+        check_count("x", problem.count)
     return problem
 
 

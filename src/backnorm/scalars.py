@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.errors import ArgumentTypeError, described, shown
+from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 
 _FLAGS = (bool, np.bool_)
 
@@ -90,6 +90,18 @@ def check_integer(
         return operator.index(value)
     except Exception as error:
         raise _no_value(name, problem, value, accepted) from error
+
+
+def check_axis(axis: object, rank: int) -> int:
+    """Return the channel axis of an x of this rank as a number from 0 to rank - 1, or raise."""
+    accepted = f"an integer from {-rank} to {rank - 1}" if rank else "x of rank 1 or more"
+    what = "must be an integer, the position of the channels"
+    place = check_integer("axis", axis, problem=what, accepted=accepted)
+    if not -rank <= place < rank:
+        raise ArgumentValueError(
+            "axis", f"is not an axis of x, which has rank {rank}", came=place, accepted=accepted
+        )
+    return place % rank
 
 
 def check_word(name: str, value: object, *, accepted: str) -> str:

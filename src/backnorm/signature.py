@@ -23,7 +23,6 @@ Operation = Literal[
     "double_backward",
     "forward_coefficients",
     "backward_coefficients",
-    "apply_backward",
     "activation_backward",
 ]
 
@@ -31,7 +30,7 @@ Operation = Literal[
 #: channel. mask: one bit per element, set where the output of a ReLU is positive and below its
 #: ceiling. sums: two float64 per channel. count: the number of elements of a channel. coefficients:
 #: four float64 per channel, see `backnorm_kernels.kernels.formulas`. bins: the sums of a
-#: reproducible problem, see `binned`.
+#: reproducible problem, see `reproducible_sums`.
 Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
 
 
@@ -86,14 +85,11 @@ class Number:
     default : object
     operand : str or None
         The number is passed only if this operand is given.
-    field : str
-        If the number is an array: the field of a kernel's record that holds its address.
     """
 
     name: str
     default: object = None
     operand: str | None = None
-    field: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,7 @@ _COUNTED = Result("count", "count", "")
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
 # `_SUMS` are the sums or moments that a caller provides. `_COUNT` is the number of elements per
 # channel that were summed.
-_SUMS, _COUNT = Number("sums", field="exchanged"), Number("count")
+_SUMS, _COUNT = Number("sums"), Number("count")
 
 _GIVEN = (_MEAN, _VARIANCE, _GAMMA, _BETA)
 _RUNNING = (
@@ -175,7 +171,7 @@ _DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgam
 # The weight of the batch in the running statistics.
 _MOMENTUM = Number("momentum", 0.0, "running_mean")
 # With the option `reproducible`, the bits of sums do not depend on how the batch is divided into
-# parts (see the module `binned`).
+# parts (see the module `reproducible_sums`).
 _NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
 
 _SPLIT = "data_format", "arithmetic", "reproducible"
@@ -215,8 +211,8 @@ _ALL = (
     ),
     # See `results.ChannelMoments`.
     Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
-    # If a problem is reproducible, the argument `sums` of `apply_forward` and `apply_backward` has
-    # bins (integers). The operation itself rounds the bins to floating-point sums.
+    # If a problem is reproducible, the argument `sums` of `apply_forward` has bins (integers). The
+    # operation itself rounds the bins to floating-point sums.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
@@ -234,16 +230,6 @@ _ALL = (
         (Result("dz", "data", "out"),),
         ("epsilon", "data_format", "activation", "arithmetic"),
         overwrites="dy",
-        public=False,
-    ),
-    # Like `apply`, but returns the gradients of gamma and beta, too. This operation is for JAX and
-    # TensorFlow, which exchange the sums of several devices by their own operations.
-    Signature(
-        "apply_backward",
-        (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
-        (_DX, _DGAMMA, _DBETA),
-        ("epsilon", "data_format", "training", "arithmetic", "reproducible"),
-        numbers=(_SUMS, _COUNT),
         public=False,
     ),
     # The next two signatures return coefficients. They are for the compilers of frameworks:

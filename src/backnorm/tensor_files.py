@@ -1,8 +1,13 @@
-"""Read and write tensor files: .npz and .npy by NumPy, .safetensors by the package safetensors."""
+"""Read and write tensor files: .npz and .npy by NumPy, .safetensors by the package safetensors.
+
+Files are written atomically.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +19,6 @@ from safetensors.numpy import save
 
 from backnorm.dtypes import BFLOAT16
 from backnorm.errors import ArgumentValueError, BacknormError
-from backnorm.files import atomic_writer, check_writable
 
 #: The default of `max_unpacked`.
 MEBIBYTES = 1024
@@ -93,7 +97,12 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def check_output(path: Path) -> None:
     """Raise if no tensor file can be written to `path`; called before anything is computed."""
     _kind(path)
-    check_writable(path)
+    if path.exists() and not path.is_file():
+        raise ArgumentValueError(str(path), "is not a regular file")
+    if not path.parent.is_dir():
+        raise ArgumentValueError(str(path), "its folder does not exist")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ArgumentValueError(str(path), "its folder is not writable")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -111,6 +120,34 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file next to `path`; move it into place once it is complete and on disk.
+
+    If the block raises, the temporary file is removed and `path` stays as it was. If `path` is a
+    symbolic link, the link stays, and the file that it points to is replaced.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; the error has the name of the file.
+    """
+    target = Path(os.path.realpath(path))
+    # The temporary name does not contain the target's name, because it could then be too long.
+    temporary = target.with_name(f".backnorm.{secrets.token_hex(8)}.part")
+    try:
+        with temporary.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def _read_npz(

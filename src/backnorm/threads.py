@@ -89,8 +89,6 @@ def get_num_threads() -> int:
     """
     torch = modules.get("torch")
     most = _most
-    # The next lines repeat the code of `limit`, because calling it would slow every call of an
-    # operator.
     if most is None:
         if monotonic() >= _until:
             _look_again()
@@ -105,23 +103,6 @@ def get_num_threads() -> int:
     except AttributeError:  # PyTorch is being imported
         return most
     return number if number < most else most
-
-
-def limit() -> int:
-    """Return the limit of threads for the whole process (not that of a `num_threads` block)."""
-    if _most is not None:
-        return _most
-    if monotonic() >= _until:
-        _look_again()
-    return _beside if "torch" in modules else _alone
-
-
-def set_limit(n: int) -> None:
-    """Set the process's limit of threads to `n` or to the default limit, whichever is smaller."""
-    global _most
-    _most = None
-    if n < limit():
-        set_num_threads(n)
 
 
 def _look_again() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from backnorm._doubledouble import Exact
 from backnorm.conformance.judge import judge
+from backnorm.reference import Exact
 
 EPSILON = 1e-3
 

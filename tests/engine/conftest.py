@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from backnorm_kernels import library
-from backnorm_kernels.build.demand import command, environment, place
+from backnorm_kernels.build.demand import command, environment, file_of
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,7 @@ def built():
     """Return the files of libraries of a level; those that are not there are built."""
 
     def files(level, *names):
-        paths = {name: place(name, level, library.FOLDER) for name in names}
+        paths = {name: file_of(name, level, library.FOLDER) for name in names}
         missing = [name for name, path in paths.items() if not path.exists()]
         if missing:
             done = subprocess.run(

@@ -14,7 +14,7 @@ import pytest
 
 from backnorm_kernels import levels, library
 from backnorm_kernels.build import demand, make, sources
-from backnorm_kernels.build.demand import place
+from backnorm_kernels.build.demand import file_of
 from backnorm_kernels.kinds import FLOOR, LIBRARIES, OF_ALL, PROBE, THREADS, XLA
 
 _X86 = levels.is_x86()
@@ -36,7 +36,7 @@ def _build(folder, level, *names, cwd=None):
         cwd=cwd,
     )
     assert done.returncode == 0, done.stderr
-    return {name: place(name, level, folder).read_bytes() for name in names}
+    return {name: file_of(name, level, folder).read_bytes() for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_build_in_another_process_and_folder_has_the_same_bytes(name, group, tmp
     """The bytes do not depend on the folder, or on what the process built before."""
     folder = tmp_path / "another" / "place"
     assert _build(folder, _LEVEL, name, cwd=tmp_path)[name] == group[name]
-    assert [path.name for path in (folder / _LEVEL).iterdir()] == [place(name, "", folder).name]
+    assert [path.name for path in (folder / _LEVEL).iterdir()] == [file_of(name, "", folder).name]
 
 
 @pytest.mark.sweep
@@ -72,7 +72,7 @@ def test_build_of_many_libraries_has_the_bytes_of_separate_builds(tmp_path):
 def libraries(request):
     """Return names and paths: all of this processor that are built, some of the lowest level."""
     if request.param == "this processor":
-        every = [(n, place(n, level, library.FOLDER)) for level, n in make.of_this_processor()]
+        every = [(n, file_of(n, level, library.FOLDER)) for level, n in make.of_this_processor()]
         return [(name, path) for name, path in every if path.exists()]
     names = (PROBE, *_CHEAP)
     built = request.getfixturevalue("built")
@@ -189,7 +189,7 @@ def test_missing_does_not_list_built_library(tmp_path):
 
 def test_missing_lists_damaged_library(built, tmp_path):
     (whole,) = built(_LEVEL, FLOOR)
-    path = place(FLOOR, _LEVEL, tmp_path)
+    path = file_of(FLOOR, _LEVEL, tmp_path)
     path.parent.mkdir()
     path.write_bytes(whole.read_bytes())
     assert make.missing([(_LEVEL, FLOOR)], tmp_path) == []

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.binned import bins_of
 from backnorm.conformance.judge import check_backward, check_forward
+from backnorm.reproducible_sums import bins_of
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 
 pytest.importorskip("backnorm_kernels", reason="backnorm-kernels is not installed")
@@ -195,13 +195,31 @@ def test_reproducible_bins_of_both_engines_are_equal(kind, shape, dtype, rng):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("factor", [0.0, 1.3 * 2.0**-60, -(2.0**-1000)])
-@pytest.mark.parametrize("size", [1.6e308, 1.7 * 2.0**1000])
-def test_reproducible_bins_of_huge_dy_and_small_x_are_equal(size, factor):
-    # The products are finite, but splitting dy to compute their rounding errors could overflow.
-    x, dy = np.full((3, 2), factor), np.array([[size, 1.0], [-size / 3, 0.7], [1.1, 0.2]])
-    ours, theirs = with_each(lambda: bins(x, dy, np.zeros(2)))
-    np.testing.assert_array_equal(ours, theirs)
+@pytest.mark.parametrize("factor", [0.0, 2.0**-100, 1.3 * 2.0**-60, -(2.0**-1000)])
+@pytest.mark.parametrize("size", [np.finfo(float).max, 1.6e308, 1.7 * 2.0**1000, 2.0**1000])
+def test_reproducible_bins_of_huge_and_small_factors_are_equal(size, factor):
+    # The products are finite, but splitting the factors to compute their rounding errors could
+    # overflow.
+    small = np.full((3, 2), factor)
+    huge = np.array([[size, 1.0], [-size / 3, 0.7], [1.1, 0.2]])
+    for x, dy in ((small, huge), (huge, small)):
+        ours, theirs = with_each(functools.partial(bins, x, dy, np.zeros(2)))
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_reproducible_bins_at_limits_of_top_bins_are_equal():
+    # The least magnitude that counts as infinite, the largest that has bins, the limits of some top
+    # bins, and numbers below all bins.
+    limits = [2.0**991, 2.0 ** (32 * 29 + 31), 2.0**31, 2.0**-1, 2.0**-961, 2.0**-929, 2.0**-1056]
+    for limit in limits:
+        dy = np.array([[limit, np.nextafter(limit, 0.0)], [np.nextafter(limit, 0.0), -limit]]).T
+        dy = np.concatenate((dy, [[limit, 1.0], [np.pi * limit / 8, 5e-324]]))
+        for dtype in (np.float64, np.float32):
+            with np.errstate(all="ignore"):
+                terms = dy.astype(dtype)
+            x, mean = np.full_like(terms, 0.7), np.zeros(2, dtype)
+            ours, theirs = with_each(functools.partial(bins, x, terms, mean))
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_bins_of_terms_whose_rounding_error_is_not_finite_have_no_error():

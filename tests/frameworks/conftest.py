@@ -26,13 +26,11 @@ _NEEDS = {
     "gpu": ("torch", "triton"),
     "gpu_code": ("triton",),
     "gpu_device": ("torch", "triton"),
-    "jax_gpu": ("jax", "triton"),
 }
 
 
-# Triton decides when it is imported whether it interprets; and one run puts kernels for GPUs in the
-# place of JAX's CPU.
-_ALONE = {"gpu", "gpu_code", "jax_gpu"}
+# Triton decides when it is imported whether it interprets.
+_ALONE = {"gpu", "gpu_code"}
 
 
 def pytest_collection_modifyitems(items):

@@ -18,8 +18,7 @@ from operands import Operand, data_values, some_shape
 from problems import Maker, Problem, some_arithmetic
 
 import backnorm
-from backnorm.binned import SPECIAL, bin_rows
-from backnorm.dtypes import ELEMENT_TYPES, rounded, statistics_types
+from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.executable import executable
 from backnorm.problem import Problem as Asked
 from backnorm.signature import SIGNATURES
@@ -33,15 +32,9 @@ _PARAMETERS = {
     "forward": ("gamma", "beta"),
     "inference": ("mean", "variance", "gamma", "beta"),
     "backward": ("mean", "variance", "gamma"),
-    "reduce_forward": (),
-    "apply_forward": ("gamma", "beta"),
-    "reduce": ("mean",),
-    "apply_backward": ("mean", "variance", "gamma"),
 }
-_WHOLE = ("forward", "inference", "backward")
-_FORWARD = ("forward", "inference", "reduce_forward", "apply_forward")
 # What there is one of for every instance.
-_OF_INSTANCES = {"x", "dy", "exchanged"}
+_OF_INSTANCES = {"x", "dy"}
 
 
 @functools.cache
@@ -56,7 +49,6 @@ def _frames() -> Any:
             self,
             stage: Any,
             instances: int,
-            count: int,
             arguments: dict[str, Any],
             results: dict[str, Any],
         ) -> None:
@@ -64,8 +56,6 @@ def _frames() -> Any:
             self.threads, self.schedule = stage.participants, self._begin
             self.operands, self.results = list(arguments.values()), list(results.values())
             shared = arguments.keys() - _OF_INSTANCES
-            record = stage.template.copy()
-            record[SLOTS["count"]] = count
             described = [
                 [SLOTS[field], ELEMENTS[one.dtype.name], one.ndim, one.size, one.nbytes,
                  one.nbytes // instances if field not in shared else 0]
@@ -75,7 +65,7 @@ def _frames() -> Any:
             self.attributes = {
                 "buffers": np.array(described).ravel(),
                 "call": np.array(call),
-                "record": record,
+                "record": stage.template,
             }
 
         def _begin(self, task: Any) -> None:
@@ -93,46 +83,6 @@ def _frames() -> Any:
     return Frame
 
 
-def _sums(rnd: random.Random, shape: tuple[int, ...], *, reproducible: bool) -> Operand:
-    """Return sums, or moments, of all parts of a batch, whatever these are."""
-    rng = np.random.default_rng(rnd.randrange(1 << 30))
-    if not reproducible:
-        content = np.abs(rng.standard_normal(shape)) * 100
-        return Operand(shape, np.dtype(np.float64), content.ravel())
-    bins = rng.integers(-(1 << 50), 1 << 50, shape)
-    tops = rng.integers(-4, 4, (shape[0], 2, shape[2]))
-    special = rng.random(tops.shape) < 0.05
-    bins[:, :: shape[1] // 2] = np.where(special, SPECIAL, tops)
-    return Operand(shape, np.dtype(np.int64), bins.ravel())
-
-
-def _phase(
-    operation: str, one: dict[str, Any], count: int, reproducible: bool, options: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Return the results of a phase by the package's own functions."""
-    if operation.startswith("reduce"):
-        options = {"arithmetic": options["arithmetic"], "reproducible": reproducible}
-        found = getattr(backnorm, operation)(**one, **options)
-        if reproducible:
-            return (found.bins,)
-        return (np.stack([getattr(found, name) for name in type(found).__slots__[:2]]),)
-    told = one.pop("exchanged")
-    if operation == "apply_forward":
-        moments = (
-            backnorm.ReproducibleMoments(told, count)
-            if reproducible
-            else backnorm.ChannelMoments(*told, count)
-        )
-        return backnorm.apply_forward(moments=moments, **one, **options)
-    sums = backnorm.ReproducibleSums(told, count).rounded() if reproducible else None
-    sums = sums or backnorm.ChannelSums(*told, count)
-    dx = backnorm.apply(sums=sums, **one, **options)
-    with np.errstate(all="ignore"):
-        s = 1.0 / np.sqrt(one["variance"].astype(np.float64) + options["epsilon"])
-        dgamma = s * sums.sum_dy_xmu
-    return dx, *(rounded(each, one["mean"].dtype) for each in (dgamma, sums.sum_dy))
-
-
 def of_xla(seed: int, rnd: random.Random) -> Problem:
     """Return the problem of a custom call, of one instance or of several."""
     make = Maker(rnd)
@@ -140,7 +90,7 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     make.values = make.tags["values"] = "wide" if make.often(0.2) else "usual"
     make.layout = make.tags["layout"] = "rows"
     operation = rnd.choice(tuple(_PARAMETERS))
-    backward = operation not in _FORWARD
+    backward = operation == "backward"
     training = operation != "inference" and (not backward or make.often(0.7))
     reproducible = "reproducible" in SIGNATURES[operation].options and make.often(0.5)
     lengths = some_shape(rnd)[0] or (1,)
@@ -160,21 +110,10 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
         make.channels(name, (shape[1],), statistics, positive=name == "variance")
         one = make.operands[name]
         make.operands[name] = Operand(one.shape, one.dtype, one.content[: shape[1]])
-    of_sums = (instances, bin_rows(dtype.itemsize) if reproducible else 2, shape[1])
-    # Of a batch of which this is a part.
-    count = (shape[0] * shape[2]) * (3 if operation.startswith("apply") else 1)
-    if operation.startswith("apply"):
-        make.operands["exchanged"] = _sums(rnd, of_sums, reproducible=reproducible)
     results = [r for r in SIGNATURES[operation].results if r.option is None and r.field]
     for each in results:
-        data, told = each.kind == "data", each.field == "exchanged"
-        whole = (instances, *shape) if data else of_sums if told else (instances, shape[1])
-        kind = dtype if data else statistics
-        if told:
-            kind = np.dtype(np.int64 if reproducible else np.float64)
-            initial = np.zeros(math.prod(whole))
-            make.memory(f"result {each.name}", Operand(whole, kind, initial))
-            continue
+        data = each.kind == "data"
+        whole, kind = ((instances, *shape), dtype) if data else ((instances, shape[1]), statistics)
         make.memory(f"result {each.name}", Operand(whole, kind, np.full(math.prod(whole), np.nan)))
     epsilon = rnd.choice((1e-5, 1e-3))
     arithmetic = some_arithmetic(make, dtype)
@@ -191,23 +130,19 @@ def of_xla(seed: int, rnd: random.Random) -> Problem:
     def call(arguments: dict[str, Any]) -> tuple[Any, ...]:
         operands = {name: one for name, one in arguments.items() if not name.startswith("result")}
         written = {each.field: arguments[f"result {each.name}"] for each in results}
-        stage = executable(requested, exchanged=operation not in _WHOLE).stage
-        _frames()(stage, instances, count, operands, written).run()
+        _frames()(executable(requested).stage, instances, operands, written).run()
         return tuple(written.values())
 
     def expected(arguments: dict[str, Any]) -> tuple[Any, ...]:
         options: dict[str, Any] = {"epsilon": epsilon, "arithmetic": arithmetic}
         options |= {"training": training} if backward else {}
+        options |= {"reproducible": True} if reproducible else {}
         operands = {name: one for name, one in arguments.items() if not name.startswith("result")}
         found = []
         for k in range(instances):
             one = {n: a[k] if n in _OF_INSTANCES else a for n, a in operands.items()}
-            if operation in _WHOLE:
-                options |= {"reproducible": True} if reproducible else {}
-                result = getattr(backnorm, f"batch_norm_{operation}")(**one, **options)
-                found.append(result if isinstance(result, tuple) else (result,))
-            else:
-                found.append(_phase(operation, one, count, reproducible, options))
+            result = getattr(backnorm, f"batch_norm_{operation}")(**one, **options)
+            found.append(result if isinstance(result, tuple) else (result,))
         return tuple(np.stack(each) for each in zip(*found, strict=True))
 
     problem = make.finished(seed, call)

@@ -168,8 +168,8 @@ MUTANTS = (
     Mutant(
         "tensorflow: an axis that is known late is the first",
         "tensorflow/nodes.py",
-        "return node.call(place(arrays, presence), options._replace(axis=axis))",
-        "return node.call(place(arrays, presence), options._replace(axis=0))",
+        "return node.call(_place(arrays, presence), options._replace(axis=axis))",
+        "return node.call(_place(arrays, presence), options._replace(axis=0))",
         (f"{_TF}/test_graph.py",),
     ),
     Mutant(
@@ -178,14 +178,6 @@ MUTANTS = (
         "- normalised * xp.spread(slope, dx)",
         "- 0 * normalised * xp.spread(slope, dx)",
         (f"{_TF}/test_forward_mode.py", f"{_TF}/test_graph.py"),
-    ),
-    Mutant(
-        "tensorflow: statistics of replicas have no distance between their means",
-        "tensorflow/synchronised.py",
-        "tf.reduce_sum(shares * (variances + apart * apart), 0)",
-        "tf.reduce_sum(shares * variances, 0)",
-        (f"{_KERAS}/test_synchronized.py",),
-        "tensorflow",
     ),
     # Keras.
     Mutant(
@@ -228,10 +220,10 @@ MUTANTS = (
     ),
     Mutant(
         "jax: statistics of devices have no distance between their means",
-        "jax/parts.py",
-        "of_all(weighed(variance + apart * apart))",
-        "of_all(weighed(variance))",
-        (f"{_JAX}/test_transformations.py", f"{_JAX}/test_sharded.py"),
+        "jax/formulas.py",
+        "jax.lax.pmean(variance + apart * apart, **groups)",
+        "jax.lax.pmean(variance, **groups)",
+        (f"{_JAX}/test_transformations.py",),
     ),
     Mutant(
         "jax: the formula's slope has one factor too few",

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 
 import backnorm
-from backnorm import ReproducibleMoments, ReproducibleSums, binned
+from backnorm import ReproducibleMoments, ReproducibleSums
 from backnorm.conformance.judge import check_backward, check_forward
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.reproducible_sums import tops_of
 
 BFLOAT16 = ml_dtypes.bfloat16
 TYPES = [np.float64, np.float32, np.float16, BFLOAT16]
@@ -415,7 +416,7 @@ def test_bins_of_small_and_large_terms_have_same_bits_in_both_orders():
     total = one + two
     whole = backnorm.reduce_forward(np.concatenate((large, small)), reproducible=True)
     assert bits(total.bins) == bits((two + one).bins) == bits(whole.bins)
-    assert binned.tops_of(total.bins).tolist() == binned.tops_of(two.bins).tolist()
+    assert tops_of(total.bins).tolist() == tops_of(two.bins).tolist()
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backnorm._doubledouble import Exact
+from backnorm.reference._doubledouble import Exact
 
 PRECISION = Fraction(1, 2**100)
 NUMBERS = st.floats(-1e30, 1e30, allow_subnormal=False).filter(lambda v: v == 0 or abs(v) > 1e-30)

@@ -203,22 +203,6 @@ def without_sources(monkeypatch):
 # Adapters of frameworks.
 
 
-def messages_of_replicas(monkeypatch):
-    """Return a list, to which each message of a TensorFlow replica adds its type and size."""
-    import tensorflow as tf
-
-    from backnorm.tensorflow import synchronised
-
-    messages, original = [], synchronised._sum
-
-    def counted(tensor, replica):
-        messages.append((tensor.dtype, int(tf.size(tensor))))
-        return original(tensor, replica)
-
-    monkeypatch.setattr(synchronised, "_sum", counted)
-    return messages
-
-
 def strides_of_compiled_gradients(monkeypatch):
     """Return a list, to which each compiled backward of PyTorch adds the strides of x and dy."""
     from backnorm.torch import cpu
@@ -240,10 +224,3 @@ def forget_tuned_plans(monkeypatch):
     tuned = {}
     monkeypatch.setattr(gpu, "_tuned", tuned)
     return tuned
-
-
-def jax_triton_is(monkeypatch, load):
-    """Let the function `load` return the package jax-triton."""
-    from backnorm.jax import launches
-
-    monkeypatch.setattr(launches, "_library", load)

@@ -105,25 +105,3 @@ def test_get_num_threads_follows_imported_pytorch(monkeypatch):
     # A module that is still being imported has no get_num_threads.
     monkeypatch.setitem(threads.modules, "torch", object())
     assert backnorm.get_num_threads() == 8
-
-
-def test_threadpoolctl_limits_number_of_threads_and_restores_it(monkeypatch):
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-    monkeypatch.setattr(machine, "processors", lambda: 8)
-    # The first call of kernels registers them.
-    backnorm.batch_norm_forward(np.ones((2, 3)), epsilon=1e-5)
-    info = [found for found in threadpoolctl.threadpool_info() if found["user_api"] == "backnorm"]
-    assert [found["num_threads"] for found in info] == [8]
-    assert info[0]["version"] == backnorm.__version__
-    for limits in (1, {"backnorm": 1}):
-        with threadpoolctl.threadpool_limits(limits):
-            assert backnorm.get_num_threads() == 1
-        assert backnorm.get_num_threads() == 8
-    with threadpoolctl.threadpool_limits(1, user_api="blas"):
-        assert backnorm.get_num_threads() == 8
-    # A limit that was not set before is not set afterwards: it follows the processors.
-    assert threads._most is None
-    backnorm.set_num_threads(3)
-    with threadpoolctl.threadpool_limits(1):
-        assert backnorm.get_num_threads() == 1
-    assert backnorm.get_num_threads() == 3

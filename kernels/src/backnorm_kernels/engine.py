@@ -11,7 +11,7 @@ from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 from backnorm.version import __version__ as version_of_backnorm
-from backnorm_kernels import __version__, levels, library, limits, xla
+from backnorm_kernels import __version__, levels, library, xla
 from backnorm_kernels.kinds import LIBRARIES, PROBE
 from backnorm_kernels.launch import Launch
 from backnorm_kernels.plan import Plan, plan
@@ -26,7 +26,6 @@ if version_of_backnorm != __version__:
         f"backnorm {version_of_backnorm} and backnorm-kernels {__version__} do not belong "
         "together; install both from one checkout: pip install . ./kernels"
     )
-limits.offer()
 
 
 def planned(

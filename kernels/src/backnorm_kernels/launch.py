@@ -9,8 +9,8 @@ import math
 import numpy as np
 
 from backnorm import interfaces
-from backnorm.binned import bin_rows
 from backnorm.problem import Problem
+from backnorm.reproducible_sums import bin_rows
 from backnorm_kernels.geometry import Segments
 from backnorm_kernels.kinds import Kind
 from backnorm_kernels.plan import Plan

@@ -104,9 +104,9 @@ def path_of(name: str) -> Path | None:
     None even if there is a build for a lower level, because `load` can build the missing one.
     """
     if _FROM_SOURCES:
-        from backnorm_kernels.build.demand import place
+        from backnorm_kernels.build.demand import file_of
 
-        path = place(name, levels_of(name)[0], FOLDER)
+        path = file_of(name, levels_of(name)[0], FOLDER)
         return path if path.exists() else None
     found = (_installed(level).get(name) for level in levels_of(name))
     return next(filter(None, found), None)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backnorm._doubledouble import Exact
 from backnorm.conformance._fit import Result
 from backnorm.conformance._naming import (
     FEW_BITS,
@@ -18,6 +17,7 @@ from backnorm.conformance._naming import (
 from backnorm.conformance.data import rows_of
 from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.dtypes import FLOAT64
+from backnorm.reference import Exact
 
 # An output is partly wrong if at most the share `_PART` of its elements is wrong, and if there is a
 # gap between the errors of these and those of the rest: the share `_GAP` of the least error of a

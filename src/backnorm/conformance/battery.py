@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from backnorm._doubledouble import Exact
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.conformance.data import (
     ExactCase,
@@ -25,6 +24,7 @@ from backnorm.conformance.data import (
 from backnorm.conformance.judge import GRADIENTS, Quantity, check_backward, judge
 from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit, statistics_types
+from backnorm.reference import Exact
 
 __all__ = ["BackwardOperator", "Case", "Subject", "cases", "computed_in", "examine", "subjects"]
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from backnorm import reference
-from backnorm._doubledouble import Exact
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.battery import Case, Subject, computed_in, subjects
@@ -28,6 +27,7 @@ from backnorm.conformance.judge import (
 from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import FLOAT64
+from backnorm.reference import Exact
 
 __all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_case", "relu_cases"]
 

@@ -3,8 +3,7 @@
 A primitive has the parameter `batched`. If `batched` is set, every operand and every result has a
 batch axis. If all problems of the batch share an operand, the batch axis of this operand has size
 1, as in `jax.ffi.ffi_call` with ``vmap_method="expand_dims"``. The axes of nested `jax.vmap`s are
-merged into one batch axis. A function that computes a batch needs this axis in all operands. If
-`batched` is not set, `with_batch_axes` adds the axis, with size 1.
+merged into one batch axis.
 """
 
 from __future__ import annotations
@@ -69,27 +68,19 @@ def over_batch(function: Callable[..., Any], batched: bool) -> Callable[..., Any
     return mapped if batched else function
 
 
-def with_batch_axes(function: Callable[..., Any], batched: bool) -> Callable[..., Any]:
-    """Return `function`, whose operands and results have a batch axis in front. If not `batched`,
-    return instead a function of operands without this axis: it adds a batch axis of size 1, calls
-    `function`, and removes the axis from the results.
-    """
-
-    def expanded(*operands: Any, **parameters: Any) -> Any:
-        results = function(*(jax.lax.expand_dims(x, (0,)) for x in operands), **parameters)
-        return [jax.lax.squeeze(result, (0,)) for result in results]
-
-    return function if batched else expanded
-
-
 def lowering(function: Callable[..., Any]) -> Any:
     """Return the lowering rule of a primitive.
 
-    `function` computes the primitive's results. All its operands must have a batch axis.
+    `function` computes the primitive's results. All its operands must have a batch axis. If the
+    primitive's operands have none, the rule adds a batch axis of size 1, and removes the axis from
+    the results.
     """
 
     def lowered(*operands: Any, batched: bool, **parameters: Any) -> Any:
-        return with_batch_axes(function, batched)(*operands, **parameters)
+        if batched:
+            return function(*operands, **parameters)
+        results = function(*(jax.lax.expand_dims(x, (0,)) for x in operands), **parameters)
+        return [jax.lax.squeeze(result, (0,)) for result in results]
 
     return mlir.lower_fun(lowered, multiple_results=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
@@ -11,20 +11,22 @@ import numpy as np
 from backnorm import problem
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
-from backnorm.jax.problems import Options, is_known
-from backnorm.problem import Metadata
-from backnorm.scalars import as_array, check_flag, check_integer
-from backnorm.signature import SIGNATURES, Operation
+from backnorm.scalars import as_array, check_integer
 
 Groups = tuple[tuple[int, ...], ...]
 
+_OPTIONAL = ("gamma", "beta", "residual")
+
 
 def read(name: str, value: Any) -> Any:
-    """Return `value` if it is an array of JAX or NumPy; raise otherwise.
+    """Return `value` if it is an array of JAX or NumPy, or None for an absent gamma, beta or
+    residual; raise otherwise.
 
     A subclass of NumPy's array becomes a plain array, because JAX would call the subclass's
     methods.
     """
+    if value is None and name in _OPTIONAL:
+        return None
     kind = type(value)
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.ma.MaskedArray):
         value = as_array(name, value)
@@ -55,9 +57,8 @@ def read_mask(mask: Any, x: Any) -> Any:
     if mask is None:
         return None
     accepted = f"an array of bool whose shape broadcasts to x's, {x.shape}"
-    kind = type(mask)
-    if not (_is_of_jax(mask) or (issubclass(kind, np.ndarray) and mask.dtype.isnative)):
-        came = kind.__name__
+    if not (_is_of_jax(mask) or (issubclass(type(mask), np.ndarray) and mask.dtype.isnative)):
+        came = type(mask).__name__
         raise ArgumentTypeError("mask", "must be an array", came=came, accepted=accepted)
     if not jax.numpy.issubdtype(mask.dtype, jax.numpy.bool_):
         raise ArgumentTypeError(
@@ -94,32 +95,31 @@ def check_epsilon(epsilon: Any) -> float:
     return problem.check_epsilon(epsilon)
 
 
-def check_axis(axis: Any, x: Any) -> int:
-    """Return the channel axis as a number from 0 to rank - 1, or raise."""
-    accepted = f"an integer from {-x.ndim} to {x.ndim - 1}" if x.ndim else "x of rank 1 or more"
-    what = "must be an integer, the position of the channels"
-    place = check_integer("axis", axis, problem=what, accepted=accepted)
-    if not -x.ndim <= place < x.ndim:
-        raise ArgumentValueError(
-            "axis", f"is not an axis of x, which has rank {x.ndim}", came=place, accepted=accepted
-        )
-    return place % int(x.ndim)
-
-
 def check_axis_name(axis_name: Any) -> tuple[Hashable, ...]:
     """Return the names of the mapped axes to reduce over."""
     if axis_name is None:
         return ()
     names = tuple(axis_name) if type(axis_name) in (tuple, list) else (axis_name,)
     for name in names:
-        if not _is_name(name):
+        # JAX interprets an integer as the position of an axis of an array.
+        if type(name) is not str and issubclass(type(name), int | Iterable):
             raise ArgumentTypeError(
                 "axis_name",
                 "must be the name of a mapped axis, or a tuple of names",
                 came=described(name),
                 accepted="a string, a tuple of strings, or None",
             )
-        _check_mapped(name, names)
+        # A name is looked up before a compiled function is called. Otherwise, JAX would store the
+        # wrong name before it raises an error, and would compare it with the names of later calls.
+        try:
+            jax.lax.psum(1, name)
+        except Exception as error:
+            raise ArgumentValueError(
+                "axis_name",
+                "is not the name of a mapped axis here",
+                came=", ".join(map(shown, names)),
+                accepted="an axis of the enclosing shard_map, pmap or vmap",
+            ) from error
     return names
 
 
@@ -150,101 +150,11 @@ def check_axis_index_groups(groups: Any, names: tuple[Hashable, ...]) -> Groups 
     )
 
 
-def _check_mapped(name: Hashable, names: tuple[Hashable, ...]) -> None:
-    """Raise unless a mapped axis with this name is in scope.
-
-    This check is made before a compiled function is called. If there were no such check, JAX would
-    store the wrong name before it raises an error, and would compare the stored name with the names
-    of later calls.
-    """
-    try:
-        jax.lax.psum(1, name)
-    except Exception as error:
-        raise ArgumentValueError(
-            "axis_name",
-            "is not the name of a mapped axis here",
-            came=", ".join(map(shown, names)),
-            accepted="an axis of the enclosing shard_map, pmap or vmap",
-        ) from error
-
-
-def _is_name(name: object) -> bool:
-    """Whether `name` can name a mapped axis: a string, or another hashable object."""
-    kind = type(name)
-    if kind is str:
-        return True
-    # An integer cannot be a name, because JAX interprets an integer as the position of an axis of
-    # an array.
-    if issubclass(kind, int | Iterable):
-        return False
-    try:
-        hash(name)
-        return bool(name == name)
-    except Exception:
-        return False
-
-
-def check_operands(
-    operation: Operation, options: Options, *, activation: Any = None, **arrays: Any
-) -> problem.Problem:
-    """Return the problem of an operation on named operands, or raise."""
-    operands = [_read(each) for each in SIGNATURES[operation].arranged(arrays)]
-    return problem.problem_of(
-        operation,
-        *operands,
-        epsilon=options.epsilon,
-        data_format=(options.axis,),
-        activation=activation,
-        # For reproducible sums, `problem_of` checks that a channel does not have too many elements.
-        # If the shape is symbolic, the number of elements is not known, so this check is left out
-        # here.
-        reproducible=options.reproducible and is_known(arrays["x"].shape),
-    )
-
-
-def check_reproducible(value: Any, names: tuple[Hashable, ...] = (), mask: Any = None) -> bool:
-    """Return `reproducible`, or raise if it is not a flag or the call cannot be reproducible.
-
-    `names` are the mapped axes over which the batch is split. If there are such axes, or if there
-    is a mask, the call cannot be reproducible.
-    """
-    if not check_flag("reproducible", value):
-        return False
-    if names:
-        raise ArgumentValueError(
-            "reproducible",
-            "must be False with axis_name: JAX adds gradients over mapped axes in no fixed order",
-            came=f"True with axis_name {', '.join(map(shown, names))}",
-            accepted="True without axis_name, or False",
-            hint="shard the batch over a mesh, and let jax.jit split the function",
-        )
-    if mask is not None:
-        raise ArgumentValueError(
-            "reproducible",
-            "must be False with a mask: jax.numpy computes masked statistics",
-            came="True with a mask",
-            accepted="True without mask, or False",
-        )
-    return True
-
-
-def check_not_reproducible(shape: Sequence[Any]) -> None:
-    """Raise unless x is empty, because sums that `jax.numpy` computes are not reproducible."""
-    if 0 in shape:
-        return
-    raise ArgumentValueError(
+def not_reproducible(came: str) -> ArgumentValueError:
+    """Return the error for reproducible sums that `jax.numpy` would compute."""
+    return ArgumentValueError(
         "reproducible",
-        "must be False if jax.numpy computes the sums instead of kernels on a CPU",
-        came=f"True for a shape {tuple(shape)}",
-        accepted="True on CPUs, for shapes that are known while tracing, or False",
+        "must be False if jax.numpy computes sums instead of a kernel",
+        came=f"True {came}",
+        accepted="False, or True on one CPU device for a known shape, without axis_name and mask",
     )
-
-
-def _read(array: Any) -> Metadata | None:
-    """Return the metadata that `backnorm.problem` checks, or None if `array` is None."""
-    if array is None:
-        return None
-    dtype = array.dtype
-    # Some arrays, such as random keys, have an element type that only JAX has. Their `Metadata`
-    # gets the type `object` instead, so that the checks reject it.
-    return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))

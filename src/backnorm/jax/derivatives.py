@@ -14,6 +14,7 @@ differentiates the collectives that compute the statistics of several devices.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,34 +23,27 @@ import jax.numpy as jnp
 from backnorm.jax import formulas
 from backnorm.jax.differentiable import Arrays, give_derivative
 from backnorm.jax.inverse_std import inverse_std
-from backnorm.jax.primitives import BACKWARD, FORWARD, FORWARD_RELU, NORMALIZE, STATISTICS, bind
+from backnorm.jax.primitives import (
+    BACKWARD,
+    FORWARD,
+    FORWARD_RELU,
+    NORMALIZE,
+    STATISTICS,
+    alike,
+    bind,
+)
 from backnorm.jax.problems import Options
-from backnorm.jax.varying import alike
 
-
-def forward(*operands: jax.Array, options: Options) -> Arrays:
-    """Return y, mean and variance from x, gamma and beta."""
-    return bind(FORWARD, *operands, options=options)
-
-
-def forward_relu(*operands: jax.Array, options: Options) -> Arrays:
-    """Return relu(y + residual), mean and variance from x, gamma, beta and an optional residual."""
-    return bind(FORWARD_RELU, *operands, options=options)
-
-
-def backward(*operands: jax.Array, options: Options) -> Arrays:
-    """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
-    return bind(BACKWARD, *operands, options=options)
-
-
-def normalize(*operands: jax.Array, options: Options) -> Arrays:
-    """Return a tuple with one array, y, computed from x, mean, variance, gamma and beta."""
-    return bind(NORMALIZE, *operands, options=options._replace(reproducible=False))
-
-
-def statistics(x: jax.Array, options: Options) -> Arrays:
-    """Return mean and variance."""
-    return bind(STATISTICS, x, options=options)
+#: Return y, mean and variance from x, gamma and beta.
+forward = partial(bind, FORWARD)
+#: Return relu(y + residual), mean and variance from x, gamma, beta and an optional residual.
+forward_relu = partial(bind, FORWARD_RELU)
+#: Return dx, dgamma and dbeta from x, dy, mean, variance and gamma.
+backward = partial(bind, BACKWARD)
+#: Return a tuple with one array, y, computed from x, mean, variance, gamma and beta.
+normalize = partial(bind, NORMALIZE)
+#: Return mean and variance from x.
+statistics = partial(bind, STATISTICS)
 
 
 def _forward_pushed(residuals: Arrays, tangents: Arrays, options: Options) -> Arrays:

@@ -37,7 +37,7 @@ def give_derivative(
     """Register the derivative of a primitive of `backnorm.jax.batching`.
 
     All operands of the primitive must be marked as varying over the same mapped axes of
-    `jax.shard_map`. The function `varying.alike` marks arrays so.
+    `jax.shard_map`. The function `primitives.alike` marks arrays so.
 
     Parameters
     ----------
@@ -77,13 +77,10 @@ def _derivative(name: str, push: Map, pull: Map, like: tuple[int, ...]) -> Any:
 
     def types(*operands: Any, batched: bool, **_: Any) -> list[Any]:
         results = [operands[k].update(weak_type=False) for k in like]
-        size = batch_size(operands) if batched else None
-        return [
-            result.update(shape=(size, *result.shape[1:]))
-            if batched and result.shape[0] != size
-            else result
-            for result in results
-        ]
+        if not batched:
+            return results
+        size = batch_size(operands)
+        return [result.update(shape=(size, *result.shape[1:])) for result in results]
 
     def pushed(*operands: Any, present: Any, options: Options, batched: bool) -> Any:
         count = len(operands) - sum(present)

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,19 +27,13 @@ from backnorm.errors import ArgumentValueError, MachineCodeError
 from backnorm.executable import executable
 from backnorm.jax.batching import batch_size
 from backnorm.jax.inverse_std import is_refused
-from backnorm.jax.problems import OPERANDS, Options, problem_of, warn_of_formulas
+from backnorm.jax.problems import Options, problem_of
 from backnorm.layout import mask_size
-from backnorm.problem import Problem
 from backnorm.signature import SIGNATURES, Operation
 
 #: The name under which XLA knows the handler of kernels. A compiled function contains this name,
 #: and so needs a handler with this name in every process that runs the function.
 TARGET = "backnorm_kernel"
-
-# Devices exchange sums after an operation whose name begins with "reduce", and before one whose
-# name begins with "apply". Plans of these operations must be made with ``exchanged=True`` (see
-# `backnorm_kernels.plan.plan`).
-_PHASES = ("reduce", "apply")
 
 _HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
 
@@ -80,22 +75,25 @@ def reason_against() -> str | None:
     return f"the foreign function interface of this jaxlib has version {came}, expected {known}"
 
 
+@functools.cache
 def is_usable() -> bool:
     """Whether XLA can call kernels in this process; warn once if it cannot."""
     reason = reason_against()
     if reason is not None:
-        warn_of_formulas("call its kernels on CPUs", reason)
+        warnings.warn(
+            f"backnorm cannot call its kernels on CPUs and runs jax.numpy code: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return reason is None
 
 
 def call(
     operation: Operation,
-    operands: Sequence[jax.Array],
+    operands: Mapping[str, jax.Array],
     results: Sequence[Any],
     options: Options,
-    *,
     activation: Activation | None = None,
-    parts: int = 1,
 ) -> Sequence[jax.Array]:
     """Return the results of an operation on a batch of problems (see `batching`), computed by its
     kernel.
@@ -103,44 +101,40 @@ def call(
     Parameters
     ----------
     operation : str
-    operands : sequence of arrays
-        The operands of `problems.OPERANDS`, followed by the residual if there is one.
+    operands : mapping of str to array
+        By the names that the operation's signature gives to them.
     results : sequence
         For each result, an array or another value with the same shape and type.
     options : Options
     activation : Activation, optional
-    parts : int
-        The number of parts, each of the size of x, that the operand `sums` adds up.
     """
     kernels = register()
-    problem = problem_of(operation, operands, options, activation)
-    stage = _stage(problem)
+    # The problem of one entry of the batch; those of all entries are equal.
+    one = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in operands.items()}
+    problem = problem_of(operation, options, activation, **one)
+    stage = executable(problem).stage
     kernel = kernels.xla.introduce(stage.kind)
-    names = (*OPERANDS[operation], "residual")[: len(operands)]
-    arrays = dict(zip(names, operands, strict=True))
+    arrays = dict(operands)
     if "variance" in arrays:
         # If variance + epsilon is not positive, a kernel reports an error. But compiled code does
         # not check values, so the variance of such a channel is replaced by NaN here.
         variance = arrays["variance"]
         arrays["variance"] = jnp.where(is_refused(variance, options.epsilon), jnp.nan, variance)
-    signature, batch = SIGNATURES[operation], batch_size(operands)
+    signature, batch = SIGNATURES[operation], batch_size([*arrays.values()])
     fields = {operand.name: operand.field for operand in signature.operands}
-    fields |= {number.name: number.field for number in signature.numbers}
     placed = [(array, fields[name]) for name, array in arrays.items()]
     types = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    written = [r.field for r in signature.results if r.field and r.option is None]
+    written = [result.field for result in signature.results if result.option is None]
     if problem.writes_mask:
         # The mask is not returned, because it follows from y: it is set where y is positive.
         types.append(jax.ShapeDtypeStruct((batch, mask_size(problem.size)), np.uint8))
         written.append("mask")
     placed += zip(types, written, strict=True)
-    record = stage.template.copy()
-    record[kernels.SLOTS["count"]] = parts * problem.count
     values: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, types)(
         *arrays.values(),
         buffers=np.concatenate([_described(kernels, *each, batch) for each in placed]),
         call=np.array([kernel, batch, stage.participants - 1], np.int64),
-        record=record,
+        record=stage.template,
     )
     return values[: len(results)]
 
@@ -153,11 +147,6 @@ def _described(kernels: ModuleType, array: Any, field: str, batch: int) -> np.nd
     stride = size // batch if array.shape[0] == batch > 1 else 0
     slot, element = kernels.SLOTS[field], kernels.ELEMENTS[dtype.name]
     return np.array([slot, element, len(array.shape), count, size, stride], np.int64)
-
-
-def _stage(problem: Problem) -> Any:
-    """Return the kernel of a problem whose arrays are in row-major order, as XLA's arrays are."""
-    return executable(problem, exchanged=problem.operation.startswith(_PHASES)).stage
 
 
 def register() -> ModuleType:

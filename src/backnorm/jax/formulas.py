@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from backnorm import formulas
+from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.jax.inverse_std import inverse_std
@@ -130,6 +131,50 @@ def masked_statistics(
     return *formulas.statistics(masked, x), masked.elements
 
 
+def moments_of_all(
+    mean: jax.Array, variance: jax.Array, count: jax.Array | None, groups: dict[str, Any]
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return mean, variance and number of elements of all parts of a batch, given those of a part.
+
+    Sums of x and of its square are not used, because they would lose digits by cancellation. If all
+    parts have the same number of elements, `count` may be None; the returned number is then None,
+    too. `groups` are the arguments `axis_name` and `axis_index_groups` of `jax.lax.psum`: the
+    mapped axes that the batch is split over.
+
+    References
+    ----------
+    Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979.
+    """
+    if count is None:
+        whole = jax.lax.pmean(mean, **groups)
+        apart = mean - whole
+        return whole, jax.lax.pmean(variance + apart * apart, **groups), None
+    total = jax.lax.psum(count, **groups)
+    weight = count / jnp.maximum(total, 1)
+    whole = jax.lax.psum(weight * mean, **groups)
+    apart = mean - whole
+    return whole, jax.lax.psum(weight * (variance + apart * apart), **groups), total
+
+
+def activated(y: jax.Array, residual: Any, activation: Activation | None) -> jax.Array:
+    """Return the activation of y, or of y + residual.
+
+    Where the input of a ReLU is 0 or equals the ceiling, its derivative is 0, as in the kernels.
+    """
+    if activation is None:
+        return y
+    if activation.name == "silu":
+        return jax.nn.silu(y)
+    if activation.name == "hardswish":
+        return jax.nn.hard_swish(y)
+    total = y if residual is None else y + residual
+    positive = jax.nn.relu(total)
+    if activation.ceiling is None:
+        return positive
+    return jnp.where(total >= activation.ceiling, activation.ceiling, positive)
+
+
 def over_padding(function: Callable[[jax.Array], jax.Array], x: jax.Array, mask: Any) -> jax.Array:
     """Return function(x), an array of x's shape; `mask` may be None.
 
@@ -150,6 +195,14 @@ def forward(
     mean, variance = statistics(x, options)
     (y,) = normalize(x, mean, variance, gamma, beta, options)
     return y, *(each.astype(working_type(x.dtype)) for each in (mean, variance))
+
+
+def forward_relu(
+    x: jax.Array, gamma: jax.Array, beta: jax.Array, residual: Any = None, *, options: Options
+) -> tuple[jax.Array, ...]:
+    """Return relu(y + residual), and the mean and the biased variance of every channel."""
+    y, *statistics = forward(x, gamma, beta, options)
+    return activated(y, residual, RELU), *statistics
 
 
 def normalize(

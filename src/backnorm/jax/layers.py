@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from backnorm.activations import check_activation
 from backnorm.errors import ArgumentValueError
-from backnorm.jax.activations import activated
-from backnorm.jax.formulas import over_padding, promoted, working_type
+from backnorm.jax.formulas import activated, over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
 from backnorm.problem import residual_alone
 
@@ -101,11 +100,8 @@ def _at_one_axis(
     """Return x with its features on one axis, this axis, and a function that undoes the change."""
     if len(axes) == 1:
         return x, axes[0], lambda y: y
-    first, count, rank = axes[0], len(axes), x.ndim
-    if axes == tuple(range(first, first + count)):
-        whole = (*x.shape[:first], math.prod(x.shape[k] for k in axes), *x.shape[first + count :])
-        return x.reshape(whole), first, lambda y: y.reshape(x.shape)
-    last = tuple(range(rank - count, rank))
+    first = x.ndim - len(axes)
+    last = tuple(range(first, x.ndim))
     moved = jnp.moveaxis(x, axes, last)
-    joined, axis, _ = _at_one_axis(moved, last)
-    return joined, axis, lambda y: jnp.moveaxis(y.reshape(moved.shape), last, axes)
+    joined = moved.reshape(*moved.shape[:first], math.prod(moved.shape[first:]))
+    return joined, first, lambda y: jnp.moveaxis(y.reshape(moved.shape), last, axes)

@@ -13,13 +13,10 @@ from backnorm.activations import RELU, Activation, check_activation
 from backnorm.arithmetics import Arithmetic, requested
 from backnorm.dtypes import FLOAT64
 from backnorm.jax import check, derivatives, formulas
-from backnorm.jax.activations import activated
 from backnorm.jax.check import Groups
 from backnorm.jax.formulas import working_type
-from backnorm.jax.parts import moments_of_all
-from backnorm.jax.problems import Options
-from backnorm.jax.varying import alike
-from backnorm.scalars import check_flag
+from backnorm.jax.problems import Options, problem_of
+from backnorm.scalars import check_axis, check_flag
 
 _compiled = partial(jax.jit, inline=True)
 
@@ -73,9 +70,8 @@ def batch_norm(
         `axis_name` the mask may select different numbers of elements in each part.
     activation : {"relu", "relu6", "silu", "hardswish"} or backnorm.Activation, optional
         ``Activation("relu", ceiling)`` is min(ceiling, max(0, y)); the derivative of a ReLU is 0
-        where y is 0 or the ceiling. `jax.nn` computes activations, except that kernels on a single
-        CPU device compute "relu" in the same pass if `axis_name`, `mask` and `reproducible` are not
-        set.
+        where y is 0 or the ceiling. `jax.nn` computes activations, except that the kernel on one
+        CPU device computes "relu" in the same pass if there is no `axis_name` and no `mask`.
     residual : array, optional
         Added before a ReLU; of x's shape and type.
     arithmetic : {"float32", "float64"}, optional
@@ -84,9 +80,9 @@ def batch_norm(
         instead of kernels, "float64" requires ``jax_enable_x64``, and the default for float32
         elements is float32.
     reproducible : bool
-        Whether y, mean, variance and reverse-mode gradients have the same bits for every split of
-        the batch over devices, every order of its elements and every layout. The bits are those of
-        backnorm's functions for NumPy. Only for CPUs, and without `axis_name` and `mask`.
+        Whether y, mean, variance and reverse-mode gradients have the same bits for every order of
+        the elements of a channel and every layout. The bits are those of backnorm's functions for
+        NumPy. Only on one CPU device, and without `axis_name` and `mask`.
 
     Returns
     -------
@@ -108,11 +104,11 @@ def batch_norm(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    x = check.read("x", x)
-    gamma, beta, residual = _read_optional(gamma=gamma, beta=beta, residual=residual)
+    x, gamma, beta, residual = _read(x=x, gamma=gamma, beta=beta, residual=residual)
     names = check.check_axis_name(axis_name)
     groups = names, check.check_axis_index_groups(axis_index_groups, names)
-    reproducible = check.check_reproducible(reproducible, names, mask)
+    if check_flag("reproducible", reproducible) and (names or mask is not None):
+        raise check.not_reproducible("with axis_name" if names else "with a mask")
     options = _options(x, epsilon, axis, arithmetic, reproducible)
     operands = x, gamma, beta, check.read_mask(mask, x), residual
     activation = check_activation(activation)
@@ -159,10 +155,9 @@ def batch_norm_inference(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm`.
     """
-    x, mean, variance = _read(x=x, mean=mean, variance=variance)
-    gamma, beta = _read_optional(gamma=gamma, beta=beta)
-    options = _options(x, epsilon, axis, arithmetic)
-    return _batch_norm_inference((x, mean, variance, gamma, beta), options=options)
+    operands = _read(x=x, mean=mean, variance=variance, gamma=gamma, beta=beta)
+    options = _options(operands[0], epsilon, axis, arithmetic)
+    return _batch_norm_inference(operands, options=options)
 
 
 def batch_norm_backward(
@@ -211,8 +206,8 @@ def batch_norm_backward(
     arithmetic : {"float32", "float64"}, optional
         As in `batch_norm`.
     reproducible : bool
-        Whether dx, dgamma and dbeta have the same bits for every split of the batch over devices,
-        every order of its elements and every layout: see `batch_norm`. Only for CPUs.
+        Whether dx, dgamma and dbeta have the same bits for every order of the elements of a channel
+        and every layout: see `batch_norm`. Only on one CPU device.
 
     Returns
     -------
@@ -230,12 +225,10 @@ def batch_norm_backward(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    x, dy, mean, variance = _read(x=x, dy=dy, mean=mean, variance=variance)
-    (gamma,) = _read_optional(gamma=gamma)
-    reproducible = check.check_reproducible(reproducible)
-    options = _options(x, epsilon, axis, arithmetic, reproducible)
+    operands = _read(x=x, dy=dy, mean=mean, variance=variance, gamma=gamma)
+    options = _options(operands[0], epsilon, axis, arithmetic, reproducible)
     options = options._replace(training=check_flag("training", training))
-    return _batch_norm_backward((x, dy, mean, variance, gamma), options=options)
+    return _batch_norm_backward(operands, options=options)
 
 
 @partial(_compiled, static_argnames=("options", "activation", "groups"))
@@ -254,9 +247,9 @@ def _batch_norm(
     """
     x, gamma, beta, mask, residual = operands
     arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
-    problem = check.check_operands("forward", options, activation=activation, **arrays)
+    problem = problem_of("forward", options, activation=activation, **arrays)
     activation, dtype = problem.activation, problem.statistics_dtype
-    x, gamma, beta = alike(x, *_scale_and_offset(x, gamma, beta, options))
+    gamma, beta = _scale_and_offset(x, gamma, beta, options)
     if groups[0] or mask is not None:
         mean, variance = _statistics(x, mask, options, groups)
 
@@ -265,12 +258,12 @@ def _batch_norm(
 
         y = formulas.over_padding(of_x, x, mask)
     elif activation == RELU:
-        inputs = alike(x, gamma, beta, *([] if residual is None else [residual]))
+        inputs = [x, gamma, beta, *([] if residual is None else [residual])]
         y, mean, variance = derivatives.forward_relu(*inputs, options=options)
         activation = None
     else:
         y, mean, variance = derivatives.forward(x, gamma, beta, options=options)
-    return activated(y, residual, activation), mean.astype(dtype), variance.astype(dtype)
+    return formulas.activated(y, residual, activation), mean.astype(dtype), variance.astype(dtype)
 
 
 def _statistics(
@@ -279,12 +272,12 @@ def _statistics(
     """Return mean and variance; both are NaN in a channel in which the mask selects no element."""
     count = None
     if mask is None:
-        mean, variance = derivatives.statistics(x, options)
+        mean, variance = derivatives.statistics(x, options=options)
     else:
         mean, variance, count = formulas.masked_statistics(x, mask, options)
     if groups[0]:
         names = dict(zip(("axis_name", "axis_index_groups"), groups, strict=True))
-        mean, variance, count = moments_of_all(mean, variance, count, names)
+        mean, variance, count = formulas.moments_of_all(mean, variance, count, names)
     if count is not None:
         nothing = jnp.where(count > 0, 0.0, jnp.nan).astype(mean.dtype)
         mean, variance = mean + nothing, variance + nothing
@@ -296,7 +289,7 @@ def _batch_norm_inference(operands: tuple[Any, ...], *, options: Options) -> jax
     """Return y from x, mean, variance, gamma and beta."""
     x, mean, variance, gamma, beta = operands
     arrays = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
-    check.check_operands("inference", options, x=x, **arrays)
+    problem_of("inference", options, x=x, **arrays)
     gamma, beta = _scale_and_offset(x, gamma, beta, options)
     return _normalized(x, mean, variance, gamma, beta, options)
 
@@ -308,10 +301,10 @@ def _batch_norm_backward(
     """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
     x, dy, mean, variance, gamma = operands
     arrays = {"mean": mean, "variance": variance, "gamma": gamma}
-    dtype = check.check_operands("backward", options, x=x, dy=dy, **arrays).statistics_dtype
+    dtype = problem_of("backward", options, x=x, dy=dy, **arrays).statistics_dtype
     work = working_type(x.dtype)
     gamma, _ = _scale_and_offset(x, gamma, None, options)
-    inputs = alike(x, dy, mean.astype(work), variance.astype(work), gamma)
+    inputs = x, dy, mean.astype(work), variance.astype(work), gamma
     dx, dgamma, dbeta = derivatives.backward(*inputs, options=options)
     return dx, dgamma.astype(dtype), dbeta.astype(dtype)
 
@@ -325,7 +318,7 @@ def _normalized(
     options: Options,
 ) -> jax.Array:
     work = working_type(x.dtype)
-    inputs = alike(x, mean.astype(work), variance.astype(work), gamma, beta)
+    inputs = x, mean.astype(work), variance.astype(work), gamma, beta
     (y,) = derivatives.normalize(*inputs, options=options)
     return y
 
@@ -344,18 +337,15 @@ def _scale_and_offset(
 
 
 def _options(
-    x: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: bool = False
+    x: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: Any = False
 ) -> Options:
-    epsilon, axis = check.check_epsilon(epsilon), check.check_axis(axis, x)
+    epsilon, axis = check.check_epsilon(epsilon), check_axis(axis, x.ndim)
     # JAX converts a float64 NumPy array to JAX's default float type, which is float32 unless
     # `jax_enable_x64` is set.
     dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
+    reproducible = check_flag("reproducible", reproducible)
     return Options(epsilon, axis, requested(dtype, arithmetic), reproducible)
 
 
-def _read(**arrays: Any) -> list[Any]:
-    return [check.read(name, value) for name, value in arrays.items()]
-
-
-def _read_optional(**arrays: Any) -> list[Any]:
-    return [None if value is None else check.read(name, value) for name, value in arrays.items()]
+def _read(**arrays: Any) -> tuple[Any, ...]:
+    return tuple(check.read(name, value) for name, value in arrays.items())

@@ -1,9 +1,9 @@
 """The operations of backnorm as primitives of JAX.
 
-On each platform (CPU, CUDA), a primitive is compiled to different code. On CPUs, a primitive runs a
-kernel if XLA can call the kernels. On CUDA devices, it runs a kernel if jax-triton can launch the
-kernels. In all other cases, JAX compiles the formulas of the module `formulas`, which are plain
-`jax.numpy` code. The primitive that returns only the statistics uses formulas on all platforms.
+If a primitive is lowered for one CPU device, and the shape of x is known, a kernel computes it. In
+all other cases, JAX compiles the formulas of the module `formulas`, which are plain `jax.numpy`
+code: XLA splits them over devices and fuses them. The primitive that returns only the statistics
+always uses formulas.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from backnorm.activations import RELU
-from backnorm.jax import check, cuda, ffi, formulas, launches, sharding
-from backnorm.jax.activations import activated
+from backnorm.activations import RELU, Activation
+from backnorm.jax import check, ffi, formulas
 from backnorm.jax.batching import lowering, new_primitive, over_batch
 from backnorm.jax.problems import Options, is_known
 from backnorm.signature import Operation
@@ -26,11 +25,46 @@ from backnorm.signature import Operation
 
 def bind(primitive: Any, *operands: jax.Array, options: Options) -> tuple[jax.Array, ...]:
     """Return the results of a primitive for one problem, not for a batch of problems."""
-    return tuple(primitive.bind(*operands, options=options, batched=False))
+    return tuple(primitive.bind(*alike(*operands), options=options, batched=False))
+
+
+def alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the arrays, all marked as varying over the same mapped axes of `jax.shard_map`: those
+    over which at least one of the arrays varies.
+
+    JAX marks the operands of its own operations in this way, too. JAX sums the cotangent of a value
+    over the axes that the value does not vary over. The operands of a function with a custom
+    derivative rule must all vary over the same axes; otherwise the types of their cotangents differ
+    from the types that JAX expects.
+    """
+    axes = [_varying(array) for array in arrays]
+    union = frozenset().union(*axes)
+    return tuple(
+        _cast(array, tuple(sorted(union - own, key=str))) if union - own else array
+        for array, own in zip(arrays, axes, strict=True)
+    )
+
+
+def _varying(array: jax.Array) -> frozenset[Any]:
+    kind: Any = jax.typeof(array)
+    # The axes over which an array varies are in `vma` in versions of JAX before 0.9, and in
+    # `mat.varying` in later ones.
+    return frozenset(kind.mat.varying if hasattr(kind, "mat") else kind.vma)
+
+
+def _cast(array: jax.Array, axes: tuple[Any, ...]) -> jax.Array:
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, axes, to="varying")
+    return jax.lax.pvary(array, axes)
 
 
 def _primitive(
-    name: str, operation: Operation, formula: Callable[..., Any], like: tuple[int, ...]
+    name: str,
+    operation: Operation,
+    operands: tuple[str, ...],
+    formula: Callable[..., Any],
+    like: tuple[int, ...],
+    activation: Activation | None = None,
 ) -> Any:
     """Return a new primitive with its lowerings.
 
@@ -39,43 +73,36 @@ def _primitive(
     name : str
     operation : str
         The kernels' operation that computes the primitive.
+    operands : tuple of str
+        Their names in the operation's signature. A primitive may be bound without the last ones.
     formula : callable
         The function of one problem that computes the primitive by formulas.
     like : tuple of int
         For every result, the operand that has its shape and type.
+    activation : Activation, optional
+        The activation that the kernel computes.
     """
 
-    def computed(*operands: jax.Array, options: Options, batched: bool) -> Any:
-        if options.reproducible:
-            check.check_not_reproducible(operands[like[0]].shape)
-        return over_batch(partial(formula, options=options), batched)(*operands)
+    def computed(*arrays: jax.Array, options: Options, batched: bool) -> Any:
+        shape = arrays[like[0]].shape
+        if options.reproducible and 0 not in shape:
+            raise check.not_reproducible(f"for a shape {tuple(shape)}")
+        return over_batch(partial(formula, options=options), batched)(*arrays)
 
-    def by_kernel(*operands: jax.Array, options: Options) -> Any:
-        return ffi.call(operation, operands, [operands[k] for k in like], options)
+    def called(*arrays: jax.Array, options: Options) -> Any:
+        named = dict(zip(operands, arrays, strict=False))
+        return ffi.call(operation, named, [arrays[k] for k in like], options, activation)
 
-    by_formula = mlir.lower_fun(computed, multiple_results=True)
-    by_triton = lowering(partial(cuda.computed, operation, like))
+    by_formula, by_kernel = mlir.lower_fun(computed, multiple_results=True), lowering(called)
 
-    def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
-        rule = by_formula
-        if is_known(context.avals_in[like[0]].shape) and ffi.is_usable():
-            devices = sharding.devices_of(context)
-            rule = sharding.split_lowering(operation, by_kernel, devices)
-        return rule(context, *operands, **parameters)
-
-    def lowered_for_cuda(context: Any, *operands: Any, **parameters: Any) -> Any:
-        shape, devices = context.avals_in[like[0]].shape, context.module_context.axis_context
-        # Only CPU kernels have reproducible sums. If a call requests reproducible sums,
-        # `by_formula` raises an error.
-        if parameters["options"].reproducible or not cuda.by_kernels(shape, devices):
-            return by_formula(context, *operands, **parameters)
-        with launches.compiling():
-            return by_triton(context, *operands, **parameters)
+    def lowered_for_cpu(context: Any, *arrays: Any, **parameters: Any) -> Any:
+        known = is_known(context.avals_in[like[0]].shape)
+        rule = by_kernel if known and _on_one_device(context) and ffi.is_usable() else by_formula
+        return rule(context, *arrays, **parameters)
 
     primitive = new_primitive(f"backnorm_{name}", partial(_types, like), like)
     mlir.register_lowering(primitive, by_formula)
     mlir.register_lowering(primitive, lowered_for_cpu, platform="cpu")
-    mlir.register_lowering(primitive, lowered_for_cuda, platform="cuda")
     return primitive
 
 
@@ -83,44 +110,12 @@ def _types(like: tuple[int, ...], *operands: Any, **_: Any) -> list[Any]:
     return [operands[k].update(weak_type=False) for k in like]
 
 
-FORWARD = _primitive("forward", "forward", formulas.forward, like=(0, 1, 1))
-NORMALIZE = _primitive("normalize", "inference", formulas.normalize, like=(0,))
-BACKWARD = _primitive("backward", "backward", formulas.backward, like=(1, 4, 4))
+def _on_one_device(context: Any) -> bool:
+    """Whether a function is lowered for a single device.
 
-
-def _forward_relu() -> Any:
-    """Return the primitive that computes y = max(0, batch_norm(x) + residual), mean and variance.
-
-    The operands are those of `FORWARD`, and optionally a residual. XLA does not fuse its own loops
-    with a custom call, so a separate ReLU would be one more pass over all elements. For the
-    derivative, y is saved instead of the mask that the kernel writes, because the next operation
-    saves y anyway.
+    Within `jax.shard_map` and `jax.pmap`, the context has a mesh instead of a number of devices.
     """
-    like = (0, 1, 1)
-
-    def composed(*operands: jax.Array, **parameters: Any) -> Any:
-        y, mean, variance = FORWARD.bind(*operands[:3], **parameters)
-        return [activated(y, operands[3] if operands[3:] else None, RELU), mean, variance]
-
-    def by_kernel(*operands: jax.Array, options: Options) -> Any:
-        results = [operands[k] for k in like]
-        return ffi.call("forward", operands, results, options, activation=RELU)
-
-    by_composition = mlir.lower_fun(composed, multiple_results=True)
-    by_call = lowering(by_kernel)
-
-    def lowered_for_cpu(context: Any, *operands: Any, **parameters: Any) -> Any:
-        known = is_known(context.avals_in[0].shape) and ffi.reason_against() is None
-        # A kernel that also computes a ReLU writes a mask. The mask does not have the axes of x, so
-        # it cannot be split over devices as x is.
-        split = parameters["options"].reproducible or sharding.devices_of(context)
-        rule = by_call if known and not split else by_composition
-        return rule(context, *operands, **parameters)
-
-    primitive = new_primitive("backnorm_forward_relu", partial(_types, like), like)
-    mlir.register_lowering(primitive, by_composition)
-    mlir.register_lowering(primitive, lowered_for_cpu, platform="cpu")
-    return primitive
+    return getattr(context.module_context.axis_context, "num_devices", None) == 1
 
 
 def _statistics() -> Any:
@@ -139,4 +134,23 @@ def _statistics() -> Any:
     return primitive
 
 
-FORWARD_RELU, STATISTICS = _forward_relu(), _statistics()
+_CHANNELS = ("mean", "variance", "gamma")
+
+FORWARD = _primitive("forward", "forward", ("x", "gamma", "beta"), formulas.forward, (0, 1, 1))
+#: y = max(0, batch_norm(x) + residual), mean and variance; the residual may be left out. XLA does
+#: not fuse its own loops with a custom call, so a separate ReLU would be one more pass over all
+#: elements. For the derivative, y is saved instead of the mask that the kernel writes, because the
+#: next operation saves y anyway.
+FORWARD_RELU = _primitive(
+    "forward_relu",
+    "forward",
+    ("x", "gamma", "beta", "residual"),
+    formulas.forward_relu,
+    (0, 1, 1),
+    RELU,
+)
+NORMALIZE = _primitive(
+    "normalize", "inference", ("x", *_CHANNELS, "beta"), formulas.normalize, (0,)
+)
+BACKWARD = _primitive("backward", "backward", ("x", "dy", *_CHANNELS), formulas.backward, (1, 4, 4))
+STATISTICS = _statistics()

@@ -1,35 +1,17 @@
-"""The options of a call, the problem that kernels solve, and the warning if kernels cannot run."""
+"""The options of a call, and the problem that they and the arrays of the call are."""
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from backnorm.activations import Activation
+from backnorm import problem
 from backnorm.arithmetics import Arithmetic, own_arithmetic
-from backnorm.problem import Problem
-from backnorm.signature import Operation
-
-#: For each operation, the names of the operands that its primitive and its kernel take. The names
-#: are those of the operation's signature. In a backward pass, the operand `sums` has the sums of
-#: the whole batch; in a forward pass, it has the moments of the whole batch. These sums or moments
-#: were combined from those of the parts of the batch.
-OPERANDS: dict[Operation, tuple[str, ...]] = {
-    "forward": ("x", "gamma", "beta"),
-    "inference": ("x", "mean", "variance", "gamma", "beta"),
-    "backward": ("x", "dy", "mean", "variance", "gamma"),
-    # Each of the following operations is one phase of a forward or backward pass, computed for one
-    # part of the batch.
-    "reduce_forward": ("x",),
-    "apply_forward": ("x", "gamma", "beta", "sums"),
-    "reduce": ("x", "dy", "mean"),
-    "apply_backward": ("x", "dy", "mean", "variance", "gamma", "sums"),
-}
+from backnorm.problem import Metadata, Problem
+from backnorm.signature import SIGNATURES, Operation
 
 
 class Options(NamedTuple):
@@ -43,7 +25,7 @@ class Options(NamedTuple):
     arithmetic : {"float32", "float64"} or None
         The requested compute dtype. None: the default of the kernels or of the formulas.
     reproducible : bool
-        Whether sums have the same bits however the batch is split.
+        Whether sums have the same bits for every order and layout of the batch.
     training : bool
         Whether the statistics are functions of x; used only in the backward pass.
     """
@@ -61,40 +43,33 @@ def is_known(shape: Sequence[Any]) -> bool:
 
 
 def problem_of(
-    operation: Operation,
-    operands: Sequence[Any],
-    options: Options,
-    activation: Activation | None = None,
+    operation: Operation, options: Options, activation: object = None, **arrays: Any
 ) -> Problem:
-    """Return the problem of one entry of a `jax.vmap` batch; those of all entries are equal.
+    """Return the problem of an operation on named operands, or raise.
 
-    The problem has the shape (outer, channels, inner). `operands` are the arrays that `OPERANDS`
-    names for the operation, each with a leading batch axis (`batching`). One more array may follow:
-    the residual.
+    Only shapes and element types of the operands are read. An absent operand may be None.
     """
-    names, x = OPERANDS[operation], operands[0]
-    shape, axis, dtype = x.shape[1:], options.axis, np.dtype(x.dtype)
-    statistics = next((k for k in ("mean", "gamma") if k in names), "x")
-    return Problem(
+    operands = {name: _metadata(array) for name, array in arrays.items() if array is not None}
+    x = operands["x"]
+    return problem.problem_of(
         operation,
-        (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])),
-        (1,),
-        dtype,
-        np.dtype(operands[names.index(statistics)].dtype),
-        has_gamma="gamma" in names,
-        has_beta="beta" in names,
+        *SIGNATURES[operation].arranged(operands),
         epsilon=options.epsilon,
-        training=options.training and operation != "inference",
+        data_format=(options.axis,),
+        training=options.training,
         activation=activation,
-        residual=len(operands) > len(names),
-        reproducible=options.reproducible and operation != "inference",
-        arithmetic=options.arithmetic or own_arithmetic(dtype),
+        # A block `with backnorm.arithmetic(...)` has no effect here, because this function also
+        # runs when a function is lowered. `options` has the arithmetic of the call.
+        arithmetic=options.arithmetic or own_arithmetic(x.dtype),
+        # For reproducible sums, `problem_of` checks that a channel does not have too many elements.
+        # If the shape is symbolic, the number of elements is not known, so this check is left out
+        # here.
+        reproducible=options.reproducible and is_known(x.shape),
     )
 
 
-@functools.cache
-def warn_of_formulas(problem: str, reason: str) -> None:
-    """Warn that jax.numpy code runs instead of kernels; once for equal `problem` and `reason`."""
-    warnings.warn(
-        f"backnorm cannot {problem} and runs jax.numpy code: {reason}", RuntimeWarning, stacklevel=3
-    )
+def _metadata(array: Any) -> Metadata:
+    dtype = array.dtype
+    # Some arrays, such as random keys, have an element type that only JAX has. Their `Metadata`
+    # gets the type `object` instead, so that the checks reject it.
+    return Metadata(array.shape, dtype if isinstance(dtype, np.dtype) else np.dtype(object))

@@ -13,8 +13,8 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import check
 from backnorm.jax.formulas import over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
-from backnorm.jax.problems import Options
-from backnorm.scalars import check_flag, check_integer, check_number
+from backnorm.jax.problems import Options, problem_of
+from backnorm.scalars import check_axis, check_flag, check_integer, check_number
 
 
 class RunningStatistics(NamedTuple):
@@ -114,8 +114,8 @@ def batch_norm_with_state(
             lambda x: batch_norm_inference(x, **channels, **values), x, check.read_mask(mask, x)
         )
         return y, state
-    options = Options(check.check_epsilon(epsilon), check.check_axis(axis, x))
-    check.check_operands("inference", options, x=x, **channels)
+    options = Options(check.check_epsilon(epsilon), check_axis(axis, x.ndim))
+    problem_of("inference", options, x=x, **channels)
     values |= {"axis_name": axis_name, "axis_index_groups": axis_index_groups}
     values |= {"mask": mask, "reproducible": reproducible}
     y, *batch = batch_norm(x, channels["gamma"], channels["beta"], **values)
@@ -144,8 +144,10 @@ def _check_momentum(momentum: Any) -> float:
 
 
 def _widened(name: str, array: Any, work: Any) -> Any:
-    """Return an array in type `work`, or unchanged if its type is not floating-point."""
-    if array is None and name in ("gamma", "beta"):
-        return None
+    """Return an array in type `work`, or unchanged if its type is not floating-point; an absent
+    one is None.
+    """
     array = check.read(name, array)
-    return array.astype(work) if jnp.issubdtype(array.dtype, jnp.floating) else array
+    if array is None or not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(work)

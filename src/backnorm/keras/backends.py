@@ -35,14 +35,3 @@ def _function() -> Callable[..., tuple[Any, Any, Any]]:
 #: batch_norm(x, gamma, beta, *, epsilon, axis, arithmetic, reproducible=False)
 #: -> (y, mean, variance)
 batch_norm = _function()
-
-
-def batch_norm_synchronised(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-    """Normalise like `batch_norm`, with the statistics of all replicas.
-
-    This function is only for TensorFlow. With other backends, Keras rejects a layer with
-    ``synchronized=True``.
-    """
-    from backnorm.tensorflow.operators import batch_norm_synchronised as of_tensorflow
-
-    return of_tensorflow(*args, **kwargs)

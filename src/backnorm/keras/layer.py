@@ -8,7 +8,7 @@ import keras
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentValueError
-from backnorm.keras.backends import batch_norm, batch_norm_synchronised
+from backnorm.keras.backends import batch_norm
 from backnorm.scalars import check_flag
 
 _NUMBERS = ("float", "bfloat", "int", "uint", "bool")
@@ -29,14 +29,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     - inference, and every call of a layer with ``trainable=False``. Keras computes such calls by
       the framework's own elementwise operators, which compilers and file formats support;
-    - calls with a `mask`, layers with ``renorm=True``, and batches whose shape shows that they have
-      no elements, except in a synchronized layer. Unlike in Keras's layer, elements outside the
-      mask that are NaN or infinite do not change the gradients.
-
-    With ``synchronized=True`` (TensorFlow only), a training step normalises over the batch of all
-    replicas of a `tf.distribute.Strategy`. The results of the step are those of one device with the
-    whole batch, however the batch is divided among the replicas. Gradients of a synchronized layer
-    cannot be differentiated again.
+    - calls with a `mask`, layers with ``renorm=True`` or ``synchronized=True``, and batches whose
+      shape shows that they have no elements. Unlike in Keras's layer, elements outside the mask
+      that are NaN or infinite do not change the gradients.
 
     The layer works with the TensorFlow, PyTorch and JAX backends of Keras 3. With TensorFlow, the
     training step runs eagerly and in a `tf.function`. If XLA compiles the step
@@ -54,10 +49,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         contains `arithmetic` unless it is None.
     reproducible : bool
         Whether outputs, statistics and gradients of a training step have the same bits for every
-        order of the samples and, in a synchronized layer, for any number of replicas and every
-        division of the batch. Sums are then computed with integers, which takes longer. In a
-        synchronized layer, the gradients of gamma and beta are those of the whole batch in the
-        first replica and zero in the others, so that an optimizer's sum is rounded once. A
+        order of the samples. Sums are then computed with integers, which takes longer. A
         reproducible layer is differentiable once. The configuration contains `reproducible` if it
         is True.
 
@@ -66,7 +58,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ArgumentTypeError, ArgumentValueError
         If `arithmetic` is unknown, or `reproducible` is not a boolean. In a call, if `arithmetic`
         is float32 and inputs are float64. In a training step of a reproducible layer, if there is a
-        mask, if ``renorm=True``, or, with TensorFlow, if XLA compiles the step.
+        mask, if ``renorm=True`` or ``synchronized=True``, or, with TensorFlow, if XLA compiles the
+        step.
     """
 
     # These two defaults are attributes of the class, so that a converted layer has them, too:
@@ -99,21 +92,18 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Return the normalised inputs, and in training update the moving statistics."""
         dtype = keras.backend.standardize_dtype(inputs.dtype)
-        special = mask is not None or self.renorm
+        special = mask is not None or self.renorm or self.synchronized
         if self.reproducible and special and training and self.trainable:
             raise ArgumentValueError(
                 "reproducible",
-                "must be False with a mask or renorm=True: Keras computes these, not backnorm",
+                "must be False with a mask, renorm=True or synchronized=True, which Keras computes",
                 came=True,
                 accepted="False",
             )
         # If the input does not consist of real numbers, Keras's layer is called, and raises its own
         # error.
         special = special or not dtype.startswith(_NUMBERS)
-        # With `synchronized`, Keras's layer is not called for an empty input: a replica without
-        # elements must exchange statistics, too. If no replica has elements, the statistics are 0,
-        # as in Keras's layer.
-        shape = () if self.synchronized else tuple(inputs.shape)
+        shape = tuple(inputs.shape)
         # Keras's layer raises an error for a mask of another rank.
         if mask is not None and len(mask.shape) == len(inputs.shape) - 1:
             # An element outside the mask may be NaN. Its term in a sum of the gradient would be
@@ -136,8 +126,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             gamma = gamma * one
         options = {"epsilon": self.epsilon, "axis": self.axis, "arithmetic": self.arithmetic}
         options |= {"reproducible": True} if self.reproducible else {}
-        normalise = batch_norm_synchronised if self.synchronized else batch_norm
-        y, mean, variance = normalise(inputs, gamma, beta, **options)
+        y, mean, variance = batch_norm(inputs, gamma, beta, **options)
         for moving, current in ((self.moving_mean, mean), (self.moving_variance, variance)):
             past = keras.ops.cast(moving, wide)
             current = current if one is None else current * one

@@ -41,8 +41,8 @@ def convert(
         The arithmetic of all layers of `backnorm.keras` in the model, including layers that were
         converted before (`BatchNormalization.arithmetic`). None: layers keep their arithmetic.
     reproducible : bool, optional
-        Whether a training step of all these layers has the same bits for every order and division
-        of the batch (`BatchNormalization.reproducible`). None: layers keep their setting.
+        Whether a training step of all these layers has the same bits for every order of the batch
+        (`BatchNormalization.reproducible`). None: layers keep their setting.
 
     Returns
     -------

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backnorm import binned, interfaces
+from backnorm import interfaces
 from backnorm.activations import Activation
 from backnorm.addresses import data_of
 from backnorm.compensated import two_product
@@ -32,6 +32,7 @@ from backnorm.machine import Machine
 from backnorm.numpy_engine.memory import Block, Elements, Mask, array_at, block_shape, groups
 from backnorm.numpy_engine.sums import Sum
 from backnorm.problem import Problem
+from backnorm.reproducible_sums import added, bins_of, moments_of, sums_of, zeros
 from backnorm.signature import Operation
 
 # A larger inverse standard deviation is replaced by this number: infinity times a difference x -
@@ -212,7 +213,7 @@ def _backward(call: _Call) -> int:
             sums[:, channels] = [rows[channels] for rows in call.sums]
         elif problem.reproducible:
             bins[:, channels] = _binned(call, channels, terms)
-            sums[:, channels] = binned.sums_of(bins[:, channels], np)
+            sums[:, channels] = sums_of(bins[:, channels], np)
         else:
             sums[:, channels] = _summed(call, channels, terms)
         if call.count and problem.training:
@@ -259,7 +260,7 @@ def _forward(call: _Call) -> int:
             mean[channels], variance[channels] = (rows[channels] for rows in call.sums)
         elif problem.reproducible:
             bins[:, channels] = _binned(call, channels, ((e, e) for e in map(x.load, blocks)))
-            found = binned.moments_of(bins[:, channels], np.array([float(call.count)]), np)
+            found = moments_of(bins[:, channels], np.array([float(call.count)]), np)
             mean[channels], variance[channels] = found
         elif blocks:
             moments = _moments(call, x, channels, blocks)
@@ -323,15 +324,15 @@ def _summed(call: _Call, channels: slice, terms: Terms) -> tuple[np.ndarray, np.
 
 def _no_bins(problem: Problem, channels: int) -> np.ndarray:
     """Return the bins of no terms; if sums are not reproducible, those of no channels."""
-    return binned.zeros(problem.dtype.itemsize, channels if problem.reproducible else 0)
+    return zeros(problem.dtype.itemsize, channels if problem.reproducible else 0)
 
 
 def _binned(call: _Call, channels: slice, terms: Terms) -> np.ndarray:
     """Return the bins of sum(a) and sum(a * b) of each channel."""
     itemsize = call.problem.dtype.itemsize
-    bins = binned.zeros(itemsize, channels.stop - channels.start)
+    bins = zeros(itemsize, channels.stop - channels.start)
     for one, factor in terms:
-        bins = binned.added(bins, binned.bins_of(one, factor, itemsize, np), np)
+        bins = added(bins, bins_of(one, factor, itemsize, np), np)
     return bins
 
 

@@ -18,7 +18,7 @@ works in small blocks, so memory beyond the results does not grow with the probl
 not finite, it is the infinity or NaN that the same formula gives in float64.
 """
 
-from backnorm._doubledouble import Exact
+from backnorm.reference._doubledouble import Exact, FloatArray
 from backnorm.reference._masks import counting, masked, pack_mask, unpack_mask
 from backnorm.reference._passes import backward, forward, inference
 from backnorm.reference._results import (
@@ -36,6 +36,7 @@ __all__ = [
     "ExactNormalized",
     "ExactOutput",
     "ExactSecondGradients",
+    "FloatArray",
     "GradientScales",
     "Scale",
     "backward",

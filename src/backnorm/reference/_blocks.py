@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from backnorm._doubledouble import Exact
 from backnorm.problem import channel_axis_of
+from backnorm.reference._doubledouble import Exact
 from backnorm.reference._terms import Term
 
 # The number of elements of a block. Twenty float64 temporaries of this size take 2.5 MiB, and so

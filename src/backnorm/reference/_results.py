@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backnorm._doubledouble import Exact, FloatArray
+from backnorm.reference._doubledouble import Exact, FloatArray
 
 
 @dataclass(frozen=True, slots=True)

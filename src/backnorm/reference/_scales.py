@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backnorm._doubledouble import FloatArray
 from backnorm.reference._blocks import Blocks
+from backnorm.reference._doubledouble import FloatArray
 from backnorm.reference._terms import inverse_deviation
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
+from backnorm.reference._doubledouble import Exact, FloatArray
 
 # If variance + epsilon is smaller than this, it is scaled before its square root is computed (see
 # `inverse_deviation`).

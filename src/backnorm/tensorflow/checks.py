@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from backnorm import problem
+from backnorm import problem, scalars
 from backnorm.dtypes import ELEMENT_TYPES, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Metadata
-from backnorm.scalars import as_array, check_integer
 
 # Arguments of the shape (N, ..., C); other arguments have one value per channel.
 _LARGE = ("x", "dy")
 _OPTIONAL = ("gamma", "beta")
-_AXIS = "must be an integer, the position of the channels"
 _TYPES = frozenset(tf.as_dtype(dtype) for dtype in ELEMENT_TYPES)
 # Values of these types are passed to TensorFlow, which converts them to tensors or raises its own
 # error.
@@ -62,33 +60,20 @@ def as_tensors(**arguments: Any) -> dict[str, Any]:
 def check_axis(axis: Any, x: Any) -> int:
     """Return the channel axis as a number from 0 to rank - 1, or raise.
 
-    If x is traced and its rank is unknown, return `axis` unchanged; `resolve_axis` checks it when
-    the function runs.
+    If x is traced and its rank is unknown, return `axis` unchanged. When the function runs, it is
+    called again, with an array.
     """
-    rank: int | None = x.shape.rank
-    if rank is None:
-        return check_integer(
-            "axis", axis, problem=_AXIS, accepted="an integer, an axis of x's rank"
-        )
-    return resolve_axis(axis, rank, x.shape)
-
-
-def resolve_axis(axis: Any, rank: int, shape: Any) -> int:
-    """Return the channel axis of an x of known rank as a number from 0 to rank - 1, or raise."""
-    if rank < 2:
+    shape = tf.TensorShape(x.shape)
+    if shape.rank is None:
+        return scalars.check_integer("axis", axis, accepted="an integer, an axis of x's rank")
+    if shape.rank < 2:
         raise ArgumentValueError(
             "x",
             "must have rank 2 or more: a batch axis and a channel axis",
-            came=f"rank {rank}, shape {shape}",
+            came=f"rank {shape.rank}, shape {x.shape}",
             accepted="rank >= 2",
         )
-    accepted = f"an integer from {-rank} to {rank - 1}"
-    place = check_integer("axis", axis, problem=_AXIS, accepted=accepted)
-    if not -rank <= place < rank:
-        raise ArgumentValueError(
-            "axis", f"is not an axis of x, which has rank {rank}", came=place, accepted=accepted
-        )
-    return place % rank
+    return scalars.check_axis(axis, shape.rank)
 
 
 def metadata(tensors: Mapping[str, Any], axis: int) -> dict[str, Any]:
@@ -163,7 +148,7 @@ def _is_readable(value: object) -> bool:
 
 def _read(name: str, value: Any) -> np.ndarray:
     """Return a value as a NumPy array of a supported element type, or raise."""
-    array = as_array(name, value)
+    array = scalars.as_array(name, value)
     kind = element_type(array.dtype)
     if kind is not None:
         # TensorFlow ignores the byte order of a constant in a graph, so the array is converted to

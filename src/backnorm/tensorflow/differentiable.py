@@ -3,9 +3,9 @@
 The gradient of the forward pass is the backward pass. The gradient of the backward pass is
 `backnorm.batch_norm_double_backward`, whose gradient raises an error when it is computed. With
 reproducible sums, the gradient of the backward pass does so. Where a graph cannot call Python
-(`modes.py`), TensorFlow's own operations (`formulas.py`) replace the kernels, and TensorFlow
-differentiates these operations. A function whose name begins with `_of_` computes the gradient of
-an operator (`nodes.py`).
+(`nodes.wants_formulas`), TensorFlow's own operations (`formulas.py`) replace the kernels, and
+TensorFlow differentiates these operations. A function whose name begins with `_of_` computes the
+gradient of an operator (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from backnorm.tensorflow import calls, formulas
 from backnorm.tensorflow.calls import Options
-from backnorm.tensorflow.modes import wants_formulas
-from backnorm.tensorflow.nodes import Node, differentiable, refused
+from backnorm.tensorflow.nodes import Node, differentiable, refused, wants_formulas
 
 _ONCE = (
     "backnorm: batch normalisation with reproducible sums is differentiable once, not twice; leave "
@@ -42,7 +41,7 @@ def forward(x: Any, gamma: Any, beta: Any, options: Options, statistics: Any) ->
     if wants_formulas(x, gamma, beta):
         y, *moments = formulas.forward(x, gamma, beta, options)
         return y, *map(tf.stop_gradient, moments)
-    node = Node("batch_norm", calls.forward, [x], [statistics] * 2, _of_forward)
+    node = Node("batch_norm", calls.forward, _of_forward, [x], [statistics] * 2)
     y, mean, variance = differentiable(node, [x, gamma, beta], options)
     return y, tf.stop_gradient(mean), tf.stop_gradient(variance)
 
@@ -60,7 +59,7 @@ def inference(x: Any, mean: Any, variance: Any, gamma: Any, beta: Any, options: 
     """Return y, which has gradients with respect to all five tensors."""
     if wants_formulas(x, mean, variance, gamma, beta):
         return formulas.inference(x, mean, variance, gamma, beta, options)
-    node = Node("batch_norm_inference", calls.inference, [x], gradient=_of_inference)
+    node = Node("batch_norm_inference", calls.inference, _of_inference, [x])
     (y,) = differentiable(node, [x, mean, variance, gamma, beta], options)
     return y
 
@@ -91,7 +90,7 @@ def backward(
         mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
     if wants_formulas(x, dy, mean, variance, gamma):
         return formulas.backward(x, dy, mean, variance, gamma, options)
-    node = Node("batch_norm_backward", calls.backward, [x], [mean.dtype] * 2, _of_backward)
+    node = Node("batch_norm_backward", calls.backward, _of_backward, [x], [mean.dtype] * 2)
     return differentiable(node, [x, dy, mean, variance, gamma], options)
 
 
@@ -100,7 +99,7 @@ def _of_backward(operands: Any, statistics: Any, cotangents: Any, options: Optio
         return refused(operands, cotangents, options, _ONCE, _of_backward)
     x, _, mean, *_ = operands
     name, call = "batch_norm_double_backward", calls.double_backward
-    node = Node(name, call, [x, x], [mean.dtype], _of_double_backward)
+    node = Node(name, call, _of_double_backward, [x, x], [mean.dtype])
     of_x, of_dy, of_gamma = differentiable(node, [*operands, *cotangents], options)
     of_mean = of_variance = None
     if not options.training:

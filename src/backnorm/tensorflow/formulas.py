@@ -1,6 +1,6 @@
 """Batch normalisation in plain TensorFlow operators.
 
-These operators also run where TensorFlow cannot call Python, for example under XLA (see `modes`).
+These operators also run where TensorFlow cannot call Python, for example under XLA (see `nodes`).
 
 Elements are computed in float64, and results of narrower types are rounded once. If the caller
 chooses the arithmetic "float32", elements are computed in float32 instead. Sums are float64, except
@@ -10,7 +10,6 @@ functions, to any order and in forward mode, and XLA compiles them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -79,28 +78,14 @@ class _Namespace:
         return tf.maximum(channels, bound)
 
 
-def forward(
-    x: Any,
-    gamma: Any,
-    beta: Any,
-    options: Options,
-    exchange: Callable[..., tuple[Any, Any, Any]] | None = None,
-) -> tuple[Any, Any, Any]:
-    """Return y, mean and variance.
-
-    If x is only a part of a batch, `exchange` is called as ``exchange(mean, variance, x)``, where
-    mean and variance are those of x, in shape (C,). The first two results of `exchange` are the
-    mean and variance of the whole batch.
-    """
+def forward(x: Any, gamma: Any, beta: Any, options: Options) -> tuple[Any, Any, Any]:
+    """Return y, mean and variance."""
     _check(options)
     # x is converted once. If x were converted twice, each conversion would have a gradient.
     # TensorFlow would round both gradients to x's type and then add them.
     wide = _wide(x, options)
     xp = _Namespace(wide, options)
     mean, variance = formulas.statistics(xp, wide)
-    if exchange is not None:
-        own = [tf.reshape(each, [-1]) for each in (mean, variance)]
-        mean, variance = map(xp.channels, exchange(*own, x)[:2])
     # The mean may have more digits than the type in which elements are computed. So the mean is
     # subtracted in two parts: first the mean rounded to this type, then the remainder.
     high = xp.rounded(mean, wide)

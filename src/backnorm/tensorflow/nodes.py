@@ -25,10 +25,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from backnorm.allocation import aligned, is_aligned
+from backnorm.dtypes import BFLOAT16
 from backnorm.tensorflow import calls
 from backnorm.tensorflow.calls import Arrays, Options
-from backnorm.tensorflow.checks import resolve_axis
-from backnorm.tensorflow.memory import as_tensor
+from backnorm.tensorflow.checks import check_axis
+
+# These modules of TensorFlow are not documented. If a version of TensorFlow does not have them,
+# `wants_formulas` returns False, and TensorFlow itself raises an error. Under XLA, the message of
+# this error has the name of the node that calls Python.
+try:
+    from tensorflow.python.eager import forwardprop_util
+    from tensorflow.python.ops import control_flow_util
+except ImportError:
+    control_flow_util = forwardprop_util = None
 
 _LOST = (
     "backnorm: tf.vectorized_map, or a Jacobian, copied this operation without its gradient; use "
@@ -36,6 +46,27 @@ _LOST = (
 )
 
 _Gradient = Callable[[list[Any], list[Any], list[Any], Options], Sequence[Any]]
+
+
+def wants_formulas(*tensors: Any) -> bool:
+    """Whether XLA compiles a call with these tensors, or one of the tensors has a tangent; tensors
+    may be None.
+
+    In both cases, formulas made of TensorFlow's operations replace the kernels. The reason is that
+    TensorFlow runs a kernel by calling a Python function. XLA cannot call Python. If one of the
+    tensors has a tangent while a graph is traced, forward mode (`tf.autodiff.ForwardAccumulator`)
+    treats the result of a call of Python as a constant. In an eager call, forward mode computes the
+    tangent by transposing the gradient function that reverse mode would call. This tangent cannot
+    be differentiated again.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    try:
+        if forwardprop_util.pack_tangents(present).tangents:
+            return True
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph)
+    except AttributeError:
+        return False
 
 
 class Node(NamedTuple):
@@ -46,49 +77,45 @@ class Node(NamedTuple):
     name : str
     call : callable
         A function of `backnorm.tensorflow.calls`.
-    like : sequence of tensors
-        Tensors with the shapes and types of the first results.
-    per_channel : sequence of tf.DType
-        The types of the other results, of shape (*rows, C).
-    gradient : callable, optional
+    gradient : callable
         ``gradient(operands, statistics, cotangents, options)`` returns the gradient of each operand
         (any value for an operand that is None). `statistics` are the per-channel results,
         `cotangents` are those of all results. The function is called with the tensors of the node
-        or of a copy, so it must be a module-level function that uses only its arguments. None:
-        differentiating a copy of the node is an error.
-    rows : tuple of int
+        or of a copy, so it must be a module-level function that uses only its arguments.
+    like : sequence of tensors
+        Tensors with the shapes and types of the first results.
+    per_channel : sequence of tf.DType
+        The types of the other results, of shape (C,).
     """
 
     name: str
     call: Callable[[Arrays, Options], Arrays]
+    gradient: _Gradient
     like: Sequence[Any]
     per_channel: Sequence[Any] = ()
-    gradient: _Gradient | None = None
-    rows: tuple[int, ...] = ()
 
 
 def differentiable(node: Node, operands: Sequence[Any], options: Options) -> tuple[Any, ...]:
-    """Return the results of `compute`. TensorFlow differentiates them by `node.gradient`."""
+    """Return the results of a call, which TensorFlow differentiates by `node.gradient`."""
     presence = tuple(operand is not None for operand in operands)
     statistics: list[Any] = []
 
     def operation(*present: Any) -> Any:
-        tensors = here(place(present, presence))
-        results = compute(node, tensors, options)
+        tensors = _here(_place(present, presence))
+        results = _compute(node, tensors, options)
 
         def of_operands(*cotangents: Any) -> Any:
-            assert node.gradient is not None
             # A cotangent may be a tf.IndexedSlices, for example from the gradient of tf.gather, so
             # every cotangent is converted to a dense tensor.
             dense = list(map(tf.convert_to_tensor, cotangents))
-            return pick(node.gradient(tensors, statistics, dense, options), presence)
+            return _pick(node.gradient(tensors, statistics, dense, options), presence)
 
         return tuple(results), of_operands
 
-    results = tuple(tf.custom_gradient(operation)(*pick(operands, presence)))
+    results = tuple(tf.custom_gradient(operation)(*_pick(operands, presence)))
     # `of_operands` reads the list `statistics`. Its tensors, mean and variance, must be results of
     # `tf.custom_gradient`, because these have a gradient, so that the backward pass is
-    # differentiable. The results of `compute` have no gradient.
+    # differentiable. The results of `_compute` have no gradient.
     statistics += results[len(node.like) :]
     return results
 
@@ -114,11 +141,11 @@ def refused(
     """
     presence = tuple(operand is not None for operand in operands)
     call = functools.partial(calls.refuse, message, len(operands))
-    node = Node("batch_norm_refused", call, pick(operands, presence), gradient=gradient)
-    return place(differentiable(node, [*operands, *cotangents], options), presence)
+    node = Node("batch_norm_refused", call, gradient, _pick(operands, presence))
+    return _place(differentiable(node, [*operands, *cotangents], options), presence)
 
 
-def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
+def _compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
     """Return the results of a call: eager tensors, or, while tracing, the outputs of a new node.
 
     The first tensor is x; each other tensor may be None. The node calls a Python function, which
@@ -127,22 +154,20 @@ def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
     function defines the gradient, by `tf.custom_gradient`.
     """
     presence = tuple(tensor is not None for tensor in tensors)
-    present = pick(tensors, presence)
+    present = _pick(tensors, presence)
     x = tensors[0]
     rank = x.shape.rank
 
     def on_arrays(*arrays: np.ndarray) -> Arrays:
         if rank is not None:
-            return node.call(place(arrays, presence), options)
-        axis = resolve_axis(options.axis, arrays[0].ndim, arrays[0].shape)
-        return node.call(place(arrays, presence), options._replace(axis=axis))
+            return node.call(_place(arrays, presence), options)
+        axis = check_axis(options.axis, arrays[0])
+        return node.call(_place(arrays, presence), options._replace(axis=axis))
 
     if tf.executing_eagerly():
         return [as_tensor(array) for array in on_arrays(*map(np.asarray, present))]
-    override = {}
-    if node.gradient is not None:
-        key = node.name, node.gradient, options, presence, len(node.like)
-        override["PyFuncStateless"] = _registered(*key)
+    key = node.name, node.gradient, options, presence, len(node.like)
+    override = {"PyFuncStateless": _registered(*key)}
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         results = tf.numpy_function(
             on_arrays,
@@ -152,11 +177,11 @@ def compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
             name=f"backnorm_{node.name}_not_for_XLA",
         )
     channels = None if rank is None else x.shape[options.axis]
-    per_channel = [[*node.rows, channels]] * len(node.per_channel)
+    per_channel = [[channels]] * len(node.per_channel)
     shapes = [*(tensor.shape for tensor in node.like), *per_channel]
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
-    return _guarded(results, is_differentiable=node.gradient is not None)
+    return _guarded(results)
 
 
 @functools.cache
@@ -175,16 +200,16 @@ def _registered(
         if node is None:
             return _unavailable(cotangents)
         dense = list(map(tf.convert_to_tensor, cotangents))
-        statistics = _guarded(node.outputs[elements:], is_differentiable=True)
-        operands = place(node.inputs, presence)
-        return pick(gradient(operands, statistics, dense, options), presence)
+        statistics = _guarded(node.outputs[elements:])
+        operands = _place(node.inputs, presence)
+        return _pick(gradient(operands, statistics, dense, options), presence)
 
     return _register(name, of_inputs)
 
 
-def _guarded(results: Sequence[Any], is_differentiable: bool) -> list[Any]:
+def _guarded(results: Sequence[Any]) -> list[Any]:
     """Wrap a node's results, so that a tape raises an error if the node's gradient was lost."""
-    override = {"PreventGradient": _PASSED_ON} if is_differentiable else {}
+    override = {"PreventGradient": _PASSED_ON}
     with tf.compat.v1.get_default_graph().gradient_override_map(override):
         return [tf.raw_ops.PreventGradient(input=result, message=_LOST) for result in results]
 
@@ -210,18 +235,18 @@ def _unavailable(cotangents: Sequence[Any]) -> list[Any]:
         return [tf.identity(cotangent) for cotangent in cotangents]
 
 
-def pick(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
+def _pick(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
     """Return the values that are present."""
     return [value for value, there in zip(values, presence, strict=True) if there]
 
 
-def place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
-    """Undo `pick`: return None for each value that was left out."""
+def _place(values: Sequence[Any], presence: Sequence[bool]) -> list[Any]:
+    """Undo `_pick`: return None for each value that was left out."""
     remaining = iter(values)
     return [next(remaining) if there else None for there in presence]
 
 
-def here(tensors: Sequence[Any]) -> list[Any]:
+def _here(tensors: Sequence[Any]) -> list[Any]:
     """Return the tensors as tensors of the graph that is being traced.
 
     A gradient function stores tensors of the graph in which it was made, and may be called while
@@ -231,3 +256,24 @@ def here(tensors: Sequence[Any]) -> list[Any]:
     if tf.executing_eagerly():
         return list(tensors)
     return [None if tensor is None else tf.identity(tensor) for tensor in tensors]
+
+
+def as_tensor(array: np.ndarray) -> Any:
+    """Return an eager tensor with the elements of an array.
+
+    If the array is contiguous and aligned, the tensor shares the array's memory. The array must not
+    be written to afterwards. (With TensorFlow 2.21 on a CPU, ``numpy.asarray(tensor)`` returns a
+    view for every element type; ``tf.constant(array)`` copies.)
+    """
+    # TensorFlow's operators end the process ("Check failed: IsAligned()") if the address of a
+    # tensor is not a multiple of 64 bytes, and `from_dlpack` does not check the address.
+    if not (array.flags.c_contiguous and is_aligned(array)):
+        source, array = array, aligned(array.shape, array.dtype)
+        array[...] = source
+    if array.dtype == BFLOAT16:  # NumPy's DLPack does not support bfloat16
+        return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)
+    return _shared(array)
+
+
+def _shared(array: np.ndarray) -> Any:
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

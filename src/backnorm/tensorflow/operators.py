@@ -14,7 +14,7 @@ from backnorm.errors import BacknormError
 from backnorm.problem import Problem, check_epsilon, problem_of
 from backnorm.scalars import check_flag
 from backnorm.signature import SIGNATURES, Operation
-from backnorm.tensorflow import differentiable, synchronised
+from backnorm.tensorflow import differentiable
 from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.checks import as_tensors, check_axis, metadata
 
@@ -119,62 +119,11 @@ def batch_norm(
     formulas in TensorFlow's operators run, and compute elements in float64 unless float32 is
     requested.
     """
-    arguments = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
-    return Normalized(*differentiable.forward(**arguments))
-
-
-@_as_written
-def batch_norm_synchronised(
-    x: Any,
-    gamma: Any = None,
-    beta: Any = None,
-    *,
-    epsilon: float,
-    axis: int = -1,
-    arithmetic: Arithmetic | None = None,
-    reproducible: bool = False,
-) -> Normalized:
-    """Normalise this replica's part of a batch with the statistics of all replicas' parts.
-
-    Call this function in a function that a `tf.distribute.Strategy` runs. All replicas must make
-    their calls, and compute the backward passes of these calls, in the same order. If there is no
-    strategy or only one replica, or if the call is not within the strategy's `run`, the function
-    computes the same as `batch_norm`.
-
-    Parameters
-    ----------
-    x, gamma, beta, epsilon, axis, arithmetic
-        As in `batch_norm`; parts may differ in size, and may be empty.
-    reproducible : bool
-        Whether y, statistics and gradients have the same bits for any number of replicas, and for
-        every division, order and layout of the batch.
-
-    Returns
-    -------
-    Normalized
-        As in `batch_norm`. mean and variance are those of the whole batch, with the same bits in
-        all replicas, and 0 if the batch is empty. The gradient of x is that of the sum of all
-        replicas' losses. Each replica has the gradients of gamma and beta for its own part;
-        optimizers add them up. With `reproducible`, the first replica has the gradients of the
-        whole batch and the others have zeros, so that the sum is rounded once.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentValueError
-        As `batch_norm`.
-    BacknormError
-        In forward mode. When a gradient of the second order is computed, unless XLA compiles the
-        function; in a `tf.function`, TensorFlow's runtime raises an error with the same text.
-    RuntimeError
-        From TensorFlow, if replicas cannot synchronise: in control flow, and in a `tf.function` in
-        the function that the strategy runs.
-    """
-    replica = tf.distribute.get_replica_context()
-    if replica is None or replica.num_replicas_in_sync == 1:
-        values: Any = {"axis": axis, "arithmetic": arithmetic, "reproducible": reproducible}
-        return batch_norm(x, gamma, beta, epsilon=epsilon, **values)
-    arguments = _of_forward(x, gamma, beta, epsilon, axis, arithmetic, reproducible)
-    return Normalized(*synchronised.forward(**arguments, replica=replica))
+    tensors = as_tensors(x=x, gamma=gamma, beta=beta)
+    values = epsilon, axis, arithmetic, True, reproducible
+    options, problem = _checked("forward", tensors, *values)
+    statistics = None if problem is None else tf.as_dtype(problem.statistics_dtype)
+    return Normalized(*differentiable.forward(**tensors, options=options, statistics=statistics))
 
 
 @_as_written
@@ -288,17 +237,6 @@ def batch_norm_backward(
     values = epsilon, axis, arithmetic, check_flag("training", training), reproducible
     options, _ = _checked("backward", tensors, *values)
     return Gradients(*differentiable.backward(**tensors, options=options))
-
-
-def _of_forward(
-    x: Any, gamma: Any, beta: Any, epsilon: Any, axis: Any, arithmetic: Any, reproducible: Any
-) -> dict[str, Any]:
-    """Return the checked arguments of a forward pass in training."""
-    tensors = as_tensors(x=x, gamma=gamma, beta=beta)
-    values = epsilon, axis, arithmetic, True, reproducible
-    options, problem = _checked("forward", tensors, *values)
-    statistics = None if problem is None else tf.as_dtype(problem.statistics_dtype)
-    return {**tensors, "options": options, "statistics": statistics}
 
 
 def _checked(

@@ -37,7 +37,7 @@ from backnorm.torch.tools import UnrecognisedLayerWarning
 from backnorm.torch.tuning import Trial, tune
 
 if TYPE_CHECKING:
-    from backnorm.torch.reproducible import ReproducibleGradients, reproducible_hook
+    from backnorm.torch.reproducible_gradients import ReproducibleGradients, reproducible_hook
 
 __all__ = [
     "BatchNorm1d",
@@ -71,10 +71,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The module `reproducible` is imported when it is first used, because it imports PyTorch's
-    # compiler, which takes more than a second.
+    # The package `reproducible_gradients` is imported when it is first used, because it imports
+    # PyTorch's compiler, which takes more than a second.
     if name in ("ReproducibleGradients", "reproducible_hook"):
-        from backnorm.torch import reproducible
+        from backnorm.torch import reproducible_gradients
 
-        return getattr(reproducible, name)
+        return getattr(reproducible_gradients, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,7 @@ from backnorm.steps import judge, take_turns
 from backnorm.torch.conversion import ConversionWarning, convert, revert
 from backnorm.torch.fusion import check_fuse
 from backnorm.torch.modules import _BatchNorm
+from backnorm.torch.proof import call, copied, to_type
 from backnorm.torch.training import (
     CHANNELS_LAST,
     TrainingStep,
@@ -200,7 +201,6 @@ def compare(
     widens the interval of the ratio, and can change the verdict.
     """
     fuse = check_fuse(fuse)
-    base = _checked_copy(model, fuse)
     inputs = tree_map(_checked_input, dict(batch) if isinstance(batch, Mapping) else batch)
     shapes = [each.dim() for each in tree_leaves(inputs) if isinstance(each, Tensor)]
     if not shapes:
@@ -212,10 +212,13 @@ def compare(
         )
     if not seconds > 0:
         raise ArgumentValueError("seconds", "must be positive", came=seconds)
+    # Named pairs must be proved on an example.
+    options = {"fuse": fuse, "example": inputs if isinstance(fuse, list) else None}
+    base = _checked_copy(model, options)
     layouts = ["contiguous", "channels_last"][: 1 + any(axes in CHANNELS_LAST for axes in shapes)]
     with torch.random.fork_rng(devices=()), torch.enable_grad():
         trainers = {
-            each: _Trainer(base, inputs, loss or _random_loss, fuse, each) for each in layouts
+            each: _Trainer(base, inputs, loss or _random_loss, options, each) for each in layouts
         }
         rows = [row for layout in layouts for row in _judged(trainers[layout], layout)]
         steps = {row: trainers[row.layout].steps[row.variant] for row in rows if not row.detail}
@@ -226,9 +229,14 @@ class _Trainer:
     """A model and a batch in one layout; see `backnorm.steps.Trainer`. It keeps its steps."""
 
     def __init__(
-        self, model: nn.Module, batch: Any, loss: Callable[[Any], Any], fuse: Any, layout: str
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss: Callable[[Any], Any],
+        options: dict[str, Any],
+        layout: str,
     ) -> None:
-        self._model, self._loss, self._fuse = copy.deepcopy(model), loss, fuse
+        self._model, self._loss, self._options = copy.deepcopy(model), loss, options
         lay_out(self._model, layout)
         self._batch = tree_map(
             lambda each: in_layout(each, layout) if isinstance(each, Tensor) else each, batch
@@ -239,13 +247,13 @@ class _Trainer:
         """Return a step of a variant."""
         model = copy.deepcopy(self._model)
         loss = partial(self._loss_of, model, self._batch)
-        self.steps[variant] = TrainingStep(model, variant, loss, self._fuse)
+        self.steps[variant] = TrainingStep(model, variant, loss, **self._options)
         return self.steps[variant]
 
     def exact(self) -> list[np.ndarray]:
         """Return the gradients of all parameters in float64."""
         model = copy.deepcopy(self._model).double()
-        batch = _to_type(self._batch, torch.float64)
+        batch = to_type(self._batch, torch.float64)
         # A user's loss may have tensors of the model's type.
         dtypes = (each.dtype for each in self._model.parameters() if each.is_floating_point())
         loss = partial(self._loss_of, model, batch, next(dtypes, None))
@@ -253,11 +261,8 @@ class _Trainer:
 
     def _loss_of(self, model: nn.Module, batch: Any, dtype: torch.dtype | None = None) -> Tensor:
         """Return the loss of the model's output, with numbers of type `dtype` if it is not None."""
-        if isinstance(batch, dict):
-            output = model(**batch)
-        else:
-            output = model(*batch) if isinstance(batch, tuple | list) else model(batch)
-        loss = self._loss(output if dtype is None else _to_type(output, dtype))
+        output = call(model, batch)
+        loss = self._loss(output if dtype is None else to_type(output, dtype))
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             problem = "must return a scalar tensor that depends on the model's parameters"
             raise ArgumentTypeError("loss", problem, came=described(loss))
@@ -276,13 +281,12 @@ def _random_loss(output: Any) -> Tensor:
     return torch.stack(means).sum()
 
 
-def _checked_copy(model: nn.Module, fuse: bool | list[tuple[str, str]]) -> nn.Module:
-    """Return a copy of the model with PyTorch's layers, or raise if it cannot be compared."""
-    try:
-        base = copy.deepcopy(model)
-    except Exception as error:  # a module's attributes can raise any
-        raise ArgumentValueError("model", "cannot be copied", came=_line(error)) from error
-    revert(base)
+def _checked_copy(model: nn.Module, options: dict[str, Any]) -> nn.Module:
+    """Return a copy of the model with PyTorch's layers, or raise if it cannot be compared.
+
+    `options` are the arguments `fuse` and `example` of `convert`.
+    """
+    base = revert(copied(model))
     if not model.training:
         problem = "must be in training mode, because training steps are compared"
         raise ArgumentValueError("model", problem, hint="call model.train() first")
@@ -297,7 +301,7 @@ def _checked_copy(model: nn.Module, fuse: bool | list[tuple[str, str]]) -> nn.Mo
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConversionWarning)
         try:
-            convert(copy.deepcopy(base), fuse)
+            convert(copy.deepcopy(base), **options)
         except ConversionWarning as warning:
             problem = f"has no batch normalisation to compare: {warning}"
             raise ArgumentValueError("model", problem) from None
@@ -379,16 +383,6 @@ def _turn(step: Callable[[], None]) -> list[float]:
     begin = time.perf_counter()
     step()
     return [time.perf_counter() - begin]
-
-
-def _to_type(values: Any, dtype: torch.dtype) -> Any:
-    """Return nested values with all floating-point tensors in another type."""
-    return tree_map(
-        lambda each: (
-            each.to(dtype) if isinstance(each, Tensor) and each.is_floating_point() else each
-        ),
-        values,
-    )
 
 
 def _line(error: Exception) -> str:

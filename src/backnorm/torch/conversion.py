@@ -16,13 +16,15 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag
-from backnorm.torch import modules, tools
+from backnorm.torch import modules, proof, tools
 from backnorm.torch.fusion import (
+    PairNames,
     check_fuse,
-    check_partners,
     fuse_pair,
-    fuse_sequences,
     named_pairs,
+    neighbours,
+    refusal,
+    separate,
 )
 
 Model = TypeVar("Model", bound=Module)
@@ -102,6 +104,7 @@ def convert(
     fuse: bool | Iterable[tuple[str, str]] = False,
     report: Callable[[LayerReport], object] | None = None,
     *,
+    example: Any = None,
     arithmetic: Arithmetic | None = None,
     sync: bool = False,
     process_group: Any = None,
@@ -119,22 +122,26 @@ def convert(
     ----------
     model : torch.nn.Module
     fuse : bool or iterable of (str, str)
-        Whether a layer also computes the activation that follows it, in the same forward and
-        backward pass. The activation is `torch.nn.ReLU`, `ReLU6`, `SiLU`, `Hardswish`, or
-        `Hardtanh` from 0 to a number of at most eight binary digits. True: fuse in every
-        `torch.nn.Sequential`, in timm's layers, which have an activation of their own, and in
-        torchvision's `BasicBlock` and `Bottleneck`, where the last layer also adds the identity.
-        Pairs of names, as in `model.named_modules()`: fuse the named layers and activations. The
-        caller then guarantees that the model passes the layer's result only to the activation, and
-        calls the activation with nothing else. If the activation gets another tensor, an eager call
-        raises an error, and a compiled call computes wrong results. The layer gets an `activation`,
-        and the activation's module becomes a `FusedActivation`, which returns its input. Modules
-        that have hooks, or occur more than once in the model, are not fused; a pair with such a
-        module is an error. Layers that are already fused stay so: `revert` separates them.
+        Whether a layer also computes the activation that follows it. The activation is
+        `torch.nn.ReLU`, `ReLU6`, `SiLU`, `Hardswish`, or `Hardtanh` from 0 to a number of at most
+        eight binary digits. True: fuse neighbours in every `torch.nn.Sequential`, timm's layers,
+        which have an activation of their own, and the layers of torchvision's `BasicBlock` and
+        `Bottleneck`, the last of which also adds the identity. Pairs of names, as in
+        `model.named_modules()`: fuse the named layers and activations, if `example` proves that
+        the model passes the layer's result only to the activation, and calls the activation with
+        nothing else. The layer of a pair gets an `activation`, and a `torch.nn.Identity` takes the
+        place of the activation's module. Modules that have hooks, are parametrized, or occur more
+        than once in the model are not fused; a pair with such a module is an error. Layers that are
+        already fused stay so: `revert` separates them.
     report : callable, optional
         Called with a `LayerReport` for each layer of batch normalisation, in the order of
         `model.named_modules()`: ``report=print`` prints one line per layer,
         ``report=reports.append`` collects the reports.
+    example : Tensor, tuple, list or dict, optional
+        A batch that proves pairs: the input of the model, its positional arguments or its keyword
+        arguments, on the model's device. Copies of the model make a training step in float64, with
+        and without the pairs. Pairs that change an output, a gradient or a buffer are an error.
+        Named pairs require an example; with True, it proves the neighbours.
     arithmetic : {"float32", "float64"}, optional
         The arithmetic of all these layers from now on (``layer.arithmetic``), including layers that
         were already backnorm's. None: layers that were already backnorm's keep their arithmetic;
@@ -159,8 +166,8 @@ def convert(
     ArgumentTypeError
         If an argument has a wrong type.
     ArgumentValueError
-        If `arithmetic` is unknown, `process_group` is given without `sync`, a pair of names cannot
-        be fused, or an activation of the model is fused with a layer that is not in the model.
+        If `arithmetic` is unknown, `process_group` is given without `sync`, a pair cannot be fused
+        or is not proved, or the model cannot make a training step on `example`.
 
     Warns
     -----
@@ -171,11 +178,10 @@ def convert(
 
     Notes
     -----
-    If a hook is later registered on a fused layer or its activation, or one of them gets another
-    `forward` or is compiled by its method `compile`, the pair is separated: each module computes
-    what it did before `convert`. A block of torchvision then runs torchvision's forward. A fused
-    layer of a pair applies the activation even if the activation's module is not called, as when a
-    part of a sequence is called. `revert` undoes the conversion.
+    A fused layer of a pair applies the activation even if only a part of the model is called. A
+    hook that is registered on it later gets the activated values. While a module of a block of
+    torchvision has a hook or another `forward`, torchvision's forward runs. `revert` undoes the
+    conversion.
     """
     _check_model(model)
     fuse = check_fuse(fuse)
@@ -197,8 +203,8 @@ def convert(
     layers = {name: layer for name, layer in model.named_modules() if is_batch_norm(layer)}
     before = {name: _class_name(layer) for name, layer in layers.items()}
     classes = {layer: _namesake(layer, _LIBRARIES) for layer in layers.values()}
-    check_partners(model)
-    pairs = named_pairs(model, fuse, classes) if isinstance(fuse, list) else []
+    if fuse:
+        _prove(model, fuse, example)
     tools.register_with_opacus(modules._BatchNorm)
     for layer, cls in classes.items():
         if cls is not None:
@@ -214,9 +220,9 @@ def convert(
     for name, layer in layers.items():
         if isinstance(layer, modules.SyncBatchNorm):
             layer.name = f"layer {name!r}" if name else "the model itself"
-    obstacles = fuse_sequences(model) if fuse is True else {}
-    for pair in pairs:
-        fuse_pair(*pair)
+    names, obstacles = neighbours(model) if fuse is True else (fuse or [], {})
+    for pair in named_pairs(model, names):
+        fuse_pair(pair)
     in_blocks = _fuse_blocks(model, fuse is True)
     reports = [
         LayerReport(
@@ -253,13 +259,17 @@ def revert(model: Model) -> Model:
     -------
     torch.nn.Module
         `model`.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If `model` is not a `torch.nn.Module`, or is compiled by `torch.jit`.
+    ArgumentValueError
+        If `model` is a part of a model that has a fused layer, but not the `Identity` behind it.
     """
     _check_model(model)
+    separate(model)
     for module in model.modules():
-        if isinstance(module, modules.FusedActivation):
-            module.restore()
-        elif isinstance(module, modules._BatchNorm):
-            module.separate()
         if isinstance(module, modules.SyncBatchNorm):
             module.__dict__.pop("name", None)
         single = module.__dict__.pop(_CLASS_BEFORE_SYNC, None)
@@ -279,7 +289,8 @@ def original_of(layer: Module) -> type[Module] | None:
 
     The result is None for a layer with an activation of its own, because PyTorch has no such class.
     """
-    return None if getattr(layer, "owns_activation", False) else _namesake(layer, _ORIGINALS)
+    has_activation = getattr(layer, "activation", None) is not None
+    return None if has_activation else _namesake(layer, _ORIGINALS)
 
 
 def _check_model(model: object) -> None:
@@ -322,6 +333,38 @@ def _set_class(module: Module, cls: type[Module]) -> None:
     if is_parametrized(module):
         cls = type(type(module).__name__, (cls,), dict(vars(type(module))))
     module.__class__ = cls
+
+
+def _prove(model: Module, fuse: bool | list[PairNames], example: Any) -> None:
+    """Raise unless the pairs of a model leave the results of a training step on `example` equal."""
+    if example is None:
+        if isinstance(fuse, list):
+            raise ArgumentValueError(
+                "example",
+                "must be given with named pairs: convert(model, fuse=[...], example=batch) runs "
+                "the model before and after, in float64 and in training, and refuses the pairs "
+                "that change a result",
+                came="None",
+            )
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConversionWarning)
+        plain = convert(proof.copied(model).double(), arithmetic="float64")
+    proof.vary(plain)
+    names = fuse if isinstance(fuse, list) else neighbours(plain)[0]
+    # This call raises for names of modules that cannot be fused.
+    named_pairs(plain, names)
+    expected = proof.results_of(plain, example)
+
+    def is_wrong(names: list[PairNames]) -> bool:
+        fused = proof.copied(plain)
+        for pair in named_pairs(fused, names):
+            fuse_pair(pair)
+        return not proof.agree(proof.results_of(fused, example), expected)
+
+    if names and is_wrong(names):
+        wrong = [pair for pair in names if is_wrong([pair])] or names
+        raise refusal(wrong, "a training step on the example then has other results")
 
 
 def _synchronise(layers: dict[str, Module], group: Any) -> None:
@@ -382,7 +425,7 @@ def _outcome(
         return False, _FOREIGN, None
     arithmetic, activation = layer.arithmetic, getattr(layer, "activation", None)
     if activation is not None:
-        own = " of its own" if layer.owns_activation else ""
+        own = " of its own" if layer.fused is None else ""
         return True, modules.described_activation(activation) + own, arithmetic
     if hasattr(layer, "fuse_activation"):
         reason = layer.fusion_obstacle()

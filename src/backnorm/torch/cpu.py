@@ -18,13 +18,13 @@ from torch import Tensor
 
 from backnorm import engines
 from backnorm.allocation import LARGE
-from backnorm.binned import bin_rows
 from backnorm.engines import Place
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import operation
 from backnorm.interfaces import Arrays, Code, Launch, Operands, P, Results
 from backnorm.layout import Extents, Order, mask_size
 from backnorm.problem import Metadata, Problem, problem_of
+from backnorm.reproducible_sums import bin_rows
 from backnorm.second_order import arrays
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
 from backnorm.torch.checks import check_device
@@ -241,7 +241,6 @@ TENSORS = _CpuTensors()
 #: See `kernels`.
 forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
-activation_backward = operation("activation_backward", TENSORS)
 
 #: See `synchronised`.
 reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)

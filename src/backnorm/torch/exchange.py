@@ -17,7 +17,7 @@ receives 16 * (2C + 1) bytes (and padding), however large the group is.
 
 *Backward*: the processes exchange 2C sums and the number of elements.
 
-*Reproducible sums* are exchanged as integers (`binned`): the top bin and three digits of each sum
+*Reproducible sums* are exchanged as integers: the top bin and three digits of each sum
 (four for float64 elements), and the number of elements. These are 8C + 1 numbers in each pass
 (float64: 10C + 1). A small group gathers these numbers from all processes. In a large group, a
 first all-reduce finds the maximum of the processes' top bins, for each of the 2C sums. Every
@@ -46,8 +46,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from backnorm.binned import SPECIAL, raised, tops_of, with_tops
 from backnorm.errors import BacknormError
+from backnorm.reproducible_sums import SPECIAL, raised, tops_of, with_tops
 
 # A group of at most this many processes is small: every process of the group gathers the numbers of
 # all processes. With n processes on a ring, gathering takes 2 * (n - 1) hops for both passes. A

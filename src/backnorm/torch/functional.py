@@ -91,12 +91,13 @@ def batch_norm(
     eps : float
         Added to the variance; positive in training, not negative otherwise.
     activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
-        Computed in the same pass. ``backnorm.Activation("relu", ceiling)`` is a ReLU with the upper
-        bound `ceiling`, which is rounded to input's type. A ReLU saves one bit per element for the
-        backward pass; the input of SiLU and Hardswish is recomputed there. The activation is a
-        separate step if gradients are needed and training is False, in training if `reproducible`,
-        for SiLU and Hardswish on a GPU, and under `torch.func`, forward mode, tracers and
-        `torch.compile` (Inductor then fuses the activation).
+        A ReLU is computed in the same pass, and saves one bit per element for the backward pass.
+        ``backnorm.Activation("relu", ceiling)`` is a ReLU with the upper bound `ceiling`, which is
+        rounded to input's type. PyTorch's operators compute SiLU and Hardswish in place, and their
+        input is computed again for the backward pass, not saved. The activation is a separate step
+        if gradients are needed and training is False, in training if `reproducible`, and under
+        `torch.func`, forward mode, tracers and `torch.compile` (Inductor then fuses the
+        activation).
     residual : Tensor, optional
         Added before the activation, which must be a ReLU; of input's shape and type.
     arithmetic : {"float32", "float64"}, optional

@@ -1,35 +1,44 @@
 """Fuse the layers of a model with the activations that follow them.
 
-In a `torch.nn.Sequential` the order of modules shows which activation follows a layer. In other
-modules the order shows nothing, so the caller of `convert` names each pair of a layer and an
-activation.
+A fused layer gets the activation, and an `Identity` takes the place of the activation's module, as
+with `torch.ao.quantization.fuse_modules`. Afterwards, nothing notices if the model calls the layer
+or the `Identity` alone. So pairs are fused only if the structure of the model proves that the
+activation follows the layer, or if `proof` has shown it on an example.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from torch.nn import Module, Sequential
+from torch.nn import Identity, Module, Sequential
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from backnorm.activations import Activation
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.torch.activations import activation_of
 from backnorm.torch.modules import (
-    FusedActivation,
+    Fused,
+    _BatchNorm,
     alteration_of,
     applies_activation,
-    described_activation,
     has_another_forward,
 )
 
 PairNames: TypeAlias = tuple[str, str]
 
 _ACCEPTED = "True, False, or pairs of names, such as [('norm1', 'relu1')]"
+
+
+class Pair(NamedTuple):
+    """A layer, the activation behind it, and the place of the activation: its parent, its name."""
+
+    layer: Module
+    act: Module
+    parent: Module
+    name: str
 
 
 def check_fuse(fuse: object) -> bool | list[PairNames]:
@@ -44,120 +53,104 @@ def check_fuse(fuse: object) -> bool | list[PairNames]:
     return [(layer, act) for layer, act in pairs]
 
 
-def check_partners(model: Module) -> None:
-    """Raise if an activation of the model is fused with a layer that is not in the model.
+def neighbours(model: Module) -> tuple[list[PairNames], dict[Module, str]]:
+    """Return the names of the layers that an activation follows in a `torch.nn.Sequential`, with
+    the names of these activations.
 
-    Such an activation does nothing in this model: two models share it, or the layer was replaced.
-    """
-    modules = dict(model.named_modules())
-    layers = set(modules.values())
-    for name, act in modules.items():
-        if not isinstance(act, FusedActivation) or act.fused_layer in layers:
-            continue
-        if getattr(act.fused_layer, "activation", None) is not None:
-            raise ArgumentValueError(
-                "model",
-                f"has the activation {name!r}, which is fused with the layer {act.names[0]!r} that "
-                "was converted before and is not in the model",
-                accepted="a model whose activations are not shared with another converted model",
-                hint="call backnorm.torch.revert(model) first, which separates the pair",
-            )
-
-
-def named_pairs(
-    model: Module, pairs: Iterable[PairNames], classes: Mapping[Module, type[Module] | None]
-) -> list[tuple[Module, Module, PairNames]]:
-    """Return each pair's layer, activation and names; raise if a pair cannot be fused.
-
-    `classes` maps each layer to the class that `convert` gives it before the fusion, or to None if
-    the layer keeps its class.
+    Also return a mapping. Its keys are the other layers in sequences; the value of a key is the
+    reason why the layer cannot be fused, as text.
     """
     structure = _Structure(model)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    accepted, seen = [], set[Module]()
-    for names in pairs:
-        for name in names:
-            if name not in modules:
-                raise _refusal(names, f"the model has no module {name!r}")
-            if modules[name] in seen:
-                raise _refusal(names, f"{name!r} is named twice")
-            seen.add(modules[name])
-        layer, act = (modules[name] for name in names)
-        if not applies_activation(classes.get(layer) or type(layer)):
-            cls = type(layer).__name__
-            raise _refusal(
-                names, f"{names[0]!r} is a {cls}, not a BatchNorm layer of PyTorch's own"
-            )
-        if obstacle := structure.obstacle(layer, act):
-            raise _refusal(names, obstacle)
-        accepted.append((layer, act, names))
-    return accepted
-
-
-def fuse_sequences(model: Module) -> dict[Module, str]:
-    """Fuse each layer in a `torch.nn.Sequential` with the activation that follows it.
-
-    Return a mapping whose keys are the layers in sequences that could not be fused. The value of a
-    key is the reason, as text.
-    """
-    structure = _Structure(model)
+    found: list[PairNames] = []
     obstacles: dict[Module, str] = {}
     names = {module: name for name, module in model.named_modules()}
     for sequence in filter(_calls_children_in_order, model.modules()):
         for layer, act in itertools.pairwise([*sequence._modules.values(), None]):
             if layer is None or not applies_activation(type(layer)):
                 continue
-            if act is None or _activation(act) is None:
+            if act is None or activation_of(act) is None:
                 obstacles.setdefault(layer, "no activation that can be fused follows it")
             elif obstacle := structure.obstacle(layer, act):
                 obstacles.setdefault(layer, obstacle)
             else:
-                fuse_pair(layer, act, (names[layer], names[act]))
-    return obstacles
+                found.append((names[layer], names[act]))
+    return found, obstacles
 
 
-def fuse_pair(layer: Module, act: Module, names: PairNames) -> None:
-    """Let a layer compute the activation, and make the activation's module return its input.
+def named_pairs(model: Module, pairs: Iterable[PairNames]) -> list[Pair]:
+    """Return the named pairs of a converted model; raise if one cannot be fused."""
+    structure = _Structure(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    accepted, seen = [], set[Module]()
+    for names in pairs:
+        for name in names:
+            if name not in modules:
+                raise refusal([names], f"the model has no module {name!r}")
+            if modules[name] in seen:
+                raise refusal([names], f"{name!r} is named twice")
+            seen.add(modules[name])
+        layer, act = (modules[name] for name in names)
+        if not applies_activation(type(layer)):
+            problem = f"{names[0]!r} is a {type(layer).__name__}, not a BatchNorm layer of PyTorch"
+            raise refusal([names], problem)
+        if obstacle := structure.obstacle(layer, act):
+            raise refusal([names], obstacle)
+        accepted.append(Pair(layer, act, *structure.places[act][0]))
+    return accepted
 
-    Each eager call of the activation's module checks that its input is the layer's output, because
-    a model can also call the modules of a sequence one by one.
-    """
-    if isinstance(act, FusedActivation):
-        act.restore()
-    layer.activation = activation_of(act)
-    FusedActivation.replace(act, layer, names)
+
+def fuse_pair(pair: Pair) -> None:
+    """Let the layer of a pair compute the activation; an `Identity` replaces the activation."""
+    layer, act, parent, name = pair
+    identity = Identity().train(act.training)
+    layer.activation, layer.fused = activation_of(act), Fused(act, identity)
+    setattr(parent, name, identity)
+
+
+def separate(model: Module) -> None:
+    """Undo all fusions of pairs; raise if a fused layer is in the model without its `Identity`."""
+    places = _Structure(model).places
+    separated = []
+    for name, layer in model.named_modules():
+        fused = layer.fused if isinstance(layer, _BatchNorm) else None
+        if fused is None:
+            continue
+        if fused.identity not in places:
+            raise ArgumentValueError(
+                "model",
+                f"has the layer {name!r}, but not the Identity that took the place of the "
+                f"{type(fused.module).__name__} with which this layer is fused",
+                accepted="a model with both modules, such as the whole model that was converted",
+            )
+        separated.append((layer, fused))
+    for layer, (act, identity) in separated:
+        act.train(identity.training)
+        for parent, name in places[identity]:
+            setattr(parent, name, act)
+        del layer.activation, layer.fused
 
 
 class _Structure:
-    """How often each module occurs in a model, and which modules are fused already.
-
-    `_partners` maps a layer to the activation that an earlier conversion has fused with it, and
-    this activation to the layer.
-    """
+    """The places of each module of a model: its parents, and its names there."""
 
     def __init__(self, model: Module) -> None:
-        modules = dict.fromkeys(model.modules())
-        self._places = Counter(child for parent in modules for child in parent._modules.values())
-        self._partners = dict[Module, Module]()
-        for act in modules:
-            if isinstance(act, FusedActivation) and act.fused_layer in modules:
-                self._partners |= {act: act.fused_layer, act.fused_layer: act}
+        self.places = defaultdict[Module, list[tuple[Module, str]]](list)
+        for parent in model.modules():
+            for name, child in parent._modules.items():
+                if child is not None:
+                    self.places[child].append((parent, name))
 
     def obstacle(self, layer: Module, act: Module) -> str | None:
         """Return the reason why a layer cannot compute an activation, or None if it can."""
         if isinstance(layer, LazyModuleMixin):
             return "it is lazy; it can be fused after its first batch"
-        if _activation(act) is None:
+        if activation_of(act) is None:
             return f"{type(act).__name__} is not an activation that can be fused"
-        if getattr(layer, "owns_activation", False):
-            return f"it computes {described_activation(layer.activation)} of its own"
-        if self._partners.get(layer, act) is not act:
-            return "it is fused with another activation"
-        if self._partners.get(act, layer) is not layer:
-            return "the activation after it is fused with another layer"
+        if layer.activation is not None:
+            return f"it already computes {layer.following()}"
         for module, subject in ((layer, "it"), (act, "the activation after it")):
-            if self._places[module] > 1:
-                return f"{subject} is in {self._places[module]} places of the model"
+            if len(self.places[module]) > 1:
+                return f"{subject} is in {len(self.places[module])} places of the model"
             if alteration := alteration_of(module):
                 return f"{subject} {alteration}"
         if has_another_forward(type(act)):
@@ -171,12 +164,9 @@ def _calls_children_in_order(module: Module) -> bool:
     return own and "forward" not in module.__dict__
 
 
-def _activation(act: Module) -> Activation | None:
-    """Return the activation that a module computes, or that its layer computes for it."""
-    return activation_of(act, act.original_class if isinstance(act, FusedActivation) else None)
-
-
-def _refusal(names: PairNames, problem: str) -> ArgumentValueError:
+def refusal(pairs: list[PairNames], problem: str) -> ArgumentValueError:
+    """Return the error for pairs that cannot be fused."""
+    which = f"the pair {pairs[0]}" if len(pairs) == 1 else f"the pairs {pairs}"
     return ArgumentValueError(
-        "fuse", f"has the pair {names}, which cannot be fused: {problem}", accepted=_ACCEPTED
+        "fuse", f"has {which}, which cannot be fused: {problem}", accepted=_ACCEPTED
     )

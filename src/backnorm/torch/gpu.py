@@ -27,10 +27,10 @@ from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
 from backnorm.interfaces import ADDRESSES, Code
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
+from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
 from backnorm.signature import Operation
-from backnorm.torch import binned_sums
-from backnorm.torch.activations import activate, derivative
+from backnorm.torch.activations import split
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
@@ -159,47 +159,14 @@ class _CudaTensors(Tensors[torch.device]):
 
 TENSORS = _CudaTensors()
 
-_forward, _inference = operation("forward", TENSORS), operation("inference", TENSORS)
 _reduce_forward, _reduce = operation("reduce_forward", TENSORS), operation("reduce", TENSORS)
 
 #: See `kernels`.
+forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
 backward = operation("backward", TENSORS)
 
 #: See `synchronised`.
 apply_forward, apply = operation("apply_forward", TENSORS), operation("apply", TENSORS)
-
-
-def _split(activation: Activation | None) -> tuple[Activation | None, Activation | None]:
-    """Return two activations: the one that the kernel computes, and the one that PyTorch computes.
-
-    At most one of the two is not None: the kernel computes a ReLU, PyTorch any other activation.
-    """
-    if activation is None or activation.name == "relu":
-        return activation, None
-    return None, activation
-
-
-def forward(*arguments: Any, momentum: float = 0.0) -> tuple[Any, ...]:
-    """See `kernels`."""
-    *operands, activation, arithmetic, reproducible = arguments
-    fused, separate = _split(activation)
-    y, *rest = _forward(*operands, fused, arithmetic, reproducible, momentum=momentum)
-    return y if separate is None else activate(y, separate, in_place=True), *rest
-
-
-def inference(*arguments: Any) -> tuple[Tensor]:
-    """See `kernels`."""
-    *operands, activation, arithmetic = arguments
-    fused, separate = _split(activation)
-    (y,) = _inference(*operands, fused, arithmetic)
-    return (y if separate is None else activate(y, separate, in_place=True),)
-
-
-def activation_backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor]:
-    """See `kernels`; the activation's derivative is computed by PyTorch's operator."""
-    *channels, eps, data_format, activation, arithmetic, _ = arguments
-    (z,) = _inference(x, None, *channels, eps, data_format, None, arithmetic)
-    return (derivative(dy, z, activation, overwrite=True),)
 
 
 def reduce_forward(
@@ -209,7 +176,8 @@ def reduce_forward(
     if not reproducible:
         return _reduce_forward(x, data_format, arithmetic, False)
     TENSORS.checked("reduce_forward", (x,))
-    return binned_sums.of_forward(x)
+    terms = _by_channel(x)
+    return bins_of(terms, terms, x.element_size(), torch), terms.shape[1]
 
 
 def reduce(
@@ -225,8 +193,15 @@ def reduce(
     if not reproducible:
         return _reduce(x, dy, mask, mean, data_format, arithmetic, False)
     TENSORS.checked("reduce", (x, dy, mask, mean))
-    positive = None if mask is None else unpack_mask(mask, x)
-    return binned_sums.of_backward(x, dy, positive, mean)
+    if mask is not None:
+        dy = torch.where(unpack_mask(mask, x), dy, torch.zeros_like(dy))
+    terms, factors = _by_channel(dy), _by_channel(x) - mean.double()[:, None]
+    return bins_of(terms, factors, x.element_size(), torch), terms.shape[1]
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    """Return the elements of each channel in float64, shape (C, M)."""
+    return x.transpose(0, 1).reshape(x.shape[1], -1).double()
 
 
 def parts(message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -293,7 +268,7 @@ def place_of(
     **options: Any,
 ) -> Place:
     """Check a call's tensors; return the key under which tuning stores the call's `Knobs`."""
-    fused, _ = _split(activation)
+    fused, _ = split(activation)
     problem, (x, *_) = TENSORS.checked(name, operands, activation=fused, **options)
     extents = extents_of(problem.shape, problem.channel_axes, order_of(x))
     return _place(problem, extents, x.device)

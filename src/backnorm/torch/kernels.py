@@ -7,7 +7,9 @@ Tensors with other strides are copied. Results are new tensors with the strides 
 `torch.empty_like(x)`: the strides of `x`, if `x` is dense.
 
 `options.arithmetic` must not be None. If there is a residual, it is added before the activation,
-and the activation must be a ReLU.
+and the activation must be a ReLU. Kernels compute a ReLU in the same pass. Any other activation is
+computed by PyTorch's operator, which overwrites the normalised values that a kernel has written.
+Its backward pass computes these values again from x, so that they need not be saved.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from backnorm.torch import cpu
+from backnorm.torch.activations import activate, derivative, split
 from backnorm.torch.checks import TensorValueError
 from backnorm.torch.options import Options, Running
+from backnorm.torch.tensors import check_memory
 
 
 class Saved(NamedTuple):
@@ -72,12 +76,13 @@ def forward(
     running statistics for gradients, backnorm's autograd function saves copies of them.
     """
     mean, variance, momentum = running or (None, None, 0.0)
-    result: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine_of(x).forward(
+    fused, following = split(options.activation)
+    y, *others = engine_of(x).forward(
         x, residual, weight, bias, mean, variance,
-        options.eps, "NCX", options.activation, options.arithmetic, False,
+        options.eps, "NCX", fused, options.arithmetic, False,
         momentum=momentum,
     )  # fmt: skip
-    return result
+    return y if following is None else activate(y, following, in_place=True), *others
 
 
 def inference(
@@ -89,30 +94,33 @@ def inference(
     options: Options,
 ) -> Tensor:
     """Return y for given statistics."""
+    fused, following = split(options.activation)
     y: Tensor
     (y,) = engine_of(x).inference(
-        x, residual, *statistics, weight, bias,
-        options.eps, "NCX", options.activation, options.arithmetic,
-    )  # fmt: skip
-    return y
+        x, residual, *statistics, weight, bias, options.eps, "NCX", fused, options.arithmetic
+    )
+    return y if following is None else activate(y, following, in_place=True)
 
 
 def backward(
     saved: Saved, dy: Tensor, options: Options, has_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, weight, bias and residual; dweight and dbias have weight's type.
+    """Return the gradients of x, weight, bias and residual.
 
-    The input of an activation other than a ReLU is recomputed from x and the statistics.
+    The gradients of weight and bias have weight's type.
     """
     x, weight, mean, variance, mask, bias = saved
     engine, out = engine_of(x), None
-    if options.activation is not None and options.activation.name != "relu":
-        (dy,) = engine.activation_backward(
-            x, dy, mean, variance, weight, bias,
-            options.eps, "NCX", options.activation, options.arithmetic, None,
-        )  # fmt: skip
-        # This gradient is a new tensor, so dx may overwrite it.
-        out = dy
+    _, following = split(options.activation)
+    if following is not None:
+        # PyTorch's operator would read the address 0 if dy has no memory.
+        check_memory(dy, "dy")
+        (z,) = engine.inference(
+            x, None, mean, variance, weight, bias, options.eps, "NCX", None, options.arithmetic
+        )
+        dy = derivative(dy, z, following, overwrite=True)
+        # dx overwrites this new tensor, if it has the layout of z, which is that of results.
+        out = dy if dy.stride() == z.stride() else None
     gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
         x, dy, mask, mean, variance, weight,
         options.eps, "NCX", options.training, has_residual, options.arithmetic, False, out,

@@ -1,36 +1,19 @@
 """Modules: PyTorch's layers of batch normalisation, computed by backnorm.
 
-A layer can be fused with the module of the activation that follows: the layer then computes the
-activation, too. Fusion keeps both module objects. It stores the activation in the layer's attribute
-`activation`, and the forward of the layer then applies this activation. The activation's module
-becomes a `FusedActivation`, which returns its input while the layer has an `activation`, and
-applies the activation otherwise.
-
-So one attribute of the layer decides which of the two modules computes the activation. If the layer
-loses the attribute, the activation's module computes the activation, so it is still computed
-exactly once. Both modules have a method `separate`, which removes the attribute. It is called when
-a change could make the fusion visible: a hook, another `forward`, other settings of the activation,
-a graph of `torch.fx`. The layer then only normalises, and the activation's module applies the
-activation.
-
-If a caller of `convert` names a layer and an activation as a pair, the caller guarantees that the
-activation gets the layer's output. In a `torch.nn.Sequential`, the order of the modules guarantees
-that the activation gets the layer's output. If an eager call passes a tensor other than the layer's
-output to the activation, the activation's module raises an error. The fusion does not detect when
-the layer or the activation is replaced in the model by another module.
+A layer can also compute the activation that follows it: that of its argument `activation`, or that
+of a module that `convert` has fused with the layer.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NoReturn
+import sys
+from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.fx import Proxy
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from backnorm.activations import Activation, check_activation
@@ -43,6 +26,9 @@ from backnorm.torch.options import named, traced_options
 
 _PHRASES = {"relu": "a ReLU", "silu": "a SiLU", "hardswish": "a Hardswish"}
 
+# The names of functions of PyTorch and timm that replace a layer by one that only normalises.
+_REPLACING = ("convert_sync_batchnorm", "freeze_batch_norm_2d")
+
 
 def described_activation(activation: Activation) -> str:
     """Return an activation as a phrase, such as "a ReLU with the ceiling 6.0"."""
@@ -53,7 +39,7 @@ def described_activation(activation: Activation) -> str:
 def alteration_of(module: torch.nn.Module) -> str | None:
     """Return what changes the call of a module, as a phrase such as "has hooks".
 
-    Return None if a call of `module` runs only the `forward` of its class.
+    Return None if a call of `module` runs only the `forward` of its class, on its own parameters.
     """
     hooks = (
         module._forward_hooks, module._forward_pre_hooks,
@@ -63,136 +49,18 @@ def alteration_of(module: torch.nn.Module) -> str | None:
         return "has hooks"
     if "forward" in module.__dict__ or module._compiled_call_impl is not None:
         return "has a forward of its own"
-    return None
+    return "is parametrized" if "parametrizations" in module._modules else None
 
 
-# A fused layer stores the `_origin` of its output in this attribute of the output.
-_ORIGIN = "_backnorm_origin"
+class Fused(NamedTuple):
+    """A module whose activation a layer computes, and the `Identity` in its place in the model."""
 
-
-def _origin(layer: torch.nn.Module, output: Tensor) -> tuple[int, int]:
-    """Return a mark that identifies a layer's output.
-
-    If an in-place operation has changed the output, this function returns another mark than before.
-    """
-    return id(layer), 0 if output.is_inference() else output._version
-
-
-class Separable(torch.nn.Module):
-    """One of the two modules of a fused pair (a layer and an activation). If a hook is registered
-    on it, its `forward` is set, or its `compile` is called, the pair is separated: each module
-    again computes only its own part.
-    """
-
-    def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
-        """Separate the pair; return a new call of this module in the graph of `torch.fx`.
-
-        By default `torch.fx` traces into the forward of modules that PyTorch does not define. Tools
-        for such graphs expect one node for the layer, as for PyTorch's own layer.
-        """
-        self.separate()
-        tools.warn_of_tracing(input.tracer, self.training)
-        inputs = (input,) if residual is None else (input, residual)
-        path = input.tracer.path_of_module(self)
-        return input.tracer.create_proxy("call_module", path, inputs, {})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "forward":
-            self.separate()
-        super().__setattr__(name, value)
-
-
-def _separating(register: Callable[..., Any]) -> Any:
-    """Return a method that separates a layer and its fused activation, then does what it did."""
-
-    @functools.wraps(register)
-    def separate_and_register(self: Separable, *arguments: Any, **options: Any) -> Any:
-        self.separate()
-        return register(self, *arguments, **options)
-
-    return separate_and_register
-
-
-_HOOKS = "forward", "forward_pre", "backward", "full_backward", "full_backward_pre"
-for _method in ("compile", *(f"register_{_hook}_hook" for _hook in _HOOKS)):
-    setattr(Separable, _method, _separating(getattr(torch.nn.Module, _method)))
-
-
-class FusedActivation(Separable, torch.nn.Identity):
-    """The module of a fused activation. The layer before this module computes the activation.
-
-    The attribute `fused_layer` is the layer that computes the activation. If a module is assigned
-    to an attribute of another module, PyTorch makes it a child of the other module. The layer must
-    not become a child of this module, so `fused_layer` is written to `__dict__` directly. `names`
-    has the names of the layer and of this module in the model.
-    """
-
-    names: tuple[str, str]
-
-    @staticmethod
-    def replace(module: torch.nn.Module, layer: torch.nn.Module, names: tuple[str, str]) -> None:
-        """Turn the module of an activation into a `FusedActivation` of a layer."""
-        module.__dict__.update(fused_layer=layer, original_class=type(module), names=names)
-        module.__class__ = FusedActivation
-
-    def restore(self) -> None:
-        """Restore the original class of this module."""
-        self.separate()
-        del self.__dict__["fused_layer"], self.__dict__["names"]
-        self.__class__ = self.__dict__.pop("original_class")
-
-    def separate(self) -> None:
-        """Separate the pair: from now on, this module, not the layer, computes the activation."""
-        self.fused_layer.__dict__.pop("activation", None)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the input, which is the layer's output with the activation already applied.
-
-        If the layer has not applied the activation, apply it here and return the result.
-        """
-        if isinstance(input, Proxy):
-            return self.as_node(input)
-        if getattr(self.fused_layer, "activation", None) is None:
-            return self.original_class.forward(self, input)
-        if not is_compiling():
-            self._check_origin(input, *self.names)
-        return input
-
-    def _check_origin(self, input: Tensor, layer: str, act: str) -> None:
-        """Raise ArgumentValueError if the input is not the unchanged output of the layer.
-
-        Changes that PyTorch does not count, such as those through `input.data`, are not detected.
-
-        A replica of `torch.nn.DataParallel` does not check its input: its `fused_layer` is the
-        original layer, but the input comes from a replica of the layer.
-        """
-        if hasattr(self, "_is_replica") or getattr(input, _ORIGIN, None) == _origin(
-            self.fused_layer, input
-        ):
-            return
-        raise ArgumentValueError(
-            "fuse",
-            f"has the pair {(layer, act)}, but {act!r} was called with a tensor that is not the "
-            f"output of {layer!r}, or with one of compiled code",
-            accepted="only pairs whose activation is called with the layer's output alone, both "
-            "compiled or neither; `backnorm.torch.revert` separates all pairs",
-        )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Setting a public attribute of the activation, such as `max_val`, separates the pair.
-        # Setting `training` does not separate the pair: `train()` and `eval()` set it in every
-        # module.
-        if name != "training" and not name.startswith("_"):
-            self.separate()
-        super().__setattr__(name, value)
-
-    def extra_repr(self) -> str:
-        """Return the activation's class and settings."""
-        return f"{self.original_class.__name__}({self.original_class.extra_repr(self)})"
+    module: torch.nn.Module
+    identity: torch.nn.Identity
 
 
 @tools.unscriptable
-class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
+class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """The mixin of all layers. It has `forward` and the options; all else is PyTorch's."""
 
     #: The type in which elements are computed. None stands for the default, which the documentation
@@ -205,8 +73,9 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     #: The activation that is applied to the normalised values.
     activation: Activation | None = None
 
-    #: Whether `activation` was an argument of the layer, not taken from a fused module.
-    owns_activation: bool = False
+    #: The module that `activation` was taken from; None: it was an argument of the layer. (A tuple
+    #: of modules is not a child of the layer, so parameters and names of a model stay the same.)
+    fused: Fused | None = None
 
     def __init__(
         self,
@@ -234,7 +103,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         super().__init__(*arguments, **settings)
         tools.register_with_opacus(_BatchNorm)
         if activation is not None:
-            self.activation, self.owns_activation = check_activation(activation), True
+            self.activation = check_activation(activation)
         if arithmetic is not None:
             self.arithmetic = check_arithmetic(arithmetic)
         if check_flag("reproducible", reproducible):
@@ -246,21 +115,19 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
 
     @property
     def num_features(self) -> int:
-        """The number of channels; reading it raises if the layer also computes an activation.
+        """The number of channels.
 
-        Tools read this attribute when they replace a layer by a new one. Examples are
-        `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, functions that freeze layers, and
-        quantisation. The new layer would not compute the activation.
+        A function that would replace the layer by one without its activation gets an error, such as
+        `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
         """
-        # For a lazy layer, nothing is raised here, because the first forward pass of such a layer
-        # reads this attribute.
-        if self.activation is not None and not isinstance(self, LazyModuleMixin):
+        caller = sys._getframe(1).f_code
+        lost = self.lost_by(caller)
+        if lost is not None:
             raise BacknormError(
-                f"num_features: this {type(self).__name__} also computes "
-                f"{described_activation(self.activation)}, which a layer that replaces it would "
-                "not compute; call backnorm.torch.revert(model) first, or make the activation a "
-                "separate module if it was an argument of the layer; to synchronise statistics, "
-                "call backnorm.torch.convert(model, sync=True) instead"
+                f"num_features: {caller.co_name} would replace this {type(self).__name__} by a "
+                f"layer without {lost}; call backnorm.torch.revert(model) first, or to synchronise "
+                "statistics backnorm.torch.convert(model, sync=True) or, for timm's layers, "
+                "timm.layers.convert_sync_batchnorm"
             )
         return self.__dict__["num_features"]
 
@@ -268,10 +135,13 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
     def num_features(self, channels: int) -> None:
         self.__dict__["num_features"] = channels
 
-    def __dir__(self) -> list[str]:
-        """Return the names of attributes, except those whose reading raises an error."""
-        errors = {"qconfig"} if self.activation is None else {"qconfig", "num_features"}
-        return [name for name in super().__dir__() if name not in errors]
+    def following(self) -> str | None:
+        """Return what the layer computes after the normalisation, as a phrase, or None."""
+        return None if self.activation is None else described_activation(self.activation)
+
+    def lost_by(self, caller: CodeType) -> str | None:
+        """Return what would be lost if a function replaces the layer, as a phrase, or None."""
+        return self.following() if caller.co_name in _REPLACING else None
 
     def _get_name(self) -> str:
         name: str = super()._get_name()
@@ -288,10 +158,16 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         name, ceiling = self.activation
         return f"{text}, activation={(name if ceiling is None else self.activation)!r}"
 
-    def separate(self) -> None:
-        """Stop computing the activation if it is that of a module fused with this layer."""
-        if not self.owns_activation:
-            self.__dict__.pop("activation", None)
+    def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
+        """Return a new call of this layer in the graph of `torch.fx`.
+
+        By default `torch.fx` traces into the forward of modules that PyTorch does not define. Tools
+        for such graphs expect one node for the layer, as for PyTorch's own layer.
+        """
+        tools.warn_of_tracing(input.tracer, self.training)
+        inputs = (input,) if residual is None else (input, residual)
+        path = input.tracer.path_of_module(self)
+        return input.tracer.create_proxy("call_module", path, inputs, {})
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return activation(normalised input + residual).
@@ -305,31 +181,7 @@ class _BatchNorm(Separable, torch.nn.modules.batchnorm._BatchNorm):
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        # If an activation module is fused with this layer, the module recognises y by a mark, the
-        # attribute `_ORIGIN`. A compiled forward does not mark y. It also returns y without
-        # assigning it to a local variable. Otherwise, after a graph break in the call, Dynamo would
-        # read `y.grad`, and PyTorch would warn.
-        if self.activation is None or self.owns_activation or is_compiling():
-            return self._normalised(input, residual, self.activation)
-        y = self._versioned(input, residual)
-        setattr(y, _ORIGIN, _origin(self, y))
-        return y
-
-    def _versioned(self, input: Tensor, residual: Tensor | None) -> Tensor:
-        """Return y, a tensor with a version counter, in inference mode, too.
-
-        An inference tensor has no version counter, so its mark would not show a change in place,
-        such as y += x. A tensor that is made outside of inference mode has one.
-        """
-        if torch.is_inference_mode_enabled() and not self.training:
-            with torch.inference_mode(False), torch.no_grad():
-                return self._normalised(input, residual, self.activation)
-        y = self._normalised(input, residual, self.activation)
-        if y.is_inference():
-            # The update of running statistics must stay within inference mode, so y is copied.
-            with torch.inference_mode(False):
-                y = y.clone()
-        return y
+        return self._normalised(input, residual, self.activation)
 
     def _normalised(
         self, input: Tensor, residual: Tensor | None, activation: Activation | None
@@ -508,20 +360,6 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise _rank_error(input, "2 axes or more (N, C, ...)")
-
-    @property
-    def qconfig(self) -> NoReturn:
-        """Raise an error: the layer has no settings for quantisation.
-
-        `torch.nn.SyncBatchNorm.convert_sync_batchnorm` would replace this layer by PyTorch's,
-        although this layer is already synchronised. That function reads `qconfig` before it
-        replaces the layer, so the error stops the function.
-        """
-        raise BacknormError(
-            f"qconfig: backnorm's {type(self).__name__} already normalises the batch of all "
-            "processes, and cannot be quantised; to quantise the layer, or to replace it by "
-            "torch.nn.SyncBatchNorm, call backnorm.torch.revert(model) first"
-        )
 
     def _normalised(
         self, input: Tensor, residual: Tensor | None, activation: Activation | None

@@ -4,7 +4,7 @@ Each pass reduces the elements of this process to two numbers per channel, excha
 with the other processes (`exchange`), and computes y or dx from the combined numbers. Between the
 phases, the moments or sums of C channels are one tensor of 2C + 1 float64 numbers on x's device.
 The last number is the number of elements of a channel. Reproducible sums are int64 numbers
-(`backnorm.binned`) until they have been added up over all processes.
+(`backnorm.reproducible_sums`) until they have been added up over all processes.
 
 `torch.compile` sees three operators: one computes the forward pass, one computes the sums of the
 backward pass, and one computes dx. PyTorch's operators add a residual and apply an activation.
@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from backnorm import binned
-from backnorm.binned import bin_rows
 from backnorm.errors import BacknormError
+from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_of
 from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import TensorTypeError, check_device, check_tensor
@@ -96,7 +95,7 @@ def _forward(
     if reproducible:
         bins, count = _bins(x, moments, exchange)
         # On a GPU, these operations do not make the host wait for the device.
-        moments = torch.cat((*binned.moments_of(bins, count, torch), count))
+        moments = torch.cat((*moments_of(bins, count, torch), count))
     elif exchange is not None:
         moments = exchange.moments()
     mean, variance, _ = engine.parts(moments)
@@ -133,7 +132,7 @@ def _sums(
     if not reproducible:
         return local, local.clone() if exchange is None else exchange.sums()
     bins, count = _bins(x, local, exchange)
-    total = torch.cat((*binned.sums_of(bins, torch), count))
+    total = torch.cat((*sums_of(bins, torch), count))
     is_first = exchange is None or exchange.rank == 0
     return total.clone() if is_first else torch.zeros_like(total), total
 
@@ -336,7 +335,7 @@ def batch_norm_with_moments(
         # parts are as large as its own part, and checks how many elements per channel the whole
         # batch would then have.
         count = input.numel() // max(input.shape[1], 1)
-        binned.check_count("input", dist.get_world_size(processes.group) * count)
+        check_count("input", dist.get_world_size(processes.group) * count)
     layer, group = processes.layer, None
     if processes.group is not None:
         group = processes.group.group_name

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+from types import CodeType
 
 import torch
 from timm.layers import norm_act
 from torch import Tensor
 from torch.fx import Proxy
 
-from backnorm.errors import BacknormError
 from backnorm.torch.activations import activation_of
 from backnorm.torch.modules import FrozenLayer, _BatchNorm, alteration_of
-
-# The code of PyTorch's function that replaces layers by synchronised ones.
-_CONVERT_SYNC = torch.nn.SyncBatchNorm.convert_sync_batchnorm.__func__.__code__
 
 
 class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
@@ -26,21 +22,14 @@ class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
 
     fuse_activation: bool = False
 
-    @_BatchNorm.num_features.getter  # type: ignore[attr-defined]
-    def num_features(self) -> int:
-        """The number of channels; raises if PyTorch's `convert_sync_batchnorm` reads it.
+    def following(self) -> str | None:
+        """Return the last of `drop` and `act` that computes something, as a phrase, or None."""
+        others = [each for each in (self.act, self.drop) if type(each) is not torch.nn.Identity]
+        return f"its {type(others[0]).__name__}" if others else None
 
-        That function would replace this layer by one that does not call `drop` and `act`. timm's
-        function of the same name keeps both, and reads the number from its own code.
-        """
-        dropped = [each for each in (self.drop, self.act) if type(each) is not torch.nn.Identity]
-        if dropped and sys._getframe(1).f_code is _CONVERT_SYNC:
-            raise BacknormError(
-                "num_features: torch.nn.SyncBatchNorm.convert_sync_batchnorm would replace this "
-                f"BatchNormAct2d by a layer without its {type(dropped[-1]).__name__}; call "
-                "timm.layers.convert_sync_batchnorm instead"
-            )
-        return self.__dict__["num_features"]
+    def lost_by(self, caller: CodeType) -> str | None:
+        """Return what would be lost if a function replaces the layer; timm's keep everything."""
+        return None if caller.co_filename == norm_act.__file__ else super().lost_by(caller)
 
     def fusion_obstacle(self) -> str | None:
         """Return why backnorm cannot compute the activation (then `act` does), or None."""

@@ -70,7 +70,7 @@ def register_with_opacus(base: type[torch.nn.Module]) -> None:
     """Register `base` and its subclasses with Opacus' validator and fixer, if Opacus is imported.
 
     The validator then rejects layers of these classes, and the fixer replaces them, as both do with
-    PyTorch's own batch normalisation layers.
+    PyTorch's `BatchNorm2d`.
     """
     validators = sys.modules.get("opacus.validators")
     if validators is not None:
@@ -86,16 +86,15 @@ def _descendants(cls: type[Any]) -> Iterator[type[Any]]:
         yield from _descendants(subclass)
 
 
-def _fixed(layer: torch.nn.Module, **options: Any) -> torch.nn.Module:
-    """Return Opacus's replacement for the layer of PyTorch that `layer` corresponds to.
+def _fixed(layer: Any, **options: Any) -> torch.nn.Module:
+    """Return Opacus's replacement for a layer. A fused activation follows the replacement.
 
-    A layer with an activation of its own is returned unchanged, because a replacement would lose
-    the activation. The model then still has a layer of backnorm, so Opacus's validator rejects the
+    A layer with another activation is returned unchanged, because a replacement would lose the
+    activation. The model then still has a layer of backnorm, so Opacus's validator rejects the
     model.
     """
-    # `conversion` is imported within the function, because it imports the layers, and the layers
-    # import this module.
-    from backnorm.torch.conversion import original_of, revert
-
-    fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS.get(original_of(layer))
-    return layer if fix is None else fix(revert(layer), **options)
+    if layer.fused is None and layer.following() is not None:
+        return layer
+    fix = sys.modules["opacus.validators"].ModuleValidator.FIXERS[torch.nn.BatchNorm2d]
+    fixed: torch.nn.Module = fix(layer, **options)
+    return fixed if layer.fused is None else torch.nn.Sequential(fixed, layer.fused.module)

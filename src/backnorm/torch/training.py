@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class TrainingStep:
         Returns the model's loss on a batch.
     fuse : bool or list of (str, str)
         The argument of `convert` for a variant whose name contains "fused".
+    example : optional
+        The argument of `convert`, which named pairs require.
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class TrainingStep:
         variant: str,
         loss: Callable[[], Tensor],
         fuse: bool | list[tuple[str, str]] = True,
+        example: Any = None,
     ) -> None:
         reports: list[LayerReport] = []
         if variant.startswith("backnorm"):
-            convert(model, fuse="fused" in variant and fuse, report=reports.append)
+            fuse = "fused" in variant and fuse
+            convert(model, fuse, reports.append, example=example if fuse else None)
         self.layers = sum(isinstance(each, _BatchNorm) for each in model.modules())
         self.fused = sum(report.fused for report in reports)
         self._loss = loss

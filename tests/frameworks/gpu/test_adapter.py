@@ -373,3 +373,14 @@ def test_fused_activation_matches_pytorch(activation, training, launched):
     close(list(ours.buffers()), list(theirs.buffers()))
     with torch.no_grad():
         close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("activation", ["silu", "hardswish"])
+def test_activation_with_dy_of_another_layout_matches_contiguous_dy(activation):
+    x, dy = torch.randn(4, 3, 5, 6).requires_grad_(), torch.randn(4, 3, 5, 6)
+    y = backnorm.torch.batch_norm(x, None, None, training=True, activation=activation)
+    found = [
+        torch.autograd.grad(y, x, dy.contiguous(memory_format=layout), retain_graph=True)[0]
+        for layout in (torch.channels_last, torch.contiguous_format)
+    ]
+    close(*found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from backnorm.layout import mask_size
 from backnorm.torch import cpu, synchronised
 from backnorm.torch import gpu as engine
 
@@ -96,3 +98,28 @@ def test_reproducible_sums_equal_those_of_the_cpu(shape, channels_last):
         for reproducible in (False, True)
     )
     torch.testing.assert_close(rounded, plain, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("special", [None, float("nan"), float("inf"), -float("inf"), 0.0])
+def test_reproducible_sums_of_special_values_equal_those_of_the_cpu(dtype, special):
+    x, dy = (torch.randn(9, 4, 31, dtype=torch.float64) for _ in range(2))
+    x, dy = (x * torch.logspace(-4, 4, 4, dtype=torch.float64)[:, None]).to(dtype), dy.to(dtype)
+    if special is not None:
+        x[3, 1, 7] = dy[5, 2, 1] = special
+        dy[:, 3] = special
+    mean = torch.linspace(-3, 3, 4, dtype=torch.float32 if dtype.itemsize == 2 else dtype)
+    bits = np.packbits((torch.rand(x.shape) > 0.4).numpy(), bitorder="little")
+    mask = torch.from_numpy(np.pad(bits, (0, mask_size(x.numel()) - bits.size)))
+    results = []
+    for module, device in ((cpu, "cpu"), (engine, DEVICE)):
+        ours = x.to(device)
+        found = [module.reduce_forward(ours, "NCX", "float64", True)]
+        for each in (None, mask.to(device)):
+            operands = ours, dy.to(device), each, mean.to(device)
+            found.append(module.reduce(*operands, "NCX", "float64", True))
+        results.append([(sums.cpu(), count) for sums, count in found])
+    for (sums, count), (expected, expected_count) in zip(*results, strict=True):
+        assert torch.equal(sums, expected)
+        assert count == expected_count == 9 * 31

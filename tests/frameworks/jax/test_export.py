@@ -59,16 +59,16 @@ EXPORTING = (
     from backnorm.jax import ffi
     from backnorm.machine import detect
 
-    threads, planned, original = int(sys.argv[2]), [], ffi._stage
+    threads, planned, original = int(sys.argv[2]), [], ffi.executable
     # As if this machine had as many processors.
     engines._machine = lambda _: dataclasses.replace(detect(), threads=threads)
 
-    def stage(problem):
+    def executable(problem):
         found = original(problem)
-        planned.append(found.participants)
+        planned.append(found.stage.participants)
         return found
 
-    ffi._stage = stage
+    ffi.executable = executable
 
     def step(axis):
         how = {{"epsilon": {EPSILON}, "axis": axis}}

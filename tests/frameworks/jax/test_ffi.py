@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import backnorm.jax
+from backnorm.executable import executable
 from backnorm.jax import ffi
-from backnorm.jax.problems import warn_of_formulas
 from backnorm.problem import Problem
 from backnorm_kernels import engine, xla
 from backnorm_kernels.kinds import FLOOR, LIBRARIES
@@ -114,12 +114,13 @@ class TestVersion:
                 path.parent.mkdir(parents=True)
                 path.write_text(text)
             ffi.version.cache_clear()
-            warn_of_formulas.cache_clear()
+            ffi.is_usable.cache_clear()
             jax.clear_caches()
 
         yield install
         monkeypatch.undo()
         ffi.version.cache_clear()
+        ffi.is_usable.cache_clear()
         jax.clear_caches()
 
     @pytest.mark.covering(0)
@@ -165,7 +166,7 @@ class TestRefusals:
         known = (2, 3, 4), (1,), float32, float32, True, True, EPSILON
         problem = Problem("inference", *known, arithmetic="float64")
         backnorm.jax.batch_norm_inference(x, *[channels] * 4, epsilon=EPSILON, axis=1)
-        stage = ffi._stage(problem)
+        stage = executable(problem).stage
         names = ("mean", "variance", "gamma", "beta")
         described = [ffi._described(engine, x, "x", 1)]
         described += [ffi._described(engine, channels, name, 1) for name in names]

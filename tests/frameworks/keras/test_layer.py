@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -175,19 +178,60 @@ def test_layer_with_mask_of_another_rank_raises_error_of_keras(filled, rng):
         layer(x, training=True, mask=keras.ops.ones((6, 4, 5), "bool"))
 
 
-def test_layer_with_renorm_is_computed_by_keras(filled, counted, rng):
+@pytest.mark.parametrize("special", ["renorm", "synchronized"])
+def test_layer_with_renorm_or_synchronized_is_computed_by_keras(
+    special, filled, counted, rng, backend
+):
+    options = {special: True}
+    if special == "synchronized" and backend != "tensorflow":
+        with pytest.raises(ValueError, match="synchronized=True"):
+            Ours(**options)
+        return
+    options |= {"renorm_clipping": {"rmax": 1.5}} if special == "renorm" else {}
     x = rng.normal(0.5, 2, (6, 4, 5)).astype("f")
-    own, theirs = pair(filled, x.shape, renorm=True, renorm_clipping={"rmax": 1.5})
+    own, theirs = pair(filled, x.shape, **options)
     results = [keras.ops.convert_to_numpy(layer(x, training=True)) for layer in (own, theirs)]
     np.testing.assert_array_equal(*results)
     assert not counted
 
 
-def test_synchronized_layer_without_tensorflow_is_rejected(backend):
-    if backend == "tensorflow":
-        pytest.skip("test_synchronized has what they do")
-    with pytest.raises(ValueError, match="synchronized=True"):
-        Ours(synchronized=True)
+REPLICAS = """
+import keras
+import numpy as np
+import tensorflow as tf
+from backnorm.keras import BatchNormalization
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+x = np.random.default_rng(0).normal(2, 3, (12, 5)).astype("f")
+parts = strategy.experimental_distribute_values_from_function(
+    lambda context: tf.constant(np.split(x, [4])[context.replica_id_in_sync_group])
+)
+for synchronized in (False, True):
+    for kind in (BatchNormalization, keras.layers.BatchNormalization):
+        with strategy.scope():
+            layer = kind(synchronized=synchronized)
+            layer.build((None, 5))
+        y = strategy.run(tf.function(lambda x: layer(x, training=True)), args=(parts,))
+        # The mean of a part's y is 0 with the part's own statistics.
+        print(*(float(tf.reduce_mean(each[:, 0])) for each in y.values))
+"""
+
+
+def test_layer_in_replicas_has_the_statistics_that_keras_has(backend):
+    """Those of each replica's part, or with ``synchronized=True`` those of the whole batch."""
+    if backend != "tensorflow":
+        pytest.skip("replicas are TensorFlow's")
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICAS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    numbers = np.array(done.stdout.split()[-8:], float).reshape(2, 2, 2)
+    np.testing.assert_allclose(numbers[:, 0], numbers[:, 1], atol=1e-6)
+    of_parts, of_whole = np.abs(numbers[:, 0])
+    assert of_parts.max() < 1e-6
+    assert of_whole.min() > 0.01
 
 
 def test_layer_with_large_mean_matches_float64(filled, rng):

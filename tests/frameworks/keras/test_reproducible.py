@@ -1,7 +1,4 @@
-"""Reproducible layers: the bits of NumPy's functions, in any order; in models and in files.
-
-Those of several replicas are in `test_synchronized`.
-"""
+"""Reproducible layers: the bits of NumPy's functions, in any order; in models and in files."""
 
 from __future__ import annotations
 
@@ -130,13 +127,15 @@ def test_reproducible_rejects_other_types_than_bool(value):
             call(reproducible=value)
 
 
-@pytest.mark.parametrize("special", ["mask", "renorm"])
-def test_reproducible_layer_with_mask_or_renorm_is_rejected_in_training(rng, special):
-    layer = Ours(reproducible=True, renorm=special == "renorm")
+@pytest.mark.parametrize("special", ["mask", "renorm", "synchronized"])
+def test_reproducible_layer_that_keras_computes_is_rejected_in_training(rng, special, backend):
+    if special == "synchronized" and backend != "tensorflow":
+        pytest.skip("Keras synchronizes layers with TensorFlow alone")
+    layer = Ours(reproducible=True, **({special: True} if special != "mask" else {}))
     x = rng.normal(size=(6, 7, 5)).astype("f")
     operands = {"mask": np.arange(42).reshape(6, 7) % 3 > 0} if special == "mask" else {}
     layer(x, training=False, **operands)
-    with pytest.raises(ArgumentValueError, match=r"reproducible: .*mask or renorm=True.*got True"):
+    with pytest.raises(ArgumentValueError, match=r"reproducible: .*mask, renorm=True or.*got True"):
         layer(x, training=True, **operands)
     layer.trainable = False
     layer(x, training=True, **operands)

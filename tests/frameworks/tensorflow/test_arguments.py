@@ -163,21 +163,12 @@ def test_signatures_equal_numpy_operators_without_array_options():
         assert own.__doc__
 
 
-def test_tensorflow_module_lists_public_names_and_rejects_others():
-    for name in ours.__all__:
-        assert name in dir(ours)
-    with pytest.raises(AttributeError, match=r"no attribute 'nothing'"):
-        _ = ours.nothing
-
-
 @pytest.mark.long
-def test_import_raises_no_warning_and_defers_keras_layer():
+def test_import_raises_no_warning_and_leaves_keras_layer_out():
     script = """
 import sys
-import backnorm.tensorflow as ours
+import backnorm.tensorflow
 assert "backnorm.keras" not in sys.modules
-ours.BatchNormalization
-assert "backnorm.keras" in sys.modules
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False

@@ -10,7 +10,7 @@ from backnorm import ArgumentValueError
 from backnorm import tensorflow as ours
 from backnorm.conformance.data import exact_data, realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
-from backnorm.tensorflow import calls, differentiable, modes
+from backnorm.tensorflow import calls, differentiable, nodes
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 EPSILON = 1e-3
@@ -200,9 +200,9 @@ def test_xla_without_parameters_matches_eager_also_for_empty_batch():
 
 
 def test_xla_without_mode_detection_raises_error_naming_operator(monkeypatch):
-    monkeypatch.setattr(modes, "control_flow_util", None)
-    monkeypatch.setattr(modes, "forwardprop_util", None)
-    assert not modes.wants_formulas(*SMALL)
+    monkeypatch.setattr(nodes, "control_flow_util", None)
+    monkeypatch.setattr(nodes, "forwardprop_util", None)
+    assert not nodes.wants_formulas(*SMALL)
     with pytest.raises(tf.errors.InvalidArgumentError, match="backnorm_batch_norm_not_for_XLA"):
         jitted(step)(*SMALL)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from backnorm import tensorflow as ours
 from backnorm.allocation import aligned
 from backnorm.tensorflow import calls, differentiable
-from backnorm.tensorflow.memory import as_tensor
+from backnorm.tensorflow.nodes import as_tensor
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 SHAPES = [(2, 3, 4), (64, 100, 100)]  # below and above what is allocated in huge pages

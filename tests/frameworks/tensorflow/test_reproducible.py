@@ -1,4 +1,4 @@
-"""Reproducible sums: the same bits in any order and layout, and however replicas cut a batch."""
+"""Reproducible sums: the same bits in any order and layout."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import tensorflow as tf
 import backnorm
 from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm import tensorflow as ours
-from backnorm.tensorflow.operators import batch_norm_synchronised
-from tests.support import internals
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 from .bits import differ, same
@@ -22,8 +20,6 @@ EPSILON = 1e-3
 SHAPE = (12, 9, 7, 6)
 CHANNELS = SHAPE[-1]
 TYPES = pytest.mark.parametrize("dtype", [FLOAT64, FLOAT32, FLOAT16, BFLOAT16], ids=str)
-# Samples of each replica.
-PARTS = [(5, 7), (1, 11), (4, 0, 8), (0, 2, 9, 1)]
 
 
 def data(dtype, seed=0):
@@ -35,11 +31,11 @@ def data(dtype, seed=0):
     return [each.astype(dtype) for each in (x, dy, gamma, beta)]
 
 
-def step(x, dy, gamma, beta, normalise=ours.batch_norm, **options):
+def step(x, dy, gamma, beta, **options):
     """Return y, dx, mean, variance, dgamma and dbeta."""
     with tf.GradientTape() as tape:
         tape.watch([x, gamma, beta])
-        y, mean, variance = normalise(x, gamma, beta, **{"epsilon": EPSILON, **options})
+        y, mean, variance = ours.batch_norm(x, gamma, beta, **{"epsilon": EPSILON, **options})
     dx, *of_parameters = tape.gradient(y, [x, gamma, beta], output_gradients=dy)
     return y, dx, mean, variance, *of_parameters
 
@@ -95,104 +91,28 @@ def test_reproducible_nonfinite_sums_equal_numpy_functions(run):
     same(run(reproducibly, x, dy, *parameters), canonical(x, dy, *parameters))
 
 
-@functools.cache
-def strategy(size):
-    # TensorFlow's collectives of a process are of one size.
-    return tf.distribute.MirroredStrategy(
-        [f"CPU:{place}" for place in range(size)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_replicas_have_bits_of_their_own_parts(traced):
+    """Each of two replicas, on a CPU device of its own, normalises with its own statistics."""
+    x, dy, *parameters = data(FLOAT32)
+    mirrored = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
-
-
-def in_replicas(parts, operands, traced=True, function=step, **options):
-    """Return what each replica finds for its part of a batch."""
-    x, dy, *parameters = operands
-    mirrored = strategy(len(parts))
-    function = functools.partial(function, normalise=batch_norm_synchronised, **options)
-
-    def call(*large):
-        if traced:
-            # Of shapes that are not known.
-            large = (tf.compat.v1.placeholder_with_default(t, [None] * x.ndim) for t in large)
-        return function(*large, *map(tf.constant, parameters))
-
-    call = tf.function(call, autograph=False) if traced else call
-    cuts = np.cumsum(parts)[:-1]
-    each = list(zip(*(np.split(large, cuts) for large in (x, dy)), strict=True))
+    parts = list(zip(np.split(x, [4]), np.split(dy, [4]), strict=True))
     values = [
         mirrored.experimental_distribute_values_from_function(
-            lambda context, k=k: tf.constant(each[context.replica_id_in_sync_group][k])
+            lambda context, k=k: tf.constant(parts[context.replica_id_in_sync_group][k])
         )
         for k in range(2)
     ]
-    return [[np.asarray(one) for one in value.values] for value in mirrored.run(call, args=values)]
 
+    def call(*large):
+        return reproducibly(*large, *map(tf.constant, parameters))
 
-def joined(found):
-    """Return what all replicas have found as one would, gradients of parameters added up."""
-    y, dx, mean, variance, *of_parameters = found
-    for statistic in (mean, variance):
-        same(statistic, statistic[:1] * len(statistic))
-    dtype = of_parameters[0][0].dtype
-    total = (np.sum(each, 0, "d").astype(dtype) for each in of_parameters)
-    return np.concatenate(y), np.concatenate(dx), mean[0], variance[0], *total
-
-
-@pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_replicas_have_bits_of_undivided_batch(parts):
-    operands = data(FLOAT64)
-    alone = step(*map(tf.constant, operands), reproducible=True)
-    found = in_replicas(parts, operands, reproducible=True)
-    same(joined(found), alone)
-    # Whatever adds them up.
-    for each in found[-2:]:
-        assert np.abs(each[0]).min() > 0
-        assert not np.any(each[1:])
-    differ(joined(in_replicas(parts, operands)), step(*map(tf.constant, operands)))
-
-
-@TYPES
-def test_replicas_have_bits_of_numpy_functions(dtype):
-    operands = data(dtype)
-    same(joined(in_replicas((4, 0, 8), operands, reproducible=True)), canonical(*operands))
-
-
-@pytest.mark.parametrize(("dtype", "factor"), [(FLOAT32, 1e-41), (FLOAT64, 1e-309)], ids=str)
-def test_replicas_keep_subnormal_numbers(dtype, factor):
-    x, dy, *parameters = data(dtype)
-    # Functions that are compiled run where such numbers are taken for zero.
-    for operands in ((x, factor * dy, *parameters), (factor * x, dy, *parameters)):
-        operands = [each.astype(dtype) for each in operands]
-        found = joined(in_replicas((4, 0, 8), operands, reproducible=True))
-        same(found, canonical(*operands))
-        assert any(0 < np.abs(each).max() < np.finfo(dtype).tiny for each in found)
-
-
-def test_replicas_in_eager_mode_have_bits_of_numpy_functions():
-    operands = data(FLOAT32)
-    found = in_replicas((0, 2, 9, 1), operands, traced=False, reproducible=True)
-    same(joined(found), canonical(*operands))
-
-
-def test_replicas_with_nonfinite_sums_equal_numpy_functions():
-    operands = data(FLOAT32)
-    x, dy, *_ = operands
-    x[3, 1, 2, 0], x[5, 2, 2, 1], dy[0, 0, 0, 2], dy[11, 0, 0, 2] = np.nan, np.inf, np.inf, -np.inf
-    same(joined(in_replicas((5, 7), operands, reproducible=True)), canonical(*operands))
-
-
-def test_replicas_of_empty_batch_equal_numpy_functions():
-    x, dy, *parameters = data(FLOAT32)
-    operands = x[:0], dy[:0], *parameters
-    same(joined(in_replicas((0, 0), operands, reproducible=True)), canonical(*operands))
-
-
-@pytest.mark.parametrize(("dtype", "rows"), [(FLOAT64, 10), (BFLOAT16, 8)], ids=str)
-def test_replicas_exchange_bins_once_per_pass(dtype, rows, monkeypatch):
-    messages = internals.messages_of_replicas(monkeypatch)
-    in_replicas((4, 0, 8), data(dtype), traced=False, reproducible=True)
-    # By each of three, forth and back.
-    assert messages == [(tf.int64, 3 * (rows * CHANNELS + 1))] * 6
+    found = mirrored.run(tf.function(call, autograph=False) if traced else call, args=values)
+    for place, part in enumerate(parts):
+        own = [np.asarray(value.values[place]) for value in found]
+        same(own, canonical(*part, *parameters))
 
 
 def squared(*operands, **options):
@@ -207,8 +127,6 @@ def squared(*operands, **options):
 def test_reproducible_second_derivative_raises(run):
     with pytest.raises(REJECTIONS, match=r"reproducible sums is differentiable once, not twice"):
         run(squared, *data(FLOAT32))
-    with pytest.raises(REJECTIONS, match=r"over several replicas is differentiable once"):
-        in_replicas((5, 7), data(FLOAT32), function=squared)
 
 
 def test_reproducible_step_under_tape_that_watches_x_is_that_without(run):
@@ -246,15 +164,11 @@ def test_reproducible_sums_in_xla_raise():
         with pytest.raises(ArgumentValueError, match=NO_SUMS):
             compiled(*operands)
 
-    def in_each():
-        return batch_norm_synchronised(operands[0], epsilon=EPSILON, reproducible=True)
 
-    with pytest.raises(ArgumentValueError, match=NO_SUMS):
-        strategy(2).run(tf.function(in_each, autograph=False, jit_compile=True))
-
-
-@pytest.mark.parametrize("normalise", [ours.batch_norm, batch_norm_synchronised])
-def test_reproducible_rejects_other_types_than_bool(run, normalise):
+def test_reproducible_rejects_other_types_than_bool(run):
     for value in ("yes", 1, None):
         with pytest.raises(ArgumentTypeError, match=r"^reproducible: must be a boolean"):
-            run(functools.partial(normalise, epsilon=EPSILON, reproducible=value), np.ones((3, 2)))
+            run(
+                functools.partial(ours.batch_norm, epsilon=EPSILON, reproducible=value),
+                np.ones((3, 2)),
+            )

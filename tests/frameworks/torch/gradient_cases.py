@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import backnorm
 import backnorm.torch
 from backnorm.torch import ReproducibleGradients, reproducible_hook
-from backnorm.torch.reproducible import exact_sums
+from backnorm.torch.reproducible_gradients import exact_sums
 
 # Twelve micro-batches, for groups of one to four.
 BATCH, MICRO_BATCH = 48, 4

@@ -28,7 +28,8 @@ def fresh_compiler():
 
 def models(fuse, training):
     theirs = Block().double().train(training)
-    return backnorm.torch.convert(copy.deepcopy(theirs), fuse=PAIRS if fuse else False), theirs
+    options = {"fuse": PAIRS, "example": torch.randn(4, 3, 5, 6)} if fuse else {}
+    return backnorm.torch.convert(copy.deepcopy(theirs), **options), theirs
 
 
 def outcome(call, model, x, dy):

@@ -236,7 +236,7 @@ def test_report_of_a_parametrized_layer_names_the_class_without_parametrizations
     net = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
     parametrize.register_parametrization(net[0], "weight", Double())
     (report,) = reports_of(net, fuse=fuse)
-    outcome = ", fused with a ReLU" if fuse else ""
+    outcome = ", not fused: it is parametrized" if fuse else ""
     assert str(report) == f"0: torch.nn.BatchNorm1d -> backnorm.torch.BatchNorm1d{outcome}"
 
 

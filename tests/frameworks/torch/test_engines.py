@@ -8,8 +8,8 @@ import torch
 
 import backnorm
 import backnorm.torch
-from backnorm.binned import bins_of
 from backnorm.errors import ArgumentValueError
+from backnorm.reproducible_sums import bins_of
 
 CALLS = {
     "function": "batch_norm(x, None, None, training=True)",
@@ -68,12 +68,14 @@ def test_call_within_numpy_engine_raises_before_and_after_call_with_kernels(call
 
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize(
-    "size", [1.0, 1e-300, 1.7 * 2.0**990, 1.6e308, float("nan"), float("-inf")]
+    "size",
+    [1.0, 1e-300, 1.7 * 2.0**990, 2.0**1000, 1.6e308, np.finfo(float).max, np.nan, -np.inf],
 )
 def test_bins_of_tensors_equal_bins_of_arrays(size, itemsize, rng):
     terms, factors = rng.standard_normal((2, 5, 33))
     terms[1, 3], terms[4, 30], factors[2, 7] = size, -size, size
     factors[1], factors[4] = 0.0, 1.3 * 2.0**-60
+    terms[3], factors[3] = 2.0**-100, size
     with np.errstate(all="ignore"):
         expected = bins_of(terms, factors, itemsize, np)
     found = bins_of(torch.from_numpy(terms), torch.from_numpy(factors), itemsize, torch)

@@ -62,7 +62,8 @@ def models(fuse, training, way="as it is"):
     # Not what they begin with.
     for buffer in theirs.buffers():
         buffer.copy_(torch.rand(buffer.shape).add(0.5) if buffer.dim() else buffer)
-    ours = backnorm.torch.convert(copy.deepcopy(theirs), fuse=PAIRS if fuse else False)
+    options = {"fuse": PAIRS, "example": images()} if fuse else {}
+    ours = backnorm.torch.convert(copy.deepcopy(theirs), **options)
     ours = WAYS[way](ours)
     return ours, theirs.train(ours.training)
 

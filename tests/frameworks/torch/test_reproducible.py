@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 import backnorm
 import backnorm.torch
-from backnorm.layout import mask_size
-from backnorm.torch import binned_sums, kernels
 from backnorm.torch.functional import batch_norm
 
 # Activations, and whether there is a residual.
@@ -77,34 +75,6 @@ def test_batch_norm_has_bits_of_numpy_functions(dtype, shape):
     )
     for tensor, array in zip((found[0], *found[3:]), (y, *gradients), strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("special", [None, float("nan"), float("inf"), -float("inf"), 0.0])
-def test_binned_sums_by_operators_equal_sums_of_kernels(dtype, special):
-    x, dy, _ = data(dtype, (9, 4, 31))
-    x = x * torch.logspace(-4, 4, 4, dtype=torch.float64)[:, None].to(dtype)
-    if special is not None:
-        x[3, 1, 7] = dy[5, 2, 1] = special
-        dy[:, 3] = special
-    mean = torch.linspace(-3, 3, 4, dtype=torch.float32 if dtype.itemsize == 2 else dtype)
-    counts = torch.rand(x.shape) > 0.4
-    bits = np.packbits(counts.numpy(), bitorder="little")
-    mask = torch.from_numpy(np.pad(bits, (0, mask_size(counts.numel()) - bits.size)))
-    engine = kernels.engine_of(x)
-    for (sums, count), (expected, expected_count) in (
-        (binned_sums.of_forward(x), engine.reduce_forward(x, "NCX", "float64", True)),
-        (
-            binned_sums.of_backward(x, dy, None, mean),
-            engine.reduce(x, dy, None, mean, "NCX", "float64", True),
-        ),
-        (
-            binned_sums.of_backward(x, dy, counts, mean),
-            engine.reduce(x, dy, mask, mean, "NCX", "float64", True),
-        ),
-    ):
-        assert torch.equal(sums, expected)
-        assert count == expected_count
 
 
 class TestLayers:

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import backnorm
 import backnorm.torch
 from backnorm.torch import ReproducibleGradients
-from backnorm.torch.reproducible import exact_sums
-from backnorm.torch.reproducible.exact_sums import Part
+from backnorm.torch.reproducible_gradients import exact_sums
+from backnorm.torch.reproducible_gradients.exact_sums import Part
 
 from . import gradient_cases as cases
 

@@ -100,6 +100,10 @@ def test_fixer_of_opacus_replaces_layer_without_own_activation(opacus):
     layer = convert(nn.BatchNorm2d(6))
     fixed = fixers[type(layer)](layer, groups=3)
     assert (type(fixed), fixed.num_groups, fixed.num_channels) == (nn.GroupNorm, 3, 6)
+    # The activation of a fused module stays behind the replacement.
+    layer = convert(network(), fuse=True)[1]
+    fixed = fixers[type(layer)](layer)
+    assert [type(module) for module in fixed] == [nn.GroupNorm, nn.ReLU]
     # The fixer would drop the activation.
     for layer in (
         backnorm.torch.BatchNormReLU2d(6),

@@ -20,7 +20,7 @@ class BuildError(RuntimeError):
     """A library could not be built; the message says why."""
 
 
-def place(name: str, level: str, folder: Path) -> Path:
+def file_of(name: str, level: str, folder: Path) -> Path:
     """Return the path in `folder` of the library `name`, built for the processors of `level`.
 
     The file's name contains a digest of the current sources, so that a library of older sources has
@@ -78,7 +78,7 @@ def build(name: str, level: str, folder: Path) -> None:
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no message on stderr"]
         raise BuildError(f"compiling {name} for {level} failed: {said[-1]}")
-    if not place(name, level, folder).exists():
+    if not file_of(name, level, folder).exists():
         raise BuildError(f"the sources of {name} have changed since this process began; restart it")
 
 
@@ -97,7 +97,7 @@ def levels_here() -> tuple[str, ...]:
     """Return the levels that this processor supports, the best first; the probe is built first."""
     if not is_x86():
         return (HOST,)
-    path = place(PROBE, "x86-64", FOLDER)
+    path = file_of(PROBE, "x86-64", FOLDER)
     if not is_whole(path):
         build(PROBE, "x86-64", FOLDER)
     return probed(ctypes.CDLL(str(path)))

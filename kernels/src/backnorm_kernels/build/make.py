@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatch
 from pathlib import Path
 
-from backnorm_kernels.build.demand import command, environment, levels_here, place
+from backnorm_kernels.build.demand import command, environment, file_of, levels_here
 from backnorm_kernels.kinds import LIBRARIES, OF_ALL
 from backnorm_kernels.levels import FOLDER, HOST, LEVELS, has, is_x86, levels_of
 from backnorm_kernels.seal import is_whole
@@ -46,7 +46,7 @@ def of_this_processor() -> Wanted:
 
 def missing(wanted: Wanted, folder: Path) -> Wanted:
     """Return the libraries that `folder` lacks, or that are damaged there."""
-    return [(level, name) for level, name in wanted if not is_whole(place(name, level, folder))]
+    return [(level, name) for level, name in wanted if not is_whole(file_of(name, level, folder))]
 
 
 def build_all(
@@ -159,7 +159,7 @@ def build_missing(wanted: Wanted, folder: Path, jobs: int | None = None) -> None
     for level, name in absent:
         # Delete libraries that were built from other versions of the sources: nothing loads them
         # any more.
-        for other in set((folder / level).glob(f"{name}-*.so")) - {place(name, level, folder)}:
+        for other in set((folder / level).glob(f"{name}-*.so")) - {file_of(name, level, folder)}:
             other.unlink(missing_ok=True)
     elapsed = time.perf_counter() - start
     print(f"{len(absent)} libraries in {elapsed:.0f} s, {total:.0f} s of processor time")

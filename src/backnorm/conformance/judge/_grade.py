@@ -9,9 +9,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from backnorm._doubledouble import FloatArray
 from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError, described
+from backnorm.reference import FloatArray
 
 Rung = Literal["exact", "float64", "float32", "pairwise", "blocked", "serial"]
 Status = Rung | Literal["wrong", "nonfinite"]

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.arithmetics import Arithmetic, own_arithmetic
 from backnorm.conformance.judge._budget import Quantity, budget
 from backnorm.conformance.judge._grade import Grade, best_rung, refused
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.reference import (
+    Exact,
     ExactGradients,
     ExactNormalized,
     ExactOutput,
     ExactSecondGradients,
+    FloatArray,
 )
 
 Record = ExactGradients | ExactNormalized | ExactOutput | ExactSecondGradients

@@ -7,13 +7,13 @@ from typing import Required, TypedDict, Unpack
 import numpy as np
 
 from backnorm import reference
-from backnorm._doubledouble import Exact
 from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._budget import GRADIENTS, Quantity
 from backnorm.conformance.judge._grade import Grade
 from backnorm.conformance.judge._judge import judge_all
 from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.reference import Exact
 from backnorm.results import Gradients, Normalized, SecondGradients
 
 

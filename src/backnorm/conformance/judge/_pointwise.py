@@ -22,11 +22,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from backnorm._doubledouble import Exact
 from backnorm.conformance.judge._grade import Grade, best_rung, refused
 from backnorm.conformance.judge._relu import judge_equal
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT32
+from backnorm.reference import Exact
 
 _ROUNDOFF = 2.0**-24
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from backnorm.reference import Exact, FloatArray
 
 # For each type: the number of its significant bits, the exponent of its least normal number, and
 # the exponent of its largest finite number.

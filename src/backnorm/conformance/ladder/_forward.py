@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple, Unpack
 import numpy as np
 
 from backnorm import reference
-from backnorm._doubledouble import FloatArray
 from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
 from backnorm.conformance.judge._grade import BoundKind, Grade, Rung
 from backnorm.conformance.judge._passes import ForwardOptions
@@ -27,6 +26,7 @@ from backnorm.conformance.ladder._sums import (
     in_any_order,
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
+from backnorm.reference import FloatArray
 from backnorm.results import Normalized
 
 # How many roundings the mean, the variance and an element of y have: those of one term of the sum,

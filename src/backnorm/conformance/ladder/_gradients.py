@@ -9,7 +9,6 @@ from typing import ClassVar, Unpack
 import numpy as np
 
 from backnorm import reference
-from backnorm._doubledouble import FloatArray
 from backnorm.conformance.judge import GRADIENTS, Quantity, budget
 from backnorm.conformance.judge._grade import KINDS, RUNGS, BoundKind, Grade, Rung, check_word
 from backnorm.conformance.judge._passes import BackwardOptions
@@ -27,7 +26,7 @@ from backnorm.conformance.ladder._sums import (
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.reference import Scale
+from backnorm.reference import FloatArray, Scale
 from backnorm.results import Gradients
 
 

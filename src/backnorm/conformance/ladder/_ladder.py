@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from backnorm._doubledouble import Exact, FloatArray
 from backnorm.conformance.judge import Quantity
 from backnorm.conformance.judge._grade import (
     KINDS,
@@ -23,6 +22,7 @@ from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.conformance.ladder._arguments import read_results
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.reference import Exact, FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

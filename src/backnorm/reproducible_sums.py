@@ -1,25 +1,27 @@
-"""Reproducible sums outside the kernels: addition and rounding of bins, for arrays and tensors.
+"""Reproducible sums outside the kernels: splitting, addition and rounding of bins.
 
-A kernel (`backnorm_kernels.kernels.bins`) writes an int64 array of shape (2 * (digits + 1), C). For
-each of the two sums of a channel the array contains the top bin, followed by the digits from the
-highest to the lowest. The first digit counts multiples of 2^(32 j), where j is the top bin. The
-second digit counts multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first
-three digits count the terms that are NaN, +infinity and -infinity.
+The *bins* of a channel's two sums are a column of an int64 array of shape (2 * (digits + 1), C).
+For each of the two sums, the column contains the top bin, followed by the digits from the highest
+to the lowest. The first digit counts multiples of 2^(32 j), where j is the top bin. The second
+digit counts multiples of 2^(32 (j - 1)), and so on. If the top bin is `SPECIAL`, the first three
+digits count the terms that are NaN, +infinity and -infinity.
 
-Addition of bins is exact, so its order does not matter. Rounding repeats the operations of the
-kernel one by one, so it gives the bits that the kernel would give. `xp` is the namespace of the
-arrays, `numpy` or `torch`. In functions that add, `xp` may also be `jax.numpy`. Functions that
-round do not accept `jax.numpy`, because JAX's compiler may fuse rounding operations.
+The kernels have the same algorithm for machine code (`backnorm_kernels.kernels.bins`, which says
+why it works). Every function here repeats the operations of the kernels one by one, so it gives the
+bits that the kernels would give. Addition of bins is exact, so its order does not matter. `xp` is
+the namespace of the arrays, `numpy` or `torch`; tensors may be on any device.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from backnorm.compensated import two_product, two_sum
 from backnorm.errors import ArgumentValueError
+from backnorm.results import ChannelMoments, ChannelSums
 
 # A channel must have fewer elements than this. A digit is an int64. An element with one term
 # changes a digit by at most 2^31. An element with two terms (a float64 product and its rounding
@@ -219,3 +221,75 @@ def _infinite(counts: Array, zero: Array, xp: Any) -> Array:
 def _value(pair: tuple[Array, Array], xp: Any) -> Array:
     high, low = pair
     return xp.where(xp.isfinite(high), high + low, high)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reproducible:
+    """Two sums of every channel as integers, and the number of elements that were summed."""
+
+    bins: np.ndarray
+    count: int
+
+    def __add__(self, other: object) -> Self:
+        """Return the sums over the elements of `self` and `other` together."""
+        if type(other) is not type(self):
+            return NotImplemented
+        assert isinstance(other, _Reproducible)
+        if other.bins.shape != self.bins.shape:
+            raise ArgumentValueError(
+                "sums",
+                "only sums over the same channels, of elements of one type, add up",
+                came=f"bins of shapes {self.bins.shape} and {other.bins.shape}",
+            )
+        count = self.count + other.count
+        check_count("sums", count)
+        return type(self)(added(self.bins, other.bins, np), count)
+
+
+class ReproducibleSums(_Reproducible):
+    """The sums of `ChannelSums`, but with the same bits for every order of the elements.
+
+    ``backnorm.reduce(..., reproducible=True)`` returns these sums. ``backnorm.apply`` takes them.
+    Two instances add up exactly (``a + b``), so the total does not depend on how a batch is
+    divided.
+
+    Attributes
+    ----------
+    bins : numpy.ndarray
+        int64, shape (8, C), or (10, C) for float64 elements: see `backnorm.reproducible_sums`.
+    count : int
+        Number of elements per channel, M; below 2^31.
+    """
+
+    __slots__ = ()
+
+    def rounded(self) -> ChannelSums:
+        """Return the sums as float64."""
+        check_count("sums", self.count)
+        with np.errstate(all="ignore"):
+            return ChannelSums(*sums_of(self.bins, np), self.count)
+
+
+class ReproducibleMoments(_Reproducible):
+    """The sums of x and x^2 in the forward pass, from which mean and variance are computed.
+
+    ``backnorm.reduce_forward(..., reproducible=True)`` returns these sums.
+    ``backnorm.apply_forward`` takes them in place of `ChannelMoments`. Two instances add up exactly
+    (``a + b``), so the total does not depend on how a batch is divided.
+
+    Attributes
+    ----------
+    bins : numpy.ndarray
+        int64, shape (8, C), or (10, C) for float64 elements: see `backnorm.reproducible_sums`.
+    count : int
+        Number of elements per channel, M; below 2^31.
+    """
+
+    __slots__ = ()
+
+    def rounded(self) -> ChannelMoments:
+        """Return the mean and the biased variance of each channel, in float64."""
+        check_count("moments", self.count)
+        with np.errstate(all="ignore"):
+            count = np.array([float(self.count)])
+            return ChannelMoments(*moments_of(self.bins, count, np), self.count)

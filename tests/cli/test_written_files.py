@@ -10,8 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from backnorm.files import atomic_writer
-from backnorm.tensor_files import write_tensors
+from backnorm.tensor_files import atomic_writer, write_tensors
 
 
 def names(folder):

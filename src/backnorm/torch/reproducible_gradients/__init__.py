@@ -4,7 +4,7 @@
 first used. No other module of backnorm uses the package.
 """
 
-from backnorm.torch.reproducible.ddp_hook import reproducible_hook
-from backnorm.torch.reproducible.micro_batches import ReproducibleGradients
+from backnorm.torch.reproducible_gradients.ddp_hook import reproducible_hook
+from backnorm.torch.reproducible_gradients.micro_batches import ReproducibleGradients
 
 __all__ = ["ReproducibleGradients", "reproducible_hook"]

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from backnorm.errors import ArgumentTypeError, described
-from backnorm.torch.reproducible.exact_sums import Part, sum_of_all
-from backnorm.torch.reproducible.micro_batches import ReproducibleGradients
+from backnorm.torch.reproducible_gradients.exact_sums import Part, sum_of_all
+from backnorm.torch.reproducible_gradients.micro_batches import ReproducibleGradients
 
 
 def reproducible_hook(
