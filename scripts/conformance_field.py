@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from backnorm import machine
+from backnorm.conformance.formula import BACKWARD, WRONG
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.ladder import RUNGS, GradientLadder
-from backnorm.conformance.mutants import MUTANTS
+from backnorm.conformance.ladder import GradientLadder
 from backnorm.conformance.verify import _onednn as onednn
 from backnorm.conformance.verify import audit_data
 from backnorm.conformance.verify.audit import RIGHT, audit
@@ -206,15 +206,16 @@ def _battery() -> dict[str, Any]:
 
         def fails(kernel: Any, ladder: GradientLadder = ladder, case: Any = case) -> bool:
             gradients = kernel(*case.operands, **case.options)
-            return any(
-                ladder.grade(name, actual).status not in RUNGS
+            return not all(
+                ladder.grade(name, actual).passed
                 for name, actual in zip(GRADIENTS, gradients, strict=True)
             )
 
-        caught |= {m.__name__ for m in MUTANTS if m.__name__ not in caught and fails(m())}
+        others = [mistake for mistake in WRONG if mistake.name not in caught]
+        caught |= {mistake.name for mistake in others if fails(BACKWARD.wrong(mistake))}
         for name, kernel in RIGHT.items():
             alarms[name] += fails(kernel(case.data.x.dtype))
-    return {"caught": len(caught), "of": len(MUTANTS), "false_alarms": alarms, "runs": number}
+    return {"caught": len(caught), "of": len(WRONG), "false_alarms": alarms, "runs": number}
 
 
 def _python(*arguments: str) -> str:

@@ -145,7 +145,8 @@ def test_cases_list_to_full_disk_exits_with_2():
 
 SLOW = """
 import time
-from backnorm.cli import app, run
+from backnorm.cli import app
+from backnorm.graph import run
 
 def step(*_):
     print("begun", flush=True)

@@ -102,7 +102,8 @@ def probability_of_own_rung(subject, case, ladder):
         outputs.remove("dbeta")
     kept = 1.0
     for name in outputs:
-        scale, bounds = getattr(ladder.scales, name), ladder.allowances(name)
+        scale = getattr(ladder.scales, name)
+        bounds = ladder.allowances(name, ladder.element_type(name))
         if of_elements:
             error = unit * scale.value
         else:

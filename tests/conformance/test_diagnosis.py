@@ -8,21 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backnorm.conformance import mutants as kernels
 from backnorm.conformance.data import LayerData
-from backnorm.conformance.diagnosis import diagnose, diagnostic_data
-from backnorm.conformance.formula import MISTAKES, RIGHT, Channels, coefficients
-from backnorm.conformance.forward_diagnosis import forward_diagnostic_data
+from backnorm.conformance.diagnosis import diagnose, diagnostic_data, forward_diagnostic_data
+from backnorm.conformance.formula import BACKWARD, MISTAKES, WRONG, Channels
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify.cases import Selection, selected
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64, rounded
 
 from . import right_subjects
-from .wrong_subjects import FORMULAS, PAIRS
+from . import wrong_kernels as kernels
+from .wrong_kernels import PAIRS, WRONG_KERNELS
 
-# In training a kernel that mistakes frozen statistics is right.
-NAMES = {kernel: name for kernel, name in FORMULAS.items() if kernel != "TrainsWhenFrozen"}
-OF_PRECISION = ["FoldsMeanIntoConstant", "SumsInFloat32", "SumsProductBeforeMean"]
+BY_NAME = {mistake.name: BACKWARD.wrong(mistake) for mistake in WRONG}
+OF_PRECISION = ["folded-mean", "float32-sums", "sum-before-mean"]
 LAYOUTS = ["NCX", pytest.param("NXC", marks=pytest.mark.long)]
 
 
@@ -33,10 +31,10 @@ def outputs_of(kernel, data, *, training=True):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("data_format", LAYOUTS)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-@pytest.mark.parametrize(("kernel", "name"), NAMES.items())
+@pytest.mark.parametrize(("kernel", "name"), WRONG_KERNELS.items(), ids=str)
 def test_diagnose_with_formula_mistake_returns_its_name(kernel, name, dtype, data_format):
     data = diagnostic_data(dtype, data_format=data_format)
-    found = diagnose(data, outputs_of(getattr(kernels, kernel)(), data))
+    found = diagnose(data, outputs_of(kernel(), data))
     assert (found.kind, found.names) == ("formula", (name,))
     says = next(mistake.says for mistake in MISTAKES if mistake.name == name)
     # In bfloat16 two constants of epsilon cannot be distinguished.
@@ -46,11 +44,11 @@ def test_diagnose_with_formula_mistake_returns_its_name(kernel, name, dtype, dat
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-@pytest.mark.parametrize("kernel", ["Kernel", *OF_PRECISION])
-def test_diagnose_of_right_kernel_returns_right(kernel, dtype, training):
+@pytest.mark.parametrize("name", ["right", *OF_PRECISION])
+def test_diagnose_of_right_kernel_returns_right(name, dtype, training):
     data = diagnostic_data(dtype)
-    outputs = outputs_of(getattr(kernels, kernel)(), data, training=training)
-    kind = "precision" if (kernel, dtype) == ("SumsInFloat32", FLOAT64) else "right"
+    outputs = outputs_of(BY_NAME.get(name, kernels.Kernel()), data, training=training)
+    kind = "precision" if (name, dtype) == ("float32-sums", FLOAT64) else "right"
     assert diagnose(data, outputs, training=training).kind == kind
 
 
@@ -67,7 +65,7 @@ def test_diagnose_of_float64_outputs_computed_in_float32_returns_few_bits(traini
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_diagnose_of_training_formula_when_frozen_returns_not_frozen(dtype):
     data = diagnostic_data(dtype)
-    outputs = outputs_of(kernels.TrainsWhenFrozen(), data, training=False)
+    outputs = outputs_of(BY_NAME["not-frozen"], data, training=False)
     assert diagnose(data, outputs, training=False).names == ("not-frozen",)
 
 
@@ -76,7 +74,7 @@ def test_diagnose_of_training_formula_when_frozen_returns_not_frozen(dtype):
 def test_diagnose_of_truncated_dx_says_so(dtype, training):
     data = diagnostic_data(dtype)
     found = diagnose(
-        data, outputs_of(kernels.Truncates(), data, training=training), training=training
+        data, outputs_of(BY_NAME["truncated"], data, training=training), training=training
     )
     assert (found.kind, found.names) == ("precision", ("truncated",))
     assert found.says == "dx is rounded toward zero, not to the nearest number"
@@ -139,7 +137,7 @@ def test_diagnose_of_sums_without_tail_reports_tail(step, images, says, dtype, d
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 def test_diagnose_of_sums_in_float16_returns_few_bits(dtype, training):
     data = diagnostic_data(dtype)
-    outputs = outputs_of(kernels.SumsInFloat16(), data, training=training)
+    outputs = outputs_of(BY_NAME["float16-sums"], data, training=training)
     found = diagnose(data, outputs, training=training)
     assert (found.kind, found.names) == ("precision", ("few-bits",))
     assert re.search(
@@ -223,23 +221,21 @@ def test_diagnose_when_frozen_omits_evidence_of_zero_terms():
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-16, 1e14, 1e25])
-@pytest.mark.parametrize(("kernel", "name"), NAMES.items())
+@pytest.mark.parametrize(("kernel", "name"), WRONG_KERNELS.items(), ids=str)
 def test_diagnose_with_large_or_small_dy_returns_name_of_mistake(kernel, name, scale):
     data = diagnostic_data(FLOAT32)
     data = replace(data, dy=(data.dy * scale).astype(FLOAT32))
-    found = diagnose(data, outputs_of(getattr(kernels, kernel)(), data))
+    found = diagnose(data, outputs_of(kernel(), data))
     assert (found.kind, found.names) == ("formula", (name,))
 
 
 @pytest.mark.covering(0)
-@pytest.mark.parametrize("dtype", [FLOAT32], ids=str)
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_diagnose_of_two_mistakes_returns_both_names(pair, dtype):
-    first, second = (getattr(kernels, name) for name in pair)
-    both = type("Both", (first, second), {})
-    data = diagnostic_data(dtype)
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(k.__name__ for k in pair))
+def test_diagnose_of_two_mistakes_returns_both_names(pair):
+    both = type("Both", pair, {})
+    data = diagnostic_data(FLOAT32)
     found = diagnose(data, outputs_of(both(), data))
-    assert set(found.names) == {NAMES[name] for name in pair}
+    assert set(found.names) == {WRONG_KERNELS[kernel] for kernel in pair}
 
 
 @pytest.mark.covering(0)
@@ -314,18 +310,17 @@ def test_diagnose_with_missing_output_skips_it():
 
 def values_of(data, *mistakes, training=True):
     """Return the numbers of the formula with these mistakes."""
-    steps = replace(RIGHT, **{mistake.step: mistake.function for mistake in mistakes})
-    channels = Channels.of(*data.backward_inputs, **data.options, training=training)
-    return channels, coefficients(channels, steps)
+    channels = Channels.of(data, training=training)
+    return channels, BACKWARD.wrong(*mistakes).numbers(channels)
 
 
 def outputs_from(data, channels, numbers):
     """Return the outputs of a formula that gives these numbers."""
-    gain, offset, slope = (each[:, None] for each in numbers.all[:3])
-    rows = gain * channels.dy + offset + slope * (channels.x - channels.mean[:, None])
+    functions = BACKWARD.functions(channels)
+    rows = sum(numbers[name][:, None] * each for name, each in functions.items())
     shape = np.moveaxis(data.x, data.channel_axis, 0).shape
     dx = np.moveaxis(rows.reshape(shape), 0, data.channel_axis)
-    parameters = (rounded(each, data.mean.dtype) for each in numbers.all[3:])
+    parameters = (rounded(numbers[name], data.mean.dtype) for name in ("dgamma", "dbeta"))
     return rounded(dx, data.x.dtype), *parameters
 
 
@@ -342,7 +337,7 @@ def test_diagnose_of_each_mistake_returns_its_name_or_right(mistake, dtype, trai
     channels, numbers = values_of(data, mistake, training=training)
     _, right = values_of(data, training=training)
     found = diagnose(data, outputs_from(data, channels, numbers), training=training)
-    if all(np.array_equal(*pair) for pair in zip(numbers.all, right.all, strict=True)):
+    if all(np.array_equal(*pair) for pair in zip(numbers.values(), right.values(), strict=True)):
         assert found.kind == "right"
     elif not training and mistake.name in ALIKE:
         assert found.names == ("mean-ignored-or-not-centred",)
@@ -360,7 +355,7 @@ def test_diagnose_of_mistake_in_one_result_names_no_two_mistakes(mistake, result
     data = diagnostic_data(dtype)
     channels, wrong = values_of(data, mistake, training=training)
     _, right = values_of(data, training=training)
-    numbers = replace(right, **{result: getattr(wrong, result)})
+    numbers = right | {result: wrong[result]}
     outputs = outputs_from(data, channels, numbers)
     found = diagnose(data, outputs, training=training)
     if found.kind == "formula" and found.names != ("mean-ignored-or-not-centred",):
@@ -376,7 +371,7 @@ def test_diagnose_of_bessel_correction_in_slope_alone_does_not_name_other_mistak
     data = diagnostic_data(dtype)
     (bessel,) = (mistake for mistake in MISTAKES if mistake.name == "bessel")
     channels, wrong = values_of(data, bessel)
-    numbers = replace(values_of(data)[1], slope=wrong.slope)
+    numbers = values_of(data)[1] | {"slope": wrong["slope"]}
     found = diagnose(data, outputs_from(data, channels, numbers))
     assert found.names == ()
     assert found.says.startswith(
@@ -486,8 +481,8 @@ def test_diagnose_of_mistake_on_random_data_names_no_other_mistake_alone(dtype, 
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kernel", NAMES)
+@pytest.mark.parametrize("kernel", WRONG_KERNELS)
 def test_diagnose_of_one_element_per_channel_returns_description(kernel):
     (case,) = selected(Selection(only=("one-element-float32-float32-NCX",)))
-    outputs = getattr(kernels, kernel)()(*case.operands, **case.options)
+    outputs = kernel()(*case.operands, **case.options)
     assert diagnose(case.data, outputs).says

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from backnorm.conformance.formula import WRONG
 from backnorm.conformance.ladder import RUNGS
-from backnorm.conformance.mutants import MUTANTS
 from backnorm.conformance.verify.policies import POLICIES
 from tests.pages import ROOT
 
@@ -23,12 +23,12 @@ def test_stored_result_of_each_policy_has_its_text_and_complete_counts(result):
         found = stored[name]
         assert found["tolerance"] == policy.text("float32"), name
         assert found["source"] == policy.source, name
-        assert found["caught"] + found["missed"] + found["invisible"] == len(MUTANTS), name
+        assert found["caught"] + found["missed"] + found["invisible"] == len(WRONG), name
 
 
 def test_stored_battery_catches_every_wrong_kernel_and_no_right_one(result):
     battery = result["battery"]
-    assert battery["caught"] == battery["of"] == len(MUTANTS)
+    assert battery["caught"] == battery["of"] == len(WRONG)
     assert not any(battery["false_alarms"].values())
 
 

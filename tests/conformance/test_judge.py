@@ -7,11 +7,13 @@ import pytest
 
 import backnorm
 from backnorm.conformance.data import realistic_data
+from backnorm.conformance.formula import BACKWARD
 from backnorm.conformance.judge import budget, check_backward, judge, ulp_error
+from backnorm.conformance.ladder import GradientLadder, rungs
 from backnorm.reference import Exact
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
 
-from ..mutants.single import Single
+from ..mutants.single import SINGLE
 
 NARROW = (FLOAT16, BFLOAT16)
 LEAST_NORMAL = {FLOAT16: 2.0**-14, BFLOAT16: 2.0**-126}
@@ -107,17 +109,17 @@ def test_ulp_error_of_float64_infinity_for_finite_value_is_infinite():
 def test_judge_of_dx_off_by_one_ulp_fails_at_its_index(dtype):
     right = np.linspace(1.1, 1.9, 7).astype(dtype)
     value = Exact.of(right.astype(float))
-    verdict = judge("dx", right, value, np.abs(value.hi), dtype)
-    assert verdict.passed
-    assert verdict.worst_ulp == 0.0
+    grade = judge("dx", right, value, np.abs(value.hi), dtype)
+    assert grade.passed
+    assert grade.worst_ulp == 0.0
     wrong = right.copy()
     wrong[3] = np.nextafter(wrong[3], dtype.type(2))
     terms = np.zeros(7) if dtype == FLOAT64 else np.abs(value.hi)
-    verdict = judge("dx", wrong, value, terms, dtype)
-    assert not verdict.passed
-    assert verdict.where == (3,)
-    assert verdict.worst_ulp == 1.0
-    assert "dx[3]" in verdict.detail
+    grade = judge("dx", wrong, value, terms, dtype)
+    assert not grade.passed
+    assert grade.where == (3,)
+    assert grade.worst_ulp == 1.0
+    assert "dx[3]" in grade.detail
 
 
 def test_judge_budget_of_cancelling_element_grows_with_its_terms():
@@ -167,8 +169,8 @@ def test_check_backward_with_wrong_shape_or_type_fails_that_output(rng):
     ]:
         outputs = list(good)
         outputs[position] = wrong
-        verdicts = check_backward(x, x, ones, ones, ones, tuple(outputs), epsilon=0.0)
-        assert not list(verdicts.values())[position].passed
+        grades = check_backward(x, x, ones, ones, ones, tuple(outputs), epsilon=0.0)
+        assert not list(grades.values())[position].passed
 
 
 def test_judge_of_empty_output_passes():
@@ -211,7 +213,28 @@ def test_budget_ignores_arithmetic_context():
 
 def test_check_backward_of_float32_arithmetic_passes_only_its_budget(rng):
     data = realistic_data((8, 4, 6, 6), FLOAT32, rng=rng)
-    gradients = Single()(*data.backward_inputs, training=True, **data.options)
+    gradients = SINGLE(*data.backward_inputs, training=True, **data.options)
     for name, passed in (("float32", True), ("float64", False), (None, False)):
         found = check_backward(*data.backward_inputs, gradients, arithmetic=name, **data.options)
         assert found["dx"].passed == passed
+
+
+@pytest.mark.parametrize("kernel", [BACKWARD, SINGLE], ids=["float64", "float32"])
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_check_backward_passes_if_guaranteed_grade_is_at_least_arithmetic(dtype, kernel, rng):
+    data = realistic_data((8, 4, 30), dtype, rng=rng)
+    inputs, options = data.backward_inputs, {"training": True, **data.options}
+    gradients, ladder = kernel(*inputs, **options), GradientLadder.of(*inputs, **options)
+    for rung in {"float32", "float64"} & {*rungs(dtype)}:
+        found = check_backward(*inputs, gradients, arithmetic=rung, **options)
+        for (name, grade), actual in zip(found.items(), gradients, strict=True):
+            guaranteed = ladder.grade(name, actual, kind="guaranteed")
+            assert grade.passed == guaranteed.at_least(rung)
+            if rung in guaranteed.share:
+                assert grade.worst_excess == guaranteed.share[rung]
+
+
+def test_judge_of_wrong_shape_has_infinite_excess_and_says_why():
+    grade = judge("dx", np.zeros(2, np.float32), Exact.of(np.zeros(3)), np.zeros(3), FLOAT32)
+    assert (grade.status, grade.worst_excess, grade.passed) == ("wrong", np.inf, False)
+    assert grade.detail == "dx has shape (2,), not (3,)"

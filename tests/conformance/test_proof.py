@@ -10,12 +10,9 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import GradientLadder, rungs
-from backnorm.conformance.mutants import FORMULA_MUTANTS, MUTANTS
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.proof import catches, proves
 from backnorm.conformance.verify.run import graded
-
-from .wrong_subjects import FORMULAS
 
 
 def ladder_of(case):
@@ -38,11 +35,6 @@ def names_without_proof(selection):
             if not proves(case, ladder, rung, kind):
                 found.append((case.name, rung, kind))
     return found
-
-
-def test_formula_mutants_equal_mutants_with_named_mistake():
-    assert {mutant.__name__ for mutant in FORMULA_MUTANTS} == set(FORMULAS)
-    assert len(MUTANTS) - len(FORMULA_MUTANTS) == 7
 
 
 def test_proves_is_true_for_each_smoke_case():
@@ -72,9 +64,9 @@ def test_graded_wrong_dbeta_without_elements_has_status_wrong():
 
 def test_catches_of_one_element_are_subset_of_catches_of_two():
     one, two = (set(catches(case, ladder_of(case))) for case in (case_of(1, 3), case_of(2, 3)))
-    assert "FrozenWhenTraining" in one
+    assert "frozen" in one
     # The term along x is 0.
-    assert "DropsProjection" not in one
+    assert "no-projection" not in one
     assert one < two
 
 

@@ -12,20 +12,17 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.data import LayerData
-from backnorm.conformance.forward_diagnosis import (
-    FORWARD_MISTAKES,
-    diagnose_forward,
-    forward_diagnostic_data,
-    normalization,
-)
+from backnorm.conformance.diagnosis import diagnose_forward, forward_diagnostic_data
+from backnorm.conformance.formula import FORWARD, FORWARD_MISTAKES, Channels
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.operations import OPERATIONS
+from backnorm.conformance.verify.proof import proves
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import subject_of
 from tests.required import require
-from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, rounded
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 
 from . import forward_subjects
 from .forward_subjects import RIGHT, WRONG
@@ -175,14 +172,8 @@ def test_verify_forward_of_backward_only_subject_is_bad_usage(options):
 # --- diagnosis ------------------------------------------------------------------------------------
 
 
-def outputs_of(mistakes, data, dtype):
-    numbers = normalization(data, mistakes)
-    first = np.moveaxis(data.x, data.channel_axis, 0)
-    rows = first.reshape(len(first), -1).astype(float)
-    y = numbers.gain[:, None] * (rows - rows.mean(1, keepdims=True)) + numbers.offset[:, None]
-    y = np.moveaxis(y.reshape(first.shape), 0, data.channel_axis)
-    statistics = [rounded(each, data.mean.dtype) for each in (numbers.mean, numbers.variance)]
-    return dict(zip(("y", "mean", "variance"), [rounded(y, dtype), *statistics], strict=True))
+def outputs_of(mistakes, data):
+    return dict(FORWARD.wrong(*mistakes).outputs(data, Channels.of(data, wide=True)))
 
 
 @pytest.mark.covering(1)
@@ -190,7 +181,7 @@ def outputs_of(mistakes, data, dtype):
 @pytest.mark.parametrize("mistake", FORWARD_MISTAKES, ids=lambda mistake: mistake.name)
 def test_diagnose_forward_with_mistake_returns_its_name(mistake, dtype):
     data = forward_diagnostic_data(dtype)
-    found = diagnose_forward(data, outputs_of((mistake,), data, dtype))
+    found = diagnose_forward(data, outputs_of((mistake,), data))
     assert (found.kind, found.names, found.says) == ("formula", (mistake.name,), mistake.says)
 
 
@@ -198,14 +189,12 @@ def test_diagnose_forward_with_mistake_returns_its_name(mistake, dtype):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 def test_diagnose_forward_of_right_outputs_returns_right(dtype, data_format):
     data = forward_diagnostic_data(dtype, data_format=data_format)
-    assert diagnose_forward(data, outputs_of((), data, dtype)).kind == "right"
+    assert diagnose_forward(data, outputs_of((), data)).kind == "right"
 
 
 def test_diagnose_forward_of_float64_outputs_computed_in_float32_returns_few_bits():
     data = forward_diagnostic_data(FLOAT64)
-    outputs = {
-        n: a.astype(np.float32).astype(float) for n, a in outputs_of((), data, FLOAT64).items()
-    }
+    outputs = {n: a.astype(np.float32).astype(float) for n, a in outputs_of((), data).items()}
     found = diagnose_forward(data, outputs)
     assert (found.kind, found.names) == ("precision", ("few-bits",))
     assert found.says.startswith("y, the mean and the variance are right to 2")
@@ -230,7 +219,7 @@ def test_diagnose_forward_of_right_results_on_random_data_returns_right(dtype, s
 
 def test_diagnose_forward_of_unknown_factor_reports_its_value():
     data = forward_diagnostic_data(FLOAT32)
-    outputs = outputs_of((), data, FLOAT32)
+    outputs = outputs_of((), data)
     found = diagnose_forward(data, outputs | {"variance": outputs["variance"] * np.float32(0.7)})
     assert found.says == "the variance is 0.7 times what it should be in every channel"
 
@@ -240,8 +229,7 @@ def test_diagnose_forward_of_unknown_factor_reports_its_value():
 
 def test_proves_is_true_for_each_forward_case():
     for case in selected(Selection(operation="forward")):
-        _, proves = OPERATIONS["forward"].judged(case)
-        assert proves(), case.name
+        assert proves(case, OPERATIONS["forward"].ladder(case)), case.name
 
 
 def test_verify_of_forward_without_elements_reports_proves_nothing():
@@ -252,7 +240,7 @@ def test_verify_of_forward_without_elements_reports_proves_nothing():
 
 def test_diagnose_forward_of_wrong_last_elements_reports_them():
     data = forward_diagnostic_data(FLOAT32)
-    outputs = outputs_of((), data, FLOAT32)
+    outputs = outputs_of((), data)
     outputs["y"] = np.ascontiguousarray(outputs["y"])
     outputs["y"].reshape(-1)[360:] = 0
     found = diagnose_forward(data, outputs)

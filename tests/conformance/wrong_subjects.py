@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from backnorm.conformance import mutants
+from tests.conformance.wrong_kernels import PAIRS, WRONG_KERNELS, Kernel
 
 
 def _of(*classes):
@@ -23,43 +23,7 @@ def _of(*classes):
     return subject
 
 
-FORMULAS = {
-    "DropsMeanOfDy": "no-mean-dy",
-    "DropsProjection": "no-projection",
-    "SlopeWithS": "projection-s",
-    "SlopeWithCubedS": "projection-s-cubed",
-    "SlopeWithWrongSign": "projection-sign",
-    "DividesByOneLess": "count-less-one",
-    "DividesByBatch": "count-of-images",
-    "UnbiasedVariance": "bessel",
-    "EpsilonOutsideRoot": "epsilon-outside",
-    "EpsilonLeftOut": "epsilon-left-out",
-    "VarianceTakenForInverseDeviation": "variance-for-inverse",
-    "SwapsStatistics": "statistics-swapped",
-    "RecomputesMean": "mean-of-x",
-    "RecomputesVariance": "variance-of-x",
-    "SkipsLastElement": "last-left-out",
-    "ForgetsGamma": "no-gamma",
-    "TakesMagnitudeOfGamma": "gamma-absolute",
-    "DgammaWithoutS": "dgamma-no-s",
-    "DgammaWithGamma": "dgamma-gamma",
-    "DbetaWithS": "dbeta-s",
-    "TrainsWhenFrozen": "not-frozen",
-    "FrozenWhenTraining": "frozen",
-}
-PAIRS = (
-    ("ForgetsGamma", "DropsMeanOfDy"),
-    ("EpsilonOutsideRoot", "DgammaWithoutS"),
-    ("DividesByOneLess", "DbetaWithS"),
-    ("SlopeWithS", "TakesMagnitudeOfGamma"),
-    ("UnbiasedVariance", "DgammaWithGamma"),
-    ("SkipsLastElement", "EpsilonLeftOut"),
-    ("RecomputesMean", "DbetaWithS"),
-    ("DividesByBatch", "ForgetsGamma"),
-    ("SlopeWithWrongSign", "DgammaWithoutS"),
-    ("RecomputesVariance", "TakesMagnitudeOfGamma"),
-)
-_right = _of(mutants.Kernel)
+_right = _of(Kernel)
 
 
 def _changed(change):
@@ -228,12 +192,12 @@ def without_last_channels(*operands, **options):
     return dx, dgamma, dbeta
 
 
-class _LessOneInProjection(mutants.Kernel):
+class _LessOneInProjection(Kernel):
     def coefficients(self, sum_dy, sum_dy_xmu, s, count):
         return sum_dy / count, s * s * sum_dy_xmu / max(count - 1, 1)
 
 
-class _LessOneInMean(mutants.Kernel):
+class _LessOneInMean(Kernel):
     def coefficients(self, sum_dy, sum_dy_xmu, s, count):
         return sum_dy / max(count - 1, 1), s * s * sum_dy_xmu / count
 
@@ -248,13 +212,13 @@ def never_returns(x, dy, mean, variance, gamma, **options):
 
 #: Name of a function here -> the id of the finding.
 WRONG: dict[str, str] = {}
-for _name, _id in FORMULAS.items():
-    globals()[_name] = _of(getattr(mutants, _name))
-    WRONG[_name] = _id
-for _one, _other in PAIRS:
-    _name = f"{_one}_{_other}"
-    globals()[_name] = _of(getattr(mutants, _one), getattr(mutants, _other))
-    WRONG[_name] = "|".join(sorted((FORMULAS[_one], FORMULAS[_other])))
+for _kernel, _id in WRONG_KERNELS.items():
+    globals()[_kernel.__name__] = _of(_kernel)
+    WRONG[_kernel.__name__] = _id
+for _pair in PAIRS:
+    _name = "_".join(kernel.__name__ for kernel in _pair)
+    globals()[_name] = _of(*_pair)
+    WRONG[_name] = "|".join(sorted(WRONG_KERNELS[kernel] for kernel in _pair))
 rolled, reversed_images = _changed(_rolled), _changed(_reversed)
 without_tail, without_last = _changed(_without_tail), _changed(_without_last)
 WRONG |= {

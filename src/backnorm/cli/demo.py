@@ -14,8 +14,8 @@ import backnorm
 from backnorm import engines
 from backnorm.cli.measure import timed, traffic
 from backnorm.cli.progress import progress
-from backnorm.conformance.judge import Verdict
 from backnorm.conformance.judge.calls import check_call
+from backnorm.conformance.ladder import Grade
 from backnorm.dialects import registry
 from backnorm.dialects.random_tensors import parameter_type
 from backnorm.dialects.schema import FormatSpec, OperatorSchema, TensorSpec
@@ -268,7 +268,7 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
     operator = registry.operator(schema.dialect, schema.op)
     layout = case.layout if is_16_bit(case.dtype) else ""
     seconds, moved = 0.0, 0
-    verdicts: dict[tuple[str, str, str], Verdict] = {}
+    verdicts: dict[tuple[str, str, str], Grade] = {}
     for layer_name, layer in layers.items():
         inputs, attributes = case.inputs(layer), case.attributes(layer)
         canonical = operator.canonical(inputs, attributes)

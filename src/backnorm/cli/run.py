@@ -13,8 +13,8 @@ import backnorm
 from backnorm.arithmetics import Arithmetic
 from backnorm.cli.measure import timed, traffic
 from backnorm.cli.progress import Advance, progress
-from backnorm.conformance.judge import Verdict
 from backnorm.conformance.judge.calls import check_call, check_pointwise
+from backnorm.conformance.ladder import Grade
 from backnorm.dialects import registry
 from backnorm.dialects.random_tensors import random_data, random_tensors
 from backnorm.dialects.registry import CanonicalCall
@@ -92,6 +92,17 @@ class TensorFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputCheck:
+    """The part of an output's `Grade` that the report has."""
+
+    worst_ulp: float
+    worst_excess: float
+    passed: bool
+    where: tuple[int, ...]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """One operator that was run.
 
@@ -111,8 +122,8 @@ class StepReport:
         Largest error of any checked output, in ulps of its type; None if not checked.
     budget_used : float or None
         Largest ratio of an element's error to its allowed error.
-    check : mapping of str to Verdict, or None
-        The verdicts by output.
+    check : mapping of str to OutputCheck, or None
+        The grades by output.
     """
 
     dialect: str
@@ -126,7 +137,7 @@ class StepReport:
     gigabytes_per_second: float
     worst_ulp: float | None
     budget_used: float | None
-    check: Mapping[str, Verdict] | None
+    check: Mapping[str, OutputCheck] | None
 
     @property
     def failures(self) -> dict[str, str]:
@@ -253,12 +264,12 @@ def _report(
 ) -> StepReport:
     """Return the report of a step with inputs and outputs `arrays`; `random` has keys of inputs."""
     inputs, outputs = arrays
-    verdicts: Mapping[str, Verdict] | None = None
+    grades: Mapping[str, Grade] | None = None
     if step.op in POINTWISE:
         layout, arithmetic = None, POINTWISE[step.op].arithmetic
         moved = sum(array.nbytes for array in (*inputs.values(), *outputs.values()))
         if options.check:
-            verdicts = check_pointwise(step.op, step.attributes, inputs, outputs)
+            grades = check_pointwise(step.op, step.attributes, inputs, outputs)
     else:
         canonical = registry.canonical(
             step.dialect, step.op, inputs, step.attributes, tuple(step.outputs),
@@ -267,7 +278,7 @@ def _report(
         layout, arithmetic = _layout(canonical, inputs), canonical.arithmetic
         moved = traffic(canonical, inputs)
         if options.check:
-            verdicts = check_call(canonical, inputs, outputs)
+            grades = check_call(canonical, inputs, outputs)
     names = {key: name for name, key in program.results.items()}
     return StepReport(
         dialect=step.dialect,
@@ -285,17 +296,22 @@ def _report(
         ),
         seconds=seconds,
         gigabytes_per_second=moved / seconds / 1e9,
-        worst_ulp=_worst(verdicts, "worst_ulp"),
-        budget_used=_worst(verdicts, "worst_excess"),
-        check=verdicts,
+        worst_ulp=_worst(grades, "worst_ulp"),
+        budget_used=_worst(grades, "worst_excess"),
+        check=None if grades is None else {n: _output_check(g) for n, g in grades.items()},
     )
 
 
-def _worst(verdicts: Mapping[str, Verdict] | None, error: str) -> float | None:
-    """Return the largest `worst_ulp` or `worst_excess` of some verdicts."""
-    if verdicts is None:
+def _output_check(grade: Grade) -> OutputCheck:
+    errors = grade.worst_ulp, grade.worst_excess
+    return OutputCheck(*errors, grade.passed, grade.where, grade.detail)
+
+
+def _worst(grades: Mapping[str, Grade] | None, error: str) -> float | None:
+    """Return the largest `worst_ulp` or `worst_excess` of some grades."""
+    if grades is None:
         return None
-    return max((getattr(verdict, error) for verdict in verdicts.values()), default=0.0)
+    return max((getattr(grade, error) for grade in grades.values()), default=0.0)
 
 
 def _layout(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> str:

@@ -516,6 +516,7 @@ def _print_audit(
     shape: str | None,
     loss: str | None,
 ) -> None:
+    from backnorm.conformance.formula import IMPRECISE
     from backnorm.conformance.verify import audit_data, policies, tolerances
     from backnorm.conformance.verify.audit import audit
 
@@ -547,16 +548,16 @@ def _print_audit(
     found = audit(test, runs)
     # Imprecise kernels have a list of their own, because a right kernel in float32 may be no more
     # accurate than they are.
-    for is_of_formula, noun in ((True, "wrong formula"), (False, "imprecise kernel")):
+    for is_imprecise, noun in ((False, "wrong formula"), (True, "imprecise kernel")):
         caught, missed, invisible = (
-            [each for each in kernels if each.is_of_formula == is_of_formula]
-            for kernels in (found.caught, found.missed, found.invisible)
+            [each for each in mistakes if (each in IMPRECISE) == is_imprecise]
+            for mistakes in (found.caught, found.missed, found.invisible)
         )
         judged = counted(len(caught) + len(missed), noun)
         print(f"  {len(caught)} of {judged} caught." + " These pass:" * bool(missed))
-        _print_kernels(missed)
+        _print_mistakes(missed)
         print(f"  {counted(len(invisible), noun)} with the right results on such data:")
-        _print_kernels(invisible)
+        _print_mistakes(invisible)
     for name, number in found.false_alarms.items():
         print(f"  a right kernel, {name}: rejected in {number} of {found.runs}")
     if data != "layer" or loss not in ("none", "cube"):
@@ -583,9 +584,9 @@ def _comparison(name: str) -> Callable[..., Any]:
     return function
 
 
-def _print_kernels(kernels: list[Any]) -> None:
-    for kernel in kernels:
-        print(f"    {kernel.wrong} ({kernel.__name__})")
+def _print_mistakes(mistakes: list[Any]) -> None:
+    for mistake in mistakes:
+        print(f"    {mistake.says} ({mistake.name})")
 
 
 def _print_bounds(dtype: str, elements: int) -> None:

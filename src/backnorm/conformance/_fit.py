@@ -9,14 +9,16 @@ not determine the coefficients of the functions, for example if x is constant in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from backnorm.conformance.formula import rows_of
+from backnorm.conformance.data import rows_of
+from backnorm.conformance.judge import Quantity
 from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.ladder import Ladder
 from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.reference import Exact
 
@@ -37,16 +39,6 @@ _LARGEST_TOLERANCE = 2.0**-8
 # If the smallest singular value of the functions of a channel is less than this number times the
 # largest, the data do not determine the coefficients of the functions.
 _RANK = 1e-10
-
-
-class _Ladder(Protocol):
-    """A `GradientLadder` or a `ForwardLadder`."""
-
-    def value(self, name: Any) -> Exact: ...
-
-    def terms(self, name: Any) -> Array: ...
-
-    def grade(self, name: Any, actual: Array) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,28 +88,23 @@ class Result:
 
 
 def results_of(
-    outputs: Mapping[Any, Array | None],
-    ladder: _Ladder,
-    allowances: Callable[[Any, np.dtype], Mapping[Any, Array]],
-    axis: int,
+    outputs: Mapping[Quantity, Array | None], ladder: Ladder, axis: int
 ) -> dict[str, Result]:
     """Return the results of a call by name, without those that are None.
 
     Parameters
     ----------
     outputs : mapping
-    ladder : GradientLadder or ForwardLadder
-    allowances : callable
-        Takes the name of a result and its element type; returns the allowed errors on each rung.
+    ladder : Ladder
     axis : int
         The channel axis of the tensors.
     """
-    found = {}
+    found: dict[str, Result] = {}
     for name, output in outputs.items():
         if output is None:
             continue
-        is_wrong = not ladder.grade(name, output).at_least("serial")
-        *_, allowed = allowances(name, element_type(output.dtype) or FLOAT64).values()
+        is_wrong = not ladder.grade(name, output).passed
+        *_, allowed = ladder.allowances(name, element_type(output.dtype) or FLOAT64).values()
         where = 0 if output.ndim == 1 else axis
         arrays = output, ladder.value(name).hi, ladder.terms(name), allowed
         own, right, terms, allowed = (rows_of(each, where) for each in arrays)
@@ -145,7 +132,8 @@ class Numbers(NamedTuple):
         each = np.abs(self.found - predicted) / self.within(np.linalg.norm(predicted, axis=0))
         # 0 / 0 is no difference.
         each = np.where(self.found == predicted, 0.0, each)
-        return float(np.nan_to_num(each, nan=np.inf).max(initial=0.0))
+        largest = float(each.max(initial=0.0))
+        return math.inf if math.isnan(largest) else largest
 
     @classmethod
     def of(cls, result: Result) -> Numbers:

@@ -1,9 +1,8 @@
 """Name the mistake in a formula, and describe outputs that no formula explains.
 
 The outputs of a judged call are summarised by a few numbers per channel, such as the coefficients
-of a fitted formula (`formula.Coefficients`, `forward_diagnosis.Normalization`). The functions here
-compare the numbers that were found in an implementation's outputs with the numbers that right and
-wrong formulas give.
+of a fitted formula (`formula.Formula.numbers`). The functions here compare the numbers that were
+found in an implementation's outputs with the numbers that right and wrong formulas give.
 """
 
 from __future__ import annotations
@@ -17,12 +16,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from backnorm.conformance._fit import Numbers, Result, relative_error
-from backnorm.conformance.formula import Mistake
+from backnorm.conformance.formula import Mistake, Values
 
 Kind = Literal["right", "formula", "described", "precision", "indexing", "memory", "unknown"]
-# Arrays by name: coefficients of shape (C,) by the name of the coefficient, or numbers of shape
-# (K, C) (see `Numbers`) by the name of the result.
-Values = Mapping[str, np.ndarray]
 
 # If rounding explains the difference from no formula, the results were computed with less precision
 # than any rung of the ladder has. A formula then matches if every other formula is at least this
@@ -156,7 +152,7 @@ def ratios(terms: Mapping[str, Term]) -> dict[str, float]:
 def named(
     numbers: Mapping[str, Numbers],
     formula: Callable[[tuple[Mistake, ...]], Values],
-    predicted: Callable[[Values], Values],
+    predicted: Callable[[str, Values], np.ndarray],
     agrees: Callable[[Values], bool],
     mistakes_known: Sequence[Mistake],
 ) -> Diagnosis | None:
@@ -172,7 +168,8 @@ def named(
     formula : callable
         Takes mistakes; returns the coefficients of the formula with these mistakes, by name.
     predicted : callable
-        Takes the coefficients of a formula; returns the numbers that it predicts.
+        Takes the name of a result and the coefficients of a formula; returns the numbers that it
+        predicts.
     agrees : callable
         Takes the coefficients of a formula whose numbers are near those of the results; returns
         whether rounding explains the difference of every element.
@@ -182,11 +179,11 @@ def named(
     alone = {mistake: formula((mistake,)) for mistake in mistakes_known}
 
     def distance(values: Values) -> float:
-        predictions = predicted(values)
-        return max(each.distance(predictions[name]) for name, each in numbers.items())
+        return max(each.distance(predicted(name, values)) for name, each in numbers.items())
 
     def explains(values: Values) -> bool:
-        return distance(values) <= 1.0 and agrees(values)
+        near = (each.distance(predicted(n, values)) <= 1.0 for n, each in numbers.items())
+        return all(near) and agrees(values)
 
     candidates: dict[tuple[Mistake, ...], Values] = {(): right}
     candidates |= {(mistake,): values for mistake, values in alone.items()}
@@ -196,7 +193,7 @@ def named(
             if one.step == other.step:
                 continue
             values = formula((one, other))
-            if not _cancel(values, alone[one], alone[other], right) and explains(values):
+            if explains(values) and not _cancel(values, alone[one], alone[other], right):
                 same.append((one, other))
     if not same:
         # No formula explains the results: look for one mistake of which the results have less
@@ -204,8 +201,10 @@ def named(
         distances = {mistakes: distance(values) for mistakes, values in candidates.items()}
         nearest = min(distances, key=lambda mistakes: distances[mistakes])
         same = [k for k, each in distances.items() if each <= MARGIN * distances[nearest]]
-        predictions = predicted(candidates[nearest])
-        errors = [relative_error(each.found, predictions[n]) for n, each in numbers.items()]
+        errors = [
+            relative_error(each.found, predicted(name, candidates[nearest]))
+            for name, each in numbers.items()
+        ]
         if max(errors) > FEW_BITS:
             return None
     if () in same or len(same) > _MOST_ALIKE:
@@ -238,7 +237,7 @@ def _says(mistakes: tuple[Mistake, ...]) -> str:
     return " and ".join(mistake.says for mistake in mistakes)
 
 
-def described(terms: Mapping[str, Term]) -> Diagnosis | None:
+def of_terms(terms: Mapping[str, Term]) -> Diagnosis | None:
     """Return a diagnosis that says which terms are wrong, or None if none is wrong.
 
     Parameters

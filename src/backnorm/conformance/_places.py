@@ -14,7 +14,7 @@ from backnorm.conformance._naming import (
     right_bits,
     sentence,
 )
-from backnorm.conformance.formula import rows_of
+from backnorm.conformance.data import rows_of
 from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact

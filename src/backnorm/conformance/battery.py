@@ -21,7 +21,8 @@ from backnorm.conformance.data import (
     read_only,
     realistic_data,
 )
-from backnorm.conformance.judge import GRADIENTS, Quantity, Verdict, check_backward, judge
+from backnorm.conformance.judge import GRADIENTS, Quantity, check_backward, judge
+from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit, statistics_types
 from backnorm.reference import Exact
 
@@ -155,7 +156,7 @@ def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
             yield replace(case, arithmetic=name)
 
 
-def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
+def examine(operator: BackwardOperator, case: Case) -> dict[str, Grade]:
     """Run `operator` on `case` and judge dx, dgamma and dbeta."""
     data = case.data
     gradients = operator(*case.operands, **case.options)
@@ -166,9 +167,7 @@ def examine(operator: BackwardOperator, case: Case) -> dict[str, Verdict]:
     return check_backward(*case.operands, gradients, arithmetic=case.arithmetic, **case.options)
 
 
-def _judge_known(
-    quantity: Quantity, actual: np.ndarray, expected: np.ndarray, case: Case
-) -> Verdict:
+def _judge_known(quantity: Quantity, actual: np.ndarray, expected: np.ndarray, case: Case) -> Grade:
     """Judge a gradient whose exact value is known: one rounding is allowed, and nothing more."""
     known = Exact.of(expected), np.zeros(expected.shape), case.data.x.dtype
     return judge(quantity, actual, *known, arithmetic=case.arithmetic)

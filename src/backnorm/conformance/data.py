@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.dtypes import FLOAT32, is_16_bit
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 from backnorm.problem import channel_axis_of
 
-__all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data"]
+__all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data", "rows_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,6 +236,11 @@ def _layout(
 def in_layout(shape: tuple[int, ...], data_format: str) -> tuple[int, ...]:
     """Return `shape`, given as (N, C, space), with its axes in the order of `data_format`."""
     return shape if data_format == "NCX" else (shape[0], *shape[2:], shape[1])
+
+
+def rows_of(tensor: np.ndarray, axis: int, dtype: Any = FLOAT64) -> np.ndarray:
+    """Return a tensor with channels on `axis` as an array of shape (C, M)."""
+    return np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1).astype(dtype)
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

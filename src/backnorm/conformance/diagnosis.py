@@ -1,52 +1,57 @@
-r"""Diagnose a wrong backward pass: describe the mistake in one sentence.
+r"""Diagnose wrong results: describe the mistake in one sentence.
 
-`diagnose` first grades the results (:mod:`backnorm.conformance.ladder`). Results that are on a rung
-of the ladder are right for any data, and have no mistake.
+A diagnosis first grades the results (:mod:`backnorm.conformance.ladder`). Results that are on a
+rung of the ladder are right for any data, and have no mistake.
 
-For every formula, right or wrong, dx is linear in three functions of an element: dy, 1 and
-x - mean. For each channel, a least-squares fit gives the coefficients of these three functions.
-`diagnose` compares the fit, dgamma and dbeta with the right formula and with formulas that have one
-or two mistakes (:mod:`backnorm.conformance.formula`). A mistake is named if rounding explains the
-rest of the errors, and if the data distinguish the mistake from others. If no formula explains dx,
-elements may be at wrong places, or dx may not be linear in dy.
+For every formula of the backward pass, right or wrong, dx is linear in three functions of an
+element: dy, 1 and x - mean. For each channel, a least-squares fit gives the coefficients of these
+three functions. The fit, dgamma and dbeta are compared with the right formula and with formulas
+that have one or two mistakes (:mod:`backnorm.conformance.formula`). A mistake is named if rounding
+explains the rest of the errors, and if the data distinguish the mistake from others. If no formula
+explains dx, elements may be at wrong places, or dx may not be linear in dy. The forward pass is
+diagnosed in the same way: y is linear in 1 and x - mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from backnorm.conformance._explain import explained
-from backnorm.conformance._fit import Result, relative_error, results_of
-from backnorm.conformance._naming import FEW_BITS, MARGIN, Diagnosis, Values, sentence
-from backnorm.conformance.data import LayerData, in_layout, realistic_data
-from backnorm.conformance.formula import (
-    MISTAKES,
-    RIGHT,
-    Channels,
-    Mistake,
-    coefficients,
-    rows_of,
-    tails_left_out,
+from backnorm.conformance._fit import Fit, Numbers, Result, relative_error, results_of
+from backnorm.conformance._naming import (
+    FEW_BITS,
+    MARGIN,
+    Diagnosis,
+    Term,
+    named,
+    not_finite,
+    of_terms,
+    ratios,
+    sentence,
+    unexplained,
 )
-from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.ladder import GradientLadder, allowances
+from backnorm.conformance._places import misplaced, partly_wrong, truncated, wrong_end
+from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
+from backnorm.conformance.formula import BACKWARD, FORWARD, Channels, Formula, Mistake, Values
+from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS
+from backnorm.conformance.ladder import ForwardLadder, GradientLadder
 
-__all__ = ["Diagnosis", "diagnose", "diagnostic_data"]
+__all__ = [
+    "Diagnosis",
+    "diagnose",
+    "diagnose_forward",
+    "diagnostic_data",
+    "forward_diagnostic_data",
+]
 
 Array = np.ndarray
 Arrays = tuple[Array | None, Array | None, Array | None]
 
-_WORDS = {
-    "": "dy, 1 and x - mean",
-    "gain": "the factor of dy in dx",
-    "offset": "the term sum(dy)/M of dx",
-    "slope": "the term along x - mean of dx",
-    "dgamma": "dgamma",
-    "dbeta": "dbeta",
-}
+_NO_ELEMENTS = Diagnosis("right", (), "there are no elements")
+_RIGHT = Diagnosis("right", (), "the errors are within the bounds of rounding")
 
 
 def diagnostic_data(
@@ -55,6 +60,7 @@ def diagnostic_data(
     data_format: str = "NCX",
     statistics_dtype: np.dtype | None = None,
     seed: int = 0,
+    shape: tuple[int, int, int, int] = (7, 13, 3, 13),
 ) -> LayerData:
     """Return inputs for which different mistakes in a formula give different numbers.
 
@@ -66,7 +72,7 @@ def diagnostic_data(
     """
     rng = np.random.default_rng(seed)
     data = realistic_data(
-        (7, 13, 3, 13),
+        shape,
         dtype,
         data_format=data_format,
         rng=rng,
@@ -77,8 +83,30 @@ def diagnostic_data(
     mean, variance = data.mean.astype(float), data.variance.astype(float)
     return replace(
         data,
-        mean=(mean + rng.uniform(0.2, 0.6, 13)).astype(data.mean.dtype),
-        variance=(variance * rng.uniform(1.3, 2.5, 13)).astype(data.variance.dtype),
+        mean=(mean + rng.uniform(0.2, 0.6, mean.size)).astype(data.mean.dtype),
+        variance=(variance * rng.uniform(1.3, 2.5, mean.size)).astype(data.variance.dtype),
+    )
+
+
+def forward_diagnostic_data(
+    dtype: np.dtype,
+    *,
+    data_format: str = "NCX",
+    statistics_dtype: np.dtype | None = None,
+    seed: int = 0,
+) -> LayerData:
+    """Return inputs as :func:`diagnostic_data` does, for a forward pass in training.
+
+    There are 11 channels of only M = 3 x 11 elements, so that a division by M - 1 instead of M
+    changes the variance noticeably. The fields `mean` and `variance` of the result are running
+    statistics, which differ from the statistics of x.
+    """
+    return diagnostic_data(
+        dtype,
+        data_format=data_format,
+        statistics_dtype=statistics_dtype,
+        seed=seed,
+        shape=(3, 11, 1, 11),
     )
 
 
@@ -119,56 +147,131 @@ def diagnose(
     'dbeta has the wrong sign'
     """
     if not data.x.size:
-        return Diagnosis("right", (), "there are no elements")
-
-    def operands(of: LayerData) -> tuple[Array, Array, Array, Array, Array | None]:
-        return of.x, of.dy, of.mean, of.variance, of.gamma if scaled else None
-
-    ladder = GradientLadder.of(*operands(data), training=training, **data.options)
-    known = ladder.data, ladder.count
-    results = results_of(
-        dict(zip(GRADIENTS, outputs, strict=True)),
-        ladder,
-        lambda name, dtype: allowances(
-            name, ladder.value(name), ladder.terms(name), getattr(ladder.scales, name), dtype,
-            *known,
-        ),
-        data.channel_axis,
-    )  # fmt: skip
-    wrong = [each for each in results.values() if each.is_wrong]
-    if not wrong:
-        return Diagnosis("right", (), "the errors are within the bounds of rounding")
+        return _NO_ELEMENTS
+    x, dy, mean, variance, gamma = data.backward_inputs
+    operands = x, dy, mean, variance, gamma if scaled else None
+    ladder = GradientLadder.of(*operands, training=training, **data.options)
+    results = results_of(dict(zip(GRADIENTS, outputs, strict=True)), ladder, data.channel_axis)
     dx = results.get("dx")
-    if dx in wrong and not dx.own.any():
-        names = [each.name for each in wrong if not each.own.any()]
+    if dx is not None and dx.is_wrong and not dx.own.any():
+        names = [each.name for each in results.values() if each.is_wrong and not each.own.any()]
         return Diagnosis("formula", tuple(f"{n}-zero" for n in names), sentence(names, "is 0"))
-
-    def channels(of: LayerData) -> Channels:
-        return Channels.of(*operands(of), training=training, **of.options)
-
-    this = channels(data)
-    centred = this.x - this.mean[:, None]
-    return explained(
-        results,
-        {"gain": this.dy, "offset": np.ones_like(centred), "slope": centred},
-        lambda mistakes: _values(this, mistakes),
-        [*MISTAKES, *tails_left_out(this)],
-        _WORDS,
-        lambda: _of_other_inputs(data, results, channels),
-    )
+    channels = Channels.of(data, training=training, scaled=scaled)
+    special = partial(_of_other_inputs, data, results, channels)
+    return _explained(BACKWARD, channels, results, special)
 
 
-def _values(channels: Channels, mistakes: tuple[Mistake, ...] = ()) -> Values:
-    """Return the coefficients of dx, dgamma and dbeta of a formula with these mistakes."""
-    steps = replace(RIGHT, **{mistake.step: mistake.function for mistake in mistakes})
-    found = coefficients(channels, steps)
-    return {name: getattr(found, name) for name in _WORDS if name}
+def diagnose_forward(
+    data: LayerData, outputs: Mapping[str, Array | None], *, scaled: bool = True
+) -> Diagnosis:
+    """Return the diagnosis of the outputs of a forward pass in training.
+
+    Parameters
+    ----------
+    data : LayerData
+        The inputs. Only inputs like those of :func:`forward_diagnostic_data` distinguish all
+        mistakes. If the inputs do not distinguish a mistake from others, the diagnosis names them
+        all, or none.
+    outputs : mapping
+        y, mean and variance by name; None or absent for an output that is not judged.
+    scaled : bool
+        Whether gamma and beta were passed.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an output has an element type without bounds, or a wrong shape.
+    """
+    if not data.x.size:
+        return _NO_ELEMENTS
+    operands = (data.gamma, data.beta) if scaled else (None, None)
+    ladder = ForwardLadder.of(data.x, *operands, **data.options)
+    known = {name: outputs.get(name) for name in FORWARD_RESULTS}
+    results = results_of(known, ladder, data.channel_axis)
+    return _explained(FORWARD, Channels.of(data, scaled=scaled), results, lambda: None)
+
+
+@np.errstate(all="ignore")
+def _explained(
+    formula: Formula,
+    channels: Channels,
+    results: Mapping[str, Result],
+    special: Callable[[], Diagnosis | None],
+) -> Diagnosis:
+    """Return the diagnosis of results.
+
+    Parameters
+    ----------
+    formula : Formula
+        The right formula.
+    channels : Channels
+        The inputs.
+    results : mapping
+        The results by name. One of them may be a tensor, the others have a number in each channel.
+    special : callable
+        Returns a diagnosis, or None, if no formula explains the results.
+    """
+    if not any(each.is_wrong for each in results.values()):
+        return _RIGHT
+    functions, words = formula.functions(channels), formula.words
+    found = not_finite(results)
+    known = [*functions.values()]
+    known += [array for each in results.values() for array in (each.own, each.right)]
+    if found is not None or not all(np.isfinite(each).all() for each in known):
+        return found or unexplained(results)
+    # Only the tensor has no words: its coefficients have them.
+    tensor = next((each for each in results.values() if each.name not in words), None)
+    others = [each for each in results.values() if each is not tensor]
+    numbers = {each.name: Numbers.of(each) for each in others}
+    right = formula.numbers(channels)
+    terms = {}
+    fit = None
+    if tensor is not None:
+        fit = Fit.of(tensor, list(functions.values()))
+        numbers[tensor.name] = fit.numbers
+        for name, own, unsure in zip(functions, fit.coefficients, fit.unsure, strict=True):
+            terms[name] = Term(own, right[name], unsure)
+    for each in others:
+        terms[each.name] = Term(each.own[:, 0], each.right[:, 0], each.allowed[:, 0])
+
+    def coefficients(values: Values) -> Array:
+        return np.stack([values[name] for name in functions])
+
+    def predicted(name: str, values: Values) -> Array:
+        if fit is not None and name == fit.result.name:
+            return fit.predicted(coefficients(values))
+        return values[name][None]
+
+    def agrees(values: Values) -> bool:
+        return fit is None or fit.agrees(coefficients(values))
+
+    def wrong(mistakes: tuple[Mistake, ...]) -> Values:
+        return formula.wrong(*mistakes).numbers(channels)
+
+    evidence = ratios(terms) | ({} if fit is None else {"residual": fit.residual})
+    # The end of a tensor is tested first, because wrong elements at the end of memory also change
+    # the fitted coefficients of a few channels.
+    if tensor is None or not wrong_end(tensor):
+        mistakes = formula.known_mistakes(channels)
+        found = named(numbers, wrong, predicted, agrees, mistakes) or special()
+    if found is None and tensor is not None and tensor.is_wrong:
+        found = truncated(tensor)
+    found = found or partly_wrong(tensor, others)
+    if found is None and tensor is not None and fit is not None and np.median(fit.is_sum) < 1:
+        largest = np.abs(tensor.right).max(1, keepdims=True)
+        if (np.abs(tensor.own - tensor.right) > FEW_BITS * largest).any():
+            found = misplaced(tensor, words[""])
+        # The coefficients of a tensor with few bits are not exact enough to be described.
+        terms = {n: each for n, each in terms.items() if n not in functions}
+        terms = {tensor.name: Term(tensor.own, tensor.right, tensor.allowed)} | terms
+    found = found or of_terms({words.get(n, n): each for n, each in terms.items()})
+    return replace(found or unexplained(results), evidence=evidence)
 
 
 def _of_other_inputs(
-    data: LayerData, results: Mapping[str, Result], channels: Callable[[LayerData], Channels]
+    data: LayerData, results: Mapping[str, Result], channels: Channels
 ) -> Diagnosis | None:
-    """Return the diagnosis if the outputs are right for inputs that differ from `data`.
+    """Return the diagnosis if gradients are right for inputs that differ from `data`.
 
     The differing inputs are those of two known mistakes: x and dy are swapped, or they are read in
     the other layout.
@@ -183,11 +286,8 @@ def _of_other_inputs(
     # The results are far from the right ones.
     of_right = max(relative_error(each.own, each.right) for each in results.values())
     for name, (says, other) in mistakes.items():
-        of_other = channels(other)
-        values = _values(of_other)
-        centred = of_other.x - of_other.mean[:, None]
-        gain, offset, slope = (values[n][:, None] for n in ("gain", "offset", "slope"))
-        predicted = {"dx": gain * of_other.dy + offset + slope * centred, **values}
+        x, dy = (rows_of(tensor, other.channel_axis) for tensor in (other.x, other.dy))
+        predicted = dict(BACKWARD.rows(replace(channels, x=x, dy=dy)))
         error = max(
             relative_error(
                 rows_of(each.tensor.reshape(other.x.shape), other.channel_axis)

@@ -8,7 +8,7 @@ instead of the mask that the operator's forward pass returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,15 +17,15 @@ import numpy as np
 from backnorm import reference
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance.battery import Subject, computed_in, subjects
+from backnorm.conformance.battery import Case, Subject, computed_in, subjects
 from backnorm.conformance.data import LayerData, read_only, realistic_data
 from backnorm.conformance.judge import (
-    Verdict,
     check_relu_backward,
     check_relu_forward,
     check_relu_inference,
 )
 from backnorm.conformance.judge._ulps import ulp_at
+from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact
 
@@ -57,36 +57,24 @@ class ReluOperators(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReluCase:
+class ReluCase(Case):
     """The arguments of one call of each operator of `ReluOperators`.
+
+    `scaled` says whether gamma and beta are passed.
 
     Attributes
     ----------
-    name : str
-    data : LayerData
     residual : numpy.ndarray or None
     mask : numpy.ndarray
         The mask of the backward pass. `backnorm.reference.unpack_mask` makes booleans of it,
         `pack_mask` a mask of booleans.
-    training : bool
-        Whether the statistics of the backward pass depend on x.
-    affine : bool
-        Whether gamma and beta are passed.
     activation : Activation
         A ReLU, whose ceiling is a number of x's type.
-    arithmetic : {"float32", "float64"} or None
-        The compute dtype of the operators, which determines their error budget; None: see
-        :func:`judge.budget`.
     """
 
-    name: str
-    data: LayerData
-    residual: np.ndarray | None
-    mask: np.ndarray
-    training: bool = True
-    affine: bool = True
+    residual: np.ndarray | None = field(kw_only=True)
+    mask: np.ndarray = field(kw_only=True)
     activation: Activation = RELU
-    arithmetic: Arithmetic | None = None
 
 
 def random_mask(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -105,21 +93,12 @@ def relu_case(
     rng: np.random.Generator,
     *,
     with_residual: bool = True,
-    training: bool = True,
-    affine: bool = True,
-    activation: Activation = RELU,
+    **settings: Any,
 ) -> ReluCase:
-    """Return a case on `data` with a random mask and residual."""
+    """Return a case on `data` with a random mask and residual; `settings` are other fields."""
     residual = (rng.standard_normal(data.x.shape) - 0.3).astype(data.x.dtype)
-    return ReluCase(
-        name,
-        data,
-        residual if with_residual else None,
-        random_mask(data.x, rng),
-        training=training,
-        affine=affine,
-        activation=activation,
-    )
+    mask = random_mask(data.x, rng)
+    return ReluCase(name, data, residual=residual if with_residual else None, mask=mask, **settings)
 
 
 def relu_cases(
@@ -142,12 +121,12 @@ def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
             yield _about(activation.ceiling, subject, rng)
 
 
-def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]:
+def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Grade]:
     """Run the operators on `case` and judge all results."""
     data = case.data
     judged: Any = {"arithmetic": case.arithmetic}
     x, dy, mean, variance, *affine = map(read_only, (*data.backward_inputs, data.beta))
-    gamma, beta = affine if case.affine else (None, None)
+    gamma, beta = affine if case.scaled else (None, None)
     residual = None if case.residual is None else read_only(case.residual)
     options: Any = {**data.options, "activation": case.activation, "residual": residual}
     y = operators.forward(x, gamma, beta, **options)
@@ -160,9 +139,9 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Verdict]
     backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **options, **judged)
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
-        f"{name} {quantity}": verdict
-        for name, verdicts in passes.items()
-        for quantity, verdict in verdicts.items()
+        f"{name} {quantity}": grade
+        for name, grades in passes.items()
+        for quantity, grade in grades.items()
     }
 
 
@@ -174,7 +153,7 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield relu_case(f"residual-{types}", plain, rng)
     yield relu_case(f"no-residual-{types}", plain, rng, with_residual=False)
     yield relu_case(f"frozen-{types}", plain, rng, training=False)
-    yield relu_case(f"no-affine-{types}", plain, rng, affine=False)
+    yield relu_case(f"no-affine-{types}", plain, rng, scaled=False)
     yield relu_case(f"axes-in-another-order-{types}", _turned(plain), rng)
     yield relu_case(f"mean-over-deviation-{types}", real(_SHAPES[data_format], ratio=10.0), rng)
     yield relu_case(f"many-{types}", real((6, 16, 9, 16)), rng)

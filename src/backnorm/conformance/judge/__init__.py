@@ -11,6 +11,7 @@ from backnorm.conformance.judge._budget import (
     Quantity,
     budget,
 )
+from backnorm.conformance.judge._judge import judge
 from backnorm.conformance.judge._passes import (
     check_backward,
     check_double_backward,
@@ -23,14 +24,12 @@ from backnorm.conformance.judge._relu import (
     check_relu_inference,
 )
 from backnorm.conformance.judge._ulps import ulp_error
-from backnorm.conformance.judge._verdict import Verdict, judge
 
 __all__ = [
     "FORWARD_RESULTS",
     "GRADIENTS",
     "Budget",
     "Quantity",
-    "Verdict",
     "budget",
     "check_backward",
     "check_double_backward",

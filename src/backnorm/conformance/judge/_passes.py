@@ -1,4 +1,4 @@
-"""Verdicts on the forward, backward and inference passes, and on second-order gradients."""
+"""Grades of the forward, backward and inference passes, and on second-order gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from backnorm import reference
 from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance.judge._budget import GRADIENTS, Quantity
+from backnorm.conformance.judge._grade import Grade
+from backnorm.conformance.judge._judge import judge_all
 from backnorm.conformance.judge._ulps import ulp_at
-from backnorm.conformance.judge._verdict import Verdict, judge_all
 from backnorm.reference import Exact
 from backnorm.results import Gradients, Normalized, SecondGradients
 
@@ -52,7 +53,7 @@ def check_backward(
     *,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[BackwardOptions],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     """Judge `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
 
     dx must have the type and shape of x. dgamma and dbeta must have the type and shape of mean.
@@ -72,7 +73,7 @@ def check_forward(
     *,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     """Judge y, mean and variance of a forward pass, which `normalized` has in this order.
 
     y must have the type of x. x, gamma, beta and `options` are the arguments with which
@@ -93,7 +94,7 @@ def check_inference(
     *,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     """Judge `y`, the normalisation of x by given statistics; see :func:`reference.inference`.
 
     y must have x's type. `options` are those of `reference.inference`.
@@ -113,7 +114,7 @@ def check_double_backward(
     wide: bool = True,
     in_parts: bool = False,
     **options: Unpack[_SecondOptions],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     """Judge second-order gradients: see :func:`reference.double_backward`.
 
     The gradients with respect to x and dy must have x's type and shape. The gradient with respect

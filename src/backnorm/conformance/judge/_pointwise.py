@@ -1,4 +1,4 @@
-"""Verdicts on the elementwise operators of oneDNN's graphs.
+"""Grades of the elementwise operators of oneDNN's graphs.
 
 The expected values are computed in float64, by formulas that are written differently from those in
 the operators. The allowed errors are:
@@ -22,23 +22,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from backnorm.conformance.judge._grade import Grade, best_rung, refused
 from backnorm.conformance.judge._relu import judge_equal
 from backnorm.conformance.judge._ulps import absolute_error, ulp_at
-from backnorm.conformance.judge._verdict import Verdict, refused
 from backnorm.dtypes import FLOAT32
 from backnorm.reference import Exact
 
 _ROUNDOFF = 2.0**-24
 
 
-def check_relu(src: np.ndarray, dst: np.ndarray) -> Verdict:
+def check_relu(src: np.ndarray, dst: np.ndarray) -> Grade:
     """Judge dst = max(0, src); NaN must stay NaN."""
     if dst.dtype != src.dtype or dst.shape != src.shape:
         return _of_other_kind("dst", dst, src.dtype, src.shape)
     return judge_equal("dst", dst.astype(np.float64), src.astype(np.float64).clip(0.0, None))
 
 
-def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndarray) -> Verdict:
+def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndarray) -> Grade:
     """Judge diff_src: it must be diff_dst where `src` (or the ReLU's dst) is positive, else 0."""
     if diff_src.dtype != diff_dst.dtype or diff_src.shape != src.shape:
         return _of_other_kind("diff_src", diff_src, diff_dst.dtype, src.shape)
@@ -48,7 +48,7 @@ def check_relu_gradient(src: np.ndarray, diff_dst: np.ndarray, diff_src: np.ndar
     return judge_equal("diff_src", diff_src.astype(np.float64), expected)
 
 
-def check_dequantize(src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, object]) -> Verdict:
+def check_dequantize(src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, object]) -> Grade:
     """Judge dst, whose exact value is (src - zp) * scale, where zp is the zero point."""
     if dst.dtype != FLOAT32 or dst.shape != src.shape:
         return _of_other_kind("dst", dst, FLOAT32, src.shape)
@@ -56,12 +56,13 @@ def check_dequantize(src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, 
     product = (src.astype(np.float64) - zero_point) * scale
     exact = Exact(product, np.zeros_like(product))
     ulp = ulp_at(exact, FLOAT32)
-    return _verdict("dst", dst, product, absolute_error(dst, exact, FLOAT32), ulp, 0.5 * ulp)
+    error = absolute_error(dst, exact, FLOAT32)
+    return best_rung("dst", dst, product, error, ulp, {"exact": 0.5 * ulp})
 
 
 def check_quantize(
     src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, object], dtype: np.dtype
-) -> Verdict:
+) -> Grade:
     """Judge dst = round(src / scale + zp), saturated to `dtype`."""
     if dst.dtype != dtype or dst.shape != src.shape:
         return _of_other_kind("dst", dst, dtype, src.shape)
@@ -76,7 +77,8 @@ def check_quantize(
     magnitude = np.minimum(np.abs(quotient), 2 * most) + np.minimum(np.abs(exact), most)
     exact = np.clip(exact, limits.min, limits.max)
     error = np.abs(dst.astype(np.float64) - exact)
-    return _verdict("dst", dst, exact, error, np.ones(()), 0.5 + _ROUNDOFF * magnitude)
+    allowed = 0.5 + _ROUNDOFF * magnitude
+    return best_rung("dst", dst, exact, error, np.ones(()), {"float32": allowed})
 
 
 def _parameters(attributes: Mapping[str, object]) -> np.ndarray:
@@ -84,27 +86,5 @@ def _parameters(attributes: Mapping[str, object]) -> np.ndarray:
     return np.asarray([attributes["scales"], attributes["zps"]], np.float64).reshape(2)
 
 
-def _verdict(
-    name: str,
-    actual: np.ndarray,
-    exact: np.ndarray,
-    error: np.ndarray,
-    ulp: np.ndarray,
-    allowed: np.ndarray,
-) -> Verdict:
-    if actual.size == 0:
-        return Verdict(0.0, 0.0, True, (), f"{name} is empty")
-    excess, ulps = error / allowed, error / ulp
-    where = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
-    worst = float(excess[where])
-    detail = (
-        f"{name}[{', '.join(map(str, where))}] = {actual[where]!s}, exact {exact[where]:.17g}, "
-        f"error {ulps[where]:.4g} ulp, {worst:.4g} of what is allowed"
-    )
-    return Verdict(float(ulps.max()), worst, bool(worst <= 1.0), where, detail)
-
-
-def _of_other_kind(
-    name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]
-) -> Verdict:
+def _of_other_kind(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> Grade:
     return refused(f"{name} is {array.dtype} of shape {array.shape}, not {dtype} of {shape}")

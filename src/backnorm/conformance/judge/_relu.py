@@ -1,4 +1,4 @@
-"""Verdicts on batch normalisation that is fused with a ReLU, and optionally with a residual."""
+"""Grades of batch normalisation that is fused with a ReLU, and optionally with a residual."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from backnorm import reference
 from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
+from backnorm.conformance.judge._grade import Grade, refused
 from backnorm.conformance.judge._passes import (
     BackwardOptions,
     ForwardOptions,
@@ -16,7 +17,6 @@ from backnorm.conformance.judge._passes import (
     check_forward,
     check_inference,
 )
-from backnorm.conformance.judge._verdict import Verdict, refused
 from backnorm.layout import mask_size
 
 
@@ -28,7 +28,7 @@ def check_relu_forward(
     *,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     """Judge `result` (y, mean, variance, mask); see :func:`reference.forward`.
 
     The mask is compared with the operator's y, not with the exact y: a bit must be set if and only
@@ -37,9 +37,9 @@ def check_relu_forward(
     """
     ceiling = options.setdefault("activation", RELU).ceiling
     y, mean, variance, mask = result
-    verdicts = check_forward(x, gamma, beta, (y, mean, variance), arithmetic=arithmetic, **options)
-    mask_verdict = _judge_mask(mask, y, x, ceiling)
-    return verdicts | {"y": bounded(verdicts["y"], y, ceiling), "mask": mask_verdict}
+    grades = check_forward(x, gamma, beta, (y, mean, variance), arithmetic=arithmetic, **options)
+    mask_grade = _judge_mask(mask, y, x, ceiling)
+    return grades | {"y": within_range(grades["y"], y, ceiling), "mask": mask_grade}
 
 
 def check_relu_inference(
@@ -52,12 +52,12 @@ def check_relu_inference(
     *,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     """Judge `y` of an inference pass with a ReLU: see :func:`reference.inference`."""
     ceiling = options.setdefault("activation", RELU).ceiling
     operands = x, mean, variance, gamma, beta
-    verdicts = check_inference(*operands, y, arithmetic=arithmetic, **options)
-    return {"y": bounded(verdicts["y"], y, ceiling)}
+    grades = check_inference(*operands, y, arithmetic=arithmetic, **options)
+    return {"y": within_range(grades["y"], y, ceiling)}
 
 
 def check_relu_backward(
@@ -72,7 +72,7 @@ def check_relu_backward(
     residual: bool = False,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[BackwardOptions],
-) -> dict[str, Verdict]:
+) -> dict[str, Grade]:
     """Judge `gradients` (dx, dgamma, dbeta, dresidual) of a layer with a ReLU that has this mask.
 
     If `residual` is True, dresidual must be dy where the mask is set, and 0 elsewhere. If
@@ -83,29 +83,29 @@ def check_relu_backward(
     assert dgamma is not None
     assert dbeta is not None
     gradient, exact = reference.masked(dy, mask, x), (dx, dgamma, dbeta)
-    verdicts = check_backward(
+    grades = check_backward(
         x, gradient, mean, variance, gamma, exact, arithmetic=arithmetic, **options
     )
     dresidual = _judge_dresidual(rest[0] if rest else None, gradient if residual else None)
-    return verdicts | {"dresidual": dresidual}
+    return grades | {"dresidual": dresidual}
 
 
-def bounded(verdict: Verdict, y: np.ndarray, ceiling: float | None) -> Verdict:
-    """Return `verdict`, or a failure if an element of y is outside the ReLU's range.
+def within_range(grade: Grade, y: np.ndarray, ceiling: float | None) -> Grade:
+    """Return `grade`, or a failure if an element of y is outside the ReLU's range.
 
     There is no tolerance: a single element slightly outside the range is a failure.
     """
     values = y.astype(np.float64)
-    if verdict.passed and (values < 0).any():
+    if grade.passed and (values < 0).any():
         return refused(f"y is negative {int((values < 0).sum())} times")
-    if verdict.passed and ceiling is not None and (values > ceiling).any():
+    if grade.passed and ceiling is not None and (values > ceiling).any():
         return refused(f"y is more than {ceiling} {int((values > ceiling).sum())} times")
-    return verdict
+    return grade
 
 
 def _judge_mask(
     mask: np.ndarray | None, y: np.ndarray, x: np.ndarray, ceiling: float | None
-) -> Verdict:
+) -> Grade:
     if mask is None:
         return refused("mask is absent")
     if mask.dtype != np.uint8 or mask.ndim != 1 or mask.size < mask_size(x.size):
@@ -118,10 +118,10 @@ def _judge_mask(
     return judge_equal("mask", reference.unpack_mask(mask, x), reference.counting(y, ceiling))
 
 
-def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> Verdict:
+def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> Grade:
     if actual is None or expected is None:
         if actual is expected:
-            return Verdict(0.0, 0.0, True, (), "dresidual is absent, as it must be")
+            return Grade("exact", detail="dresidual is absent, as it must be")
         return refused(f"dresidual is {'missing' if actual is None else 'not absent'}")
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         return refused(
@@ -131,11 +131,11 @@ def _judge_dresidual(actual: np.ndarray | None, expected: np.ndarray | None) -> 
     return judge_equal("dresidual", actual.astype(np.float64), expected.astype(np.float64))
 
 
-def judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Verdict:
+def judge_equal(quantity: str, actual: np.ndarray, expected: np.ndarray) -> Grade:
     """Judge an output that must equal the expected one, with NaN where NaN is expected."""
     different = (actual != expected) & ~((actual != actual) & (expected != expected))
     if not different.any():
-        return Verdict(0.0, 0.0, True, (), f"{quantity} equals the expected output")
+        return Grade("exact", detail=f"{quantity} equals the expected output")
     where = tuple(int(i) for i in np.argwhere(different)[0])
     return refused(
         f"{quantity}[{', '.join(map(str, where))}] = {actual[where]!s}, not {expected[where]!s}; "

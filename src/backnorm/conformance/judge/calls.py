@@ -1,4 +1,4 @@
-"""Verdicts on the results of a dialect's call, and of an elementwise operator of a graph."""
+"""Grades of the results of a dialect's call, and of an elementwise operator of a graph."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from functools import partial
 import numpy as np
 
 from backnorm import reference
+from backnorm.conformance.judge._grade import Grade
+from backnorm.conformance.judge._judge import judge
 from backnorm.conformance.judge._pointwise import (
     check_dequantize,
     check_quantize,
     check_relu,
     check_relu_gradient,
 )
-from backnorm.conformance.judge._verdict import Verdict, judge
 from backnorm.dialects.registry import CanonicalCall
 
 # The oracle and the judge use a few hundred bytes for each element. To limit this memory, they
@@ -27,11 +28,11 @@ def check_call(
     canonical: CanonicalCall,
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
-) -> dict[str, Verdict]:
-    """Return verdicts on those outputs of a dialect's call that backnorm's own operation has, too.
+) -> dict[str, Grade]:
+    """Return grades of those outputs of a dialect's call that backnorm's own operation has, too.
 
     The keys of the result are the dialect's names of these outputs. Outputs that only the dialect
-    has, such as running statistics, have no exact counterpart and no verdict.
+    has, such as running statistics, have no exact counterpart and no grade.
 
     Parameters
     ----------
@@ -53,13 +54,13 @@ def check_call(
     axis = 1 if canonical.data_format == "NCX" else x.ndim - 1
     channels = x.shape[axis]
     step = max(1, _JUDGED_TOGETHER * channels // max(1, x.size))
-    verdicts: dict[str, Verdict] = {}
+    grades: dict[str, Grade] = {}
     for start in range(0, max(1, channels), step):
         part = slice(start, start + step)
         exact = oracle(**{role: _channels(a, axis, part) for role, a in operands.items()})
         for role, result in results.items():
             actual = _channels(result, axis, part)
-            verdict = judge(
+            grade = judge(
                 role,  # type: ignore[arg-type]
                 actual,
                 getattr(exact, role),
@@ -69,9 +70,9 @@ def check_call(
             )
             name = canonical.outputs[role]
             if step < channels:
-                verdict = _shifted(verdict, axis if actual.ndim > 1 else 0, start)
-            verdicts[name] = _worse(verdicts.get(name), verdict)
-    return verdicts
+                grade = _shifted(grade, axis if actual.ndim > 1 else 0, start)
+            grades[name] = _worse(grades.get(name), grade)
+    return grades
 
 
 def check_pointwise(
@@ -79,26 +80,26 @@ def check_pointwise(
     attributes: Mapping[str, object],
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
-) -> dict[str, Verdict]:
-    """Return the verdict on the output of an operator of `graph.pointwise`."""
+) -> dict[str, Grade]:
+    """Return the grade of the output of an operator of `graph.pointwise`."""
     ((name, result),) = outputs.items()
     arrays = {port: np.atleast_1d(array) for port, array in {**inputs, **outputs}.items()}
     length = len(arrays[name])
     step = max(1, _JUDGED_TOGETHER * length // max(1, result.size))
-    verdict: Verdict | None = None
+    grade: Grade | None = None
     for start in range(0, max(1, length), step):
         part = {port: array[start : start + step] for port, array in arrays.items()}
         judged = _check_elements(op, attributes, part, name)
         if step < length:
             judged = _shifted(judged, 0, start)
-        verdict = _worse(verdict, judged)
-    assert verdict is not None
-    return {name: verdict}
+        grade = _worse(grade, judged)
+    assert grade is not None
+    return {name: grade}
 
 
 def _check_elements(
     op: str, attributes: Mapping[str, object], arrays: Mapping[str, np.ndarray], name: str
-) -> Verdict:
+) -> Grade:
     src, result = arrays["src"], arrays[name]
     if op == "ReLU":
         return check_relu(src, result)
@@ -117,24 +118,20 @@ def _channels(array: np.ndarray, axis: int, part: slice) -> np.ndarray:
     return array[part] if array.ndim == 1 else array[(slice(None),) * axis + (part,)]
 
 
-def _shifted(verdict: Verdict, axis: int, start: int) -> Verdict:
-    """Return a verdict on the part of an output from `start` of an axis on. The index in the
-    verdict is converted to an index into the whole output.
+def _shifted(grade: Grade, axis: int, start: int) -> Grade:
+    """Return the grade of the part of an output from `start` of an axis on. The index in the
+    grade is converted to an index into the whole output.
     """
-    where = verdict.where
+    where = grade.where
     if where:
         where = (*where[:axis], where[axis] + start, *where[axis + 1 :])
-    detail = f"of the part from {start} of axis {axis}: {verdict.detail}"
-    return replace(verdict, where=where, detail=detail)
+    detail = f"of the part from {start} of axis {axis}: {grade.detail}"
+    return replace(grade, where=where, detail=detail)
 
 
-def _worse(first: Verdict | None, second: Verdict) -> Verdict:
-    """Return the worse of the verdicts on two parts of an output, with the larger error in ulps."""
+def _worse(first: Grade | None, second: Grade) -> Grade:
+    """Return the worse of the grades of two parts of an output, with the larger error in ulps."""
     if first is None:
         return second
     worse = second if second.worst_excess > first.worst_excess else first
-    return replace(
-        worse,
-        worst_ulp=max(first.worst_ulp, second.worst_ulp),
-        passed=first.passed and second.passed,
-    )
+    return replace(worse, worst_ulp=max(first.worst_ulp, second.worst_ulp))

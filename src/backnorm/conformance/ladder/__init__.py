@@ -4,16 +4,7 @@ Each rung is an arithmetic, that is, a way to compute elements and sums. An outp
 rung whose bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
 """
 
-from backnorm.conformance.ladder._forward import ForwardLadder, grade_forward
-from backnorm.conformance.ladder._gradients import (
-    Bound,
-    GradientLadder,
-    allowances,
-    bound,
-    grade,
-    grade_backward,
-)
-from backnorm.conformance.ladder._rungs import (
+from backnorm.conformance.judge._grade import (
     KINDS,
     RUNGS,
     BoundKind,
@@ -23,6 +14,9 @@ from backnorm.conformance.ladder._rungs import (
     is_at_least,
     rungs,
 )
+from backnorm.conformance.ladder._forward import ForwardLadder, grade_forward
+from backnorm.conformance.ladder._gradients import Bound, GradientLadder, bound, grade_backward
+from backnorm.conformance.ladder._ladder import Ladder
 
 __all__ = [
     "KINDS",
@@ -32,11 +26,10 @@ __all__ = [
     "ForwardLadder",
     "Grade",
     "GradientLadder",
+    "Ladder",
     "Rung",
     "Status",
-    "allowances",
     "bound",
-    "grade",
     "grade_backward",
     "grade_forward",
     "is_at_least",

@@ -14,9 +14,6 @@ from backnorm.problem import problem_of
 from backnorm.scalars import as_array
 from backnorm.signature import SIGNATURES, Operation
 
-# Maps each result to its shape and its element type; the type is None if any type is accepted.
-Expected = Mapping[Quantity, tuple[tuple[int, ...], np.dtype | None]]
-
 
 def read_operands(
     operation: Operation, operands: Mapping[str, object], **options: Any
@@ -30,7 +27,7 @@ def read_operands(
 def read_results(
     argument: str,
     results: object,
-    expected: Expected,
+    expected: Mapping[Quantity, tuple[tuple[int, ...], np.dtype | None]],
 ) -> dict[Quantity, np.ndarray]:
     """Check the results that a caller passes in one argument, and return them by name.
 
@@ -39,7 +36,7 @@ def read_results(
     argument : str
         The name of the argument that holds all results.
     results : tuple of arrays, or a mapping from their names to arrays
-    expected : Expected
+    expected : mapping
         Shape and element type of each result; None: any type.
 
     Raises

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
 from backnorm import reference
 from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
+from backnorm.conformance.judge._grade import BoundKind, Grade, Rung
 from backnorm.conformance.judge._passes import ForwardOptions
-from backnorm.conformance.judge._ulps import ulp_at
-from backnorm.conformance.ladder._arguments import Expected, read_operands, read_results
-from backnorm.conformance.ladder._rungs import (
-    KINDS,
-    BoundKind,
-    Grade,
-    Rung,
-    best_rung,
-    check_word,
-    rungs,
-)
+from backnorm.conformance.ladder._arguments import read_operands
+from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import (
     BLOCKS,
     DEVIATIONS,
@@ -33,9 +25,8 @@ from backnorm.conformance.ladder._sums import (
     in_a_row,
     in_any_order,
 )
-from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.reference import Exact, FloatArray
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
+from backnorm.reference import FloatArray
 from backnorm.results import Normalized
 
 # How many roundings the mean, the variance and an element of y have: those of one term of the sum,
@@ -107,16 +98,11 @@ class _Errors(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ForwardLadder:
+class ForwardLadder(Ladder):
     """The exact results of a forward pass in training, and the bounds of their errors.
 
     Attributes
     ----------
-    values : backnorm.reference.ExactNormalized
-    data : numpy.dtype
-        Element type of x.
-    count : int
-        M, the elements of a channel.
     channels : tuple
         Magnitudes of each channel.
     epsilon : float
@@ -126,9 +112,10 @@ class ForwardLadder:
         The channel axis of x.
     """
 
+    results: ClassVar[tuple[Quantity, ...]] = FORWARD_RESULTS
+    needs_elements: ClassVar[bool] = True
+
     values: reference.ExactNormalized
-    data: np.dtype
-    count: int
     channels: _Channels
     epsilon: float
     direct: FloatArray
@@ -169,103 +156,20 @@ class ForwardLadder:
         )  # fmt: skip
         return cls(values, x.dtype, count, channels, epsilon, direct, centred, axis)
 
-    def value(self, name: Quantity) -> Exact:
-        """Return the exact value of a result."""
-        value: Exact = getattr(self.values, name)
-        return value
+    def element_type(self, name: Quantity) -> np.dtype | None:
+        """Return the element type that a result has to have; None: any."""
+        return self.data if name == "y" else None
 
-    def terms(self, name: Quantity) -> FloatArray:
-        """Return T of each element of a result: the sum of the magnitudes of its terms."""
-        terms: FloatArray = getattr(self.values, f"{name}_terms")
-        return terms
-
-    def grade(self, name: Quantity, actual: np.ndarray, *, kind: BoundKind = "expected") -> Grade:
-        """Return the best rung whose bound holds for every element of a result.
-
-        Channels without elements have no statistics, so any result gets the rung "exact".
-
-        Parameters
-        ----------
-        name : {"y", "mean", "variance"}
-        actual : numpy.ndarray
-            The result, in the type that it was rounded to.
-        kind : {"expected", "guaranteed"}
-            As in :func:`backnorm.conformance.ladder.bound`.
-
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            For an element type without bounds, and for a wrong shape.
-        """
-        check_word("name", name, FORWARD_RESULTS)
-        check_word("kind", kind, KINDS)
-        output, exact = element_type(actual.dtype), self.value(name)
-        if output is None:
-            raise ArgumentTypeError(name, "has an unsupported element type", came=actual.dtype)
-        if actual.shape != exact.shape:
-            raise ArgumentValueError(
-                name,
-                "must have the shape of the exact result",
-                came=str(actual.shape),
-                accepted=str(exact.shape),
-            )
-        if actual.size == 0 or self.count == 0:
-            return Grade("exact", 0.0, dict.fromkeys(rungs(self.data), 0.0), (), 0.0, 0.0, 0.0, 1.0)
-        bounds = self.allowances(name, output, kind=kind)
-        if name == "variance":
-            below = actual.astype(FLOAT64) < exact.hi
-            lower = self.allowances(name, output, kind=kind, below=True)
-            bounds = {rung: np.where(below, lower[rung], bounds[rung]) for rung in bounds}
-        return best_rung(actual, exact, self.terms(name), bounds, output)
-
-    def allowances(
-        self,
-        name: Quantity,
-        output: np.dtype,
-        *,
-        kind: BoundKind = "expected",
-        below: bool = False,
-    ) -> dict[Rung, FloatArray]:
-        """Return the allowed absolute error of each element on each rung, best rung first.
-
-        Parameters
-        ----------
-        name : {"y", "mean", "variance"}
-        output : numpy.dtype
-            Element type of the result.
-        kind : {"expected", "guaranteed"}
-            An expected bound is never more than the guaranteed one.
-        below : bool
-            Whether the result is less than the exact value; only the bound of the variance differs.
-        """
-        exact = self.value(name)
-        half, finite = 0.5 * ulp_at(exact, output), np.isfinite(exact.hi)
-        allowed, found = np.zeros(exact.shape), dict[Rung, FloatArray]()
-        for rung in rungs(self.data):
-            kinds: list[BoundKind] = ["guaranteed", "expected"] if kind == "expected" else [kind]
-            with np.errstate(all="ignore"):
-                slack = [self._slack(name, rung, each, output, below) for each in kinds]
-            least = np.where(finite, np.fmin.reduce(slack), 0.0)
-            if not np.isfinite(least).all():
-                # Leave out this rung: the error analysis (docs/tolerance.md) gives no bound if
-                # there are too many additions, or if the error of the inverse standard deviation is
-                # too large.
-                continue
-            allowed = np.maximum(allowed, half + least + (2.0**-1074 if output == FLOAT64 else 0.0))
-            found[rung] = allowed
-        return found
-
-    def _slack(
-        self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: bool
+    def slack(
+        self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: np.ndarray
     ) -> FloatArray:
-        """Return the allowed error of each element, without the half ulp for the last rounding."""
-        if rung == "exact":
-            return np.zeros(self.value(name).shape)
+        """Return the bound of each element's error before the last rounding."""
         errors = self._errors(rung, kind, output)
         if name == "mean":
             return errors.mean
         if name == "variance":
-            return errors.variance + (0.0 if below else np.square(errors.used))
+            added: FloatArray = errors.variance + np.where(below, 0.0, np.square(errors.used))
+            return added
         of_s = self._over_elements(errors.of_s(self.channels.variance, self.epsilon))
         of_mean = self._over_elements(self.channels.gain * errors.used)
         elements = self._of_elements(rung, kind)
@@ -421,12 +325,7 @@ def grade_forward(
     """
     options: ForwardOptions = {"epsilon": epsilon, "data_format": data_format}
     operands = read_operands("forward", {"x": x, "gamma": gamma, "beta": beta}, **options)
-    ladder = ForwardLadder.of(**operands, **options)
-    types: Expected = {
-        n: (ladder.value(n).shape, ladder.data if n == "y" else None) for n in FORWARD_RESULTS
-    }
-    actual = read_results("normalized", normalized, types)
-    return {name: ladder.grade(name, array, kind=kind) for name, array in actual.items()}
+    return ForwardLadder.of(**operands, **options).grades("normalized", normalized, kind)
 
 
 def _in_one_direction(terms: float, start: FloatArray) -> FloatArray:

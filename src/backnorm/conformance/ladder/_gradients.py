@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
 from backnorm import reference
 from backnorm.conformance.judge import GRADIENTS, Quantity, budget
+from backnorm.conformance.judge._grade import KINDS, RUNGS, BoundKind, Grade, Rung, check_word
 from backnorm.conformance.judge._passes import BackwardOptions
-from backnorm.conformance.judge._ulps import ulp_at
-from backnorm.conformance.ladder._arguments import Expected, read_operands, read_results
-from backnorm.conformance.ladder._rungs import (
-    KINDS,
-    RUNGS,
-    BoundKind,
-    Grade,
-    Rung,
-    best_rung,
-    check_word,
-    rungs,
-)
+from backnorm.conformance.ladder._arguments import read_operands
+from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import (
     DEVIATIONS,
     INVERSE_DEVIATION,
@@ -33,9 +24,9 @@ from backnorm.conformance.ladder._sums import (
     in_a_row,
     in_any_order,
 )
-from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.reference import Exact, FloatArray, Scale
+from backnorm.reference import FloatArray, Scale
 from backnorm.results import Gradients
 
 
@@ -179,101 +170,6 @@ def bound(
     return replace(found, terms=found.terms + _of_one_sign(rung, quantity, data, roundoff))
 
 
-def grade(
-    quantity: Quantity,
-    actual: np.ndarray,
-    exact: Exact,
-    terms: FloatArray,
-    scale: Scale,
-    data: np.dtype,
-    count: int,
-    *,
-    kind: BoundKind = "expected",
-) -> Grade:
-    """Return the best rung whose bound holds for every element of `actual`.
-
-    Parameters
-    ----------
-    quantity : {"dx", "dgamma", "dbeta"}
-    actual : numpy.ndarray
-        The output, in the type that it was rounded to.
-    exact : Exact
-        Exact values.
-    terms : numpy.ndarray
-        T of each element.
-    scale : backnorm.reference.Scale
-        The other magnitudes of each element, see :func:`backnorm.reference.gradient_scales`.
-    data : numpy.dtype
-        Element type of x and dy.
-    count : int
-        M, the elements of a channel.
-    kind : {"expected", "guaranteed"}
-        The kind of bounds. An expected bound is never more than the guaranteed one.
-
-    Returns
-    -------
-    Grade
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentValueError
-        For an element type without bounds, and for a shape that is not that of `exact`.
-    """
-    output, data_type = element_type(actual.dtype), element_type(data)
-    if output is None or data_type is None:
-        which, dtype = ("actual", actual.dtype) if output is None else ("data", data)
-        raise ArgumentTypeError(which, "has an unsupported element type", came=str(dtype))
-    if actual.shape != exact.shape:
-        accepted = f"{exact.shape}"
-        raise ArgumentValueError(
-            "actual", "must have the shape of exact", came=str(actual.shape), accepted=accepted
-        )
-    if actual.size == 0:
-        return Grade("exact", 0.0, dict.fromkeys(rungs(data_type), 0.0), (), 0.0, 0.0, 0.0, 1.0)
-    bounds = allowances(quantity, exact, terms, scale, output, data_type, count, kind=kind)
-    return best_rung(actual, exact, terms, bounds, output)
-
-
-def allowances(
-    quantity: Quantity,
-    exact: Exact,
-    terms: FloatArray,
-    scale: Scale,
-    output: np.dtype,
-    data: np.dtype,
-    count: int,
-    *,
-    kind: BoundKind = "expected",
-) -> dict[Rung, FloatArray]:
-    """Return, for each rung, the absolute error that each element may have. The best rung comes
-    first.
-
-    Parameters
-    ----------
-    quantity, exact, terms, scale, data, count, kind
-        As in :func:`grade`.
-    output : numpy.dtype
-        Element type of the quantity.
-    """
-    check_word("kind", kind, KINDS)
-    ulp, allowed = ulp_at(exact, output), np.zeros(exact.shape)
-    found: dict[Rung, FloatArray] = {}
-    for rung in rungs(data):
-        limits = [bound(rung, quantity, output, data, count, kind="guaranteed")]
-        if math.isinf(limits[0].terms):
-            # The error analysis gives no bound for so many additions: leave out this rung.
-            continue
-        if kind == "expected":
-            limits.append(bound(rung, quantity, output, data, count))
-        least = np.minimum.reduce([limit.allowance(ulp, terms, scale) for limit in limits])
-        # The oracle returns a value as a pair of float64. Such a pair cannot represent parts below
-        # 2**-1074, so the value can have an error of this size.
-        least = least + (2.0**-1074 if output == FLOAT64 else 0.0)
-        allowed = np.maximum(allowed, least)
-        found[rung] = allowed
-    return found
-
-
 def grade_backward(
     x: np.ndarray,
     dy: np.ndarray,
@@ -304,30 +200,25 @@ def grade_backward(
         "training": training,
     }
     ladder = GradientLadder.of(**read_operands("backward", operands, **options), **options)
-    types: Expected = {n: (ladder.value(n).shape, ladder.element_type(n)) for n in GRADIENTS}
-    actual = read_results("gradients", gradients, types)
-    return {name: ladder.grade(name, array, kind=kind) for name, array in actual.items()}
+    return ladder.grades("gradients", gradients, kind)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GradientLadder:
+class GradientLadder(Ladder):
     """The exact gradients of a call, and the bounds of their errors.
 
     Attributes
     ----------
-    values : backnorm.reference.ExactGradients
     scales : backnorm.reference.GradientScales
-    data, statistics : numpy.dtype
-        Element types of x and of mean.
-    count : int
-        M, the elements of a channel.
+        The magnitudes of :class:`Bound`.
+    statistics : numpy.dtype
+        Element type of mean.
     """
 
-    values: reference.ExactGradients
+    results: ClassVar[tuple[Quantity, ...]] = GRADIENTS
+
     scales: reference.GradientScales
-    data: np.dtype
     statistics: np.dtype
-    count: int
 
     @classmethod
     def of(
@@ -343,31 +234,20 @@ class GradientLadder:
         operands = x, dy, mean, variance, gamma
         values = reference.backward(*operands, **options)
         scales = reference.gradient_scales(*operands, **options)
-        return cls(values, scales, x.dtype, mean.dtype, x.size // max(mean.size, 1))
+        return cls(values, x.dtype, x.size // max(mean.size, 1), scales, mean.dtype)
 
     def element_type(self, name: Quantity) -> np.dtype:
         """Return the element type that a gradient has to have."""
         return self.data if name == "dx" else self.statistics
 
-    def value(self, name: Quantity) -> Exact:
-        """Return the exact value of a gradient."""
-        value: Exact = getattr(self.values, name)
-        return value
-
-    def terms(self, name: Quantity) -> FloatArray:
-        """Return T of each element of a gradient: the sum of the magnitudes of its terms."""
-        terms: FloatArray = getattr(self.values, f"{name}_terms")
-        return terms
-
-    def grade(self, name: Quantity, actual: np.ndarray, *, kind: BoundKind = "expected") -> Grade:
-        """Grade a gradient: see :func:`grade`."""
-        known = self.value(name), self.terms(name), getattr(self.scales, name)
-        return grade(name, actual, *known, self.data, self.count, kind=kind)
-
-    def allowances(self, name: Quantity) -> dict[Rung, FloatArray]:
-        """Return the allowed absolute errors of a gradient: see :func:`allowances`."""
-        known = self.value(name), self.terms(name), getattr(self.scales, name)
-        return allowances(name, *known, self.element_type(name), self.data, self.count)
+    def slack(
+        self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: np.ndarray
+    ) -> FloatArray:
+        """Return the bound of each element's error before the last rounding."""
+        limit, terms = bound(rung, name, output, self.data, self.count, kind=kind), self.terms(name)
+        if math.isinf(limit.terms):
+            return np.full(terms.shape, math.inf)
+        return replace(limit, ulps=0.0).allowance(terms, terms, getattr(self.scales, name))
 
 
 def _expected(

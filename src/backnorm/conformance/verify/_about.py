@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.mutants import MUTANTS
 from backnorm.conformance.verify.proof import catches
 
 
@@ -18,7 +18,7 @@ def show_about(case: Case, console: Console) -> None:
     """Print the inputs of a case, the bounds of its outputs, and the wrong kernels that fail it."""
     ladder = GradientLadder.of(*case.operands, **case.options)
     caught = catches(case, ladder)
-    passed = [mutant.__name__ for mutant in MUTANTS if mutant.__name__ not in caught]
+    passed = [mistake.name for mistake in WRONG if mistake.name not in caught]
     statistics = "training" if case.training else "frozen statistics"
     console.print(
         f"{case.name}: {statistics}, {case.data.data_format}, epsilon {case.data.epsilon:g}, "
@@ -31,7 +31,7 @@ def show_about(case: Case, console: Console) -> None:
     console.print("condition: median of T over the exact value; rungs: median bounds in ulps")
     console.print()
     for verb, names in (("rejects", caught), ("lets pass", passed)):
-        text = f"{verb} {len(names)} of {len(MUTANTS)} wrong kernels: {', '.join(names)}"
+        text = f"{verb} {len(names)} of {len(WRONG)} wrong kernels: {', '.join(names)}"
         console.print(text)
 
 
@@ -56,16 +56,17 @@ def _outputs(ladder: GradientLadder) -> Table:
     columns: list[list[str]] = []
     for name in GRADIENTS:
         size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
-        ulp = ulp_at(ladder.value(name), ladder.element_type(name))
+        dtype = ladder.element_type(name)
+        ulp = ulp_at(ladder.value(name), dtype)
         with np.errstate(all="ignore"):
             # For each element, `terms` has T, the sum of the magnitudes of the terms of the
             # element's formula. If T is 0, every term is 0, so the element has no rounding error,
             # and its condition number is set to 1.
             condition = np.divide(terms, size, out=np.ones_like(terms), where=terms != 0)
-            bounds = [np.median(each / ulp) for each in ladder.allowances(name).values()]
+            bounds = [np.median(each / ulp) for each in ladder.allowances(name, dtype).values()]
         numbers = np.median(condition), condition.max(), *bounds
-        columns.append([str(ladder.element_type(name)), *(f"{each:.4g}" for each in numbers)])
-    heads = "type", "condition", "worst condition", *ladder.allowances("dx")
+        columns.append([str(dtype), *(f"{each:.4g}" for each in numbers)])
+    heads = "type", "condition", "worst condition", *ladder.allowances("dx", ladder.data)
     table = _table("", *GRADIENTS)
     for head, *cells in zip(heads, *columns, strict=True):
         table.add_row(head, *cells)

@@ -1,23 +1,23 @@
 """Audit a test's tolerance: find wrong kernels that it accepts and right kernels that it rejects.
 
 A test compares a kernel's gradients with a reference. :func:`audit` applies the test, on the test's
-own data, to right kernels and to the kernels of `backnorm.conformance.mutants`, which are wrong on
-purpose.
+own data, to right kernels and to kernels with the mistakes of :mod:`backnorm.conformance.formula`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from backnorm.conformance.battery import BackwardOperator
+from backnorm.conformance.formula import BACKWARD, WRONG, Channels, Mistake
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.mutants import MUTANTS, Kernel
 from backnorm.conformance.verify.audit_data import Run
 from backnorm.conformance.verify.tolerances import Comparison, Test
-from backnorm.dtypes import FLOAT64
+from backnorm.dtypes import FLOAT32, FLOAT64
 
 __all__ = ["RIGHT", "Audit", "audit"]
 
@@ -28,19 +28,20 @@ class Audit:
 
     Attributes
     ----------
-    caught, missed : tuple of type
-        The wrong kernels that the test rejects, and those that it accepts.
-    invisible : tuple of type
-        The wrong kernels whose results are right on such data, so that no tolerance rejects them.
+    caught, missed : tuple of Mistake
+        The mistakes of the wrong kernels that the test rejects, and of those that it accepts.
+    invisible : tuple of Mistake
+        The mistakes with which the results are right on such data, so that no tolerance rejects
+        them.
     false_alarms : dict of str to int
         The number of runs in which the test rejects each right kernel.
     runs : int
         The number of runs of each kernel.
     """
 
-    caught: tuple[type[Kernel], ...]
-    missed: tuple[type[Kernel], ...]
-    invisible: tuple[type[Kernel], ...]
+    caught: tuple[Mistake, ...]
+    missed: tuple[Mistake, ...]
+    invisible: tuple[Mistake, ...]
     false_alarms: Mapping[str, int]
     runs: int
 
@@ -59,14 +60,14 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
     """
     runs = list(runs)
     caught, missed, invisible = [], [], []
-    for mutant in MUTANTS:
-        results = [_of(mutant(), run) for run in runs]
+    for mistake in WRONG:
+        results = [_of(BACKWARD.wrong(mistake), run) for run in runs]
         if all(map(_is_right, results, runs)):
-            invisible.append(mutant)
+            invisible.append(mistake)
         elif any(_rejects(test, *each) for each in zip(results, runs, strict=True)):
-            caught.append(mutant)
+            caught.append(mistake)
         else:
-            missed.append(mutant)
+            missed.append(mistake)
     alarms = {
         name: sum(_rejects(test, _of(kernel(run.inputs[0].dtype), run), run) for run in runs)
         for name, kernel in RIGHT.items()
@@ -74,52 +75,53 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
     return Audit(tuple(caught), tuple(missed), tuple(invisible), alarms, len(runs))
 
 
-class _Narrow(Kernel):
-    """A kernel without a mistake. It computes the inverse, x - mean and the terms of sums in
+def _narrow(add: Callable[[np.ndarray], np.ndarray], data: np.dtype) -> BackwardOperator:
+    """Return a kernel without a mistake. It computes the inverse, x - mean and the terms of sums in
     float32 (in float64 if x is float64), and adds up the terms by `add`.
     """
+    own: Any = FLOAT64 if data == FLOAT64 else FLOAT32
 
-    def __init__(self, add: Callable[[np.ndarray], np.ndarray], data: np.dtype) -> None:
-        self._add = add
-        self._type: Any = np.float64 if data == FLOAT64 else np.float32
+    def inverse_deviation(variance: np.ndarray, epsilon: float, channels: Channels) -> np.ndarray:
+        s: np.ndarray = 1 / np.sqrt(variance.astype(own) + own.type(epsilon))
+        return s
 
-    def inverse_deviation(self, variance: Any, epsilon: float, elements: int) -> Any:
-        return 1 / np.sqrt(variance.astype(self._type) + self._type(epsilon))
+    def deviation(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        c: np.ndarray = x.astype(own) - mean.astype(own)
+        return c.astype(FLOAT64)
 
-    def deviation(self, x: Any, mean: Any) -> Any:
-        return x.astype(self._type) - mean.astype(self._type)
+    def sums(channels: Channels, mean: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        dy = channels.dy.astype(own)
+        return add(dy), add(dy * c.astype(own))
 
-    def sums(self, x: Any, dy: Any, c: Any, mean: Any) -> Any:
-        d = dy.astype(self._type)
-        return self._add(d), self._add(d * c)
+    return replace(BACKWARD, inverse_deviation=inverse_deviation, deviation=deviation, sums=sums)
 
 
 def _serial(terms: np.ndarray) -> np.ndarray:
-    total: np.ndarray = np.add.accumulate(terms, axis=1)[:, -1:]
+    total: np.ndarray = np.add.accumulate(terms, axis=1)[:, -1]
     return total
 
 
 def _pairwise(terms: np.ndarray) -> np.ndarray:
-    total: np.ndarray = np.ascontiguousarray(terms).sum(1, keepdims=True)
+    total: np.ndarray = np.ascontiguousarray(terms).sum(1)
     return total
 
 
 def _wide(terms: np.ndarray) -> np.ndarray:
-    total: np.ndarray = terms.astype(np.longdouble).sum(1, keepdims=True)
+    total: np.ndarray = terms.astype(np.longdouble).sum(1)
     return total.astype(np.float64)
 
 
 #: Kernels without a mistake, which add up terms in different ways. Each key is the name of such a
 #: way. Each value is a function that takes an element type and returns the kernel for this type.
-RIGHT: Mapping[str, Callable[[np.dtype], Kernel]] = {
-    "serial sums": lambda data: _Narrow(_serial, data),
-    "pairwise sums": lambda data: _Narrow(_pairwise, data),
-    "wider sums": lambda data: _Narrow(_wide, data),
+RIGHT: Mapping[str, Callable[[np.dtype], BackwardOperator]] = {
+    "serial sums": lambda data: _narrow(_serial, data),
+    "pairwise sums": lambda data: _narrow(_pairwise, data),
+    "wider sums": lambda data: _narrow(_wide, data),
 }
 
 
-def _of(kernel: Kernel, run: Run) -> tuple[np.ndarray, ...]:
-    return tuple(kernel(*run.inputs, **run.options))
+def _of(kernel: BackwardOperator, run: Run) -> tuple[np.ndarray, ...]:
+    return kernel(*run.inputs, **run.options)
 
 
 def _rejects(test: Test, gradients: Iterable[np.ndarray], run: Run) -> bool:

@@ -11,9 +11,8 @@ import numpy as np
 
 from backnorm.conformance.battery import Case, cases
 from backnorm.conformance.data import in_layout, realistic_data
-from backnorm.conformance.diagnosis import diagnostic_data
+from backnorm.conformance.diagnosis import diagnostic_data, forward_diagnostic_data
 from backnorm.conformance.forward_battery import has_forward, of_backward
-from backnorm.conformance.forward_diagnosis import forward_diagnostic_data
 from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentValueError

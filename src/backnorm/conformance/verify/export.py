@@ -26,7 +26,7 @@ import numpy as np
 
 import backnorm
 from backnorm.conformance.battery import Case
-from backnorm.conformance.ladder import RUNGS, ForwardLadder, GradientLadder
+from backnorm.conformance.ladder import RUNGS, GradientLadder, Ladder
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.cases import DTYPES, TIERS, Selection, check_names, selected
@@ -89,7 +89,7 @@ def export(
         except RefusedError as error:
             refused[str(error)] += 1
             continue
-        case, (ladder, _) = found.case, operation_of(found.case).judged(found.case)
+        case, ladder = found.case, operation_of(found.case).ladder(found.case)
         arrays = _arrays(found, ladder)
         _write(folder / case.name, arrays, form)
         described.append(_described(found, arrays, form))
@@ -142,21 +142,20 @@ def _write_manifest(
     (folder / "manifest.tsv").write_bytes("".join(lines).encode())
 
 
-def _arrays(found: FileCase, ladder: Any) -> dict[str, np.ndarray]:
+def _arrays(found: FileCase, ladder: Ladder) -> dict[str, np.ndarray]:
     """Return the arrays of a case, by the names of their files (without extensions)."""
     arrays = dict(found.inputs)
     for output, name in found.outputs.items():
         value, (dtype, shape) = ladder.value(name), found.like(output)
         # The bound of a variance is that of results above the exact value. `judge` allows results
         # below it less.
-        types = (dtype,) if isinstance(ladder, ForwardLadder) else ()
         parts = {
             f"{output}.high": value.hi,
             f"{output}.low": value.lo,
             f"{output}.terms": ladder.terms(name),
             output: rounded(value.hi, dtype),
         }
-        bounds = ladder.allowances(name, *types)
+        bounds = ladder.allowances(name, dtype)
         parts |= {f"{output}.{rung}": bound for rung, bound in bounds.items()}
         arrays |= {part: array.reshape(shape) for part, array in parts.items()}
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

@@ -27,6 +27,7 @@ from backnorm.conformance.verify.operations import (
     operation_of,
     varied_input,
 )
+from backnorm.conformance.verify.proof import proves
 from backnorm.conformance.verify.subjects import received, schema_of
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
@@ -485,7 +486,7 @@ def graded(
     outputs is "proves_nothing".
     """
     operation = operation_of(case)
-    ladder, proves = operation.judged(case)
+    ladder = operation.ladder(case)
     found: dict[str, tuple[Status, str, Grade | None]] = {}
     for name in operation.results:
         if name not in outputs:
@@ -504,7 +505,7 @@ def graded(
         else:
             grade = ladder.grade(name, actual)
             found[name] = grade.status, "", grade
-    if all(status in RUNGS for status, *_ in found.values()) and not proves():
+    if all(status in RUNGS for status, *_ in found.values()) and not proves(case, ladder):
         text = "the case proves nothing: every wrong formula passes"
         return {name: ("proves_nothing", text, grade) for name, (*_, grade) in found.items()}
     return found

@@ -1,0 +1,31 @@
+"""The formulas of the backward and the forward pass in steps, and mistakes in each step.
+
+The mistakes are a catalogue: the diagnosis of a wrong result looks for them, and a formula with a
+mistake is a wrong kernel, with which tests and tolerances are tested.
+"""
+
+from backnorm.conformance.formula._backward import (
+    BACKWARD,
+    IMPRECISE,
+    MISTAKES,
+    WRONG,
+    BackwardFormula,
+)
+from backnorm.conformance.formula._channels import Channels
+from backnorm.conformance.formula._formula import Formula, Mistake, Values
+from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "FORWARD_MISTAKES",
+    "IMPRECISE",
+    "MISTAKES",
+    "WRONG",
+    "BackwardFormula",
+    "Channels",
+    "Formula",
+    "ForwardFormula",
+    "Mistake",
+    "Values",
+]
