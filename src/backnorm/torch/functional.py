@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
+from backnorm.options import Options
 from backnorm.scalars import check_flag
 from backnorm.torch import eager, kernels, lowering, operations, registry, synchronised
 from backnorm.torch.activations import add_and_activate
@@ -24,7 +25,6 @@ from backnorm.torch.checks import (
     refusal,
 )
 from backnorm.torch.options import (
-    Options,
     Running,
     check_numbers,
     eager_options,
@@ -206,7 +206,7 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
         return infer(input, residual, weight, bias, statistics, options)
     plain = options
     if options.activation is not None:
-        plain = Options(False, options.eps, None, options.arithmetic)
+        plain = options._replace(activation=None)
     y = eager.freeze(input, None, weight, bias, statistics, plain)
     residual = as_plain(residual)
     check_residual(residual, input, options.activation)
@@ -227,7 +227,7 @@ def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Ten
             # tensors.
             x, residual, weight, bias, mean, variance = plain
             return batch_norm(
-                x, mean, variance, weight, bias, options.training, momentum, options.eps,
+                x, mean, variance, weight, bias, options.training, momentum, options.epsilon,
                 activation=options.activation, residual=residual, arithmetic=options.arithmetic,
             )  # fmt: skip
     check(*operands, options.training)
@@ -241,7 +241,7 @@ def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Ten
 def _of_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Return y, computed by operators of PyTorch and of backnorm."""
     input, residual, weight, bias, running_mean, running_var = operands
-    training, eps, arithmetic = options.training, options.eps, options.arithmetic
+    training, eps, arithmetic = options.training, options.epsilon, options.arithmetic
     deployed = not training and arithmetic is None and _is_exporting()
     parameters = running_mean, running_var, weight, bias
     if _is_exporting_to_onnx() or (deployed and _have_one_type(*parameters)):
@@ -261,7 +261,7 @@ def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor
     transformed = is_transformed()
     if transformed and torch.compiler.is_compiling():
         _allow_in_graph()
-    settings = options.eps, options.arithmetic
+    settings = options.epsilon, options.arithmetic
     if not options.training:
         assert running_mean is not None
         assert running_var is not None

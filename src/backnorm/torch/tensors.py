@@ -264,10 +264,7 @@ def check_memory(tensor: Tensor, name: str) -> int:
             accepted="a strided tensor",
         )
     address = tensor.data_ptr()
-    # A freed storage begins at address 0, so the address of a tensor in it equals the tensor's
-    # offset in bytes.
-    freed = address == tensor.storage_offset() * tensor.itemsize
-    if freed and tensor.numel() and not tensor._is_zerotensor():
+    if has_no_memory(tensor, address) and not tensor._is_zerotensor():
         raise TensorValueError(
             name,
             "has a non-zero number of elements, but its data is not allocated yet",
@@ -275,6 +272,12 @@ def check_memory(tensor: Tensor, name: str) -> int:
             accepted=f"{tensor.nbytes} bytes or more",
         )
     return address
+
+
+def has_no_memory(tensor: Tensor, address: int) -> bool:
+    """Whether the storage of a tensor has been freed, or PyTorch treats the tensor as zeros."""
+    # Such a storage begins at address 0, so the address of the tensor is its offset in bytes.
+    return address == tensor.storage_offset() * tensor.itemsize and tensor.numel() > 0
 
 
 def check_own_memory(tensor: Tensor, name: str) -> None:
