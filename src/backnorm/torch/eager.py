@@ -33,9 +33,7 @@ from backnorm.torch.checks import renamed
 from backnorm.torch.kernels import Saved
 from backnorm.torch.options import Running
 from backnorm.torch.tensors import (
-    PLAIN,
     by_operators,
-    is_opaque,
     needs_dispatcher,
     order_of,
     unpack_mask,
@@ -61,7 +59,7 @@ class _Normalisation(Function):
         saved, has_residual = Saved(x, weight, mean, variance, mask, bias), needed[1]
         # The kernels take plain tensors only; x may be of a subclass if a saved-tensor hook
         # returned it.
-        if torch.is_grad_enabled() or needs_dispatcher(dy) or is_opaque(dy) or type(x) not in PLAIN:
+        if torch.is_grad_enabled() or needs_dispatcher(dy, x):
             gradients = by_operators(
                 _by_operations, saved, dy, ctx.options, dy=dy, input=x, weight=weight
             )

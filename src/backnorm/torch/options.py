@@ -36,14 +36,17 @@ class Running(NamedTuple):
     momentum: float
 
 
-def eager_options(
+def options_of(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Return the options of a call on tensors in memory, or raise.
+    """Check the options of a call, and return them.
 
-    Calls with the same arguments get the same object if they also have the same setting of
-    `backnorm.arithmetic`.
+    Calls with the same arguments get the same object, if they also have the same setting of
+    `backnorm.arithmetic`, and PyTorch does not trace them. In a traced graph, the arithmetic is
+    None if the caller has not chosen one. The compiler may then choose one (see `lowering`).
     """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return _traced(training, eps, activation, arithmetic, dtype)
     arguments = training, eps, activation, arithmetic, dtype, chosen()
     try:
         return _cached(*arguments)
@@ -64,16 +67,9 @@ def _cached(
     return Options(eps, "NCX", training, follows, arithmetic=resolved(kind, arithmetic))
 
 
-def traced_options(
+def _traced(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Check and return the options of a call that PyTorch may be tracing or compiling.
-
-    In a traced graph, the arithmetic is None if the caller has not chosen one. The compiler may
-    then choose one (see `lowering`).
-    """
-    if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
-        return eager_options(training, eps, activation, arithmetic, dtype)
     _check_eps(training, eps)
     if not torch.compiler.is_dynamo_compiling():
         kind = element_type(dtype)
