@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
+import backnorm
 from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorRole, TensorSpec
 from backnorm.results import SecondGradients
@@ -86,9 +87,11 @@ def page() -> str:
 
 
 def _operations() -> str:
-    """Return the canonical operations, as their signatures have them."""
+    """Return the operations that have a public function, as their signatures have them."""
     rows = []
-    for signature in filter(lambda each: each.public, SIGNATURES.values()):
+    for name, signature in SIGNATURES.items():
+        if not (hasattr(backnorm, name) or hasattr(backnorm, f"batch_norm_{name}")):
+            continue
         operands = (f"`{o.name}`" if o.required else f"[`{o.name}`]" for o in signature.operands)
         results = [f"`{r.name}`{_CONDITIONS[r.option]}" for r in signature.results]
         # A kernel computes no result of `double_backward`, so its signature has none.

@@ -31,9 +31,9 @@ class Backnorm(Contestant):
     def start(self, threads: int) -> dict[str, str]:
         """Import the adapter; return our version and Triton's."""
         from backnorm.torch import kernels
-        from backnorm.torch.options import eager_options
+        from backnorm.torch.options import options_of
 
-        self._kernels, self._options = kernels, eager_options
+        self._kernels, self._options = kernels, options_of
         versions = {"backnorm": backnorm.__version__}
         if importlib.util.find_spec("triton") is not None:
             versions["triton"] = importlib.metadata.version("triton")

@@ -93,7 +93,7 @@ def move(
     """
     stage = stage_of(x.size, reads_first, streaming, threads)
     addresses = (0 if array is None else address_of(array) for array in (x, dy, out))
-    stage(*addresses, *_ABSENT)
+    stage((*addresses, *_ABSENT))
 
 
 class _Moving(Stage):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import struct
-from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache, partial
+from operator import call
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from backnorm.aliasing import check_out, own
 from backnorm.allocation import LARGE, allocate
 from backnorm.dtypes import FLOAT64
 from backnorm.engines import Place
-from backnorm.interfaces import Arrays, Code, Launch, Operands, Results
+from backnorm.interfaces import Arrays, Launch, Operands, Results
 from backnorm.layout import (
     MARK_BYTES,
     Extents,
@@ -30,90 +31,82 @@ from backnorm.layout import (
 from backnorm.problem import Problem
 from backnorm.reproducible_sums import bin_rows
 from backnorm.scalars import as_array
-from backnorm.signature import Signature
+from backnorm.signature import Kind, Signature
 
 _Operands = Operands[np.ndarray]
 
-_BYTE = np.dtype(np.uint8)
+_BYTE, _INTEGER = np.dtype(np.uint8), np.dtype(np.int64)
+
+# For a small array, `allocate` takes 0.25 us longer than `empty`, because it is a Python function.
+empty = np.empty
+
+# The last bytes of a mask, which say in which order of axes its bits are.
+_MARK = slice(-MARK_BYTES, None)
 _put = struct.Struct(f"{MARK_BYTES}s").pack_into
 
 
-def _marked(mask: np.ndarray, mark: bytes) -> np.ndarray:
-    """Store `mark`, the order of a mask's bits, at the end of the mask, and return the mask."""
+def is_plain(array: Any) -> bool:
+    """Whether kernels can read an array in place if x is row-major."""
+    flags = array.flags
+    dense = flags.c_contiguous and flags.aligned and array.dtype.isnative
+    return type(array) is np.ndarray and dense
+
+
+def _new_mask(size: int, mark: bytes) -> np.ndarray:
+    """Return a new mask that ends with `mark`, the order of its bits."""
+    mask = allocate((size,), _BYTE)
     # `pack_into` takes half the time of an assignment to a slice.
     _put(mask, -len(mark), mark)  # type: ignore[arg-type]
     return mask
 
 
+# A function that allocates an array.
+_Form = Callable[[], np.ndarray]
+
+
 class NumPy(Arrays[np.ndarray, Place]):
     """NumPy's arrays."""
 
-    code = Code(
-        arrays="numpy",
-        facts="(type({}), {}.shape, {}.dtype, {}.flags.num)",
-        # A per-channel array must have one axis. So the facts `size` and `ndim` together say as
-        # much as `shape`. Reading `size` takes 0.05 us less than reading `shape`.
-        channel_facts="(type({}), {}.size, {}.ndim, {}.dtype, {}.flags.num)",
-        # The facts of a mask include the memory order of the elements that its bits stand for,
-        # because the mask is read in place only if x has the same order.
-        mask_facts="(type({}), {}.shape, {}.dtype, {}.flags.num, {}[at_end].tobytes())",
-        address="id({})" if addresses.HEADER else "address_of({})",
-        header=addresses.HEADER,
-        stage="stage.__call__",
-        constants=(
-            "is_large",
-            "shape",
-            "dtype",
-            "channels",
-            "statistics",
-            "mask_bytes",
-            "mark",
-            "count",
-            "rows",
-        ),
-        new={
-            # `allocate` is a Python function, which takes 0.25 us longer than `empty`. So
-            # `allocate` is called only for large data arrays and for masks.
-            "data": "(allocate if is_large else empty)(shape, dtype)",
-            "channel": "empty(channels, statistics)",
-            "mask": "marked(allocate((mask_bytes,), byte), mark)",
-            "sums": "empty((2, channels), double)",
-            "coefficients": "empty((4, channels), double)",
-            "bins": "empty((rows, channels), integer)",
-            "count": "count",
-        },
-    )
-    names: ClassVar[dict[str, Any]] = {
-        "address_of": addresses.address_of,
-        "allocate": allocate,
-        "at_end": slice(-MARK_BYTES, None),
-        "byte": _BYTE,
-        "double": FLOAT64,
-        "empty": np.empty,
-        "integer": np.dtype(np.int64),
-        "marked": _marked,
-    }
+    classes = (np.ndarray, type(None))
 
-    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
-        return (
-            problem.data_bytes >= LARGE,
-            tuple(problem.shape[axis] for axis in order),
-            problem.dtype,
-            problem.channels,
-            problem.statistics_dtype,
-            mask_size(problem.size),
-            order_mark(problem.shape, order) if problem.writes_mask else None,
-            problem.count,
-            bin_rows(problem.dtype.itemsize),
-        )
+    def facts(self, operands: Sequence[Any], mask: int | None = None) -> list[Hashable]:
+        facts: list[Hashable] = [
+            None if array is None else (type(array), array.shape, array.dtype, array.flags.num)
+            for array in operands
+        ]
+        # A mask is read in place only if x has the order of axes in which the mask's bits are.
+        if mask is not None and operands[mask] is not None:
+            facts.append(operands[mask][_MARK].tobytes())
+        return facts
+
+    def forms(self, problem: Problem, order: Order) -> dict[Kind, _Form]:
+        shape = tuple(problem.shape[axis] for axis in order)
+        channels, itemsize = problem.channels, problem.dtype.itemsize
+        rows, of_sums = (bin_rows(itemsize), _INTEGER) if problem.reproducible else (2, FLOAT64)
+        mark = order_mark(problem.shape, order) if problem.writes_mask else b""
+        make = allocate if problem.data_bytes >= LARGE else empty
+        return {
+            "data": partial(make, shape, problem.dtype),
+            "channel": partial(empty, channels, problem.statistics_dtype),
+            "mask": partial(_new_mask, mask_size(problem.size), mark),
+            "sums": partial(empty, (rows, channels), of_sums),
+            "coefficients": partial(empty, (4, channels), np.dtype(problem.arithmetic)),
+        }
+
+    def new(self, forms: Sequence[_Form], operands: _Operands) -> list[np.ndarray]:
+        return [*map(call, forms)]
+
+    def addresses(self, arrays: Sequence[np.ndarray | None]) -> list[int]:
+        if addresses.HEADER:
+            # Machine code reads the addresses of elements from the array objects.
+            return [*map(id, arrays)]
+        return [0 if array is None else addresses.address_of(array) for array in arrays]
 
     def place(self, x: np.ndarray | None) -> Place:
         return engines.place()
 
-    def planned(
-        self, problem: Problem, extents: Extents, place: Place, exchanged: bool
-    ) -> tuple[Any, Launch]:
-        return engines.planned(problem, extents, place, exchanged)
+    def planned(self, problem: Problem, extents: Extents, place: Place) -> tuple[Any, Launch]:
+        return engines.planned(problem, extents, place, addresses.HEADER)
 
     def order_of(self, x: np.ndarray) -> Order:
         return memory_order(x)
@@ -137,27 +130,6 @@ class NumPy(Arrays[np.ndarray, Place]):
                 ready.append(dense(array, problem.statistics_dtype))
         return ready
 
-    def are_plain(self, operands: Sequence[Any], order: Order, ready: _Operands = ()) -> bool:
-        return order == _natural(len(order)) and all(
-            array is None
-            or (
-                type(array) is np.ndarray
-                and array.flags.c_contiguous
-                and array.flags.aligned
-                and array.dtype.isnative
-                and addresses.address_of(array) == addresses.address_of(read)
-            )
-            for array, read in zip(operands, ready or operands, strict=True)
-        )
-
-    def layouts(self, operands: Sequence[object]) -> Hashable:
-        layouts = []
-        for array in operands:
-            if array is not None and type(array) is not np.ndarray:
-                return None
-            layouts.append(None if array is None else array.strides)
-        return tuple(layouts)
-
     def finished(
         self,
         results: Results,
@@ -172,12 +144,6 @@ class NumPy(Arrays[np.ndarray, Place]):
             array if array is None or result.kind != "data" else restore(array, order)
             for array, result in zip(results, problem.signature.results, strict=True)
         )
-
-    def new(self, problem: Problem, order: Order) -> np.ndarray:
-        """Return a new row-major array of x's type, whose axes are those of x in this order."""
-        shape = tuple(problem.shape[axis] for axis in order)
-        array: np.ndarray = self.names["allocate"](shape, problem.dtype)
-        return array
 
     def target(
         self,
@@ -211,7 +177,7 @@ class NumPy(Arrays[np.ndarray, Place]):
         return out
 
 
-@functools.cache
+@cache
 def _natural(rank: int) -> Order:
     """Return the axes in row-major order."""
     return tuple(range(rank))

@@ -53,12 +53,19 @@ class Engine(Protocol):
     """The function of an engine."""
 
     def planned(
-        self, problem: Problem, extents: Extents, machine: Machine, exchanged: bool
+        self, problem: Problem, extents: Extents, machine: Machine, header: int
     ) -> tuple[Plan, Launch]:
         """Return the plan of a problem, which `explain` prints, and the stages that carry it out.
 
-        `extents` is the memory form of x, dy and dx. `exchanged` says whether sums will be
-        exchanged between the two phases.
+        Parameters
+        ----------
+        problem : Problem
+        extents : Extents
+            The memory form of x, dy and dx.
+        machine : Machine
+        header : int
+            0: a stage takes the addresses of elements. `addresses.HEADER`: it takes the addresses
+            of NumPy's array objects.
         """
 
 
@@ -128,12 +135,12 @@ def place() -> Place:
 
 
 def planned(
-    problem: Problem, extents: Extents, place: Place, exchanged: bool
+    problem: Problem, extents: Extents, place: Place, header: int = 0
 ) -> tuple[Plan, Launch]:
     """Return the plan of a problem, and the stages that carry it out (see `Engine`)."""
     if place.engine == "numpy" and problem.size > _LARGE and not (chosen() or config.engine()):
         _recommend_kernels()
-    return _engine(place.engine).planned(problem, extents, place.machine, exchanged)
+    return _engine(place.engine).planned(problem, extents, place.machine, header)
 
 
 def kernels(arrays: str) -> ModuleType:

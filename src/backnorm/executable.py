@@ -1,33 +1,38 @@
-"""The steps from a call to a kernel: check, plan, allocate, bind, run.
+"""The steps from a call to a kernel: check, plan, allocate, run.
 
-An `Executable` is a planned problem with the code that runs it. It is for arrays that are dense in
-one particular order of their axes. `operation` returns a function that takes the arrays of a
-framework. If this function is called with new metadata (shapes, types, options), it makes an
-executable. Later calls with equal metadata find this executable in the call cache, and skip
-validation and planning.
+An `Executable` is a planned problem with the stage that computes it. It is for arrays that are
+dense in one particular order of their axes. `compute` runs an operation on the arrays of a
+framework. If it is called with new metadata (shapes, types, options), it makes an executable. Later
+calls with equal metadata find this executable in the call cache, and skip validation and planning.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+import operator
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from backnorm import arithmetics, engines
 from backnorm.arrays import NUMPY
-from backnorm.binding import caller, runner
-from backnorm.interfaces import AnyArrays, Call, Launch, Results
+from backnorm.interfaces import ADDRESSES, AnyArrays, Launch, Operands, Results
 from backnorm.layout import Order, adjacent, extents_of
-from backnorm.problem import Problem, problem_of, variance_error
+from backnorm.options import Options
+from backnorm.problem import Problem, variance_error
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.threads import get_num_threads
 
 # The call cache has at most this many entries. Few models have so many layers.
 _MOST = 4096
 
+#: Exceptions that can be raised while an executable is looked up: when the facts of an object that
+#: is not an array are read, and when a key with an unhashable option is hashed.
+NO_FACTS = (AttributeError, TypeError, RuntimeError)
+
 
 class Calls(dict[Hashable, Any]):
-    """The call cache: executables and functions of dialects, keyed by all metadata of a call."""
+    """The call cache: executables and calls of dialects, keyed by all metadata of a call."""
 
     def keep(self, key: Hashable, value: Any) -> None:
         """Add an entry; a full cache is emptied first."""
@@ -51,87 +56,99 @@ class Executable:
     order : tuple of int
         The order of axes in which x and the other data arrays are dense.
     plan : Plan or GpuPlan
-    launch : Launch
-    plain : callable
-        Takes the signature's operands as kernels read them (None if absent), `out`, an array that a
-        kernel can write the first result to, and the signature's numbers. Returns `Results`.
+    stage : callable
+        Computes all results of the problem's operation: see `Launch`.
     """
 
-    __slots__ = ("_arrays", "launch", "order", "plain", "plan", "problem")
+    __slots__ = ("_arrays", "_fields", "_forms", "_rest", "order", "plan", "problem", "stage")
 
     def __init__(
         self, problem: Problem, order: Order, arrays: AnyArrays, plan: Any, launch: Launch
     ) -> None:
-        self.problem, self.order, self.plan, self.launch = problem, order, plan, launch
+        self.problem, self.order, self.plan = problem, order, plan
+        self.stage = launch.stage(problem.operation)
         self._arrays = arrays
-        self.plain = self._bound()
+        signature, forms = problem.signature, arrays.forms(problem, order)
+        made = [
+            result
+            for result in signature.results
+            if result.field and (result.option is None or getattr(problem, result.option))
+        ]
+        self._forms = tuple(forms[result.kind] for result in made)
+        # The other results are the last ones: a number, or None.
+        self._rest = tuple(
+            problem.count if result.kind == "count" else None
+            for result in signature.results[len(made) :]
+        )
+        absent = {
+            "gamma": not problem.has_gamma,
+            "beta": not problem.has_beta,
+            "mask": not problem.relu,
+            "residual": not problem.residual,
+            # An empty batch does not change running statistics.
+            "running_mean": not (problem.running and problem.count),
+            "running_variance": not (problem.running and problem.count),
+        }
+        fields = ["" if absent.get(each.name) else each.field for each in signature.operands]
+        fields += [result.field for result in made]
+        # `_fields` picks, for each name in `ADDRESSES`, the address of an operand or result, or the
+        # address behind these, which stands for an absent array.
+        self._fields = operator.itemgetter(
+            *[fields.index(name) if name in fields else len(fields) for name in ADDRESSES]
+        )
 
-    @property
-    def stage(self) -> Any:
-        """The stage that computes all results of the problem's operation."""
-        return self.launch.stage(self.problem.operation)
+    def plain(self, operands: Operands[Any], target: Any = None, **numbers: Any) -> Results:
+        """Return the results for operands that kernels read in place.
 
-    def run(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Return the results for arrays of any strides and byte order.
-
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            For a bad `out`, or a channel whose variance + epsilon is not positive.
+        Parameters
+        ----------
+        operands : sequence of arrays
+        target : array, optional
+            Memory to which a kernel can write the first result.
+        **numbers
+            See `interfaces.Launch`.
         """
+        arrays, forms = self._arrays, self._forms
+        addresses = arrays.addresses(operands)
+        if addresses is None:
+            return run(self.problem, operands, target, arrays=arrays, **numbers)
+        if target is None:
+            results = arrays.new(forms, operands)
+        else:
+            results = [target, *arrays.new(forms[1:], operands)]
+        addresses += arrays.addresses(results)
+        addresses.append(arrays.absent)
+        refused = self.stage(self._fields(addresses), **numbers)
+        if refused >= 0:
+            self._refuse((*operands, *results), refused)
+        return (*results, *self._rest)
+
+    def into(self, operands: Operands[Any], out: Any, **numbers: Any) -> Results:
+        """Return the results for operands that kernels read in place, the first in `out`."""
+        arrays = self._arrays
+        target = arrays.target(out, operands, self.problem, self.order, in_place=True)
+        results = self.plain(operands, target, **numbers)
+        return results if target is out else (arrays.put(results[0], out), *results[1:])
+
+    def run(self, operands: Operands[Any], out: Any = None, **numbers: Any) -> Results:
+        """Return the results for arrays that may have to be copied: see the function `run`."""
         arrays, layout = self._arrays, (self.problem, self.order)
         ready = arrays.ready(operands, *layout)
         target = None if out is None else arrays.target(out, operands, *layout)
-        results = self.plain(*ready, out=target, **numbers)
+        results = self.plain(ready, target, **numbers)
         results = arrays.finished(results, operands, ready, *layout)
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
-    def into(self, operands: tuple[object, ...], out: object, **numbers: object) -> Results:
-        """Run the operation on operands that kernels read in place, and return the results.
-
-        The first result is written to `out`.
-        """
-        arrays = self._arrays
-        target = arrays.target(out, operands, self.problem, self.order, in_place=True)
-        results = self.plain(*operands, out=target, **numbers)
-        return results if target is out else (arrays.put(results[0], out), *results[1:])
-
-    def _bound(self) -> Call:
-        problem, arrays, signature = self.problem, self._arrays, self.problem.signature
-        # An empty batch does not change running statistics.
-        moving = problem.running and problem.count > 0
-        optional = {
-            "gamma": problem.has_gamma,
-            "beta": problem.has_beta,
-            "residual": problem.residual,
-            "mask": problem.relu,
-            "running_mean": moving,
-            "running_variance": moving,
-        }
-        options = "relu", "residual", "reproducible"
-        make = runner(
-            signature,
-            arrays,
-            tuple(o.name for o in signature.operands if optional.get(o.name, o.required)),
-            tuple(name for name in options if getattr(problem, name)),
-        )
-        constants = arrays.values(problem, self.order)
-        return make(self.stage, self._refuse, *constants, again=self._again)
-
-    def _again(self, *operands: object, out: object = None, **numbers: object) -> Results:
-        """Read and check all operands again, and run.
-
-        A stage calls this method if an operand has no memory, which the operand's facts do not
-        show (`Code.lost`).
-        """
-        read = self._arrays.read(operands, self.problem.signature)
-        return self.run(*read, out=out, **numbers)
-
-    def _refuse(self, variance: object, channel: int) -> None:
-        # If the batch is empty, a forward pass may get the variance 0: there are no elements to
-        # normalise.
-        if not self.problem.operation.startswith("forward") or self.problem.count:
-            raise variance_error(self._arrays.shown(variance), self.problem, channel)
+    def _refuse(self, arrays: Operands[Any], channel: int) -> None:
+        """Raise the error for a channel whose variance + epsilon is not positive."""
+        problem, signature = self.problem, self.problem.signature
+        names = [*signature.names, *(result.name for result in signature.results)]
+        # Phases that only sum have no variance. If the batch is empty, a forward pass may get the
+        # variance 0: there are no elements to normalise.
+        empty = problem.operation.startswith("forward") and not problem.count
+        if "variance" in names and not empty:
+            variance = self._arrays.shown(arrays[names.index("variance")])
+            raise variance_error(variance, problem, channel)
 
 
 def executable(
@@ -139,7 +156,6 @@ def executable(
     x: object = None,
     *,
     arrays: AnyArrays = NUMPY,
-    exchanged: bool = False,
     place: Hashable = None,
 ) -> Executable:
     """Return the executable of a problem, for arrays whose axes are in memory in x's order.
@@ -150,23 +166,50 @@ def executable(
     x : array, optional
         None: the arrays are in row-major order.
     arrays : Arrays
-    exchanged : bool
-        Whether sums will be exchanged between the phases.
     place : hashable, optional
         A result of `Arrays.place`, by default that of x: for NumPy arrays the engine and the
         machine to plan for, on a GPU the device.
     """
     order = tuple(range(len(problem.shape))) if x is None else arrays.order_of(x)
     order = adjacent(problem.shape, problem.channel_axes, order)
-    return _executable(problem, order, arrays, place or arrays.place(x), exchanged)
+    return _executable(problem, order, arrays, place or arrays.place(x))
 
 
 @functools.lru_cache(maxsize=1024)
-def _executable(
-    problem: Problem, order: Order, arrays: AnyArrays, place: Hashable, exchanged: bool
-) -> Executable:
+def _executable(problem: Problem, order: Order, arrays: AnyArrays, place: Hashable) -> Executable:
     extents = extents_of(problem.shape, problem.channel_axes, order)
-    return Executable(problem, order, arrays, *arrays.planned(problem, extents, place, exchanged))
+    return Executable(problem, order, arrays, *arrays.planned(problem, extents, place))
+
+
+def run(
+    problem: Problem,
+    operands: Sequence[Any],
+    out: Any = None,
+    *,
+    arrays: AnyArrays = NUMPY,
+    **numbers: Any,
+) -> Results:
+    """Return the results of a problem for arrays of any strides and byte order.
+
+    Parameters
+    ----------
+    problem : Problem
+    operands : sequence
+        The operands of the signature, None for an absent one.
+    out : array, optional
+        Memory for the first result.
+    arrays : Arrays
+    **numbers
+        See `interfaces.Launch`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        For an operand that is not an array, a bad `out`, or a channel whose variance + epsilon is
+        not positive.
+    """
+    read = arrays.read(operands, problem.signature)
+    return executable(problem, read[0], arrays=arrays).run(read, out, **numbers)
 
 
 def settings() -> tuple[object, ...]:
@@ -180,38 +223,94 @@ def forget() -> None:
     CALLS.clear()
 
 
-def operation(name: Operation, arrays: AnyArrays = NUMPY, *, exchanged: bool = False) -> Call:
-    """Return the function that runs an operation.
+def compute(
+    operation: Operation,
+    operands: Operands[Any],
+    options: Options,
+    out: Any = None,
+    *,
+    arrays: AnyArrays = NUMPY,
+    **numbers: Any,
+) -> Results:
+    """Run an operation, and return its results.
 
-    The function takes the operands, the options, `out` and the numbers. The operands may be any
-    objects that `arrays` can read. If an operand or an option is not valid, the function raises the
-    error that `problem_of` raises for it.
+    Parameters
+    ----------
+    operation : str
+    operands : sequence
+        The operands of the signature, None for an absent one. They may be any objects that `arrays`
+        can read.
+    options : Options
+    out : array, optional
+        Memory for the first result.
+    arrays : Arrays
+    **numbers
+        See `interfaces.Launch`.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `Arrays.checked` and `Executable.run`.
     """
-    signature = SIGNATURES[name]
+    key: Hashable
+    try:
+        key = (
+            operation,
+            arrays,
+            options,
+            # Calls with the options True, 1 and 1.0 would otherwise have equal keys.
+            *map(type, options),
+            settings(),
+            *arrays.facts(operands, SIGNATURES[operation].mask),
+        )
+        found = CALLS.get(key)
+    except NO_FACTS:
+        key = found = None
+    except Exception:
+        # The exception comes from a signal handler, or from a method of an option, such as
+        # `__hash__`. If it comes from an option, `_first` raises its own error for this option,
+        # because it checks the options.
+        _first(None, operation, operands, options, arrays)
+        raise
+    if found is None:
+        found = _first(key, operation, operands, options, arrays)
+    results: Results
+    if out is None:
+        results = found.plain(operands, **numbers)
+    else:
+        results = found.into(operands, out, **numbers)
+    return results
 
-    def first(
-        key: Hashable | None,
-        operands: tuple[object, ...],
-        options: tuple[Any, ...],
-        out: object,
-        **numbers: object,
-    ) -> Results:
-        read = arrays.read(operands, signature)
-        # If kernels cannot read the arrays in place, the plan also depends on the layouts of the
-        # arrays, so the layouts are then part of the key.
-        layouts = None if key is None else arrays.layouts(operands)
-        copied = None if layouts is None else (key, layouts)
-        cached = CALLS.get(copied)
-        if cached is None:
-            named = dict(zip(signature.options, options, strict=True))
-            problem = problem_of(name, *arrays.described(read, signature), **named)
-            cached = executable(problem, read[0], arrays=arrays, exchanged=exchanged)
-            order = cached.order
-            ready = arrays.ready(read, problem, order)
-            if key is not None and arrays.are_plain(operands, order, ready):
-                CALLS.keep(key, cached)
-            elif copied is not None:
-                CALLS.keep(copied, cached)
-        return cached.run(*read, out=out, **numbers)
 
-    return caller(signature, arrays)(CALLS, first, settings)
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """A problem whose arrays kernels cannot read in place. In each call, the order of axes is found
+    anew, and arrays are copied if necessary.
+    """
+
+    problem: Problem
+    arrays: AnyArrays
+
+    def plain(self, operands: Operands[Any], **numbers: Any) -> Results:
+        return run(self.problem, operands, arrays=self.arrays, **numbers)
+
+    def into(self, operands: Operands[Any], out: Any, **numbers: Any) -> Results:
+        return run(self.problem, operands, out, arrays=self.arrays, **numbers)
+
+
+def _first(
+    key: Hashable | None,
+    operation: Operation,
+    operands: Operands[Any],
+    options: Options,
+    arrays: AnyArrays,
+) -> Executable | _Copying:
+    """Check a call, and return what runs it, which is kept in the call cache if it has a key."""
+    problem, read = arrays.checked(operation, operands, options)
+    planned = executable(problem, read[0], arrays=arrays)
+    ready = arrays.ready(read, problem, planned.order)
+    in_place = all(map(operator.is_, operands, ready))
+    found = planned if in_place else _Copying(problem, arrays)
+    if key is not None and all(type(operand) in arrays.classes for operand in operands):
+        CALLS.keep(key, found)
+    return found

@@ -6,16 +6,17 @@ A `Launch` has the kernels of a planned problem. The engines `cpu` and `gpu` eac
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from backnorm.layout import Extents, Order
-from backnorm.problem import Metadata, Problem
-from backnorm.signature import Operation, Signature
+from backnorm.options import Options
+from backnorm.problem import Metadata, Problem, problem_of
+from backnorm.signature import SIGNATURES, Kind, Operation, Signature
 
 #: The arrays whose addresses a stage takes, in this order. `backnorm_kernels.record` describes
 #: them.
@@ -44,60 +45,8 @@ P = TypeVar("P", bound=Hashable)
 #: None.
 Results = tuple[Any, ...]
 
-#: A function that runs an operation. It takes the operands, the options, `out` and the numbers.
-Call = Callable[..., Results]
-
 #: The operands of a call, in the order of the signature. An absent operand is None.
 Operands = Sequence[A | None]
-
-
-class Code(NamedTuple):
-    """Python expressions on a framework's arrays, from which the code of an executable is made.
-
-    ``{}`` stands for the name of the variable that holds the array.
-
-    Attributes
-    ----------
-    arrays : str
-        The name of the kind of arrays, so that kinds with equal facts have different keys.
-    facts : str
-        A tuple of everything that validation reads: the array's part of a cache key.
-    address : str
-        The address of the first element, as the kernels take it.
-    constants : tuple of str
-        Names of the values that an executable provides for `new`.
-    new : mapping of str to str
-        The allocation of a result, by its name or kind, from the constants and the operands.
-    absent : str
-        The address of an array that is absent.
-    header : int
-        If `address` is the address of a Python object: the offset in bytes at which the object
-        stores the address of its elements. Else 0.
-    stage : str
-        The callable of a stage. Calling a bound method takes half the time of calling an object.
-    channel_facts : str
-        The facts of a per-channel array, if fewer than `facts` suffice.
-    mask_facts : str
-        The facts of a mask, if more than `facts` are needed.
-    lost : str
-        Whether an operand has lost its memory; its facts do not show this. ``{0}`` is the
-        operand's name, ``{1}`` its kind. Empty if the memory of arrays cannot be freed.
-    known_address : str
-        The address of an operand that `lost` has already read.
-    """
-
-    arrays: str
-    facts: str
-    address: str
-    constants: tuple[str, ...]
-    new: Mapping[str, str]
-    absent: str = "0"
-    header: int = 0
-    stage: str = "stage"
-    channel_facts: str = ""
-    mask_facts: str = ""
-    lost: str = ""
-    known_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,83 +78,104 @@ def summary(problem: Problem, extents: Extents) -> tuple[str, str]:
 class Launch:
     """The kernels of a planned problem, as stages.
 
-    A stage takes the addresses of the arrays that `ADDRESSES` names, in that order, and
-    the numbers of the signature as keyword arguments. A stage returns the index of the first
-    channel with an invalid variance, or -1. The `Launch` of a framework may lack a stage that none
-    of the framework's operations uses.
+    A stage takes the addresses of the arrays that `ADDRESSES` names, in that order, and numbers as
+    keyword arguments: `momentum`, the weight of the batch in the running statistics; `sums`, the
+    two float64 arrays of sums or moments that a second phase is computed from; and `count`, the
+    number of elements per channel that were summed. A stage returns the index of the first channel
+    with an invalid variance, or -1. The `Launch` of a framework may lack a stage that none of the
+    framework's operations uses.
 
     Attributes
     ----------
-    complete
+    whole
         Sums every channel, then writes the output and the per-channel results.
-    apply
+    write
         Writes the output from given statistics or sums.
-    sum_all
+    sum
         Writes the sums, or mean and variance, of every channel.
-    finish
+    write_and_finish
         Writes the output and the per-channel results from given sums or moments.
-    reduce
+    sum_and_solve
         Sums every channel, then writes the per-channel results and the coefficients.
     """
 
     __slots__ = ()
-    complete: Any
-    apply: Any
-    sum_all: Any
-    finish: Any
-    reduce: Any
+    whole: Any
+    write: Any
+    sum: Any
+    write_and_finish: Any
+    sum_and_solve: Any
 
     def stage(self, operation: Operation) -> Any:
         """Return the stage that computes all results of an operation."""
         match operation:
             case "forward" | "backward":
-                return self.complete
+                return self.whole
             case "inference" | "apply":
-                return self.apply
+                return self.write
             case "reduce" | "reduce_forward":
-                return self.sum_all
+                return self.sum
             case "apply_forward":
-                return self.finish
+                return self.write_and_finish
             case "forward_coefficients" | "backward_coefficients":
-                return self.reduce
+                return self.sum_and_solve
 
 
-class Arrays(Protocol[A, P]):
+class Arrays(ABC, Generic[A, P]):
     """The arrays of a framework (type A), and the machine or device that calls are planned for (P).
 
-    Each class that implements this protocol has only one instance, because cache keys depend on the
-    instance. The methods that this class defines are for arrays that kernels read and write in
-    place. If a framework's arrays need copies, the framework's class overrides these methods.
+    Each subclass has only one instance, which is a part of cache keys.
+    The methods that this class defines are for arrays that kernels read and write in place. If a
+    framework's arrays need copies, the framework's class overrides these methods.
 
     Attributes
     ----------
-    code : Code
-    names : dict
-        The global names of the code.
+    classes : tuple of type
+        The classes of operands whose facts can be trusted, among them the class of None. A subclass
+        may override its shape.
+    absent
+        The address that stands for an absent array.
     """
 
-    code: ClassVar[Code]
-    names: ClassVar[dict[str, Any]]
+    classes: ClassVar[tuple[type, ...]]
+    absent: ClassVar[Any] = 0
 
-    def __hash__(self) -> int:
-        return id(self)
-
+    @abstractmethod
     def place(self, x: A | None) -> P:
         """Return the machine (for CPUs) or the GPU for which a call is planned."""
 
-    def planned(
-        self, problem: Problem, extents: Extents, place: P, exchanged: bool
-    ) -> tuple[Any, Launch]:
-        """Return the engine's plan of a problem, and the kernels that carry out the plan.
+    @abstractmethod
+    def planned(self, problem: Problem, extents: Extents, place: P) -> tuple[Any, Launch]:
+        """Return the engine's plan of a problem, and the kernels that carry out the plan."""
 
-        `exchanged` says whether devices or processes will exchange sums between the two phases.
+    @abstractmethod
+    def facts(self, operands: Sequence[Any], mask: int | None) -> Sequence[Hashable]:
+        """Return everything about the operands on which a call depends, except the values of their
+        elements: a part of the call's key. `mask` is the position of the mask, or None.
+
+        Raises
+        ------
+        AttributeError, TypeError, RuntimeError
+            If an operand is not an array.
         """
 
-    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
-        """Return the values of `code.constants` for arrays that are dense in this order."""
-
+    @abstractmethod
     def order_of(self, x: A) -> Order:
         """Return the order of axes in which the array that kernels read (x or a copy) is dense."""
+
+    @abstractmethod
+    def forms(self, problem: Problem, order: Order) -> Mapping[Kind, Any]:
+        """Return the form of each kind of results, for arrays that are dense in this order."""
+
+    @abstractmethod
+    def new(self, forms: Sequence[Any], operands: Operands[A]) -> list[A]:
+        """Return a new array of each form. `operands` are in the form that kernels read."""
+
+    @abstractmethod
+    def addresses(self, arrays: Sequence[A | None]) -> Any:
+        """Return a list with the address of each array, and anything in the place of None. Return
+        None if an array has lost its memory, which its facts do not show.
+        """
 
     def read(self, operands: Sequence[Any], signature: Signature) -> Operands[A]:
         """Return the operands as arrays of type A; raise if one is missing or not an array."""
@@ -215,24 +185,23 @@ class Arrays(Protocol[A, P]):
         """Return, for each operand, the object whose shape and element type are validated."""
         return read
 
+    def checked(
+        self, operation: Operation, operands: Sequence[Any], options: Options
+    ) -> tuple[Problem, Operands[A]]:
+        """Return the problem of a call, and its operands as arrays.
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            As `read` and `problem_of`.
+        """
+        signature = SIGNATURES[operation]
+        read = self.read(operands, signature)
+        return problem_of(operation, *self.described(read, signature), **options._asdict()), read
+
     def ready(self, read: Operands[A], problem: Problem, order: Order) -> Operands[A]:
         """Return the operands in the form that kernels read: the operands themselves, or copies."""
         return read
-
-    def are_plain(self, operands: Sequence[Any], order: Order, ready: Operands[A] = ()) -> bool:
-        """Whether kernels can read these operands in place, and also the operands of every other
-        call with equal facts.
-        """
-        return all(map(operator.is_, operands, ready or operands))
-
-    def layouts(self, operands: Sequence[Any]) -> Hashable:
-        """Return facts about the operands' memory layouts that are not yet in the key of the call
-        cache.
-
-        The facts are added to the key if kernels cannot read the operands in place. If this method
-        returns None, the executable of the call is not kept in the call cache.
-        """
-        return ()
 
     def target(
         self, out: A, operands: Operands[A], problem: Problem, order: Order, in_place: bool = False

@@ -85,7 +85,8 @@ def in_order(array: np.ndarray, order: Order, dtype: np.dtype) -> np.ndarray:
     """Return `array` with its axes in `order`, contiguous, aligned and of `dtype`, copied if
     necessary.
     """
-    return dense(array.transpose(order), dtype)
+    natural = order == tuple(range(len(order)))
+    return dense(array if natural else array.transpose(order), dtype)
 
 
 def dense(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

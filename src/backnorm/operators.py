@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 import numpy as np
@@ -10,9 +9,9 @@ import numpy as np
 from backnorm.activations import Activation, check_relu
 from backnorm.arithmetics import Arithmetic
 from backnorm.arrays import NUMPY
-from backnorm.executable import executable, operation
+from backnorm.executable import compute, executable
 from backnorm.interfaces import Plan
-from backnorm.problem import Format, Problem, problem_of
+from backnorm.options import Format, Options
 from backnorm.reproducible_sums import ReproducibleMoments, ReproducibleSums
 from backnorm.results import (
     ChannelMoments,
@@ -24,13 +23,6 @@ from backnorm.results import (
     check_of_channels,
     check_whole,
 )
-from backnorm.signature import SIGNATURES, Operation
-
-_backward, _forward = operation("backward"), operation("forward")
-_inference = operation("inference")
-_reduce, _apply = operation("reduce", exchanged=True), operation("apply", exchanged=True)
-_reduce_forward = operation("reduce_forward", exchanged=True)
-_apply_forward = operation("apply_forward", exchanged=True)
 
 # Constructing a named tuple by `tuple.__new__` takes half as long as calling the class of the named
 # tuple.
@@ -159,10 +151,11 @@ def batch_norm_backward(
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
-    dx, dgamma, dbeta, dresidual = _backward(
-        x, dy, mask, mean, variance, gamma,
-        epsilon, data_format, training, residual, arithmetic, reproducible, out,
-    )  # fmt: skip
+    operands = x, dy, mask, mean, variance, gamma
+    options = _new(
+        Options, (epsilon, data_format, training, None, residual, arithmetic, reproducible)
+    )
+    dx, dgamma, dbeta, dresidual = compute("backward", operands, options, out)
     if dresidual is None:
         return _new(Gradients, (dx, dgamma, dbeta))
     return GradientsWithResidual(dx, dgamma, dbeta, dresidual)
@@ -240,14 +233,13 @@ def batch_norm_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`; also for other activations, and for a residual without a ReLU.
     """
-    # A name of an activation is not checked here, which saves 0.3 us per call. The first call with
-    # a name constructs a problem, which checks the name.
-    if activation is not None and type(activation) is not str:
+    if activation is not None:
         activation = check_relu(activation)
-    y, mean, variance, mask = _forward(
-        x, residual, gamma, beta, None, None,
-        epsilon, data_format, activation, arithmetic, reproducible, out,
-    )  # fmt: skip
+    operands = x, residual, gamma, beta, None, None
+    options = _new(
+        Options, (epsilon, data_format, True, activation, False, arithmetic, reproducible)
+    )
+    y, mean, variance, mask = compute("forward", operands, options, out)
     if mask is None:
         return _new(Normalized, (y, mean, variance))
     return NormalizedWithMask(y, mean, variance, mask)
@@ -304,12 +296,10 @@ def batch_norm_inference(
         As `batch_norm_backward`; also for other activations, and for a residual without a ReLU.
     """
     y: np.ndarray
-    if activation is not None and type(activation) is not str:
-        activation = check_relu(activation)
-    (y,) = _inference(
-        x, residual, mean, variance, gamma, beta,
-        epsilon, data_format, activation, arithmetic, out,
-    )  # fmt: skip
+    operands = x, residual, mean, variance, gamma, beta
+    follows = check_relu(activation)
+    options = Options(epsilon, data_format, activation=follows, arithmetic=arithmetic)
+    (y,) = compute("inference", operands, options, out)
     return y
 
 
@@ -360,7 +350,8 @@ def reduce_forward(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    sums, count = _reduce_forward(x, data_format, arithmetic, reproducible)
+    options = Options(data_format=data_format, arithmetic=arithmetic, reproducible=reproducible)
+    sums, count = compute("reduce_forward", (x,), options)
     if reproducible:
         return ReproducibleMoments(sums, count)
     return ChannelMoments(sums[0], sums[1], count)
@@ -401,13 +392,13 @@ def apply_forward(
     """
     moments = moments.rounded() if type(moments) is ReproducibleMoments else moments
     moments = check_of_channels(moments, ChannelMoments)
-    activation = check_relu(activation)
+    follows = check_relu(activation)
     operands = x, residual, gamma, beta
-    options = epsilon, data_format, activation, arithmetic, False
-    problem, _ = _checked("apply_forward", operands, *options)
+    options = Options(epsilon, data_format, activation=follows, arithmetic=arithmetic)
+    problem, _ = NUMPY.checked("apply_forward", operands, options)
     check_whole(moments, problem.channels, problem.count)
     sums = moments.mean, moments.variance
-    y, mean, variance, mask = _apply_forward(*operands, *options, out, sums=sums)
+    y, mean, variance, mask = compute("apply_forward", operands, options, out, sums=sums)
     if mask is None:
         return Normalized(y, mean, variance)
     return NormalizedWithMask(y, mean, variance, mask)
@@ -467,7 +458,8 @@ def reduce(
     ArgumentTypeError, ArgumentValueError
         As `batch_norm_backward`.
     """
-    sums, count = _reduce(x, dy, mask, mean, data_format, arithmetic, reproducible)
+    options = Options(data_format=data_format, arithmetic=arithmetic, reproducible=reproducible)
+    sums, count = compute("reduce", (x, dy, mask, mean), options)
     if reproducible:
         return ReproducibleSums(sums, count)
     return ChannelSums(sums[0], sums[1], count)
@@ -528,7 +520,7 @@ def apply(
     sums = sums.rounded() if type(sums) is ReproducibleSums else sums
     sums = check_of_channels(sums, ChannelSums)
     operands = x, dy, mask, mean, variance, gamma
-    options = epsilon, data_format, training, residual, arithmetic
+    options = Options(epsilon, data_format, training, None, residual, arithmetic)
     # If x and mean are NumPy arrays, these comparisons replace the checks below, which take longer
     # because they construct a problem.
     usual = (
@@ -539,10 +531,10 @@ def apply(
     if not usual:
         # The other arguments are checked before the sums. If one of them is wrong, the error then
         # names it, and does not say that the sums do not match x.
-        problem, _ = _checked("apply", operands, *options)
+        problem, _ = NUMPY.checked("apply", operands, options)
         check_whole(sums, problem.channels, problem.count)
     both = sums.sum_dy, sums.sum_dy_xmu
-    dx, dresidual = _apply(*operands, *options, out, sums=both, count=sums.count)
+    dx, dresidual = compute("apply", operands, options, out, sums=both, count=sums.count)
     return dx if dresidual is None else (dx, dresidual)
 
 
@@ -559,6 +551,7 @@ def explain(
     mask: Any = None,
     residual: bool = False,
     arithmetic: Arithmetic | None = None,
+    reproducible: bool = False,
     out: np.ndarray | None = None,
 ) -> Plan:
     """Return the plan that `batch_norm_backward` follows for the same arguments.
@@ -570,18 +563,7 @@ def explain(
         not depend on `out`.
     """
     operands = x, dy, mask, mean, variance, gamma
-    problem, read = _checked(
-        "backward", operands, epsilon, data_format, training, residual, arithmetic, False
-    )
+    options = Options(epsilon, data_format, training, None, residual, arithmetic, reproducible)
+    problem, read = NUMPY.checked("backward", operands, options)
     plan: Plan = executable(problem, read[0]).plan
     return plan
-
-
-def _checked(
-    operation: Operation, operands: tuple[Any, ...], *options: Any
-) -> tuple[Problem, Sequence[Any]]:
-    """Return the problem of a call, and its arrays; options are in the signature's order."""
-    signature = SIGNATURES[operation]
-    read = NUMPY.read(operands, signature)
-    named: dict[str, Any] = dict(zip(signature.options, options, strict=True))
-    return problem_of(operation, *read, **named), read

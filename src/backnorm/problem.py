@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
 from backnorm.layout import mask_size
+from backnorm.options import Format
 from backnorm.reproducible_sums import check_count
 from backnorm.scalars import check_flag, check_number, missing
 from backnorm.signature import SIGNATURES, Operand, Operation, Signature
@@ -27,10 +28,6 @@ _TYPE_NAMES = ", ".join(str(t) for t in ELEMENT_TYPES)
 
 _ALL = slice(None)
 _CHANNEL_AXES = {"NCX": 1, "NXC": -1}
-
-#: The argument that says which axes are channel axes: "NCX" (axis 1), "NXC" (the last axis), or a
-#: tuple of axes.
-Format = Literal["NCX", "NXC"] | tuple[int, ...]
 
 
 class Metadata(NamedTuple):

@@ -1,8 +1,8 @@
 """The operands, options and results of every operation.
 
-Validation (`problem`), the keys of the call cache (`executable.CALLS`), the binding of addresses
-(`binding`), the rules of `out` (`aliasing`) and the dialects' tables all read the signatures. So no
-operand can be in one of these modules and missing in another.
+Validation (`problem`), the addresses that a stage gets (`executable`), the rules of `out`
+(`aliasing`) and the dialects' tables all read the signatures. So no operand can be in one of these
+modules and missing in another.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Operation = Literal[
 
 #: The kinds of operands and results. data: an array with x's shape and type. channel: one value per
 #: channel. mask: one bit per element, set where the output of a ReLU is positive and below its
-#: ceiling. sums: two float64 per channel. count: the number of elements of a channel. coefficients:
-#: four float64 per channel, see `backnorm_kernels.kernels.formulas`. bins: the sums of a
-#: reproducible problem, see `reproducible_sums`.
-Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients", "bins"]
+#: ceiling. sums: two float64 per channel; if the problem is reproducible, integers instead (see
+#: `reproducible_sums`). count: the number of elements of a channel. coefficients: four numbers per
+#: channel, of the type of the arithmetic, see `backnorm_kernels.kernels.formulas`.
+Kind = Literal["data", "channel", "mask", "sums", "count", "coefficients"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,6 @@ class Result:
     ----------
     name : str
     kind : {"data", "channel", "mask", "sums", "count", "coefficients"}
-        Results of kind "sums" are of kind "bins" if the problem is reproducible.
     field : str
         The field of a kernel's record that holds the array's address; empty if no kernel writes it.
     option : str or None
@@ -74,23 +73,6 @@ class Result:
     option: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """An argument that is passed to a kernel with every call, and is not part of a cache key.
-
-    Attributes
-    ----------
-    name : str
-    default : object
-    operand : str or None
-        The number is passed only if this operand is given.
-    """
-
-    name: str
-    default: object = None
-    operand: str | None = None
-
-
 @dataclass(frozen=True)
 class Signature:
     """An operation.
@@ -101,16 +83,11 @@ class Signature:
     operands : tuple of Operand
         In the order in which the package's own functions pass them; x is the first.
     results : tuple of Result
-        The first is written to `out`.
+        The first is written to `out`. The last may be a number, or depend on an option.
     options : tuple of str
-        The arguments that are not arrays, in the order in which the package's own functions pass
-        them.
+        The fields of `Options` that the operation uses.
     overwrites : str or None
         The operand that may be passed as `out`, to work in place.
-    numbers : tuple of Number
-    public : bool
-        Whether the package has a public function for it; only adapters and dialects call the other
-        operations.
     """
 
     operation: Operation
@@ -118,13 +95,23 @@ class Signature:
     results: tuple[Result, ...]
     options: tuple[str, ...]
     overwrites: str | None = None
-    numbers: tuple[Number, ...] = ()
-    public: bool = True
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the operands."""
         return tuple(operand.name for operand in self.operands)
+
+    @cached_property
+    def mask(self) -> int | None:
+        """The position of the mask among the operands, or None."""
+        return next((at for at, each in enumerate(self.operands) if each.kind == "mask"), None)
+
+    @cached_property
+    def is_phase(self) -> bool:
+        """Whether the operation is a part of a pass. Sums are then exchanged, or read or returned,
+        between the phases of the pass.
+        """
+        return self.operation not in ("backward", "forward", "inference")
 
     @cached_property
     def normalises(self) -> bool:
@@ -156,10 +143,6 @@ _COUNTED = Result("count", "count", "")
 # and sum_dy_xmu (`reduce`), or mean and variance (`reduce_forward`). The second result is the
 # number of elements per channel.
 _SUMMED = (Result("sums", "sums", "exchanged"), _COUNTED)
-# `_SUMS` are the sums or moments that a caller provides. `_COUNT` is the number of elements per
-# channel that were summed.
-_SUMS, _COUNT = Number("sums"), Number("count")
-
 _GIVEN = (_MEAN, _VARIANCE, _GAMMA, _BETA)
 _RUNNING = (
     Operand("running_mean", "channel", required=False, field="running_mean"),
@@ -167,12 +150,7 @@ _RUNNING = (
 )
 _DDX = Operand("ddx", "data", required=False)
 _DDCHANNELS = tuple(Operand(name, "channel", required=False) for name in ("ddgamma", "ddbeta"))
-# The weight of the batch in the running statistics.
-_MOMENTUM = Number("momentum", 0.0, "running_mean")
-# With the option `reproducible`, the bits of sums do not depend on how the batch is divided into
-# parts (see the module `reproducible_sums`).
-_NORMALISE = ("epsilon", "data_format", "activation", "arithmetic", "reproducible")
-
+_NORMALISE = "epsilon", "data_format", "activation", "arithmetic"
 _SPLIT = "data_format", "arithmetic", "reproducible"
 
 _ALL = (
@@ -187,15 +165,14 @@ _ALL = (
         "forward",
         (_X, _RESIDUAL, _GAMMA, _BETA, *_RUNNING),
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
-        _NORMALISE,
+        (*_NORMALISE, "reproducible"),
         overwrites="x",
-        numbers=(_MOMENTUM,),
     ),
     Signature(
         "inference",
         (_X, _RESIDUAL, *_GIVEN),
         (_Y,),
-        ("epsilon", "data_format", "activation", "arithmetic"),
+        _NORMALISE,
         overwrites="x",
     ),
     # See `results.ChannelSums`.
@@ -206,19 +183,15 @@ _ALL = (
         (_DX, _DRESIDUAL),
         ("epsilon", "data_format", "training", "residual", "arithmetic"),
         overwrites="dy",
-        numbers=(_SUMS, _COUNT),
     ),
     # See `results.ChannelMoments`.
     Signature("reduce_forward", (_X,), _SUMMED, _SPLIT),
-    # If a problem is reproducible, the argument `sums` of `apply_forward` has bins (integers). The
-    # operation itself rounds the bins to floating-point sums.
     Signature(
         "apply_forward",
         (_X, _RESIDUAL, _GAMMA, _BETA),
         (_Y, _MEAN_OF_X, _VARIANCE_OF_X, _MASK_OF_Y),
         _NORMALISE,
         overwrites="x",
-        numbers=(_SUMS, _COUNT),
     ),
     # The next two signatures return coefficients. They are for the compilers of frameworks:
     # compiled code computes y or dx from the coefficients, fused with other operations. Dialects
@@ -228,14 +201,12 @@ _ALL = (
         (_X, _GAMMA, _BETA),
         (_MEAN_OF_X, _VARIANCE_OF_X, _COEFFICIENTS),
         ("epsilon", "data_format", "arithmetic"),
-        public=False,
     ),
     Signature(
         "backward_coefficients",
         (_X, _DY, _MEAN, _VARIANCE, _GAMMA),
         (_DGAMMA, _DBETA, _COEFFICIENTS),
         ("epsilon", "data_format", "training", "arithmetic"),
-        public=False,
     ),
     Signature(
         "double_backward",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from backnorm.layout import Extents, extents_of, in_order, memory_order, restore
+from backnorm.layout import Extents, adjacent, extents_of, in_order, memory_order, restore
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -64,3 +64,23 @@ def test_in_order_of_non_dense_or_byte_swapped_array_returns_native_copy(array):
     assert canonical.flags.c_contiguous
     assert canonical.dtype.isnative
     assert not np.may_share_memory(canonical, array)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "order", "expected"),
+    [
+        ((2, 3, 4), (1,), (0, 1, 2), (2, 3, 4)),
+        ((2, 3, 4), (1, 2), (0, 1, 2), (2, 12, 1)),
+        ((2, 3, 4), (0, 1), (0, 1, 2), (1, 6, 4)),
+        ((2, 3, 4), (0, 1, 2), (0, 1, 2), (1, 24, 1)),
+        ((2, 3, 4), (), (0, 1, 2), (1, 1, 24)),
+        ((2, 1, 4), (0, 2), (0, 1, 2), (1, 8, 1)),
+        # Not side by side in this order: in another, for which arrays are copied.
+        ((2, 3, 4), (0, 2), (0, 1, 2), (3, 8, 1)),
+        ((2, 3, 4), (1, 2), (0, 2, 1), (2, 12, 1)),
+        ((5,), (0,), (0,), (1, 5, 1)),
+        ((2, 0, 4), (1,), (0, 1, 2), (2, 0, 4)),
+    ],
+)
+def test_extents_of_any_channel_axes_are_outer_channels_inner(shape, axes, order, expected):
+    assert extents_of(shape, axes, adjacent(shape, axes, order)) == expected

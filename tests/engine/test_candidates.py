@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from backnorm import reduce_forward
+from backnorm.addresses import HEADER
 from backnorm.arrays import NUMPY
 from backnorm.conformance.data import realistic_data
 from backnorm.executable import Executable
@@ -90,9 +91,9 @@ def test_candidates_have_the_same_bits(data, operation):
         numbers["sums"] = moments.mean, moments.variance
     expected = None
     for decided in candidates(problem, extents, _MACHINE):
-        launch = Launch(problem, decided)
+        launch = Launch(problem, decided, HEADER)
         run = Executable(problem, axes(data), NUMPY, decided, launch).plain
-        arrays = run(*operands, **numbers)
+        arrays = run(operands, **numbers)
         found = [np.asarray(each).tobytes() for each in arrays if each is not None]
         expected = expected or found
         assert found == expected, decided
@@ -124,3 +125,12 @@ def test_is_legal_requires_groups_to_begin_at_whole_mask_bytes(data):
         begins = (samples + np.arange(0, extents.channels, group)) * extents.inner
         legal = is_legal(dataclasses.replace(chosen, geometry=geometry, grouped=True))
         assert legal == (begins % 8 == 0).all(), geometry
+
+
+@pytest.mark.parametrize("data", ["segments"], indirect=True)
+def test_launch_of_illegal_plan_raises_error(data):
+    _, problem, extents = planned(data, "relu forward")
+    chosen = dataclasses.replace(plan(problem, extents, _MACHINE), grouped=False)
+    geometry = dataclasses.replace(chosen.geometry, share=chosen.geometry.share + 1)
+    with pytest.raises(AssertionError):
+        Launch(problem, dataclasses.replace(chosen, geometry=geometry), HEADER)

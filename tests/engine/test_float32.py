@@ -11,7 +11,7 @@ import pytest
 import backnorm
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
-from backnorm.executable import executable
+from backnorm.executable import run
 from backnorm.problem import problem_of
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
@@ -59,7 +59,7 @@ def test_backward_in_float32_does_not_round_float64_mean(dtype, data_format, rng
     settings = {**data.options, "arithmetic": "float32"}
     problem = problem_of("backward", x, dy, None, *channels, **settings)
     problem = dataclasses.replace(problem, statistics_dtype=FLOAT64)
-    found = executable(problem, x).run(x, dy, None, *parameters)
+    found = run(problem, (x, dy, None, *parameters))
     gradients = backnorm.Gradients(*found[:3])
     assert np.all(gradients.dgamma != 0)
     assert_passed(judge.check_backward(data.x, data.dy, *parameters, gradients, **settings))

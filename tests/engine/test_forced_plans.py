@@ -235,14 +235,15 @@ class Forced:
     def results(self, operation, data, change, offset=0):
         seen = []
 
-        def plan(*arguments, exchanged=False):
-            decided = change(self._plan(*arguments, exchanged=exchanged))
+        def plan(*arguments):
+            decided = change(self._plan(*arguments))
             if not is_legal(decided):
                 # Another cut may have to give up grouping.
                 decided = dataclasses.replace(decided, grouped=False)
             assert is_legal(decided)
             # What is exchanged cannot be grouped.
-            seen.append(dataclasses.replace(decided, grouped=decided.grouped and not exchanged))
+            grouped = decided.grouped and not decided.problem.signature.is_phase
+            seen.append(dataclasses.replace(decided, grouped=grouped))
             return seen[-1]
 
         with self._monkeypatch.context() as context:

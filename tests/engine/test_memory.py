@@ -94,13 +94,12 @@ def test_record_size_of_kernel_does_not_exceed_bound(
         training=training,
         reproducible=reproducible,
     )
-    exchanged = operation.startswith(("reduce", "apply"))
-    decided = plan(problem, extents, machine, exchanged=exchanged)
+    decided = plan(problem, extents, machine)
     # Grouped or not: both are legal, whatever is chosen.
     if not isinstance(decided.geometry, Columns) and operation.startswith(("backward", "forward")):
         decided = dataclasses.replace(decided, grouped=grouped)
-    launch = Launch(problem, decided)
-    for kernel in (launch.complete, launch.sum_all, launch.reduce, launch.apply):
+    launch = Launch(problem, decided, 0)
+    for kernel in (launch.whole, launch.sum, launch.sum_and_solve, launch.write):
         most = bound(columns_of(decided), kernel.participants)
         if reproducible:
             most += BINS * columns_of(decided) + TERMS * kernel.participants

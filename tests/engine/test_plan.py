@@ -114,7 +114,7 @@ def test_plan_with_exchanged_sums_takes_two_passes():
     assert _plan(50, 64, 3136, training=False).grouped
     extents = Extents(50, 64, 3136)
     assert plan(_problem(extents), extents, _MACHINE).grouped
-    assert not plan(_problem(extents), extents, _MACHINE, exchanged=True).grouped
+    assert not plan(_problem(extents, operation="reduce"), extents, _MACHINE).grouped
 
 
 @pytest.mark.parametrize(("columns", "many"), [(1024, 4), (2048, 4), (128, 1)])
@@ -137,7 +137,7 @@ def test_plan_of_small_problem_uses_one_thread():
 def test_geometry_share_for_one_thread_fits_core_cache(extents):
     extents = Extents(*extents)
     machine = dataclasses.replace(_MACHINE, threads=1)
-    geometry = plan(_problem(extents), extents, machine, exchanged=True).geometry
+    geometry = plan(_problem(extents, operation="apply"), extents, machine).geometry
     width = geometry.width if isinstance(geometry, Columns) else 1
     # Items are taken from the last one on, of x and dy each.
     assert 2 * 4 * geometry.share * width <= machine.cache_per_core

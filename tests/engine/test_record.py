@@ -82,8 +82,8 @@ def test_stage_call_passes_its_values_to_kernel_in_record(geometry, participants
         participants=participants,
         **values,
     )
-    assert call(*range(1, len(ADDRESSES) + 1), momentum=0.5, count=77) == -1
-    assert call(*[0] * len(ADDRESSES), momentum=0.0, count=78) == -1
+    assert call(range(1, len(ADDRESSES) + 1), momentum=0.5, count=77) == -1
+    assert call([0] * len(ADDRESSES), momentum=0.0, count=78) == -1
     first, second = seen
     assert [first[name] for name in ADDRESSES] == [*range(1, len(ADDRESSES) + 1)]
     assert not any(second[name] for name in ADDRESSES)
@@ -216,18 +216,18 @@ def test_large_records_are_shared_by_stages_and_limited_in_number(monkeypatch):
         )
 
     one, other = made(stage._KEPT, items=3), made(stage._KEPT, items=4)
-    assert one(*[0] * len(ADDRESSES)) == -1
+    assert one([0] * len(ADDRESSES)) == -1
     (first,) = stage._large
-    assert other(*[0] * len(ADDRESSES), count=5) == -1
+    assert other([0] * len(ADDRESSES), count=5) == -1
     assert list(stage._large) == [first]
     # What one stage has written there is not the other's.
     head = head_of(first.cells, "segments")
     assert (head["items"], head["count"]) == (4, 5)
-    assert one(*[0] * len(ADDRESSES)) == -1
+    assert one([0] * len(ADDRESSES)) == -1
     assert (head["items"], head["count"]) == (3, 0)
-    assert made(2 * stage._LARGEST)(*[0] * len(ADDRESSES)) == -1
+    assert made(2 * stage._LARGEST)([0] * len(ADDRESSES)) == -1
     for k in range(20):
-        made(stage._KEPT + 64 * k)(*[0] * len(ADDRESSES))
+        made(stage._KEPT + 64 * k)([0] * len(ADDRESSES))
     assert len(stage._large) == stage._MOST
     assert all(stage._KEPT < kept.cells.nbytes <= stage._LARGEST for kept in stage._large)
     stage._large.clear()

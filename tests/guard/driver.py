@@ -131,7 +131,7 @@ class Fuzz:
 def _changed(forced: Any, seed: int) -> Any:
     """Return what changes a plan to another legal one, the same in every call."""
 
-    def change(plan: Any, exchanged: bool) -> Any:
+    def change(plan: Any) -> Any:
         rnd = random.Random(seed)
         problem = plan.problem
         operation = f"relu {problem.operation}" if problem.relu else problem.operation
@@ -142,7 +142,7 @@ def _changed(forced: Any, seed: int) -> Any:
         found = forced.choices(forced.changed(plan, cut), operation)
         found.pop("offset")
         values = {name: rnd.choice(every) for name, every in found.items()}
-        if exchanged:
+        if problem.signature.is_phase:
             values.pop("grouped", None)
         for way in (values, {}):
             decided = forced.changed(plan, cut, **way)

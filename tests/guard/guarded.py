@@ -17,6 +17,7 @@ from memory import Arena, address_of
 
 import backnorm
 from backnorm import arrays, engines
+from backnorm.layout import MARK_BYTES
 from backnorm.machine import Machine
 from backnorm_kernels import engine, stage
 from backnorm_kernels.record import SLOTS
@@ -85,9 +86,7 @@ class Guarded:
         self.plans.clear()
 
     def _install(self) -> None:
-        names = arrays.NUMPY.names
-        for name in ("allocate", "empty"):
-            names[name] = self._allocating(names[name])
+        arrays.NumPy.new = self._allocating(arrays.NumPy.new)
         for name in ("in_order", "dense"):
             setattr(arrays, name, self._copying(getattr(arrays, name)))
         stage._KEPT = stage._LARGEST = _NOTHING
@@ -96,15 +95,21 @@ class Guarded:
         engine.plan = self._planning(engine.plan)
 
     def _allocating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def allocate(shape: Any, dtype: np.dtype) -> Any:
-            if not self._on:
-                array = original(shape, dtype)
-                array.fill({"u": 0xFF, "i": -1}.get(np.dtype(dtype).kind, np.nan))
-                return array
-            shape = shape if isinstance(shape, tuple) else (shape,)
-            return self.arena.array("a result", shape, np.dtype(dtype))
+        def new(*arguments: Any) -> list[Any]:
+            results = []
+            for made in original(*arguments):
+                array = self.arena.array("a result", made.shape, made.dtype) if self._on else made
+                is_mask = made.dtype == np.uint8
+                # A mask ends with the order of its bits.
+                mark = made[-MARK_BYTES:].copy() if is_mask else None
+                if not self._on:
+                    array.fill({"u": 0xFF, "i": -1}.get(made.dtype.kind, np.nan))
+                if is_mask:
+                    array[-MARK_BYTES:] = mark
+                results.append(array)
+            return results
 
-        return allocate
+        return new
 
     def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def copy(array: np.ndarray, *options: Any) -> np.ndarray:
@@ -125,10 +130,10 @@ class Guarded:
         return record
 
     def _planning(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def plan(*arguments: Any, exchanged: bool = False) -> Any:
-            decided = original(*arguments, exchanged=exchanged)
+        def plan(*arguments: Any) -> Any:
+            decided = original(*arguments)
             if self.change is not None:
-                decided = self.change(decided, exchanged)
+                decided = self.change(decided)
             self.plans.append(decided)
             return decided
 

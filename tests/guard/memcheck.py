@@ -59,7 +59,7 @@ def go_wrong() -> None:
 
     found = executable(Problem("reduce", (4, 5, 300), (1,), FLOAT32, FLOAT32, arithmetic="float64"))
     x = np.ones(4 * 5 * 300 - 1, np.float32)
-    found.plain(x, x, np.ones(5, np.float32))
+    found.plain((x, x, None, np.ones(5, np.float32)))
 
 
 def errors(report: Path) -> dict[str, int]:

@@ -17,8 +17,9 @@ from backnorm.activations import Activation
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance import judge
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
-from backnorm.executable import operation
+from backnorm.executable import compute
 from backnorm.layout import mask_size, memory_order, order_mark
+from backnorm.options import Options
 
 __all__ = ["Maker", "Problem", "of_package", "some_arithmetic"]
 
@@ -29,9 +30,6 @@ OUT = "out"
 
 _MIB = 1 << 20
 _BYTE = np.dtype(np.uint8)
-
-# As an adapter calls it: the package's own function for NumPy has no running statistics.
-_forward_of_layer = operation("forward")
 
 
 @dataclass
@@ -292,11 +290,9 @@ def _running(
     names = "x", "residual", "gamma", "beta", "running_mean", "running_variance"
 
     def call(arguments: Arrays) -> tuple[Any, ...]:
-        operands = (arguments.get(name) for name in names)
-        values = options["epsilon"], options["data_format"], activation, options["arithmetic"]
-        results = _forward_of_layer(
-            *operands, *values, False, arguments.get(make.target), momentum=momentum
-        )
+        operands = tuple(arguments.get(name) for name in names)
+        known = Options(**options, activation=activation)
+        results = compute("forward", operands, known, arguments.get(make.target), momentum=momentum)
         moved = arguments["running_mean"], arguments["running_variance"]
         return (*(one for one in results if one is not None), *moved)
 

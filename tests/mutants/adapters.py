@@ -48,15 +48,15 @@ MUTANTS = (
     Mutant(
         "torch: epsilon is ignored in evaluation",
         "torch/kernels.py",
-        "x, residual, *statistics, weight, bias,\n        options.eps,",
-        "x, residual, *statistics, weight, bias,\n        0.0,",
+        '(y,) = compute("inference", operands, options,',
+        '(y,) = compute("inference", operands, options._replace(epsilon=0.0),',
         (f"{_TORCH}/test_functional.py",),
     ),
     Mutant(
         "torch: the residual is dropped",
         "torch/kernels.py",
-        "x, residual, weight, bias, mean, variance,\n        options.eps",
-        "x, None, weight, bias, mean, variance,\n        options.eps",
+        '"forward", (x, residual, weight, bias, mean, variance)',
+        '"forward", (x, None, weight, bias, mean, variance)',
         (f"{_TORCH}/test_activations.py",),
     ),
     Mutant(
@@ -154,8 +154,8 @@ MUTANTS = (
     Mutant(
         "tensorflow: the gradient takes the last axis for that of the channels",
         "tensorflow/calls.py",
-        "values = options.epsilon, axis, options.training, False, *sums",
-        "values = options.epsilon, (x.ndim - 1,), options.training, False, *sums",
+        '_compute("backward", (x, dy, None, *channels), options)[:3]',
+        '_compute("backward", (x, dy, None, *channels), options._replace(data_format="NXC"))[:3]',
         (f"{_TF}/test_gradients.py", f"{_TF}/test_values.py"),
     ),
     Mutant(
@@ -168,8 +168,8 @@ MUTANTS = (
     Mutant(
         "tensorflow: an axis that is known late is the first",
         "tensorflow/nodes.py",
-        "return node.call(_place(arrays, presence), options._replace(axis=axis))",
-        "return node.call(_place(arrays, presence), options._replace(axis=0))",
+        "return node.call(_place(arrays, presence), options._replace(data_format=(axis,)))",
+        "return node.call(_place(arrays, presence), options._replace(data_format=(0,)))",
         (f"{_TF}/test_graph.py",),
     ),
     Mutant(
@@ -264,8 +264,8 @@ MUTANTS = (
     Mutant(
         "operators: out is ignored",
         "operators.py",
-        "epsilon, data_format, activation, arithmetic, out,",
-        "epsilon, data_format, activation, arithmetic, None,",
+        'compute("inference", operands, options, out)',
+        'compute("inference", operands, options, None)',
         ("tests/operator/test_out.py",),
     ),
 )

@@ -15,6 +15,7 @@ import backnorm
 from backnorm import ReproducibleMoments, ReproducibleSums
 from backnorm.conformance.judge import check_backward, check_forward
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.executable import CALLS, forget
 from backnorm.reproducible_sums import tops_of
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -430,3 +431,15 @@ def test_reproducible_forward_of_equal_elements_has_negligible_variance(dtype, d
         _, mean, variance = backnorm.batch_norm_forward(x, **options)
         assert (variance <= np.square(values.astype(float)) * 2.0**-95).all()
         np.testing.assert_array_equal(mean.astype(dtype), values)
+
+
+def test_explain_of_reproducible_call_returns_its_plan(rng):
+    x, dy = rng.standard_normal((2, 8, 3, 40)).astype(np.float32)
+    channel = np.ones(3, np.float32)
+    options = {"epsilon": 1e-5, "reproducible": True}
+    plan = backnorm.explain(x, dy, channel, channel, **options)
+    assert plan.problem.reproducible
+    forget()
+    backnorm.batch_norm_backward(x, dy, channel, channel, **options)
+    (executable,) = CALLS.values()
+    assert executable.plan == plan

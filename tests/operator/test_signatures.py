@@ -20,7 +20,7 @@ FUNCTIONS = {
     "apply_forward": backnorm.apply_forward,
     "double_backward": backnorm.batch_norm_double_backward,
 }
-PUBLIC = [name for name, signature in SIGNATURES.items() if signature.public]
+PUBLIC = list(FUNCTIONS)
 # NumPy's forward pass returns the statistics of the batch; who moves running ones has tensors.
 INSIDE = {"running_mean", "running_variance"}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm import allocation, engines, executable, threads
-from backnorm.arrays import NUMPY
+from backnorm.arrays import NumPy
+from backnorm.layout import MARK_BYTES
 from backnorm.reference import _blocks
 from backnorm.second_order import arrays as second_order
 
@@ -21,21 +22,18 @@ _NAN = np.array(np.nan).view(np.int64)
 
 def poison_new_memory(monkeypatch):
     """Fill results and scratch memory with NaN before each call; return the list of results."""
-    allocated, names = [], NUMPY.names
+    allocated, original = [], NumPy.new
 
-    def poisoned(original):
-        def allocate(*args, **kwargs):
-            array = original(*args, **kwargs)
-            # A mask is of bytes, reproducible sums are integers.
-            array.fill({"u": 255, "i": -12345}.get(array.dtype.kind, np.nan))
-            allocated.append(array)
-            return array
+    def new(self, forms, operands):
+        results = original(self, forms, operands)
+        for array in results:
+            # A mask is of bytes and ends with a mark, reproducible sums are integers.
+            used = array[:-MARK_BYTES] if array.dtype == np.uint8 else array
+            used.fill({"u": 255, "i": -12345}.get(array.dtype.kind, np.nan))
+        allocated.extend(results)
+        return results
 
-        return allocate
-
-    # The allocators, as the code of a call names them.
-    for name in ("allocate", "empty"):
-        monkeypatch.setitem(names, name, poisoned(names[name]))
+    monkeypatch.setattr(NumPy, "new", new)
     if engines.are_kernels_installed():
         _poison_scratch(monkeypatch)
     return allocated
@@ -105,11 +103,13 @@ def plan_for(monkeypatch, machine):
     monkeypatch.setattr(engines, "_machine", lambda threads: machine)
 
 
-def group_all(monkeypatch):
-    """Let every plan be grouped."""
+def group_all(monkeypatch, grouped=True):
+    """Let every plan be grouped, or none."""
     from backnorm_kernels import plan
 
-    monkeypatch.setattr(plan, "_group", lambda *_, **__: (True, "forced"))
+    monkeypatch.setattr(plan, "_group", lambda *_: (grouped, "forced"))
+    plan.plan.cache_clear()
+    executable.forget()
 
 
 def forget_number_of_threads(monkeypatch):
@@ -215,11 +215,12 @@ def strides_of_compiled_gradients(monkeypatch):
     """Return a list, to which each compiled backward of PyTorch adds the strides of x and dy."""
     from backnorm.torch import cpu
 
-    strides, original = [], cpu._backward_coefficients
+    strides, original = [], cpu.compute
 
-    def recorded(x, dy, *others):
-        strides.append((x.stride(), dy.stride()))
-        return original(x, dy, *others)
+    def recorded(operation, operands, *others, **numbers):
+        if operation == "backward_coefficients":
+            strides.append(tuple(each.stride() for each in operands[:2]))
+        return original(operation, operands, *others, **numbers)
 
-    monkeypatch.setattr(cpu, "_backward_coefficients", recorded)
+    monkeypatch.setattr(cpu, "compute", recorded)
     return strides

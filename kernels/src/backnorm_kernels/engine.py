@@ -29,11 +29,11 @@ if version_of_backnorm != __version__:
 
 
 def planned(
-    problem: Problem, extents: Extents, machine: Machine, exchanged: bool
+    problem: Problem, extents: Extents, machine: Machine, header: int
 ) -> tuple[Plan, Launch]:
     """Return the plan of a problem for a machine, and the kernels of this plan."""
-    decided = plan(problem, extents, machine, exchanged=exchanged)
-    return decided, Launch(problem, decided)
+    decided = plan(problem, extents, machine)
+    return decided, Launch(problem, decided, header)
 
 
 def facts() -> dict[str, object]:

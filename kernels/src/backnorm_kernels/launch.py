@@ -13,7 +13,7 @@ from backnorm.problem import Problem
 from backnorm.reproducible_sums import bin_rows
 from backnorm_kernels.geometry import Segments
 from backnorm_kernels.kinds import Kind
-from backnorm_kernels.plan import Plan
+from backnorm_kernels.plan import Plan, is_legal
 from backnorm_kernels.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_ALONE
 from backnorm_kernels.scratch import bins_own, columns_own, segments_own, table_pitch
 from backnorm_kernels.stage import Stage
@@ -26,9 +26,12 @@ class Launch(interfaces.Launch):
     ----------
     problem : Problem
     plan : Plan
+    header : int
+        See `stage.Stage`.
     """
 
-    def __init__(self, problem: Problem, plan: Plan) -> None:
+    def __init__(self, problem: Problem, plan: Plan, header: int) -> None:
+        assert is_legal(plan), plan
         extents, geometry, dtype = plan.extents, plan.geometry, problem.dtype
         grouped = plan.grouped
         count, channels = extents.outer * extents.inner, extents.channels
@@ -71,6 +74,7 @@ class Launch(interfaces.Launch):
             {field.name: known[field.name] for field in GEOMETRIES[name]},
             channels=channels,
             own=own,
+            header=header,
             epsilon=problem.epsilon,
             count=count,
             streaming=plan.streaming,
@@ -86,14 +90,14 @@ class Launch(interfaces.Launch):
         )
 
     @functools.cached_property
-    def complete(self) -> Stage:
+    def whole(self) -> Stage:
         """Sum every channel, compute its coefficients, and write the output and the results."""
         items = self._summed if self._grouped else self._summed + self._written
         fields = {"prepares": self._source, "finishes": True, "grouped": self._grouped}
         return self._of(self._summed, items, **fields)
 
     @functools.cached_property
-    def sum_all(self) -> Stage:
+    def sum(self) -> Stage:
         """Write the pivots to the table, and sum every channel. In a forward pass, a channel's
         pivot is a number near its mean, computed from a few elements of x. In a backward pass, the
         pivot is the given mean.
@@ -102,18 +106,18 @@ class Launch(interfaces.Launch):
         return self._of(self._summed, self._summed, prepares=source)
 
     @functools.cached_property
-    def reduce(self) -> Stage:
+    def sum_and_solve(self) -> Stage:
         """Sum every channel, write its results, and write its coefficients to the table."""
         return self._of(self._summed, self._summed, prepares=self._source, finishes=True)
 
     @functools.cached_property
-    def apply(self) -> Stage:
+    def write(self) -> Stage:
         """Write the output: y from statistics, or dx from statistics and sums."""
         fields = {"prepares": FROM_STATISTICS, "settles": not self._forward}
         return self._of(0, self._written, **fields)
 
     @functools.cached_property
-    def finish(self) -> Stage:
+    def write_and_finish(self) -> Stage:
         """Write the output and the per-channel results: in a forward pass from moments, in a
         backward pass from sums.
         """

@@ -185,7 +185,7 @@ class _Task(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: bool = False) -> Plan:
+def plan(problem: Problem, extents: Extents, machine: Machine) -> Plan:
     """Return the plan of a problem.
 
     Parameters
@@ -195,8 +195,6 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
         Memory form of x, dy and dx.
     machine : Machine
         The machine, with the number of threads to use.
-    exchanged : bool
-        Whether sums are exchanged between the phases, which are then separate passes.
     """
     size, reasons = problem.size, []
     threads = machine.threads if size >= _SERIAL else 1
@@ -219,7 +217,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     task = _Task(problem, extents, machine, threads, inputs, inputs_stay, streaming)
     is_long = extents.inner >= _SHORT or extents.channels == 1
     geometry = _segments(task) if is_long else _columns(task)
-    grouped, reason = _group(task, geometry, exchanged)
+    grouped, reason = _group(task, geometry)
     return Plan(problem, extents, geometry, grouped, streaming, threads, (*reasons, reason))
 
 
@@ -405,14 +403,14 @@ def _abreast(width: int, task: _Task) -> int:
     return 8 if task.inputs == 1 else 4
 
 
-def _group(task: _Task, geometry: Segments | Columns, exchanged: bool) -> tuple[bool, str]:
+def _group(task: _Task, geometry: Segments | Columns) -> tuple[bool, str]:
     """Return whether each group of channels is written while its inputs are cached.
 
     The second result is a text that gives the reason for this choice.
     """
     problem, (outer, channels, inner) = task.problem, task.extents
     machine, threads = task.machine, task.threads
-    if exchanged:
+    if problem.signature.is_phase:
         return False, "two passes: the sums are exchanged in between"
     if isinstance(geometry, Columns):
         return False, "two passes: a row holds every channel"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -97,6 +97,9 @@ class Stage:
         Float64 elements of the memory of each participant.
     participants : int
         The largest number of participants.
+    header : int
+        `addresses.HEADER` if a call gets the addresses of NumPy's array objects; 0 if it gets the
+        addresses of elements.
     **fields
         Values of other fields of the record.
 
@@ -117,9 +120,10 @@ class Stage:
         partial: int,
         own: int,
         participants: int,
+        header: int = 0,
         **fields: float,
     ) -> None:
-        self.kind, self.participants = kind, participants
+        self.kind, self.participants, self._header = kind, participants, header
         scratch = 8 * (ROWS * table_pitch(channels) + partial)
         self.template = template(kind.geometry, participants, 8 * own, scratch)
         head = head_of(self.template, kind.geometry)
@@ -132,41 +136,24 @@ class Stage:
 
     def __call__(
         self,
-        x: int,
-        dy: int,
-        out: int,
-        residual: int,
-        mask: int,
-        mean: int,
-        variance: int,
-        gamma: int,
-        beta: int,
-        result: int,
-        result_2: int,
-        running_mean: int,
-        running_variance: int,
-        exchanged: int,
+        addresses: Sequence[int],
         *,
         momentum: float | None = None,
         count: int | None = None,
         sums: tuple[np.ndarray, np.ndarray] | None = None,
-        header: int = 0,
     ) -> int:
         """Run the kernel; return the first channel with an invalid variance, or -1.
 
         Parameters
         ----------
-        x, dy, ... : int
-            The addresses of `record.ADDRESSES`, 0 for an absent array. A tuple of them would take
-            0.1 us longer.
+        addresses : sequence of int
+            The addresses of `record.ADDRESSES`, 0 for an absent array.
         momentum : float, optional
             Weight of the batch in the running statistics, if there are any.
         count : int, optional
             The number of elements per channel that were summed, if it is not that of x.
         sums : (float64 array, float64 array), optional
             Sums, or moments, of every channel that the caller provides instead of `exchanged`.
-        header : int
-            `addresses.HEADER` if the addresses are those of NumPy's array objects, else 0.
         """
         function = self._function
         if not function:
@@ -176,21 +163,18 @@ class Stage:
         except IndexError:
             record = _record(self.template, self._size)
         # Every field is filled in, because an earlier call may have used the record. The 0 after
-        # `exchanged` is the value of the record's field `ready`.
+        # the addresses is the value of the record's field `ready`.
         team = 0 if self.participants == 1 else region()
-        _fill(
-            record.view, 0, x, dy, out, residual, mask, mean, variance, gamma, beta, result,
-            result_2, running_mean, running_variance, exchanged, 0, team, function,
-        )  # fmt: skip
+        _fill(record.view, 0, *addresses, 0, team, function)
         if momentum is not None:
             _weigh(record.view, 8 * _MOMENTUM, momentum)
         if count is not None:
             record.view[_COUNT] = count
         if sums is not None:
             rows = np.array(sums, np.float64)
-            record.view[_EXCHANGED] = id(rows) if header else address_of(rows)
+            record.view[_EXCHANGED] = id(rows) if self._header else address_of(rows)
         run = runner()
-        ended = run(record.address, header)
+        ended = run(record.address, self._header)
         while not ended:
             ended = run(record.address, 0)
         if ended > 0:

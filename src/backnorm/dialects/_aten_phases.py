@@ -24,7 +24,7 @@ from backnorm.dialects.schema import (
 )
 from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.executable import executable
+from backnorm.executable import run
 from backnorm.operators import reduce
 from backnorm.problem import Problem
 from backnorm.scalars import as_array, check_flag
@@ -195,9 +195,9 @@ def batch_norm_backward_elemt(
         inverse=True,
         arithmetic=resolved(native(x), arithmetic),
     )
-    found = executable(problem, x, exchanged=True)
+    operands = x, dy, None, mean, invstd, weight
     dx: np.ndarray
-    dx, _ = found.run(x, dy, None, mean, invstd, weight, sums=sums, count=total)
+    dx, _ = run(problem, operands, sums=sums, count=total)
     return dx
 
 

@@ -20,7 +20,7 @@ from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentError
-from backnorm.executable import executable
+from backnorm.executable import run
 from backnorm.problem import Problem
 from backnorm.signature import Operation
 
@@ -107,9 +107,8 @@ def _run(
         arithmetic=call.arithmetic,
     )
     operands = {"x": x, "dy": dy, "mean": mean, "variance": variance, "gamma": gamma}
-    found = executable(problem, x, exchanged=True)
     try:
-        return found.run(*problem.signature.arranged(operands), **numbers)
+        return run(problem, problem.signature.arranged(operands), **numbers)
     except ArgumentError as error:
         raise error.in_words(call.schema.words) from None
 

@@ -13,17 +13,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from backnorm.arrays import NUMPY
+from backnorm.arrays import is_plain
 from backnorm.dialects._call import Call, CanonicalCall
 from backnorm.dialects._check import check_memory
 from backnorm.dialects._statistics import native, statistics_of
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit, rounded
 from backnorm.errors import ArgumentError
-from backnorm.executable import executable
+from backnorm.executable import executable, run
 from backnorm.interfaces import Results
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import SIGNATURES
@@ -57,9 +58,7 @@ class BoundCall:
     canonical : CanonicalCall
     problem : Problem
     run, execute : callable
-        The executable's function for arrays of any layout, and its function for this layout.
-    is_plain : bool
-        Whether kernels read all arrays of calls with this metadata in place.
+        `executable.run` for this problem, and the function for arrays of this layout.
     operands : callable
         Maps the inputs in order, followed by None, to the canonical operands.
     converted : tuple of str, or None
@@ -85,7 +84,6 @@ class BoundCall:
     problem: Problem
     run: Callable[..., Results]
     execute: Callable[..., Results]
-    is_plain: bool
     operands: Callable[[Any], tuple[Any, ...]]
     converted: tuple[str, ...] | None
     memory: int | None
@@ -113,10 +111,10 @@ class BoundCall:
             memory = inputs[self.memory]
         try:
             if memory is None:
-                results = self.execute(*operands, **self.numbers)
+                results = self.execute(operands, **self.numbers)
             else:
                 check_memory(self.call.schema.words["out"], memory)
-                results = self.run(*operands, out=memory, **self.numbers)
+                results = self.run(operands, memory, **self.numbers)
         except ArgumentError as error:
             words = {**self.call.schema.words, **self.canonical.inputs}
             raise error.in_words(words) from None
@@ -166,7 +164,10 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     """
     schema, problem = call.schema, _problem(call, canonical)
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
-    is_plain = NUMPY.are_plain(tuple(call.inputs.values()), planned.order)
+    in_place = planned.order == tuple(range(len(problem.shape))) and all(
+        map(is_plain, call.inputs.values())
+    )
+    by_any_layout = partial(run, problem)
     names = [tensor.name for tensor in schema.inputs]
     # `BoundCall.__call__` makes the tuple `(*inputs, None)`. `places` has the position of each
     # operand in this tuple. For an operand that the call does not pass, it is the position of the
@@ -198,9 +199,8 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
         replace(call, inputs=metadata),
         canonical,
         problem,
-        planned.run,
-        planned.plain if is_plain else planned.run,
-        is_plain,
+        by_any_layout,
+        planned.plain if in_place else by_any_layout,
         operator.itemgetter(*places),
         converted if converted or canonical.recomputes else None,
         None if canonical.blended else memory.get("memory_dx"),

@@ -9,7 +9,7 @@ import numpy as np
 from backnorm.arithmetics import own_arithmetic
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type
 from backnorm.errors import ArgumentValueError
-from backnorm.executable import executable
+from backnorm.executable import run
 from backnorm.problem import Problem
 
 
@@ -73,5 +73,5 @@ def statistics_of(
     known = x.shape, channel_axes, native(x), FLOAT64
     arithmetic = own_arithmetic(native(x))
     problem = Problem("forward", *known, epsilon=epsilon, arithmetic=arithmetic)
-    _, mean, variance, *_ = executable(problem, x).run(x, None, None, None, None, None)
+    _, mean, variance, *_ = run(problem, (x, None, None, None, None, None))
     return mean, variance

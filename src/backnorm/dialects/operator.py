@@ -20,7 +20,6 @@ import numpy as np
 
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.arrays import NUMPY
-from backnorm.binding import NO_FACTS
 from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
 from backnorm.dialects._check import check_inputs, check_outputs
@@ -29,7 +28,7 @@ from backnorm.dialects._run import Arrays, BoundCall, bound
 from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
-from backnorm.executable import CALLS, settings
+from backnorm.executable import CALLS, NO_FACTS, settings
 from backnorm.scalars import check_word
 from backnorm.signature import SIGNATURES
 
@@ -199,10 +198,7 @@ class Operator:
                 # The key has the classes of the options, because calls with the options True, 1 and
                 # 1.0 would otherwise have equal keys.
                 *map(type, options),
-                *[
-                    None if a is None else (type(a), a.shape, a.dtype, a.flags.num)  # type: ignore[attr-defined]
-                    for a in inputs
-                ],
+                *NUMPY.facts(inputs),
                 settings(),
             )
             repeated: BoundCall | None = CALLS.get(key)
@@ -228,13 +224,6 @@ class Operator:
         arithmetic: Arithmetic | None,
     ) -> tuple[np.ndarray, ...]:
         """Check and run a call; cache the bound call, unless `key` is None."""
-        # If kernels cannot read the arrays in place, the plan also depends on the arrays' layouts,
-        # which are then part of the key.
-        layouts = None if key is None else NUMPY.layouts(inputs)
-        copied = None if layouts is None else (key, layouts)
-        repeated: BoundCall | None = CALLS.get(copied)
-        if repeated is not None:
-            return repeated(inputs, memory)
         named = dict(zip((tensor.name for tensor in self.schema.inputs), inputs, strict=True))
         values = self.attributes or dict(
             zip((spec.name for spec in self.schema.attributes), attributes, strict=True)
@@ -242,10 +231,8 @@ class Operator:
         call = self.bind(named, values, outputs, arithmetic)
         found = self._bound(call)
         results = found(_in_order(call), memory)
-        if key is not None and found.is_plain:
+        if key is not None and all(type(each) in NUMPY.classes for each in inputs):
             CALLS.keep(key, found)
-        elif copied is not None:
-            CALLS.keep(copied, found)
         return results
 
     def _configure(self, attributes: Mapping[str, object]) -> None:

@@ -32,7 +32,7 @@ from backnorm.jax.primitives import (
     alike,
     bind,
 )
-from backnorm.jax.problems import Options
+from backnorm.options import Options
 
 #: Return y, mean and variance from x, gamma and beta.
 forward = partial(bind, FORWARD)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
 from backnorm.jax.batching import batch_size, new_primitive, over_batch
-from backnorm.jax.problems import Options
+from backnorm.options import Options
 
 Arrays = tuple[Any, ...]
 Map = Callable[[Arrays, Arrays, Options], Arrays]

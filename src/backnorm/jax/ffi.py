@@ -24,11 +24,11 @@ import numpy as np
 from backnorm import engines
 from backnorm.activations import Activation
 from backnorm.errors import ArgumentValueError, MachineCodeError
-from backnorm.executable import executable
 from backnorm.jax.batching import batch_size
 from backnorm.jax.inverse_std import is_refused
-from backnorm.jax.problems import Options, problem_of
-from backnorm.layout import mask_size
+from backnorm.jax.problems import problem_of
+from backnorm.layout import extents_of, mask_size
+from backnorm.options import Options
 from backnorm.signature import SIGNATURES, Operation
 
 #: The name under which XLA knows the handler of kernels. A compiled function contains this name,
@@ -112,7 +112,10 @@ def call(
     # The problem of one entry of the batch; those of all entries are equal.
     one = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in operands.items()}
     problem = problem_of(operation, options, activation, **one)
-    stage = executable(problem).stage
+    # XLA's arrays are row-major.
+    extents = extents_of(problem.shape, problem.channel_axes, tuple(range(len(problem.shape))))
+    _, launch = engines.planned(problem, extents, engines.place())
+    stage = launch.stage(operation)
     kernel = kernels.xla.register(stage.kind)
     arrays = dict(operands)
     if "variance" in arrays:

@@ -21,7 +21,7 @@ from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.jax.inverse_std import inverse_std
-from backnorm.jax.problems import Options
+from backnorm.options import Options
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x_alone, factors
 
 

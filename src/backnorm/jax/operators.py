@@ -15,7 +15,8 @@ from backnorm.dtypes import FLOAT64
 from backnorm.jax import check, derivatives, formulas
 from backnorm.jax.check import Groups
 from backnorm.jax.formulas import working_type
-from backnorm.jax.problems import Options, problem_of
+from backnorm.jax.problems import problem_of
+from backnorm.options import Options
 from backnorm.scalars import check_axis, check_flag
 
 _compiled = partial(jax.jit, inline=True)
@@ -335,7 +336,8 @@ def _options(
     # `jax_enable_x64` is set.
     dtype = jnp.result_type(float) if x.dtype == FLOAT64 else x.dtype
     reproducible = check_flag("reproducible", reproducible)
-    return Options(epsilon, axis, requested(dtype, arithmetic), reproducible)
+    arithmetic = requested(dtype, arithmetic)
+    return Options(epsilon, (axis,), arithmetic=arithmetic, reproducible=reproducible)
 
 
 def _read(**arrays: Any) -> tuple[Any, ...]:

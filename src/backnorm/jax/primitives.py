@@ -19,7 +19,8 @@ from jax.interpreters import mlir
 from backnorm.activations import RELU, Activation
 from backnorm.jax import check, ffi, formulas
 from backnorm.jax.batching import lowering, new_primitive, over_batch
-from backnorm.jax.problems import Options, is_known
+from backnorm.jax.problems import is_known
+from backnorm.options import Options
 from backnorm.signature import Operation
 
 

@@ -1,40 +1,18 @@
-"""The options of a call, and the problem that they and the arrays of the call are."""
+"""The problem that the arrays and the options of a call are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from backnorm import problem
-from backnorm.arithmetics import Arithmetic, own_arithmetic
+from backnorm.arithmetics import own_arithmetic
+from backnorm.options import Options
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import SIGNATURES, Operation
-
-
-class Options(NamedTuple):
-    """The arguments of a call that are not arrays; part of the cache key of a compiled function.
-
-    Attributes
-    ----------
-    epsilon : float
-    axis : int
-        The channel axis of one problem (without batch axes of `jax.vmap`), not negative.
-    arithmetic : {"float32", "float64"} or None
-        The requested compute dtype. None: the default of the kernels or of the formulas.
-    reproducible : bool
-        Whether sums have the same bits for every order and layout of the batch.
-    training : bool
-        Whether the statistics are functions of x; used only in the backward pass.
-    """
-
-    epsilon: float
-    axis: int
-    arithmetic: Arithmetic | None = None
-    reproducible: bool = False
-    training: bool = True
 
 
 def is_known(shape: Sequence[Any]) -> bool:
@@ -55,7 +33,7 @@ def problem_of(
         operation,
         *SIGNATURES[operation].arranged(operands),
         epsilon=options.epsilon,
-        data_format=(options.axis,),
+        data_format=options.data_format,
         training=options.training,
         activation=activation,
         # A block `with backnorm.arithmetic(...)` has no effect here, because this function also

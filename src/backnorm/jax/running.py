@@ -13,7 +13,8 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.jax import check
 from backnorm.jax.formulas import over_padding, promoted, working_type
 from backnorm.jax.operators import batch_norm, batch_norm_inference
-from backnorm.jax.problems import Options, problem_of
+from backnorm.jax.problems import problem_of
+from backnorm.options import Options
 from backnorm.scalars import check_axis, check_flag, check_integer, check_number
 
 
@@ -114,7 +115,7 @@ def batch_norm_with_state(
             lambda x: batch_norm_inference(x, **channels, **values), x, check.read_mask(mask, x)
         )
         return y, state
-    options = Options(check.check_epsilon(epsilon), check_axis(axis, x.ndim))
+    options = Options(check.check_epsilon(epsilon), (check_axis(axis, x.ndim),))
     problem_of("inference", options, x=x, **channels)
     values |= {"axis_name": axis_name, "axis_index_groups": axis_index_groups}
     values |= {"mask": mask, "reproducible": reproducible}

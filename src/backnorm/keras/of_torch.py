@@ -7,7 +7,7 @@ from typing import Any
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
 from backnorm.torch import operations, synchronised
-from backnorm.torch.options import traced_options
+from backnorm.torch.options import options_of
 from backnorm.torch.tensors import statistics_type
 
 
@@ -39,7 +39,7 @@ def batch_norm(
     # `movedim` makes the channels the second axis without a copy: it returns a view, which the
     # kernels read in place.
     x = x.movedim(axis, 1)
-    options = traced_options(True, epsilon, None, arithmetic, x.dtype)
+    options = options_of(True, epsilon, None, arithmetic, x.dtype)
     if reproducible:
         alone = synchronised.ALONE
         y, moments = synchronised.batch_norm_with_moments(x, gamma, beta, options, alone)

@@ -16,7 +16,7 @@ the mean of x is the sum of mean and shift.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,29 +63,27 @@ class Plan(interfaces.Plan):
 class Launch(interfaces.Launch):
     """The stages of a problem."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, header: int) -> None:
+        self._plan, self._header = plan, header
 
     def stage(self, operation: Operation) -> Stage:
         """Return the stage that computes all results of an operation."""
-        return Stage(self._plan)
+        return Stage(self._plan, self._header)
 
 
 def planned(
-    problem: Problem, extents: Extents, machine: Machine, exchanged: bool
+    problem: Problem, extents: Extents, machine: Machine, header: int
 ) -> tuple[Plan, Launch]:
-    """Return the plan of a problem, and its stages. Neither depends on the machine, or on whether
-    sums are exchanged.
-    """
+    """Return the plan of a problem, and its stages. Neither depends on the machine."""
     plan = Plan(problem, extents)
-    return plan, Launch(plan)
+    return plan, Launch(plan, header)
 
 
 class Stage:
-    """Computes all results of a problem."""
+    """Computes all results of a problem. `header`: see `engines.Engine`."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, header: int) -> None:
+        self._plan, self._header = plan, header
         if plan.problem.operation == "inference":
             self._compute: Callable[[_Call], int] = _inference
         else:
@@ -93,17 +91,17 @@ class Stage:
 
     def __call__(
         self,
-        *addresses: int,
+        addresses: Sequence[int],
+        *,
         momentum: float | None = None,
         count: int | None = None,
         sums: tuple[np.ndarray, np.ndarray] | None = None,
-        header: int = 0,
     ) -> int:
         """Compute the results; return the first channel with an invalid variance, or -1.
 
         Parameters
         ----------
-        *addresses : int
+        addresses : sequence of int
             The addresses of `ADDRESSES`, 0 for an absent array.
         momentum : float, optional
             Weight of the batch in the running statistics, if there are any.
@@ -111,11 +109,9 @@ class Stage:
             The number of elements per channel that were summed, if it is not that of x.
         sums : (float64 array, float64 array), optional
             Sums, or moments, of every channel that the caller provides.
-        header : int
-            `addresses.HEADER` if the addresses are those of NumPy's array objects, else 0.
         """
-        if header:
-            addresses = tuple(place and data_of(place, header) for place in addresses)
+        if self._header:
+            addresses = [place and data_of(place, self._header) for place in addresses]
         places = dict(zip(ADDRESSES, addresses, strict=True))
         problem, extents = self._plan.problem, self._plan.extents
         total = problem.count if count is None else count
@@ -364,7 +360,7 @@ def _exchange(
     """Write the sums (or bins), or the coefficients, of every channel, if they are results."""
     problem = call.problem
     if problem.operation.endswith("_coefficients"):
-        call.put("exchanged", np.stack(coefficients), FLOAT64)
+        call.put("exchanged", np.stack(coefficients), np.dtype(problem.arithmetic))
     elif problem.operation.startswith("reduce") and problem.reproducible:
         call.put("exchanged", bins, bins.dtype)
     elif problem.operation.startswith("reduce"):

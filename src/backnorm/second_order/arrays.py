@@ -7,7 +7,7 @@ computes the elements in float64, block by block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from backnorm.arrays import NUMPY
 from backnorm.dtypes import FLOAT32, is_16_bit
 from backnorm.layout import adjacent, extents_of, in_order, memory_order, restore
 from backnorm.operators import reduce
-from backnorm.problem import Format, problem_of, variance_error
+from backnorm.options import Format, Options
+from backnorm.problem import variance_error
 from backnorm.results import SecondGradients
 from backnorm.second_order import blocks
 from backnorm.second_order.formulas import ABSENT, Array
-from backnorm.signature import SIGNATURES
 
 # The arrays are computed in blocks of this number of elements. While a block is computed, about six
 # float64 arrays of its size are in use. Together these arrays take 1.5 MiB, so they stay in a
@@ -118,11 +118,9 @@ def double_backward(
     is given, x must have one channel axis and be dense in some order of its axes, and the arrays of
     `out` must be dense in the same order.
     """
-    read: Sequence[Any] = NUMPY.read((*elements, *channels), SIGNATURES["double_backward"])
-    x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = read
-    problem = problem_of(
-        "double_backward", *read, epsilon=epsilon, data_format=data_format, training=training
-    )
+    options = Options(epsilon, data_format, training)
+    problem, read = NUMPY.checked("double_backward", (*elements, *channels), options)
+    x, dy, ddx, mean, variance, gamma, ddgamma, ddbeta = cast("Sequence[Any]", read)
     total = variance.astype(np.float64) + problem.epsilon
     refused = np.flatnonzero(np.isfinite(total) & (total <= 0))
     if refused.size:
@@ -134,8 +132,9 @@ def double_backward(
         return in_order(array, order, problem.dtype).reshape(extents)
 
     if out is None:
-        fresh = [restore(NUMPY.new(problem, order), order) for _ in range(2)]
-        out = fresh[0], fresh[1]
+        form = NUMPY.forms(problem, order)["data"]
+        one, other = NUMPY.new((form, form), read)
+        out = restore(one, order), restore(other, order)
     of_gamma = np.empty(problem.channels, problem.statistics_dtype)
     with np.errstate(all="ignore"):
         of_gamma[...] = blocks.double_backward(

@@ -7,64 +7,32 @@ TensorFlow does not copy them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from backnorm import engines
 from backnorm.allocation import aligned
-from backnorm.arithmetics import Arithmetic, own_arithmetic
+from backnorm.arithmetics import own_arithmetic
 from backnorm.arrays import NumPy
 from backnorm.engines import Place
 from backnorm.errors import BacknormError
-from backnorm.executable import operation
+from backnorm.executable import compute
+from backnorm.layout import Order
+from backnorm.options import Options
+from backnorm.problem import Problem
 from backnorm.second_order import arrays
+from backnorm.signature import Kind, Operation
 
 #: The operands of a call (None for an absent operand), or its results.
 Arrays = Sequence[Any]
 
 
-class Options(NamedTuple):
-    """The arguments of a call that are not tensors.
-
-    Attributes
-    ----------
-    epsilon : float
-    axis : int
-        Not negative if x's rank is known.
-    arithmetic : {"float32", "float64"} or None
-        The compute dtype of the call and its gradients, set when the call was made or traced.
-        None: the default of the element type.
-    training : bool
-    reproducible : bool
-        Whether sums have the same bits for every order and layout of the batch.
-    """
-
-    epsilon: float
-    axis: int
-    arithmetic: Arithmetic | None
-    training: bool = True
-    reproducible: bool = False
-
-    def of_kernels(self, dtype: np.dtype) -> tuple[tuple[int], Arithmetic, bool]:
-        """Return the kernels' options: channel axes, compute dtype, whether sums are reproducible.
-
-        The compute dtype does not depend on the `with backnorm.arithmetic(...)` block that is
-        active when this method runs.
-        """
-        return (self.axis,), self.arithmetic or own_arithmetic(dtype), self.reproducible
-
-
 class _Aligned(NumPy):
-    code = NumPy.code._replace(
-        arrays="tensorflow",
-        new={
-            **NumPy.code.new,
-            "data": "aligned(shape, dtype)",
-            "channel": "empty(channels, statistics)",
-        },
-    )
-    names: ClassVar[dict[str, Any]] = {**NumPy.names, "aligned": aligned}
+    def forms(self, problem: Problem, order: Order) -> dict[Kind, Any]:
+        shape = tuple(problem.shape[axis] for axis in order)
+        return {**super().forms(problem, order), "data": partial(aligned, shape, problem.dtype)}
 
     def place(self, x: np.ndarray | None) -> Place:
         engines.kernels("tensors of TensorFlow")
@@ -72,30 +40,33 @@ class _Aligned(NumPy):
 
 
 _ALIGNED = _Aligned()
-_forward, _inference = operation("forward", _ALIGNED), operation("inference", _ALIGNED)
-_backward = operation("backward", _ALIGNED)
 
 
 def forward(operands: Arrays, options: Options) -> Arrays:
     """Return y, mean and variance from x, gamma and beta."""
     x, gamma, beta = operands
-    axis, *sums = options.of_kernels(x.dtype)
-    return _forward(x, None, gamma, beta, None, None, options.epsilon, axis, None, *sums)[:3]
+    return _compute("forward", (x, None, gamma, beta, None, None), options)[:3]
 
 
 def inference(operands: Arrays, options: Options) -> Arrays:
     """Return y from x, mean, variance, gamma and beta."""
     x, *channels = operands
-    axis, arithmetic, _ = options.of_kernels(x.dtype)
-    return _inference(x, None, *channels, options.epsilon, axis, None, arithmetic)
+    return _compute("inference", (x, None, *channels), options)
 
 
 def backward(operands: Arrays, options: Options) -> Arrays:
     """Return dx, dgamma and dbeta from x, dy, mean, variance and gamma."""
     x, dy, *channels = operands
-    axis, *sums = options.of_kernels(x.dtype)
-    values = options.epsilon, axis, options.training, False, *sums
-    return _backward(x, dy, None, *channels, *values)[:3]
+    return _compute("backward", (x, dy, None, *channels), options)[:3]
+
+
+def _compute(operation: Operation, operands: Arrays, options: Options) -> Arrays:
+    """Compute in the arithmetic of the options, or in the default of the element type; a block
+    `with backnorm.arithmetic(...)` that is active now has no effect.
+    """
+    arithmetic = options.arithmetic or own_arithmetic(operands[0].dtype)
+    options = options._replace(arithmetic=arithmetic)
+    return compute(operation, operands, options, arrays=_ALIGNED)
 
 
 def double_backward(operands: Arrays, options: Options) -> Arrays:
@@ -110,7 +81,7 @@ def double_backward(operands: Arrays, options: Options) -> Arrays:
         (x, dy, ddx),
         (*channels, ddgamma, ddbeta),
         epsilon=options.epsilon,
-        data_format=(options.axis,),
+        data_format=options.data_format,
         training=options.training,
     )
 

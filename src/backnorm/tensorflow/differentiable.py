@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from backnorm.options import Options
 from backnorm.tensorflow import calls, formulas
-from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.nodes import Node, differentiable, refused, wants_formulas
 
 _ONCE = (

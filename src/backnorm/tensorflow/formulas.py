@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from backnorm import formulas
 from backnorm.errors import ArgumentValueError
-from backnorm.tensorflow.calls import Options
+from backnorm.options import Options
 
 #: The type of per-channel tensors.
 _CHANNELS = tf.float64

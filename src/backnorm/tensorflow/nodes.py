@@ -27,8 +27,9 @@ import tensorflow as tf
 
 from backnorm.allocation import aligned, is_aligned
 from backnorm.dtypes import BFLOAT16
+from backnorm.options import Options
 from backnorm.tensorflow import calls
-from backnorm.tensorflow.calls import Arrays, Options
+from backnorm.tensorflow.calls import Arrays
 from backnorm.tensorflow.checks import check_axis
 
 # These modules of TensorFlow are not documented. If a version of TensorFlow does not have them,
@@ -162,7 +163,7 @@ def _compute(node: Node, tensors: Sequence[Any], options: Options) -> list[Any]:
         if rank is not None:
             return node.call(_place(arrays, presence), options)
         axis = check_axis(options.axis, arrays[0])
-        return node.call(_place(arrays, presence), options._replace(axis=axis))
+        return node.call(_place(arrays, presence), options._replace(data_format=(axis,)))
 
     if tf.executing_eagerly():
         return [as_tensor(array) for array in on_arrays(*map(np.asarray, present))]

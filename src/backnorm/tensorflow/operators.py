@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from backnorm.arithmetics import Arithmetic, requested
 from backnorm.errors import BacknormError
+from backnorm.options import Options
 from backnorm.problem import Problem, check_epsilon, problem_of
 from backnorm.scalars import check_flag
 from backnorm.signature import SIGNATURES, Operation
 from backnorm.tensorflow import differentiable
-from backnorm.tensorflow.calls import Options
 from backnorm.tensorflow.checks import as_tensors, check_axis, metadata
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -256,7 +256,10 @@ def _checked(
     epsilon, x = check_epsilon(epsilon), tensors["x"]
     axis, dtype = check_axis(axis, x), np.dtype(x.dtype.as_numpy_dtype)
     reproducible = check_flag("reproducible", reproducible)
-    options = Options(epsilon, axis, requested(dtype, arithmetic), training, reproducible)
+    options = Options(
+        epsilon, (axis,), training,
+        arithmetic=requested(dtype, arithmetic), reproducible=reproducible,
+    )  # fmt: skip
     if tf.executing_eagerly():
         return options, None
     known = SIGNATURES[operation].arranged(metadata(tensors, axis))

@@ -9,8 +9,8 @@ some order of its axes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +18,17 @@ from torch import Tensor
 
 from backnorm import engines
 from backnorm.allocation import LARGE
+from backnorm.arithmetics import check_arithmetic
 from backnorm.engines import Place
 from backnorm.errors import ArgumentValueError
-from backnorm.executable import operation
-from backnorm.interfaces import Arrays, Code, Launch, Operands, P, Results
+from backnorm.executable import compute
+from backnorm.interfaces import Arrays, Launch, Operands, P, Results
 from backnorm.layout import Extents, Order, mask_size
-from backnorm.problem import Metadata, Problem, problem_of
+from backnorm.options import Options
+from backnorm.problem import Metadata, Problem
 from backnorm.reproducible_sums import bin_rows
 from backnorm.second_order import arrays
-from backnorm.signature import SIGNATURES, Operand, Operation, Signature
+from backnorm.signature import Kind, Operand, Signature
 from backnorm.torch.checks import check_device
 from backnorm.torch.tensors import (
     PLAIN,
@@ -36,6 +38,7 @@ from backnorm.torch.tensors import (
     check_own_memory,
     dense,
     empty_like,
+    has_no_memory,
     in_memory,
     inverse_deviation,
     metadata,
@@ -48,20 +51,20 @@ from backnorm.torch.tensors import (
 
 _Operands = Operands[Tensor]
 
+# A function that allocates a result, given the operands as kernels read them.
+_Form = Callable[[_Operands], Tensor]
+
 _RUNNING = ("running_mean", "running_variance")
 
 
 class Tensors(Arrays[Tensor, P]):
     """The implementation of `Arrays` for strided tensors; CPUs and GPUs have a subclass each."""
 
-    names: ClassVar[dict[str, Any]] = {
-        "bits": torch.uint8,
-        "double": torch.float64,
-        "empty": torch.empty,
-        "empty_like": torch.empty_like,
-        "integers": torch.int64,
-        "large_empty_like": empty_like,
-    }
+    # A tensor of a subclass may report wrong strides.
+    classes = (*PLAIN, type(None))
+
+    def new(self, forms: Sequence[_Form], operands: _Operands) -> list[Tensor]:
+        return [form(operands) for form in forms]
 
     def order_of(self, x: Tensor) -> Order:
         return order_of(x)
@@ -79,17 +82,6 @@ class Tensors(Arrays[Tensor, P]):
             if operand.name in _RUNNING:
                 check_own_memory(tensor, operand.name)
         return read
-
-    def checked(
-        self, name: Operation, operands: Sequence[object], **options: Any
-    ) -> tuple[Problem, Sequence[Any]]:
-        """Return the problem and the tensors of a call.
-
-        The errors are those of `read` and `problem_of`.
-        """
-        signature = SIGNATURES[name]
-        read = self.read(operands, signature)
-        return problem_of(name, *self.described(read, signature), **options), read
 
     def described(self, read: _Operands, signature: Signature) -> Operands[Metadata]:
         x = read[0]
@@ -126,12 +118,6 @@ class Tensors(Arrays[Tensor, P]):
             return self.data(tensor)
         return torch.empty_like(x).copy_(tensor)
 
-    def layouts(self, operands: Sequence[object]) -> Hashable:
-        # The key of a cached call contains the strides of the call's tensors. A tensor of a
-        # subclass may report wrong strides, so calls with such a tensor are not cached.
-        plain_classes = (*PLAIN, type(None))
-        return () if all(type(operand) in plain_classes for operand in operands) else None
-
     def finished(
         self,
         results: Results,
@@ -158,69 +144,57 @@ class Tensors(Arrays[Tensor, P]):
         return array_of(channels)
 
 
+# Less than the address of most arrays in memory.
+_LOW = 1 << 40
+
+
 class _CpuTensors(Tensors[Place]):
-    code = Code(
-        arrays="torch, cpu",
-        # `is_neg` is true for a lazily negated tensor, whose memory has the elements before
-        # negation.
-        facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.is_cpu, {}.is_neg())",
-        # Kernels read a per-channel tensor in place if it is contiguous and has one axis. The
-        # length of such a tensor follows from `nbytes`, so the shape need not be one of the facts.
-        channel_facts="(type({}), {}.dtype, {}.ndim, {}.nbytes, {}.is_contiguous(), {}.is_cpu, "
-        "{}.is_neg())",
-        # A tensor has no memory if PyTorch treats it as zeros (`_is_zerotensor`), or if its storage
-        # has been freed. The storage of a tensor without memory is at address 0. The comparison
-        # with 0x10000000000 is false for most addresses, so the rest of the expression is seldom
-        # evaluated.
-        lost="((at_{0} := {0}.data_ptr()) < 0x10000000000 "
-        "and at_{0} == {0}.storage_offset() * {0}.itemsize and {1}_bytes)",
-        known_address="at_{}",
-        address="{}.data_ptr()",
-        stage="stage.__call__",
-        constants=(
-            "is_large",
-            "statistics",
-            "table",
-            "data_bytes",
-            "channel_bytes",
-            "mask_bytes",
-            "channels",
-            "count",
-            "rows",
-        ),
-        new={
-            "data": "(large_empty_like if is_large else empty_like)(x)",
-            # `empty_like(statistics)` takes 0.2 us less than `empty(channels, dtype=...)`.
-            "channel": "empty_like(statistics)",
-            "mask": "empty(mask_bytes, dtype=bits)",
-            "coefficients": "empty_like(table)",
-            "bins": "empty((rows, channels), dtype=integers)",
-            "sums": "empty((2, channels), dtype=double)",
-            "count": "count",
-        },
-    )
+    def facts(self, operands: Sequence[Any], mask: int | None) -> list[Hashable]:
+        return [
+            None
+            if each is None
+            # `is_neg` is true for a lazily negated tensor, whose memory has the elements before
+            # negation.
+            else (type(each), each.dtype, each.shape, each.stride(), each.is_cpu, each.is_neg())
+            for each in operands
+        ]
+
+    def forms(self, problem: Problem, order: Order) -> dict[Kind, _Form]:
+        make = empty_like if problem.data_bytes >= LARGE else torch.empty_like
+        channels, reproducible = problem.channels, problem.reproducible
+        rows = bin_rows(problem.dtype.itemsize) if reproducible else 2
+        # `empty_like` of a tensor takes 0.2 us less than `empty` with a type.
+        statistics = _like((channels,), problem.statistics_dtype.name)
+        coefficients = _like((4, channels), problem.arithmetic)
+        sums = _like((rows, channels), "int64" if reproducible else "float64")
+        size = mask_size(problem.size)
+        return {
+            "data": lambda operands: make(operands[0]),
+            "channel": lambda _: torch.empty_like(statistics),
+            "mask": lambda _: torch.empty(size, dtype=torch.uint8),
+            "sums": lambda _: torch.empty_like(sums),
+            "coefficients": lambda _: torch.empty_like(coefficients),
+        }
+
+    def addresses(self, arrays: Sequence[Tensor | None]) -> list[int] | None:
+        found = []
+        try:
+            for tensor in arrays:
+                at = 0 if tensor is None else tensor.data_ptr()
+                if at < _LOW and tensor is not None and has_no_memory(tensor, at):
+                    return None
+                found.append(at)
+        except RuntimeError:
+            # A tensor without storage, such as that of a transform that is over, has no address.
+            return None
+        return found
 
     def place(self, x: Tensor | None) -> Place:
         engines.kernels("tensors of PyTorch")
         return engines.place()
 
-    def planned(
-        self, problem: Problem, extents: Extents, place: Place, exchanged: bool
-    ) -> tuple[Any, Launch]:
-        return engines.planned(problem, extents, place, exchanged)
-
-    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
-        return (
-            problem.data_bytes >= LARGE,
-            _like((problem.channels,), problem.statistics_dtype.name),
-            _like((4, problem.channels), problem.arithmetic),
-            problem.data_bytes,
-            problem.channels * problem.statistics_dtype.itemsize,
-            mask_size(problem.size),
-            problem.channels,
-            problem.count,
-            bin_rows(problem.dtype.itemsize),
-        )
+    def planned(self, problem: Problem, extents: Extents, place: Place) -> tuple[Any, Launch]:
+        return engines.planned(problem, extents, place)
 
 
 @functools.lru_cache(maxsize=256)
@@ -238,18 +212,15 @@ def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 TENSORS = _CpuTensors()
 
-#: See `kernels`.
-forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
-backward = operation("backward", TENSORS)
 
-#: See `synchronised`.
-reduce_forward = operation("reduce_forward", TENSORS, exchanged=True)
-apply_forward = operation("apply_forward", TENSORS, exchanged=True)
-reduce = operation("reduce", TENSORS, exchanged=True)
-apply = operation("apply", TENSORS, exchanged=True)
+def reduce_forward(operands: _Operands, options: Options) -> Results:
+    """See `synchronised`."""
+    return compute("reduce_forward", operands, options, arrays=TENSORS)
 
-_forward_coefficients = operation("forward_coefficients", TENSORS, exchanged=True)
-_backward_coefficients = operation("backward_coefficients", TENSORS, exchanged=True)
+
+def reduce(operands: _Operands, options: Options) -> Results:
+    """See `synchronised`."""
+    return compute("reduce", operands, options, arrays=TENSORS)
 
 
 def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
@@ -276,7 +247,11 @@ def forward_coefficients(
 
     `arithmetic` is the type of the coefficients.
     """
-    return _forward_coefficients(x, weight, bias, eps, "NCX", arithmetic)
+    options = Options(eps, arithmetic=check_arithmetic(arithmetic))
+    mean, variance, coefficients = compute(
+        "forward_coefficients", (x, weight, bias), options, arrays=TENSORS
+    )
+    return mean, variance, coefficients
 
 
 def backward_coefficients(
@@ -293,8 +268,11 @@ def backward_coefficients(
 
     `arithmetic` is the type of the coefficients.
     """
-    options = eps, "NCX", training, arithmetic
-    return _backward_coefficients(x, dy, mean, variance, weight, *options)
+    options = Options(eps, training=training, arithmetic=check_arithmetic(arithmetic))
+    dweight, dbias, coefficients = compute(
+        "backward_coefficients", (x, dy, mean, variance, weight), options, arrays=TENSORS
+    )
+    return dweight, dbias, coefficients
 
 
 def inference_coefficients(

@@ -26,15 +26,14 @@ from torch.autograd import Function, profiler
 
 from backnorm.activations import Activation
 from backnorm.errors import ArgumentError
+from backnorm.options import Options
 from backnorm.torch import kernels, operations
 from backnorm.torch.activations import activate, derivative
 from backnorm.torch.checks import renamed
 from backnorm.torch.kernels import Saved
-from backnorm.torch.options import Options, Running
+from backnorm.torch.options import Running
 from backnorm.torch.tensors import (
-    PLAIN,
     by_operators,
-    is_opaque,
     needs_dispatcher,
     order_of,
     unpack_mask,
@@ -60,7 +59,7 @@ class _Normalisation(Function):
         saved, has_residual = Saved(x, weight, mean, variance, mask, bias), needed[1]
         # The kernels take plain tensors only; x may be of a subclass if a saved-tensor hook
         # returned it.
-        if torch.is_grad_enabled() or needs_dispatcher(dy) or is_opaque(dy) or type(x) not in PLAIN:
+        if torch.is_grad_enabled() or needs_dispatcher(dy, x):
             gradients = by_operators(
                 _by_operations, saved, dy, ctx.options, dy=dy, input=x, weight=weight
             )
@@ -89,9 +88,9 @@ def _by_operations(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor |
     elif activation is not None:
         # Recompute the activation's input as a function of x, so that gradients can be
         # differentiated.
-        z = operations.forward(x, weight, bias, options.eps, options.arithmetic)[0]
+        z = operations.forward(x, weight, bias, options.epsilon, options.arithmetic)[0]
         dy = _before_activation(dy, z, activation)
-    settings = options.eps, options.training, options.arithmetic
+    settings = options.epsilon, options.training, options.arithmetic
     return *operations.backward(x, dy, mean, variance, weight, *settings), dy
 
 

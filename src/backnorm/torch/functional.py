@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError
+from backnorm.options import Options
 from backnorm.scalars import check_flag
 from backnorm.torch import eager, kernels, lowering, operations, registry, synchronised
 from backnorm.torch.activations import add_and_activate
@@ -24,14 +26,11 @@ from backnorm.torch.checks import (
     refusal,
 )
 from backnorm.torch.options import (
-    Options,
     Running,
     check_numbers,
-    eager_options,
-    traced_options,
+    options_of,
 )
 from backnorm.torch.tensors import (
-    OpaqueTensorError,
     as_plain,
     by_operators,
     is_transformed,
@@ -139,31 +138,29 @@ def batch_norm(
         raise not_a_tensor("input", input)
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
         training, momentum, eps = check_numbers(training, momentum, eps)
+    reproducible = reproducible is not False and check_flag("reproducible", reproducible)
     operands = input, residual, weight, bias, running_mean, running_var
-    if reproducible is not False and check_flag("reproducible", reproducible) and training:
-        options = traced_options(training, eps, activation, arithmetic, input.dtype)
-        check_batch(input)
-        running = running_of(running_mean, running_var, momentum)
-        return synchronised.batch_norm(*operands[:4], running, options, synchronised.ALONE)
-    if needs_dispatcher(input):
-        options = traced_options(training, eps, activation, arithmetic, input.dtype)
-        return _by_dispatcher(operands, momentum, options)
-    options = eager_options(training, eps, activation, arithmetic, input.dtype)
+    if not torch.compiler.is_compiling():
+        operands = _plain(operands)
+    options = options_of(training, eps, activation, arithmetic, input.dtype)
+    return _way_of(operands, options.training and reproducible)(operands, momentum, options)
+
+
+def _plain(operands: Operands) -> Operands:
+    input, *others = operands
+    return as_plain(input), *map(as_plain, others)
+
+
+def _way_of(operands: Operands, in_phases: bool) -> Callable[[Operands, float, Options], Tensor]:
+    """Return the function that computes y. Nothing else chooses between these functions."""
+    input = operands[0]
+    if in_phases:
+        return _in_phases
+    if needs_dispatcher(*operands):
+        return _by_operators
     if not input.is_floating_point() and _is_empty_of_integers(input):
-        # PyTorch accepts an empty batch of integers, and computes in the type of the parameters.
-        parameters = running_mean, running_var, weight, bias
-        y = torch.nn.functional.batch_norm(input, *parameters, training, momentum, eps)
-        check_residual(residual, y, options.activation)
-        return add_and_activate(y, residual, options.activation)
-    try:
-        return _eager(operands, momentum, options)
-    except OpaqueTensorError:
-        # The kernels cannot read the memory of an operand other than `input`. (Whether they can
-        # read that of `input` was checked above, by `needs_dispatcher`.)
-        return _by_dispatcher(operands, momentum, options)
-    except ArgumentError as error:
-        refused = error
-    raise refusal(refused, *operands, training)
+        return _by_pytorch
+    return _by_kernels
 
 
 def _is_empty_of_integers(input: Tensor) -> bool:
@@ -181,15 +178,42 @@ def running_of(
     return Running(*check_statistics(running_mean, running_var), momentum)
 
 
+def _in_phases(operands: Operands, momentum: float, options: Options) -> Tensor:
+    """Compute y in two phases: the sums of every channel, then y."""
+    input, residual, weight, bias, running_mean, running_var = operands
+    check_batch(input)
+    running = running_of(running_mean, running_var, momentum)
+    return synchronised.batch_norm(
+        input, residual, weight, bias, running, options, synchronised.ALONE
+    )
+
+
+def _by_pytorch(operands: Operands, momentum: float, options: Options) -> Tensor:
+    """Compute y by PyTorch, which accepts an empty batch of integers, and computes in the type of
+    the parameters.
+    """
+    input, residual, weight, bias, mean, variance = operands
+    settings = options.training, momentum, options.epsilon
+    y = torch.nn.functional.batch_norm(input, mean, variance, weight, bias, *settings)
+    check_residual(residual, y, options.activation)
+    return add_and_activate(y, residual, options.activation)
+
+
+def _by_kernels(operands: Operands, momentum: float, options: Options) -> Tensor:
+    """Compute y by kernels, directly on the memory of tensors."""
+    try:
+        return _eager(operands, momentum, options)
+    except ArgumentError as error:
+        refused = error
+    # The kernels' errors have other names of arguments than PyTorch's function.
+    raise refusal(refused, *operands, options.training)
+
+
 def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y by kernels, through autograd if a gradient may be needed."""
     input, residual, weight, bias, running_mean, running_var = operands
-    wants_gradient = torch.is_grad_enabled() and (
-        input.requires_grad
-        # An operand that is not a tensor raises no error here, but the kernels raise one for it.
-        or getattr(weight, "requires_grad", False)
-        or getattr(bias, "requires_grad", False)
-        or getattr(residual, "requires_grad", False)
+    wants_gradient = torch.is_grad_enabled() and any(
+        each is not None and each.requires_grad for each in (input, weight, bias, residual)
     )
     if options.training:
         check_batch(input)
@@ -206,9 +230,8 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
         return infer(input, residual, weight, bias, statistics, options)
     plain = options
     if options.activation is not None:
-        plain = Options(False, options.eps, None, options.arithmetic)
+        plain = options._replace(activation=None)
     y = eager.freeze(input, None, weight, bias, statistics, plain)
-    residual = as_plain(residual)
     check_residual(residual, input, options.activation)
     return by_operators(add_and_activate, y, residual, options.activation, residual=residual)
 
@@ -216,32 +239,21 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
 _NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
 
 
-def _by_dispatcher(operands: Operands, momentum: float, options: Options) -> Tensor:
+def _by_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y by registered operators: transforms, modes, tracers and subclasses see the call."""
     input, residual, *_ = operands
-    is_traced = torch.compiler.is_compiling()
-    if not is_traced:
-        plain: Any = tuple(map(as_plain, operands))
-        if any(one is not other for one, other in zip(plain, operands, strict=True)):
-            # `as_plain` replaced a tensor of a subclass. `batch_norm` starts again with plain
-            # tensors.
-            x, residual, weight, bias, mean, variance = plain
-            return batch_norm(
-                x, mean, variance, weight, bias, options.training, momentum, options.eps,
-                activation=options.activation, residual=residual, arithmetic=options.arithmetic,
-            )  # fmt: skip
     check(*operands, options.training)
     check_residual(residual, input, options.activation)
     if options.training:
         check_batch(input)
-    named = {} if is_traced else dict(zip(_NAMES, operands, strict=True))
+    named = {} if torch.compiler.is_compiling() else dict(zip(_NAMES, operands, strict=True))
     return by_operators(_of_operators, operands, momentum, options, **named)
 
 
 def _of_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Return y, computed by operators of PyTorch and of backnorm."""
     input, residual, weight, bias, running_mean, running_var = operands
-    training, eps, arithmetic = options.training, options.eps, options.arithmetic
+    training, eps, arithmetic = options.training, options.epsilon, options.arithmetic
     deployed = not training and arithmetic is None and _is_exporting()
     parameters = running_mean, running_var, weight, bias
     if _is_exporting_to_onnx() or (deployed and _have_one_type(*parameters)):
@@ -261,7 +273,7 @@ def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor
     transformed = is_transformed()
     if transformed and torch.compiler.is_compiling():
         _allow_in_graph()
-    settings = options.eps, options.arithmetic
+    settings = options.epsilon, options.arithmetic
     if not options.training:
         assert running_mean is not None
         assert running_var is not None

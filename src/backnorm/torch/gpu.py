@@ -10,24 +10,33 @@ of such a channel are infinite or NaN, as in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from backnorm.executable import operation
+from backnorm.executable import compute
 from backnorm.gpu.launch import BackwardLaunch, ForwardLaunch
 from backnorm.gpu.plan import GpuPlan, plan_gpu
-from backnorm.interfaces import Code, Launch
+from backnorm.interfaces import Launch, Operands, Results
 from backnorm.layout import Extents, Order, extents_of, mask_size
+from backnorm.options import Options
 from backnorm.problem import Problem
 from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
+from backnorm.signature import Kind
 from backnorm.torch.cpu import Tensors
-from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
+from backnorm.torch.tensors import (
+    as_type,
+    contiguous,
+    dense,
+    has_no_memory,
+    order_of,
+    unpack_mask,
+)
 
 # The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
 # allocators return addresses that are multiples of a larger power of two.
@@ -54,7 +63,7 @@ class _Launches(Launch):
         self._backward = BackwardLaunch(plan, new) if is_backward else None
         self._forward = None if is_backward else ForwardLaunch(plan, new)
 
-    def complete(self, *pointers: Any, momentum: float = 0.0) -> int:
+    def whole(self, pointers: Sequence[Any], *, momentum: float = 0.0) -> int:
         """Compute all results of a forward or a backward pass.
 
         Return -1, which stands for "no invalid variance", because the kernels check no variance.
@@ -76,7 +85,7 @@ class _Launches(Launch):
                 self._forward.run((x, residual, gamma, beta), outputs, results[2:4], momentum)
         return -1
 
-    def apply(self, *pointers: Any, sums: Any = None, count: Any = None) -> int:
+    def write(self, pointers: Sequence[Any], *, sums: Any = None, count: Any = None) -> int:
         """Compute y from given statistics, or dx from the sums of all parts of the batch."""
         x, dy, out, residual, mask, mean, variance, gamma, beta, *_ = pointers
         if x.numel():
@@ -89,7 +98,7 @@ class _Launches(Launch):
                     self._forward.infer((x, residual, mean, variance, gamma, beta), out)
         return -1
 
-    def sum_all(self, *pointers: Any) -> int:
+    def sum(self, pointers: Sequence[Any]) -> int:
         """Write the sums of every channel; in a forward pass, write means and variances instead."""
         x, dy, _, _, mask, mean, variance, gamma, *_, sums = pointers
         if not x.numel():
@@ -106,7 +115,7 @@ class _Launches(Launch):
                 self._forward.reduce(x, tuple(sums))
         return -1
 
-    def finish(self, *pointers: Any, sums: tuple[Tensor, Tensor], count: Any = None) -> int:
+    def write_and_finish(self, pointers: Sequence[Any], *, sums: tuple[Tensor, Tensor]) -> int:
         """Write the output, mean and variance of a forward pass, from the moments of all parts."""
         x, _, out, residual, mask, _, _, gamma, beta, *results = pointers
         for result, value in zip(results[:2], sums, strict=True):
@@ -120,39 +129,65 @@ class _Launches(Launch):
 
 
 class _CudaTensors(Tensors[torch.device]):
-    code = Code(
-        arrays="torch, cuda",
-        facts="(type({}), {}.dtype, {}.shape, {}.stride(), {}.device, {}.is_neg(), "
-        f"{{}}.data_ptr() % {_ALIGNMENT} == 0)",
-        lost="({0}.data_ptr() == {0}.storage_offset() * {0}.itemsize and {0}.numel())",
-        address="{}",
-        absent="None",
-        constants=("channels", "statistics", "mask_bytes", "count"),
-        new={
-            "data": "empty_like(x)",
-            "channel": "x.new_empty(channels, dtype=statistics)",
-            "mask": "x.new_empty(mask_bytes, dtype=bits)",
-            "sums": "x.new_empty((2, channels), dtype=double)",
-            "count": "count",
+    def facts(self, operands: Sequence[Any], mask: int | None) -> list[Hashable]:
+        return [
+            None
+            if each is None
+            else (
+                type(each),
+                each.dtype,
+                each.shape,
+                each.stride(),
+                each.device,
+                each.is_neg(),
+                each.data_ptr() % _ALIGNMENT == 0,
+            )
+            for each in operands
+        ]
+
+    def forms(self, problem: Problem, order: Order) -> dict[Kind, Any]:
+        channels, size = problem.channels, mask_size(problem.size)
+        statistics = getattr(torch, problem.statistics_dtype.name)
+        names = problem.signature.names
+
+        def of_gamma(operands: Any) -> Tensor:
             # GPU kernels can write every accepted type, so dgamma and dbeta are allocated in the
             # type in which they are returned.
-            "dgamma": "empty_like(mean if gamma is None else gamma)",
-            "dbeta": "empty_like(mean if gamma is None else gamma)",
-        },
-    )
+            gamma = operands[names.index("gamma")]
+            return torch.empty_like(operands[names.index("mean")] if gamma is None else gamma)
+
+        def of_statistics(operands: Any) -> Tensor:
+            made: Tensor = operands[0].new_empty(channels, dtype=statistics)
+            return made
+
+        return {
+            "data": lambda operands: torch.empty_like(operands[0]),
+            "channel": of_gamma if problem.operation == "backward" else of_statistics,
+            "mask": lambda operands: operands[0].new_empty(size, dtype=torch.uint8),
+            "sums": lambda operands: operands[0].new_empty((2, channels), dtype=torch.float64),
+        }
+
+    # Triton takes tensors in place of addresses.
+    absent = None
+
+    def addresses(self, arrays: Sequence[Any]) -> list[Tensor | None] | None:
+        try:
+            for tensor in arrays:
+                if tensor is not None and has_no_memory(tensor, tensor.data_ptr()):
+                    return None
+        except RuntimeError:
+            # A tensor without storage, such as that of a transform that is over, has no address.
+            return None
+        return list(arrays)
 
     def place(self, x: Tensor) -> torch.device:
         return x.device
 
     def planned(
-        self, problem: Problem, extents: Extents, place: torch.device, exchanged: bool
+        self, problem: Problem, extents: Extents, place: torch.device
     ) -> tuple[GpuPlan, _Launches]:
         plan = plan_gpu(problem, extents)
         return plan, _Launches(problem, plan, place)
-
-    def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
-        statistics = getattr(torch, problem.statistics_dtype.name)
-        return problem.channels, statistics, mask_size(problem.size), problem.count
 
     def data(self, x: Tensor) -> Tensor:
         # Kernels read only tensors that are dense, plain and aligned; other tensors are copied.
@@ -170,40 +205,23 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 TENSORS = _CudaTensors()
 
-_reduce_forward, _reduce = operation("reduce_forward", TENSORS), operation("reduce", TENSORS)
 
-#: See `kernels`.
-forward, inference = operation("forward", TENSORS), operation("inference", TENSORS)
-backward = operation("backward", TENSORS)
-
-#: See `synchronised`.
-apply_forward, apply = operation("apply_forward", TENSORS), operation("apply", TENSORS)
-
-
-def reduce_forward(
-    x: Tensor, data_format: str, arithmetic: str, reproducible: bool
-) -> tuple[Tensor, Any]:
+def reduce_forward(operands: Operands[Tensor], options: Options) -> Results:
     """See `synchronised`."""
-    if not reproducible:
-        return _reduce_forward(x, data_format, arithmetic, False)
-    TENSORS.checked("reduce_forward", (x,))
+    if not options.reproducible:
+        return compute("reduce_forward", operands, options, arrays=TENSORS)
+    _, read = TENSORS.checked("reduce_forward", operands, options)
+    (x,) = cast("Sequence[Tensor]", read)
     terms = _by_channel(x)
     return bins_of(terms, terms, x.element_size(), torch), terms.shape[1]
 
 
-def reduce(
-    x: Tensor,
-    dy: Tensor,
-    mask: Tensor | None,
-    mean: Tensor,
-    data_format: str,
-    arithmetic: str,
-    reproducible: bool,
-) -> tuple[Tensor, Any]:
+def reduce(operands: Operands[Tensor], options: Options) -> Results:
     """See `synchronised`."""
-    if not reproducible:
-        return _reduce(x, dy, mask, mean, data_format, arithmetic, False)
-    TENSORS.checked("reduce", (x, dy, mask, mean))
+    if not options.reproducible:
+        return compute("reduce", operands, options, arrays=TENSORS)
+    _, read = TENSORS.checked("reduce", operands, options)
+    x, dy, mask, mean = cast("Sequence[Any]", read)
     if mask is not None:
         dy = torch.where(unpack_mask(mask, x), dy, torch.zeros_like(dy))
     terms, factors = _by_channel(dy), _by_channel(x) - mean.double()[:, None]

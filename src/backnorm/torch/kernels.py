@@ -19,10 +19,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from backnorm.activations import Activation
+from backnorm.executable import compute
+from backnorm.options import Options
 from backnorm.torch import cpu
 from backnorm.torch.activations import activate, derivative, split
 from backnorm.torch.checks import TensorValueError
-from backnorm.torch.options import Options, Running
+from backnorm.torch.options import Running
 from backnorm.torch.tensors import check_memory
 
 
@@ -76,11 +79,10 @@ def forward(
     running statistics for gradients, backnorm's autograd function saves copies of them.
     """
     mean, variance, momentum = running or (None, None, 0.0)
-    fused, following = split(options.activation)
-    y, *others = engine_of(x).forward(
-        x, residual, weight, bias, mean, variance,
-        options.eps, "NCX", fused, options.arithmetic, False,
-        momentum=momentum,
+    options, following = _separate(options)
+    y, *others = compute(
+        "forward", (x, residual, weight, bias, mean, variance), options,
+        arrays=engine_of(x).TENSORS, momentum=momentum,
     )  # fmt: skip
     return y if following is None else activate(y, following, in_place=True), *others
 
@@ -94,11 +96,10 @@ def inference(
     options: Options,
 ) -> Tensor:
     """Return y for given statistics."""
-    fused, following = split(options.activation)
+    options, following = _separate(options)
     y: Tensor
-    (y,) = engine_of(x).inference(
-        x, residual, *statistics, weight, bias, options.eps, "NCX", fused, options.arithmetic
-    )
+    operands = x, residual, *statistics, weight, bias
+    (y,) = compute("inference", operands, options, arrays=engine_of(x).TENSORS)
     return y if following is None else activate(y, following, in_place=True)
 
 
@@ -110,22 +111,28 @@ def backward(
     The gradients of weight and bias have weight's type.
     """
     x, weight, mean, variance, mask, bias = saved
-    engine, out = engine_of(x), None
-    _, following = split(options.activation)
+    arrays, out = engine_of(x).TENSORS, None
+    options, following = _separate(options)
     if following is not None:
         # PyTorch's operator would read the address 0 if dy has no memory.
         check_memory(dy, "dy")
-        (z,) = engine.inference(
-            x, None, mean, variance, weight, bias, options.eps, "NCX", None, options.arithmetic
-        )
+        operands = x, None, mean, variance, weight, bias
+        (z,) = compute("inference", operands, options, arrays=arrays)
         dy = derivative(dy, z, following, overwrite=True)
         # dx overwrites this new tensor, if it has the layout of z, which is that of results.
         out = dy if dy.stride() == z.stride() else None
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None] = engine.backward(
-        x, dy, mask, mean, variance, weight,
-        options.eps, "NCX", options.training, has_residual, options.arithmetic, False, out,
-    )  # fmt: skip
-    return gradients
+    if has_residual:
+        options = options._replace(residual=True)
+    dx, dweight, dbias, dresidual = compute(
+        "backward", (x, dy, mask, mean, variance, weight), options, out, arrays=arrays
+    )
+    return dx, dweight, dbias, dresidual
+
+
+def _separate(options: Options) -> tuple[Options, Activation | None]:
+    """Return the options of the kernel, and the activation that PyTorch's operator computes."""
+    fused, following = split(options.activation)
+    return options if following is None else options._replace(activation=fused), following
 
 
 def double_backward(
@@ -146,7 +153,8 @@ def double_backward(
     """
     operands = x, dy, ddx, mean, variance, weight, ddweight, ddbias
     engine = engine_of(x)
-    _, read = engine.TENSORS.checked("double_backward", operands, epsilon=eps, training=training)
+    options = Options(eps, training=training)
+    _, read = engine.TENSORS.checked("double_backward", operands, options)
     gradients: tuple[Tensor, Tensor, Tensor]
     gradients = engine.double_backward(read[:3], read[3:], eps, training)
     return gradients

@@ -22,7 +22,7 @@ from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, synchronised, tools
 from backnorm.torch.checks import check_tensor, not_a_tensor
-from backnorm.torch.options import named, traced_options
+from backnorm.torch.options import named, options_of
 
 _PHRASES = {"relu": "a ReLU", "silu": "a SiLU", "hardswish": "a Hardswish"}
 
@@ -372,7 +372,7 @@ class SyncBatchNorm(_BatchNorm):
         layer = exchange.name_of(self, group)
         return synchronised.batch_norm(
             input, residual, weight, bias, running,
-            traced_options(True, self.eps, activation, self.arithmetic, input.dtype),
+            options_of(True, self.eps, activation, self.arithmetic, input.dtype),
             synchronised.Processes(group, layer, self.reproducible),
         )  # fmt: skip
 

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from backnorm.options import Options
 from backnorm.torch import composed, kernels
 from backnorm.torch.checks import TensorValueError
-from backnorm.torch.options import Options, Running, arithmetic_of
+from backnorm.torch.options import Running, arithmetic_of
 from backnorm.torch.registry import register
 from backnorm.torch.tensors import is_batched, is_transformed
 
@@ -78,7 +79,7 @@ def _backward(
 
 
 def _options(x: Tensor, training: bool, eps: float, arithmetic: str | None) -> Options:
-    return Options(training, eps, None, arithmetic_of(x.dtype, arithmetic))
+    return Options(eps, training=training, arithmetic=arithmetic_of(x.dtype, arithmetic))
 
 
 # Derivatives.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,31 +19,9 @@ from backnorm.arithmetics import (
     resolved,
 )
 from backnorm.errors import ArgumentValueError
+from backnorm.options import Options
 from backnorm.scalars import check_flag, check_number
 from backnorm.torch.tensors import element_type
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a call.
-
-    Attributes
-    ----------
-    training : bool
-        Whether the statistics are those of the batch.
-    eps : float
-        Added to the variance.
-    activation : Activation or None
-        The activation; its ceiling has been rounded to the element type of the input.
-    arithmetic : {"float32", "float64"} or None
-        The type in which elements are computed. None occurs only in a traced graph, if the caller
-        has not chosen an arithmetic; the compiler may then choose one (`lowering`).
-    """
-
-    training: bool
-    eps: float
-    activation: Activation | None
-    arithmetic: Arithmetic | None
 
 
 class Running(NamedTuple):
@@ -59,14 +36,17 @@ class Running(NamedTuple):
     momentum: float
 
 
-def eager_options(
+def options_of(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Return the options of a call on tensors in memory, or raise.
+    """Check the options of a call, and return them.
 
-    Calls with the same arguments get the same object if they also have the same setting of
-    `backnorm.arithmetic`.
+    Calls with the same arguments get the same object, if they also have the same setting of
+    `backnorm.arithmetic`, and PyTorch does not trace them. In a traced graph, the arithmetic is
+    None if the caller has not chosen one. The compiler may then choose one (see `lowering`).
     """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return _traced(training, eps, activation, arithmetic, dtype)
     arguments = training, eps, activation, arithmetic, dtype, chosen()
     try:
         return _cached(*arguments)
@@ -83,21 +63,18 @@ def _cached(
 ) -> Options:
     _check_eps(training, eps)
     kind = element_type(dtype)
-    return Options(training, eps, check_activation(activation, kind), resolved(kind, arithmetic))
+    follows = check_activation(activation, kind)
+    return Options(eps, "NCX", training, follows, arithmetic=resolved(kind, arithmetic))
 
 
-def traced_options(
+def _traced(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
-    """Check and return the options of a call that PyTorch may be tracing or compiling."""
-    if not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
-        return eager_options(training, eps, activation, arithmetic, dtype)
     _check_eps(training, eps)
     if not torch.compiler.is_dynamo_compiling():
         kind = element_type(dtype)
-        return Options(
-            training, eps, check_activation(activation, kind), requested(kind, arithmetic)
-        )
+        follows = check_activation(activation, kind)
+        return Options(eps, "NCX", training, follows, arithmetic=requested(kind, arithmetic))
     ceiling = None
     if isinstance(activation, Activation):
         # Dynamo cannot pass a named tuple from traced code to a function that it does not trace, so
@@ -110,7 +87,8 @@ def traced_options(
 
         ceiling = guard_scalar(ceiling)
     activation = _traced_activation(activation, ceiling, dtype)
-    return Options(training, eps, activation, _traced_arithmetic(arithmetic, dtype))
+    arithmetic = _traced_arithmetic(arithmetic, dtype)
+    return Options(eps, "NCX", training, activation, arithmetic=arithmetic)
 
 
 def _traced_activation(name: Any, ceiling: float | None, dtype: torch.dtype) -> Activation | None:

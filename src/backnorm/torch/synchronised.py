@@ -21,13 +21,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from backnorm.errors import BacknormError
+from backnorm.executable import compute
+from backnorm.options import Options
 from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_of
 from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import TensorTypeError, check_device, check_tensor
 from backnorm.torch.exchange import Exchange
 from backnorm.torch.kernels import engine_of
-from backnorm.torch.options import Options, Running, arithmetic_of
+from backnorm.torch.options import Running, arithmetic_of
 from backnorm.torch.registry import register
 from backnorm.torch.tensors import (
     check_memory,
@@ -84,8 +86,9 @@ def _forward(
     group: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Return y and the whole batch's moments: means, biased variances, number of elements."""
-    engine, computed_in, exchange = engine_of(x), arithmetic_of(x.dtype, arithmetic), None
-    moments = _message(*engine.reduce_forward(x, "NCX", computed_in, reproducible))
+    engine, exchange = engine_of(x), None
+    options = Options(eps, arithmetic=arithmetic_of(x.dtype, arithmetic), reproducible=reproducible)
+    moments = _message(*engine.reduce_forward((x,), options))
     if group is not None:
         # `settings` is a text that must be equal in all processes. It does not contain the
         # arithmetic. The arithmetic depends on the element type, and the empty x of a process
@@ -99,9 +102,8 @@ def _forward(
     elif exchange is not None:
         moments = exchange.moments()
     mean, variance, _ = engine.parts(moments)
-    y, *_ = engine.apply_forward(
-        x, None, weight, bias, eps, "NCX", None, computed_in, False, sums=(mean, variance)
-    )
+    operands, sums = (x, None, weight, bias), (mean, variance)
+    y, *_ = compute("apply_forward", operands, options, arrays=engine.TENSORS, sums=sums)
     return y, moments
 
 
@@ -124,8 +126,9 @@ def _sums(
     second tensor always has the sums of all processes; dx is computed from it.
     """
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
+    options = Options(arithmetic=computed_in, reproducible=reproducible)
     mean, _ = _statistics(x, _check_message("moments", moments, x))
-    local = _message(*engine_of(x).reduce(x, dy, None, mean, "NCX", computed_in, reproducible))
+    local = _message(*engine_of(x).reduce((x, dy, None, mean), options))
     if group is not None:
         settings = f"{layer}, {x.shape[1]} channels, backward, {reproducible=}, {eps=}"
         exchange = Exchange(group, settings, local)
@@ -147,13 +150,14 @@ def _gradient(
     arithmetic: str | None,
 ) -> Tensor:
     """Return dx, given the moments of the whole batch and the sums over all processes."""
-    engine, computed_in = engine_of(x), arithmetic_of(x.dtype, arithmetic)
+    engine, options = engine_of(x), Options(eps, arithmetic=arithmetic_of(x.dtype, arithmetic))
     mean, variance = _statistics(x, _check_message("moments", moments, x))
     sum_dy, sum_dy_xmu, count = engine.parts(_check_message("sums", sums, x))
-    dx: Tensor = engine.apply(
-        x, dy, None, mean, variance, weight, eps, "NCX", True, False, computed_in,
+    dx: Tensor
+    dx, _ = compute(
+        "apply", (x, dy, None, mean, variance, weight), options, arrays=engine.TENSORS,
         sums=(sum_dy, sum_dy_xmu), count=count,
-    )[0]  # fmt: skip
+    )  # fmt: skip
     return dx
 
 
@@ -347,7 +351,7 @@ def batch_norm_with_moments(
             layer = f"{layer}, {name}" + ("" if ceiling is None else f" up to {ceiling}")
     run = _BatchNorm.apply if is_transformed() else _batch_norm
     results: tuple[Tensor, Tensor] = run(
-        input, weight, bias, options.eps, options.arithmetic,
+        input, weight, bias, options.epsilon, options.arithmetic,
         processes.reproducible, layer, group,
     )  # fmt: skip
     return results

@@ -11,7 +11,7 @@ view cannot be changed in place, for example by a ReLU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -86,10 +86,6 @@ def _keys_in_memory() -> int:
 _IN_MEMORY = _keys_in_memory()
 
 
-class OpaqueTensorError(TensorTypeError):
-    """An opaque tensor was passed to a function that reads memory."""
-
-
 def is_opaque(tensor: Tensor) -> bool:
     """Whether only operators can read the elements of a tensor, because no memory holds them.
 
@@ -110,25 +106,29 @@ _tracing = torch._C._get_tracing_state
 is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def needs_dispatcher(tensor: Tensor) -> bool:
-    """Whether a call on `tensor` must run as operators of PyTorch's dispatcher, not directly.
+def needs_dispatcher(*tensors: Tensor | None) -> bool:
+    """Whether a call on tensors must run as operators of PyTorch's dispatcher, not directly.
 
     The result is True in these cases: under `torch.compile` and `torch.export` (`is_compiling`);
     under `torch.func` and forward-mode differentiation; under modes that see every operator (fake
-    tensors, `make_fx`, FLOP counters); under `torch.jit.trace`; for batched gradients
-    (``is_grads_batched``); for a tensor of a subclass other than `Parameter`; for a tensor that is
-    neither on a CPU nor on a CUDA device.
+    tensors, `make_fx`, FLOP counters); under `torch.jit.trace`; for a tensor that is opaque, such
+    as a batch of gradients (``is_grads_batched``), or of a subclass other than `Parameter`.
     """
     return (
         is_compiling()
-        or (type(tensor) is not Tensor and type(tensor) is not Parameter)
-        or not (tensor.is_cpu or tensor.is_cuda)
         or _are_transforms_active()
         or _modes() > 0
         or forward_ad._current_level >= 0
-        or is_batched(tensor)
         or _tracing() is not None
+        or not _are_in_memory(tensors)
     )
+
+
+def _are_in_memory(tensors: Sequence[Tensor | None]) -> bool:
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in PLAIN or is_opaque(tensor)):
+            return False
+    return True
 
 
 def is_transformed() -> bool:
@@ -145,7 +145,7 @@ def in_memory(tensor: Tensor, name: str) -> Tensor:
         raise not_a_tensor(name, tensor)
     found: Tensor = as_plain(tensor)
     if type(found) not in PLAIN:
-        raise OpaqueTensorError(
+        raise TensorTypeError(
             name,
             "has no elements in memory",
             came=type(tensor).__name__,
@@ -257,17 +257,14 @@ def check_memory(tensor: Tensor, name: str) -> int:
     storage, after which autograd no longer adds gradients in place.
     """
     if is_opaque(tensor):
-        raise OpaqueTensorError(
+        raise TensorTypeError(
             name,
             "has no elements in memory",
             came=f"{tensor.layout}, keys {dispatch_keys(tensor)}",
             accepted="a strided tensor",
         )
     address = tensor.data_ptr()
-    # A freed storage begins at address 0, so the address of a tensor in it equals the tensor's
-    # offset in bytes.
-    freed = address == tensor.storage_offset() * tensor.itemsize
-    if freed and tensor.numel() and not tensor._is_zerotensor():
+    if has_no_memory(tensor, address) and not tensor._is_zerotensor():
         raise TensorValueError(
             name,
             "has a non-zero number of elements, but its data is not allocated yet",
@@ -275,6 +272,12 @@ def check_memory(tensor: Tensor, name: str) -> int:
             accepted=f"{tensor.nbytes} bytes or more",
         )
     return address
+
+
+def has_no_memory(tensor: Tensor, address: int) -> bool:
+    """Whether the storage of a tensor has been freed, or PyTorch treats the tensor as zeros."""
+    # Such a storage begins at address 0, so the address of the tensor is its offset in bytes.
+    return address == tensor.storage_offset() * tensor.itemsize and tensor.numel() > 0
 
 
 def check_own_memory(tensor: Tensor, name: str) -> None:

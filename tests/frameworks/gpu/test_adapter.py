@@ -241,7 +241,7 @@ def test_batch_norm_with_invalid_operand_raises_argument_error(arguments):
 
 def plain_step(x, dy):
     """Return y, and the gradients of x, weight and bias, without autograd."""
-    options = Options(True, 1e-5, None, "float64")
+    options = Options(1e-5, arithmetic="float64")
     y, mean, variance, _ = kernels.forward(x, None, None, None, None, options)
     saved = kernels.Saved(x, None, mean, variance)
     *gradients, _ = kernels.backward(saved, dy, options, has_residual=False)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from backnorm.executable import compute
 from backnorm.layout import mask_size
+from backnorm.options import Options
 from backnorm.torch import cpu, synchronised
 from backnorm.torch import gpu as engine
 
@@ -32,6 +34,9 @@ def parts_of(x, channels_last):
     return [each.to(DEVICE).contiguous(memory_format=kind) for each in (x[:cut], x[cut:], x[:0])]
 
 
+EXACT = Options(arithmetic="float64", reproducible=True)
+
+
 def moments_of_all(every):
     """Return the moments of all parts, added up as `backnorm.ChannelMoments` are."""
     channels = every[0].numel() // 2
@@ -51,8 +56,9 @@ def test_synchronised_parts_match_whole_batch(shape, channels_last, arithmetic):
     x, dy = torch.randn(shape) + 3, torch.randn(shape)
     x[: shape[0] // 2] -= 2
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    known = Options(EPS, arithmetic=arithmetic)
     operands = x, None, weight, bias, None, None
-    y, mean, variance, _ = cpu.forward(*operands, EPS, "NCX", None, arithmetic, False)
+    y, mean, variance, _ = compute("forward", operands, known, arrays=cpu.TENSORS)
     xs, dys = (parts_of(each, channels_last) for each in (x, dy))
     operators, options = torch.ops.backnorm, (EPS, arithmetic)
     results = [operators.synchronised(part, None, None, *options, *ALONE) for part in xs]
@@ -60,12 +66,14 @@ def test_synchronised_parts_match_whole_batch(shape, channels_last, arithmetic):
     assert whole[-1] == x.numel() // shape[1]
     torch.testing.assert_close(whole[:-1].cpu(), torch.cat((mean, variance)).double())
     weight, bias = weight.to(DEVICE), bias.to(DEVICE)
-    forward = None, weight, bias, EPS, "NCX", None, arithmetic, False
     *of_all, _ = engine.parts(whole)
-    results = [engine.apply_forward(part, *forward, sums=tuple(of_all))[0] for part in xs]
+    phase = {"arrays": engine.TENSORS, "sums": tuple(of_all)}
+    results = [
+        compute("apply_forward", (part, None, weight, bias), known, **phase)[0] for part in xs
+    ]
     torch.testing.assert_close(torch.cat([each.cpu() for each in results]), y)
     operands = x, dy, None, mean, variance, weight.cpu()
-    expected, *_ = cpu.backward(*operands, EPS, "NCX", True, False, arithmetic, False, None)
+    expected, *_ = compute("backward", operands, known, arrays=cpu.TENSORS)
     pairs = list(zip(xs, dys, strict=True))
     sums = [operators.synchronised_sums(*pair, whole, *options, *ALONE) for pair in pairs]
     total = sum(each for _, each in sums)
@@ -85,9 +93,9 @@ def test_reproducible_sums_equal_those_of_the_cpu(shape, channels_last):
     results = []
     for module, device in ((cpu, "cpu"), (engine, DEVICE)):
         x, dy = (each.to(device) for each in operands)
-        moments, count = module.reduce_forward(x, "NCX", "float64", True)
+        moments, count = module.reduce_forward((x,), EXACT)
         assert count == x.numel() // shape[1]
-        sums, _ = module.reduce(x, dy, None, mean.to(device), "NCX", "float64", True)
+        sums, _ = module.reduce((x, dy, None, mean.to(device)), EXACT)
         results.append((moments.cpu(), sums.cpu()))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     moments = torch.cat((mean, mean, mean[:1])).double().to(DEVICE)
@@ -115,10 +123,10 @@ def test_reproducible_sums_of_special_values_equal_those_of_the_cpu(dtype, speci
     results = []
     for module, device in ((cpu, "cpu"), (engine, DEVICE)):
         ours = x.to(device)
-        found = [module.reduce_forward(ours, "NCX", "float64", True)]
+        found = [module.reduce_forward((ours,), EXACT)]
         for each in (None, mask.to(device)):
             operands = ours, dy.to(device), each, mean.to(device)
-            found.append(module.reduce(*operands, "NCX", "float64", True))
+            found.append(module.reduce(operands, EXACT))
         results.append([(sums.cpu(), count) for sums, count in found])
     for (sums, count), (expected, expected_count) in zip(*results, strict=True):
         assert torch.equal(sums, expected)

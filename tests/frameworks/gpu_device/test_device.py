@@ -14,7 +14,7 @@ from backnorm.executable import forget
 from backnorm.gpu.kernels import backward, forward
 from backnorm.gpu.kernels.tuning import CONFIGURATIONS
 from backnorm.torch import gpu, kernels
-from backnorm.torch.options import eager_options
+from backnorm.torch.options import options_of
 
 CUDA = torch.device("cuda")
 
@@ -32,7 +32,7 @@ def seeded():
 
 def step(x, dy, weight, bias):
     """Return what a training step computes."""
-    options = eager_options(True, 1e-5, None, None, x.dtype)
+    options = options_of(True, 1e-5, None, None, x.dtype)
     y, mean, variance, _ = kernels.forward(x, None, weight, bias, None, options)
     saved = kernels.Saved(x, weight, mean, variance)
     *gradients, _ = kernels.backward(saved, dy, options, False)

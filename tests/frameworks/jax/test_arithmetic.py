@@ -20,7 +20,7 @@ from backnorm.jax import formulas
 from backnorm.jax.ffi import TARGET
 from backnorm.jax.linen import BatchNorm as LinenBatchNorm
 from backnorm.jax.nnx import BatchNorm as NnxBatchNorm
-from backnorm.jax.problems import Options
+from backnorm.options import Options
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 BOTH = ("float32", "float64")
@@ -360,7 +360,7 @@ class TestFormulas:
     @TYPES
     def test_formulas_in_float64_pass_judge(self, dtype, data):
         operands = data(dtype)
-        options = Options(operands.epsilon, 1, "float64")
+        options = Options(operands.epsilon, (1,), arithmetic="float64")
         x, gamma, beta = operands.x, operands.gamma, operands.beta
         judged = {"epsilon": operands.epsilon, "arithmetic": "float64"}
 
@@ -383,7 +383,7 @@ class TestFormulas:
     def test_formulas_without_arithmetic_use_float32(self, dtype, data):
         operands = data(dtype)
         inputs = operands.x, operands.gamma, operands.beta
-        options = [Options(operands.epsilon, 1, each) for each in (None, *BOTH)]
+        options = [Options(operands.epsilon, (1,), arithmetic=each) for each in (None, *BOTH)]
         found = [formulas.forward(*inputs, each) for each in options]
         same(found[0], found[1])
         differ(found[0], found[2])
@@ -391,7 +391,10 @@ class TestFormulas:
     @pytest.mark.long
     def test_formulas_in_float64_without_x64_raise_argument_value_error(self, data):
         operands = data(FLOAT32)
-        settings = {"epsilon": operands.epsilon, "axis": 1}
+        settings, options = (
+            {"epsilon": operands.epsilon, "axis": 1},
+            Options(operands.epsilon, (1,)),
+        )
         x = operands.x
 
         def of_parts(**more):
@@ -401,10 +404,10 @@ class TestFormulas:
         with jax.enable_x64(False):
             for call in (
                 lambda **more: formulas.forward(
-                    x, operands.gamma, operands.beta, Options(**settings, **more)
+                    x, operands.gamma, operands.beta, options._replace(**more)
                 ),
                 lambda **more: formulas.backward(
-                    *operands.backward_inputs, Options(**settings, **more)
+                    *operands.backward_inputs, options._replace(**more)
                 ),
                 partial(backnorm.jax.batch_norm, x, mask=x > 0, **settings),
                 of_parts,

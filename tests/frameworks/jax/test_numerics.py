@@ -15,7 +15,7 @@ from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.jax import formulas
 from backnorm.jax.inverse_std import inverse_std, is_refused
-from backnorm.jax.problems import Options
+from backnorm.options import Options
 from tests.support.battery import facets_of
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
@@ -52,7 +52,7 @@ def test_backward_with_subnormal_variance_does_not_flush_it_to_zero(epsilon, by_
     x = (rng.standard_normal(data.x.shape) * np.sqrt(variance[:, None])).astype(np.float32)
     mean = x.mean((0, 2))
     if by_formulas:
-        function = jax.jit(partial(formulas.backward, options=Options(epsilon, 1)))
+        function = jax.jit(partial(formulas.backward, options=Options(epsilon, (1,))))
         by_x, by_gamma, by_beta = function(x, data.dy, mean, variance, data.gamma)
         s = jax.jit(partial(inverse_std, epsilon=epsilon))(variance)
         exact = 1 / np.sqrt(variance.astype(np.float64) + epsilon)
@@ -279,7 +279,7 @@ class TestFormulas:
         work = formulas.working_type(dtype)
         x, dy = x.astype(dtype), normal(*shape).astype(dtype)
         gamma, beta = gamma.astype(work), beta.astype(work)
-        settings, options = {"epsilon": EPSILON}, Options(EPSILON, axis % len(shape))
+        settings, options = {"epsilon": EPSILON}, Options(EPSILON, (axis % len(shape),))
         tolerance = {8: 1e-13, 4: 2e-5, 2: 2e-2}[dtype.itemsize]
 
         def compiled(function, **flag):
@@ -306,7 +306,7 @@ class TestFormulas:
     def test_statistics_of_formulas_with_large_mean_match_float64(self, ratio, rng):
         # float32 data far from zero: the sum of their squares would have no digit of the variance.
         x = jnp.asarray(rng.normal(size=(4000, 3)) + ratio, jnp.float32)
-        mean, variance = formulas.statistics(x, Options(EPSILON, 1))
+        mean, variance = formulas.statistics(x, Options(EPSILON, (1,)))
         exact = np.asarray(x, np.float64)
         np.testing.assert_allclose(mean, exact.mean(0), rtol=2e-7)
         np.testing.assert_allclose(variance, exact.var(0), rtol=1e-5)

@@ -14,7 +14,7 @@ import backnorm.jax
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
 from backnorm.jax import formulas
-from backnorm.jax.problems import Options
+from backnorm.options import Options
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 
 from .conftest import EPSILON
@@ -61,7 +61,7 @@ def test_second_order_with_frozen_statistics_is_within_budget(dtype, wide, rng):
     data, cotangents = layer(rng, dtype, (6, 5, 8))
     inputs = data.backward_inputs
     with with_float64(wide):
-        options = Options(EPSILON, 1, training=False)
+        options = Options(EPSILON, (1,), training=False)
         second = jax.jit(partial(formulas.second_order, options=options))
         by_x, by_dy, _, _, by_gamma = second(inputs, cotangents)
         gradients = tuple(map(np.asarray, (by_x, by_dy, by_gamma)))
@@ -114,7 +114,7 @@ def test_second_order_keeps_temporary_memory_within_bound(dtype, wide, axis):
         channels = jnp.ones(32, formulas.working_type(x.dtype))
 
         def second(*operands):
-            return formulas.second_order(operands[:5], operands[5:], Options(EPSILON, axis))
+            return formulas.second_order(operands[:5], operands[5:], Options(EPSILON, (axis,)))
 
         operands = (x, x, *[channels] * 3, x, *[channels] * 2)
         measured = jax.jit(second).lower(*operands).compile().memory_analysis()

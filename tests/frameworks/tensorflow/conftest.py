@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from backnorm import BacknormError
-from backnorm.tensorflow import calls
+from tests.support import internals
 
 #: The errors of a derivative of too high an order: in an eager call, and of TensorFlow's runtime.
 REJECTIONS = BacknormError, tf.errors.UnknownError
@@ -25,15 +25,7 @@ tf.config.set_logical_device_configuration(
 @pytest.fixture(autouse=True)
 def poisoned_results(monkeypatch):
     """Poison the memory of results that are allocated here rather than by the engine."""
-    names = calls._ALIGNED.names
-    original = names["aligned"]
-
-    def aligned(shape, dtype):
-        array = original(shape, dtype)
-        array.fill(np.nan)
-        return array
-
-    monkeypatch.setitem(names, "aligned", aligned)
+    internals.poison_new_memory(monkeypatch)
 
 
 @pytest.fixture(params=["eager", "graph"])
