@@ -30,10 +30,10 @@ class Backnorm(Contestant):
 
     def start(self, threads: int) -> dict[str, str]:
         """Import the adapter; return our version and Triton's."""
-        from backnorm.torch import kernels
+        from backnorm.torch import engines
         from backnorm.torch.options import options_of
 
-        self._kernels, self._options = kernels, options_of
+        self._engines, self._options = engines, options_of
         versions = {"backnorm": backnorm.__version__}
         if importlib.util.find_spec("triton") is not None:
             versions["triton"] = importlib.metadata.version("triton")
@@ -46,14 +46,14 @@ class Backnorm(Contestant):
 
     def _call(self, cell: Cell, tensors: LayerTensors, epsilon: float) -> Callable[[], Any]:
         x, dy, mean, variance, weight, bias = tensors
-        kernels = self._kernels
+        engines = self._engines
         options = self._options(cell.op != "inference", epsilon, None, None, x.dtype)
         if cell.op == "backward":
-            saved = kernels.Saved(x, weight, mean, variance)
-            return lambda: kernels.backward(saved, dy, options, False)
+            saved = engines.Saved(x, weight, mean, variance)
+            return lambda: engines.backward(saved, dy, options, False)
         if cell.op == "forward":
-            return lambda: kernels.forward(x, None, weight, bias, None, options)
-        return lambda: kernels.inference(x, None, weight, bias, (mean, variance), options)
+            return lambda: engines.forward(x, None, weight, bias, None, options)
+        return lambda: engines.inference(x, None, weight, bias, (mean, variance), options)
 
 
 class Floor(Contestant):

@@ -74,11 +74,11 @@ def for_every_tensor():
     import torch
 
     from backnorm.executable import forget
-    from backnorm.torch import gpu, kernels
+    from backnorm.torch import engines, gpu
 
     with pytest.MonkeyPatch.context() as patch, torch.device(DEVICE):
         if INTERPRETED:
-            patch.setattr(kernels, "engine_of", lambda x: gpu)
+            patch.setattr(engines, "engine_of", lambda x: gpu)
         forget()
         yield
     forget()

@@ -26,7 +26,7 @@ MUTANTS = (
     # PyTorch.
     Mutant(
         "torch: the running statistics do not move",
-        "torch/kernels.py",
+        "torch/engines.py",
         "momentum=momentum,",
         "momentum=0.0,",
         (f"{_TORCH}/test_modules.py",),
@@ -47,14 +47,14 @@ MUTANTS = (
     ),
     Mutant(
         "torch: epsilon is ignored in evaluation",
-        "torch/kernels.py",
+        "torch/engines.py",
         '(y,) = compute("inference", operands, options,',
         '(y,) = compute("inference", operands, options._replace(epsilon=0.0),',
         (f"{_TORCH}/test_functional.py",),
     ),
     Mutant(
         "torch: the residual is dropped",
-        "torch/kernels.py",
+        "torch/engines.py",
         '"forward", (x, residual, weight, bias, mean, variance)',
         '"forward", (x, None, weight, bias, mean, variance)',
         (f"{_TORCH}/test_activations.py",),
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "torch: bits of a mask are off by one in the second order",
-        "torch/tensors.py",
+        "torch/memory.py",
         "bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool()",
         "bits = (mask[:, None] >> shifts & 1).flatten()[: x.numel()].bool().roll(1)",
         (f"{_TORCH}/test_gradients.py",),
@@ -96,14 +96,14 @@ MUTANTS = (
     ),
     Mutant(
         "torch: the second order has the wrong sign",
-        "torch/operations.py",
+        "torch/library.py",
         "return gx, gdy, None, None, gweight",
         "return -gx, gdy, None, None, gweight",
         (f"{_TORCH}/test_gradients.py",),
     ),
     Mutant(
         "torch: channels_last is taken for contiguous in a mask",
-        "torch/tensors.py",
+        "torch/memory.py",
         "return bits.as_strided(x.shape, like.stride())",
         "return bits.view(x.shape)",
         (f"{_TORCH}/test_gradients.py",),
@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "torch: running statistics are rounded twice by operators",
-        "torch/operations.py",
+        "torch/library.py",
         "running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)",
         "running_var.mul_(1.0 - momentum).add_(variance * momentum)",
         (f"{_TORCH}/test_vmap.py", f"{_TORCH}/test_transforms.py"),

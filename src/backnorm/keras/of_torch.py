@@ -6,9 +6,9 @@ from typing import Any
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentValueError
-from backnorm.torch import operations, synchronised
+from backnorm.torch import library, synchronised
+from backnorm.torch.memory import statistics_type
 from backnorm.torch.options import options_of
-from backnorm.torch.tensors import statistics_type
 
 
 def batch_norm(
@@ -45,5 +45,5 @@ def batch_norm(
         y, moments = synchronised.batch_norm_with_moments(x, gamma, beta, options, alone)
         mean, variance = moments[:-1].to(statistics_type(x.dtype)).chunk(2)
     else:
-        y, mean, variance = operations.batch_norm(x, gamma, beta, epsilon, options.arithmetic)
+        y, mean, variance = library.batch_norm(x, gamma, beta, epsilon, options.arithmetic)
     return y.movedim(1, axis), mean, variance

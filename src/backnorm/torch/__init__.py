@@ -32,8 +32,8 @@ from backnorm.torch.modules import (
     LazyBatchNorm2d,
     LazyBatchNorm3d,
     SyncBatchNorm,
+    UnrecognisedLayerWarning,
 )
-from backnorm.torch.tools import UnrecognisedLayerWarning
 
 if TYPE_CHECKING:
     from backnorm.torch.reproducible_gradients import ReproducibleGradients, reproducible_hook

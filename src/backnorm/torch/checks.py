@@ -1,6 +1,6 @@
 """Checks of the tensors of a call, and errors with PyTorch's argument names.
 
-The operations of `kernels` check their operands, once for all calls with the same metadata. An
+The operations of `engines` check their operands, once for all calls with the same metadata. An
 eager call runs `check` only after an operation has raised, so that the error has the argument names
 of `torch.nn.functional.batch_norm`. A call through the dispatcher runs `check` before the
 operation.

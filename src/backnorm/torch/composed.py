@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backnorm.second_order.formulas import ABSENT, Channels, by_dy, by_x, factors
-from backnorm.torch.tensors import statistics_type
+from backnorm.torch.memory import statistics_type
 
 
 class _Normalised(NamedTuple):

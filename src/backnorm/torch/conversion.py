@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described
 from backnorm.scalars import check_flag
-from backnorm.torch import modules, proof, tools
+from backnorm.torch import modules, opacus, proof
 from backnorm.torch.fusion import (
     PairNames,
     check_fuse,
@@ -205,7 +205,7 @@ def convert(
     classes = {layer: _namesake(layer, _LIBRARIES) for layer in layers.values()}
     if fuse:
         _prove(model, fuse, example)
-    tools.register_with_opacus(modules._BatchNorm)
+    opacus.register(modules._BatchNorm)
     for layer, cls in classes.items():
         if cls is not None:
             _set_class(layer, cls)

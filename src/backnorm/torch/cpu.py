@@ -1,15 +1,13 @@
-"""CPU tensors as `interfaces.Arrays`, and the operations that read and write their memory.
+"""The `Tensors` of CPUs, and the operations that read and write their memory.
 
-Per-channel tensors have x's type. If x has a 16-bit type, float32 per-channel tensors are accepted,
-too. 16-bit per-channel tensors are converted to float32, so that statistics are computed and
-returned in float32. Results have the strides of `torch.empty_like(x)`: those of x, if x is dense in
-some order of its axes.
+Per-channel tensors that have x's 16-bit type are converted to float32, so that statistics are
+computed and returned in float32.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,127 +20,24 @@ from backnorm.arithmetics import check_arithmetic
 from backnorm.engines import Place
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import compute
-from backnorm.interfaces import Arrays, Launch, Operands, P, Results
+from backnorm.interfaces import Launch, Results
 from backnorm.layout import Extents, Order, mask_size
 from backnorm.options import Options
-from backnorm.problem import Metadata, Problem
+from backnorm.problem import Problem
 from backnorm.reproducible_sums import bin_rows
 from backnorm.second_order import arrays
-from backnorm.signature import Kind, Operand, Signature
-from backnorm.torch.checks import check_device
-from backnorm.torch.tensors import (
-    PLAIN,
+from backnorm.signature import Kind
+from backnorm.torch.arrays import Form, TensorOperands, Tensors
+from backnorm.torch.memory import (
     array_of,
     as_type,
-    check_memory,
-    check_own_memory,
     dense,
     empty_like,
     has_no_memory,
-    in_memory,
     inverse_deviation,
-    metadata,
-    order_of,
-    plain,
     tensor_of,
     wide,
-    wide_metadata,
 )
-
-_Operands = Operands[Tensor]
-
-# A function that allocates a result, given the operands as kernels read them.
-_Form = Callable[[_Operands], Tensor]
-
-_RUNNING = ("running_mean", "running_variance")
-
-
-class Tensors(Arrays[Tensor, P]):
-    """The implementation of `Arrays` for strided tensors; CPUs and GPUs have a subclass each."""
-
-    # A tensor of a subclass may report wrong strides.
-    classes = (*PLAIN, type(None))
-
-    def new(self, forms: Sequence[_Form], operands: _Operands) -> list[Tensor]:
-        return [form(operands) for form in forms]
-
-    def order_of(self, x: Tensor) -> Order:
-        return order_of(x)
-
-    def read(self, operands: Sequence[Any], signature: Signature) -> _Operands:
-        read: list[Tensor | None] = []
-        for tensor, operand in zip(operands, signature.operands, strict=True):
-            if tensor is None and not operand.required:
-                read.append(None)
-                continue
-            tensor = in_memory(tensor, operand.name)
-            read.append(tensor)
-            check_device(operand.name, tensor, "x", read[0])
-            check_memory(tensor, operand.name)
-            if operand.name in _RUNNING:
-                check_own_memory(tensor, operand.name)
-        return read
-
-    def described(self, read: _Operands, signature: Signature) -> Operands[Metadata]:
-        x = read[0]
-        return [
-            None
-            if tensor is None
-            else wide_metadata(tensor, x)
-            if operand.kind == "channel"
-            else metadata(tensor)
-            for tensor, operand in zip(read, signature.operands, strict=True)
-        ]
-
-    def ready(self, read: _Operands, problem: Problem, order: Order) -> _Operands:
-        x = self.data(read[0])
-        rest = zip(read[1:], problem.signature.operands[1:], strict=True)
-        return [x, *(self._ready(tensor, operand, x) for tensor, operand in rest)]
-
-    def data(self, x: Tensor) -> Tensor:
-        """Return x if kernels can read it in place, otherwise a copy."""
-        return dense(x)
-
-    def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
-        """Return a per-channel tensor in the form that kernels read."""
-        return wide(tensor, x)
-
-    def _ready(self, tensor: Tensor | None, operand: Operand, x: Tensor) -> Tensor | None:
-        if tensor is None:
-            return None
-        if operand.kind == "channel":
-            return self.channel(tensor, x)
-        if operand.kind == "mask":
-            return self.data(tensor)
-        if plain(tensor) and tensor.stride() == x.stride():
-            return self.data(tensor)
-        return torch.empty_like(x).copy_(tensor)
-
-    def finished(
-        self,
-        results: Results,
-        operands: _Operands,
-        ready: _Operands,
-        problem: Problem,
-        order: Order,
-    ) -> Results:
-        signature = problem.signature
-        for tensor, copy, operand in zip(operands, ready, signature.operands, strict=True):
-            if tensor is not None and operand.name in _RUNNING and copy is not tensor:
-                # Writing to `data` does not change the tensor's version counter. As in PyTorch,
-                # autograd must not detect the update of running statistics.
-                tensor.data.copy_(copy)
-        if not signature.operation.startswith("backward"):
-            return results
-        weight = operands[signature.names.index("gamma")]
-        return tuple(
-            as_type(weight, tensor) if result.kind == "channel" else tensor
-            for tensor, result in zip(results, signature.results, strict=True)
-        )
-
-    def shown(self, channels: Tensor) -> np.ndarray:
-        return array_of(channels)
-
 
 # Less than the address of most arrays in memory.
 _LOW = 1 << 40
@@ -159,7 +54,7 @@ class _CpuTensors(Tensors[Place]):
             for each in operands
         ]
 
-    def forms(self, problem: Problem, order: Order) -> dict[Kind, _Form]:
+    def forms(self, problem: Problem, order: Order) -> dict[Kind, Form]:
         make = empty_like if problem.data_bytes >= LARGE else torch.empty_like
         channels, reproducible = problem.channels, problem.reproducible
         rows = bin_rows(problem.dtype.itemsize) if reproducible else 2
@@ -213,12 +108,12 @@ def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
 TENSORS = _CpuTensors()
 
 
-def reduce_forward(operands: _Operands, options: Options) -> Results:
+def reduce_forward(operands: TensorOperands, options: Options) -> Results:
     """See `synchronised`."""
     return compute("reduce_forward", operands, options, arrays=TENSORS)
 
 
-def reduce(operands: _Operands, options: Options) -> Results:
+def reduce(operands: TensorOperands, options: Options) -> Results:
     """See `synchronised`."""
     return compute("reduce", operands, options, arrays=TENSORS)
 

@@ -1,6 +1,6 @@
 """Autograd functions that call the kernels directly, for eager calls on tensors in memory.
 
-The functions here compute the forward pass and the first backward pass. The module `operations`
+The functions here compute the forward pass and the first backward pass. The module `library`
 computes calls under a transform of `torch.func`, and gradients that are differentiated again.
 
 Eager calls have their own classes, because a forward and backward pass on (8, 16, 8, 8) takes 0.13
@@ -27,17 +27,13 @@ from torch.autograd import Function, profiler
 from backnorm.activations import Activation
 from backnorm.errors import ArgumentError
 from backnorm.options import Options
-from backnorm.torch import kernels, operations
+from backnorm.torch import engines, library
 from backnorm.torch.activations import activate, derivative
 from backnorm.torch.checks import renamed
-from backnorm.torch.kernels import Saved
+from backnorm.torch.dispatch import by_operators, needs_dispatcher
+from backnorm.torch.engines import Saved
+from backnorm.torch.memory import order_of, unpack_mask
 from backnorm.torch.options import Running
-from backnorm.torch.tensors import (
-    by_operators,
-    needs_dispatcher,
-    order_of,
-    unpack_mask,
-)
 
 
 class _Normalisation(Function):
@@ -61,10 +57,10 @@ class _Normalisation(Function):
         # returned it.
         if torch.is_grad_enabled() or needs_dispatcher(dy, x):
             gradients = by_operators(
-                _by_operations, saved, dy, ctx.options, dy=dy, input=x, weight=weight
+                _by_library, saved, dy, ctx.options, dy=dy, input=x, weight=weight
             )
         else:
-            run = profiled(kernels.backward, "batch_norm_backward")
+            run = profiled(engines.backward, "batch_norm_backward")
             try:
                 gradients = run(saved, dy, ctx.options, has_residual)
             except ArgumentError as error:
@@ -79,7 +75,7 @@ class _Normalisation(Function):
         )
 
 
-def _by_operations(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor | None, ...]:
+def _by_library(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor | None, ...]:
     """Return differentiable gradients of x, weight, bias and residual."""
     x, weight, mean, variance, mask, bias = saved
     activation = options.activation
@@ -88,10 +84,10 @@ def _by_operations(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor |
     elif activation is not None:
         # Recompute the activation's input as a function of x, so that gradients can be
         # differentiated.
-        z = operations.forward(x, weight, bias, options.epsilon, options.arithmetic)[0]
+        z = library.forward(x, weight, bias, options.epsilon, options.arithmetic)[0]
         dy = _before_activation(dy, z, activation)
     settings = options.epsilon, options.training, options.arithmetic
-    return *operations.backward(x, dy, mean, variance, weight, *settings), dy
+    return *library.backward(x, dy, mean, variance, weight, *settings), dy
 
 
 def _before_activation(dy: Tensor, z: Tensor, activation: Activation) -> Tensor:
@@ -122,7 +118,7 @@ class BatchNorm(_Normalisation):
         options: Options,
     ) -> Tensor:
         """Return y."""
-        y, mean, variance, mask = kernels.forward(x, residual, weight, bias, running, options)
+        y, mean, variance, mask = engines.forward(x, residual, weight, bias, running, options)
         ctx.set_materialize_grads(False)
         kept = order = None
         if mask is not None:
@@ -153,7 +149,7 @@ class BatchNormInference(_Normalisation):
         options: Options,
     ) -> Tensor:
         """Return y."""
-        y = kernels.inference(x, None, weight, bias, statistics, options)
+        y = engines.inference(x, None, weight, bias, statistics, options)
         ctx.set_materialize_grads(False)
         # Save copies: autograd does not detect that a later batch updates the running statistics.
         mean, variance = (tensor.detach().clone() for tensor in statistics)

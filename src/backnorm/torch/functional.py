@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
-from backnorm.errors import ArgumentError
+from backnorm.errors import ArgumentError, BacknormError
 from backnorm.options import Options
 from backnorm.scalars import check_flag
-from backnorm.torch import eager, kernels, lowering, operations, registry, synchronised
+from backnorm.torch import eager, engines, library, lowering, registry, synchronised
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import (
     check,
@@ -25,21 +25,35 @@ from backnorm.torch.checks import (
     not_a_tensor,
     refusal,
 )
+from backnorm.torch.dispatch import as_plain, by_operators, is_transformed, needs_dispatcher
 from backnorm.torch.options import (
     Running,
     check_numbers,
     options_of,
 )
-from backnorm.torch.tensors import (
-    as_plain,
-    by_operators,
-    is_transformed,
-    needs_dispatcher,
-)
-from backnorm.torch.tools import unscriptable
+
+_Target = TypeVar("_Target")
 
 # The input, residual, weight, bias, running mean and running variance.
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def unscriptable(target: _Target) -> _Target:
+    """Make `torch.jit.script` raise an error for a function or a class of modules, and for modules
+    that use it.
+    """
+    scripted: Any = target
+    # TorchScript calls this attribute of each function and module that it compiles.
+    scripted.__prepare_scriptable__ = _raise_unscriptable
+    return target
+
+
+def _raise_unscriptable(*_: object) -> NoReturn:
+    raise BacknormError(
+        "torch.jit.script cannot compile backnorm's modules and functions; script "
+        "backnorm.torch.revert(model) and torch.nn.functional.batch_norm instead, or use "
+        "torch.compile, torch.export or torch.jit.trace"
+    )
 
 
 @unscriptable
@@ -222,11 +236,11 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
             train = eager.TRAIN[eager.name_of(options, residual)]
             y: Tensor = train(input, residual, weight, bias, running, options)
             return y
-        run = eager.profiled(kernels.forward, eager.name_of(options, residual))
+        run = eager.profiled(engines.forward, eager.name_of(options, residual))
         return run(input, residual, weight, bias, running, options)[0]
     statistics = check_statistics(running_mean, running_var)
     if not wants_gradient:
-        infer = eager.profiled(kernels.inference, eager.name_of(options, residual))
+        infer = eager.profiled(engines.inference, eager.name_of(options, residual))
         return infer(input, residual, weight, bias, statistics, options)
     plain = options
     if options.activation is not None:
@@ -277,13 +291,13 @@ def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor
     if not options.training:
         assert running_mean is not None
         assert running_var is not None
-        infer = operations.inference if transformed else operations.batch_norm_inference
+        infer = library.inference if transformed else library.batch_norm_inference
         y: Tensor = infer(input, weight, bias, running_mean, running_var, *settings)
         return y
-    forward = operations.forward if transformed else operations.batch_norm
+    forward = library.forward if transformed else library.batch_norm
     y, mean, variance = forward(input, weight, bias, *settings)
     if running_mean is not None and running_var is not None:
-        operations.move(Running(running_mean, running_var, momentum), mean, variance, input)
+        library.move(Running(running_mean, running_var, momentum), mean, variance, input)
     return y
 
 
@@ -305,14 +319,14 @@ def _is_exporting_to_onnx() -> bool:
 
 
 def _allow_in_graph() -> None:
-    """Make Dynamo put three functions of `operations` into its graph without tracing them.
+    """Make Dynamo put three functions of `library` into its graph without tracing them.
 
     If Dynamo traced into these functions, their derivatives would be lost. `_allow_in_graph` is
     called only when Dynamo traces, because it imports Dynamo, which takes longer than importing
     backnorm.
     """
     torch.compiler.allow_in_graph(
-        [operations.forward, operations.inference, operations.move_below_transforms]
+        [library.forward, library.inference, library.move_below_transforms]
     )
 
 

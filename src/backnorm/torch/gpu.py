@@ -1,6 +1,6 @@
 """The operations on the memory of CUDA tensors, by Triton kernels.
 
-This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `kernels` and
+This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `engines` and
 `synchronised` call. Kernels run on the current stream of the tensors' device. A first call compiles
 and tunes kernels. Later calls do not wait for a kernel or read a value from the device, so a CUDA
 graph can capture a call that has run before. No function raises an error if variance + epsilon is
@@ -28,15 +28,8 @@ from backnorm.problem import Problem
 from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
 from backnorm.signature import Kind
-from backnorm.torch.cpu import Tensors
-from backnorm.torch.tensors import (
-    as_type,
-    contiguous,
-    dense,
-    has_no_memory,
-    order_of,
-    unpack_mask,
-)
+from backnorm.torch.arrays import Tensors
+from backnorm.torch.memory import as_type, contiguous, dense, has_no_memory, order_of, unpack_mask
 
 # The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
 # allocators return addresses that are multiples of a larger power of two.

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backnorm.torch import cpu, operations
+from backnorm.torch import cpu, library
 from backnorm.torch.registry import register
 
 
@@ -129,9 +129,9 @@ def _of_channels(coefficients: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 
 _FORMULAS: dict[Any, Callable[..., Any]] = {
-    operations.batch_norm: _forward,
-    operations.batch_norm_inference: _inference,
-    operations.batch_norm_backward: _backward,
+    library.batch_norm: _forward,
+    library.batch_norm_inference: _inference,
+    library.batch_norm_backward: _backward,
 }
 
 
@@ -161,7 +161,7 @@ def lower() -> None:
     from torch._inductor import decomposition
 
     # This check replaces `functools.cache`, because Dynamo would not call a cached function.
-    if operations.batch_norm in decomposition.decompositions:
+    if library.batch_norm in decomposition.decompositions:
         return
     from torch._inductor.lowering import constrain_to_fx_strides, make_fallback
 

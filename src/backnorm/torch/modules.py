@@ -7,6 +7,7 @@ of a module that `convert` has fused with the layer.
 from __future__ import annotations
 
 import sys
+import warnings
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.scalars import check_flag
-from backnorm.torch import exchange, functional, synchronised, tools
+from backnorm.torch import exchange, functional, opacus, synchronised
 from backnorm.torch.checks import check_tensor, not_a_tensor
 from backnorm.torch.options import named, options_of
 
@@ -52,6 +53,33 @@ def alteration_of(module: torch.nn.Module) -> str | None:
     return "is parametrized" if "parametrizations" in module._modules else None
 
 
+class UnrecognisedLayerWarning(UserWarning):
+    """A tool that recognises PyTorch's layers by class was used with a layer of backnorm."""
+
+
+def _warn_of_tracing(tracer: object, training: bool) -> None:
+    """Warn if a PyTorch tracer records a layer of backnorm, because no pass over the traced graph
+    can fold this layer into a convolution.
+
+    The passes of `torch.fx` fold a normalisation into the preceding convolution only in evaluation
+    mode. So if a tracer of `torch.fx` records a layer in training mode, there is no warning.
+    Quantisation (`torch.ao`) folds every layer that it traces, so layers in training cause the
+    warning there, too. The tracers of other libraries, such as torchvision's feature extraction,
+    cause no warning, because no pass folds the layers that they record.
+    """
+    module = type(tracer).__module__
+    if module.startswith("torch.ao.") or (module.startswith("torch.fx.") and not training):
+        warnings.warn(
+            "torch.fx recorded a layer of backnorm. Passes that match torch.nn.BatchNorm2d by "
+            "class (torch.fx.experimental.optimization.fuse, prepare_fx) do not change it; call "
+            "backnorm.torch.revert(model) before such a pass",
+            UnrecognisedLayerWarning,
+            # With `stacklevel=1`, the warning has the same location for every tracer, so that
+            # Python's default filter shows it only once.
+            stacklevel=1,
+        )
+
+
 class Fused(NamedTuple):
     """A module whose activation a layer computes, and the `Identity` in its place in the model."""
 
@@ -59,7 +87,7 @@ class Fused(NamedTuple):
     identity: torch.nn.Identity
 
 
-@tools.unscriptable
+@functional.unscriptable
 class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """The mixin of all layers. It has `forward` and the options; all else is PyTorch's."""
 
@@ -101,7 +129,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             Whether results in training have the same bits for every order of a channel's elements.
         """
         super().__init__(*arguments, **settings)
-        tools.register_with_opacus(_BatchNorm)
+        opacus.register(_BatchNorm)
         if activation is not None:
             self.activation = check_activation(activation)
         if arithmetic is not None:
@@ -111,7 +139,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        tools.register_with_opacus(_BatchNorm)
+        opacus.register(_BatchNorm)
 
     @property
     def num_features(self) -> int:
@@ -164,7 +192,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         By default `torch.fx` traces into the forward of modules that PyTorch does not define. Tools
         for such graphs expect one node for the layer, as for PyTorch's own layer.
         """
-        tools.warn_of_tracing(input.tracer, self.training)
+        _warn_of_tracing(input.tracer, self.training)
         inputs = (input,) if residual is None else (input, residual)
         path = input.tracer.path_of_module(self)
         return input.tracer.create_proxy("call_module", path, inputs, {})
@@ -395,7 +423,7 @@ class LazyBatchNorm3d(_BatchNorm, torch.nn.LazyBatchNorm3d):
     cls_to_become = BatchNorm3d
 
 
-@tools.unscriptable
+@functional.unscriptable
 class FrozenLayer(torch.nn.Module):
     """Mixin for a layer whose statistics and parameters are constants."""
 

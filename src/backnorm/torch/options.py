@@ -21,7 +21,7 @@ from backnorm.arithmetics import (
 from backnorm.errors import ArgumentValueError
 from backnorm.options import Options
 from backnorm.scalars import check_flag, check_number
-from backnorm.torch.tensors import element_type
+from backnorm.torch.memory import element_type
 
 
 class Running(NamedTuple):

@@ -31,7 +31,7 @@ from torch.library import (
 
 from backnorm.errors import ArgumentError
 from backnorm.torch.checks import check_device, renamed
-from backnorm.torch.tensors import statistics_type
+from backnorm.torch.memory import statistics_type
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 

@@ -16,7 +16,7 @@ from torch.nn import Module
 from torchvision.models import resnet
 
 from backnorm.activations import RELU
-from backnorm.torch import tools
+from backnorm.torch.functional import unscriptable
 from backnorm.torch.modules import (
     alteration_of,
     applies_activation,
@@ -25,7 +25,7 @@ from backnorm.torch.modules import (
 )
 
 
-@tools.unscriptable
+@unscriptable
 class _Block(Module):
     """A mixin for torchvision's residual blocks.
 

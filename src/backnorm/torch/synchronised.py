@@ -27,18 +27,12 @@ from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_o
 from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import TensorTypeError, check_device, check_tensor
+from backnorm.torch.dispatch import is_batched, is_transformed
+from backnorm.torch.engines import engine_of
 from backnorm.torch.exchange import Exchange
-from backnorm.torch.kernels import engine_of
+from backnorm.torch.memory import check_memory, contiguous, inverse_deviation, statistics_type
 from backnorm.torch.options import Running, arithmetic_of
 from backnorm.torch.registry import register
-from backnorm.torch.tensors import (
-    check_memory,
-    contiguous,
-    inverse_deviation,
-    is_batched,
-    is_transformed,
-    statistics_type,
-)
 
 
 class SecondOrderError(BacknormError, NotImplementedError):
@@ -366,6 +360,6 @@ def _move(running: Running, moments: Tensor) -> None:
     for statistic, value in moves:
         # Writing to `data` does not change the tensor's version counter. If the counter changed,
         # autograd could treat a weight that shares memory with the running statistics as changed,
-        # too (see `operations.MoveRunningStatistics`).
+        # too (see `library.MoveRunningStatistics`).
         target = statistic if torch.compiler.is_compiling() else statistic.data
         target.copy_(statistic.double() * (1.0 - weight) + value * weight)

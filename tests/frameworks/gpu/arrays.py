@@ -12,7 +12,7 @@ from backnorm.conformance import relu_battery
 from backnorm.layout import mask_size
 from backnorm.results import Gradients, GradientsWithResidual, Normalized, NormalizedWithMask
 from backnorm.torch import gpu
-from backnorm.torch.tensors import array_of, tensor_of
+from backnorm.torch.memory import array_of, tensor_of
 
 from ..interpreter import DEVICE
 

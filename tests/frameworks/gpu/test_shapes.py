@@ -21,7 +21,7 @@ from backnorm.gpu.kernels.tuning import CONFIGURATIONS
 from backnorm.gpu.plan import plan_gpu
 from backnorm.layout import extents_of
 from backnorm.torch import cpu, gpu
-from backnorm.torch.tensors import unpack_mask
+from backnorm.torch.memory import unpack_mask
 from tests.support import internals
 from tests.support.dtypes import BFLOAT16, FLOAT32
 
@@ -250,7 +250,7 @@ def test_sizes_are_passed_so_that_triton_specialises_no_kernel():
 def test_shapes_cover_all_properties_of_tilings(scheduled):
     scheduled("two passes")
     from backnorm.problem import problem_of
-    from backnorm.torch.tensors import metadata, order_of
+    from backnorm.torch.memory import metadata, order_of
 
     seen = set()
     for shape, layout, relu in itertools.product(SHAPES, LAYOUTS, [False, True]):

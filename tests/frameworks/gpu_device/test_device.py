@@ -13,7 +13,7 @@ import backnorm.torch
 from backnorm.executable import forget
 from backnorm.gpu.kernels import backward, forward
 from backnorm.gpu.kernels.tuning import CONFIGURATIONS
-from backnorm.torch import gpu, kernels
+from backnorm.torch import engines, gpu
 from backnorm.torch.options import options_of
 
 CUDA = torch.device("cuda")
@@ -33,9 +33,9 @@ def seeded():
 def step(x, dy, weight, bias):
     """Return what a training step computes."""
     options = options_of(True, 1e-5, None, None, x.dtype)
-    y, mean, variance, _ = kernels.forward(x, None, weight, bias, None, options)
-    saved = kernels.Saved(x, weight, mean, variance)
-    *gradients, _ = kernels.backward(saved, dy, options, False)
+    y, mean, variance, _ = engines.forward(x, None, weight, bias, None, options)
+    saved = engines.Saved(x, weight, mean, variance)
+    *gradients, _ = engines.backward(saved, dy, options, False)
     return y, mean, variance, *gradients
 
 

@@ -16,8 +16,8 @@ import backnorm.torch
 from backnorm.arithmetics import own_arithmetic
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import CALLS, forget
-from backnorm.torch import batch_norm, operations
-from backnorm.torch.tensors import array_of, element_type
+from backnorm.torch import batch_norm, library
+from backnorm.torch.memory import array_of, element_type
 from benchmarks.models import libraries
 
 pytestmark = [
@@ -127,7 +127,7 @@ class TestCalls:
             lambda: layer(x),
         ]
         if type(wrong) is str:
-            calls.append(lambda: operations.batch_norm(x, None, None, EPS, wrong))
+            calls.append(lambda: library.batch_norm(x, None, None, EPS, wrong))
         for call in calls:
             with pytest.raises(error, match=r"^arithmetic: "):
                 call()
@@ -304,7 +304,7 @@ class TestOperators:
         tensors = {"x": x, "dy": dy, "mean": mean, "variance": variance}
         tensors |= {"weight": weight, "bias": bias}
         call_operands = [tensors.get(each, each) for each in OPERATORS[name]]
-        operator = getattr(operations, name)
+        operator = getattr(library, name)
 
         def run(*more):
             first, *_ = (

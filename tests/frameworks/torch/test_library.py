@@ -9,7 +9,7 @@ from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 import backnorm.torch
-from backnorm.torch import operations
+from backnorm.torch import library
 
 EPS = 1e-3
 
@@ -26,28 +26,28 @@ def tensors(dtype, name, layouts, *, grad=True):
 
 
 CALLS = {
-    "forward": (operations.batch_norm, ("x", "weight", "bias", EPS)),
-    "plain": (operations.batch_norm, ("x", None, None, EPS)),
+    "forward": (library.batch_norm, ("x", "weight", "bias", EPS)),
+    "plain": (library.batch_norm, ("x", None, None, EPS)),
     "inference": (
-        operations.batch_norm_inference,
+        library.batch_norm_inference,
         ("x", "weight", "bias", "mean", "variance", EPS),
     ),
     "plain inference": (
-        operations.batch_norm_inference,
+        library.batch_norm_inference,
         ("x", None, None, "mean", "variance", EPS),
     ),
     "backward": (
-        operations.batch_norm_backward,
+        library.batch_norm_backward,
         ("x", "dy", "mean", "variance", "weight", EPS, True),
     ),
     "frozen": (
-        operations.batch_norm_backward,
+        library.batch_norm_backward,
         ("x", "dy", "mean", "variance", None, EPS, False),
     ),
 }
 WITHOUT_GRADIENT = {
     "double backward": (
-        operations.batch_norm_double_backward,
+        library.batch_norm_double_backward,
         ("x", "dy", "mean", "variance", "weight", "dy", "weight", "bias", EPS, True),
     ),
 }
@@ -75,9 +75,9 @@ def test_operators_have_derivatives_of_two_orders(layouts):
     leaves = [inputs[name] for name in ("x", "weight", "bias")]
     statistics = inputs["mean"], inputs["variance"]
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(lambda *leaves: operations.batch_norm(*leaves, EPS)[0], leaves)
+        assert check(lambda *leaves: library.batch_norm(*leaves, EPS)[0], leaves)
         assert check(
-            lambda *leaves: operations.batch_norm_inference(*leaves, *statistics, EPS), leaves
+            lambda *leaves: library.batch_norm_inference(*leaves, *statistics, EPS), leaves
         )
 
 
@@ -87,8 +87,8 @@ def test_vmap_of_operators_matches_loop(layouts, close):
     xs = torch.stack([x, x * x], 1)
 
     def both(x, dy):
-        y, mean, variance = operations.batch_norm(x, weight, bias, EPS)
-        return y, *operations.batch_norm_backward(x, dy, mean, variance, weight, EPS, True)
+        y, mean, variance = library.batch_norm(x, weight, bias, EPS)
+        return y, *library.batch_norm_backward(x, dy, mean, variance, weight, EPS, True)
 
     together = torch.func.vmap(both, (1, None))(xs, dy)
     apart = [both(x, dy) for x in xs.unbind(1)]

@@ -12,7 +12,7 @@ import backnorm.torch
 from backnorm.activations import Activation
 from backnorm.conformance import judge
 from backnorm.reference import counting, pack_mask
-from backnorm.torch.tensors import array_of
+from backnorm.torch.memory import array_of
 from benchmarks.studies import errors
 from tests.support import internals
 

@@ -11,7 +11,7 @@ import torch
 import backnorm
 import backnorm.torch
 from backnorm.allocation import LARGE
-from backnorm.torch.tensors import empty_like
+from backnorm.torch.memory import empty_like
 
 SHAPES = [(3, 4, 5, 6), (9, 32, 71, 73)]  # below and above LARGE in all types
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

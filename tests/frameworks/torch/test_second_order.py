@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_double_backward
 from backnorm.torch import cpu, gpu
-from backnorm.torch.tensors import array_of, tensor_of
+from backnorm.torch.memory import array_of, tensor_of
 from tests.support import internals
 from tests.support.dtypes import ELEMENT_TYPES
 

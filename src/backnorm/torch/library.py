@@ -28,11 +28,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from backnorm.options import Options
-from backnorm.torch import composed, kernels
+from backnorm.torch import composed, engines
 from backnorm.torch.checks import TensorValueError
+from backnorm.torch.dispatch import is_batched, is_transformed
 from backnorm.torch.options import Running, arithmetic_of
 from backnorm.torch.registry import register
-from backnorm.torch.tensors import is_batched, is_transformed
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -47,7 +47,7 @@ def _forward(
     eps: float,
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return kernels.forward(x, None, weight, bias, None, _options(x, True, eps, arithmetic))[:3]
+    return engines.forward(x, None, weight, bias, None, _options(x, True, eps, arithmetic))[:3]
 
 
 def _inference(
@@ -60,7 +60,7 @@ def _inference(
     arithmetic: str | None = None,
 ) -> Tensor:
     options = _options(x, False, eps, arithmetic)
-    return kernels.inference(x, None, weight, bias, (mean, variance), options)
+    return engines.inference(x, None, weight, bias, (mean, variance), options)
 
 
 def _backward(
@@ -74,8 +74,8 @@ def _backward(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = _options(x, training, eps, arithmetic)
-    saved = kernels.Saved(x, weight, mean, variance)
-    return kernels.backward(saved, dy, options, has_residual=False)[:3]
+    saved = engines.Saved(x, weight, mean, variance)
+    return engines.backward(saved, dy, options, has_residual=False)[:3]
 
 
 def _options(x: Tensor, training: bool, eps: float, arithmetic: str | None) -> Options:
@@ -258,7 +258,7 @@ batch_norm_backward = register(
 )
 batch_norm_double_backward = register(
     "batch_norm_double_backward",
-    kernels.double_backward,
+    engines.double_backward,
     ("data", "data", "parameter"),
     backward=_no_derivative,
 )

@@ -25,8 +25,8 @@ from backnorm.options import Options
 from backnorm.torch import cpu
 from backnorm.torch.activations import activate, derivative, split
 from backnorm.torch.checks import TensorValueError
+from backnorm.torch.memory import check_memory
 from backnorm.torch.options import Running
-from backnorm.torch.tensors import check_memory
 
 
 class Saved(NamedTuple):
