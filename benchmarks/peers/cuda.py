@@ -31,9 +31,10 @@ class Backnorm(Contestant):
     def start(self, threads: int) -> dict[str, str]:
         """Import the adapter; return our version and Triton's."""
         from backnorm.torch import engines
+        from backnorm.torch.checks import Operands
         from backnorm.torch.options import options_of
 
-        self._engines, self._options = engines, options_of
+        self._engines, self._operands, self._options = engines, Operands, options_of
         versions = {"backnorm": backnorm.__version__}
         if importlib.util.find_spec("triton") is not None:
             versions["triton"] = importlib.metadata.version("triton")
@@ -52,8 +53,10 @@ class Backnorm(Contestant):
             saved = engines.Saved(x, weight, mean, variance)
             return lambda: engines.backward(saved, dy, options, False)
         if cell.op == "forward":
-            return lambda: engines.forward(x, None, weight, bias, None, options)
-        return lambda: engines.inference(x, None, weight, bias, (mean, variance), options)
+            operands = self._operands(x, None, weight, bias)
+            return lambda: engines.forward(operands, 0.0, options)
+        operands = self._operands(x, None, weight, bias, mean, variance)
+        return lambda: engines.inference(operands, options)
 
 
 class Floor(Contestant):

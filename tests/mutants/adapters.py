@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "torch: the running statistics do not move",
         "torch/engines.py",
-        "momentum=momentum,",
-        "momentum=0.0,",
+        "momentum=momentum)",
+        "momentum=0.0)",
         (f"{_TORCH}/test_modules.py",),
     ),
     Mutant(
@@ -48,15 +48,15 @@ MUTANTS = (
     Mutant(
         "torch: epsilon is ignored in evaluation",
         "torch/engines.py",
-        '(y,) = compute("inference", operands, options,',
-        '(y,) = compute("inference", operands, options._replace(epsilon=0.0),',
+        '(y,) = compute("inference", in_order, options,',
+        '(y,) = compute("inference", in_order, options._replace(epsilon=0.0),',
         (f"{_TORCH}/test_functional.py",),
     ),
     Mutant(
         "torch: the residual is dropped",
         "torch/engines.py",
-        '"forward", (x, residual, weight, bias, mean, variance)',
-        '"forward", (x, None, weight, bias, mean, variance)',
+        'compute("forward", operands, options,',
+        'compute("forward", operands._replace(residual=None), options,',
         (f"{_TORCH}/test_activations.py",),
     ),
     Mutant(

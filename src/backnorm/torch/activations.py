@@ -74,17 +74,6 @@ def _is_exact_ceiling(lower: object, upper: object) -> bool:
     return 2.0**-14 <= upper <= 2.0**15 and math.ldexp(math.frexp(upper)[0], 8).is_integer()
 
 
-def split(activation: Activation | None) -> tuple[Activation | None, Activation | None]:
-    """Return two activations: the one that kernels compute, and the one that PyTorch's operators
-    compute after the kernel.
-
-    At most one of the two is not None: kernels compute a ReLU, PyTorch any other activation.
-    """
-    if activation is None or activation.name == "relu":
-        return activation, None
-    return None, activation
-
-
 def add_and_activate(y: Tensor, residual: Tensor | None, activation: Activation | None) -> Tensor:
     """Return activation(y + residual), computed by operators that PyTorch differentiates."""
     if residual is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,21 +48,25 @@ class UnsupportedTensorError(TensorTypeError, NotImplementedError):
     """A tensor with an element type or layout that is not accepted in any call."""
 
 
-def check(
-    input: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-) -> None:
+class Operands(NamedTuple):
+    """The tensors of a call of `batch_norm`, by PyTorch's names."""
+
+    input: Tensor
+    residual: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+
+
+def check(operands: Operands, training: bool) -> None:
     """Raise unless batch normalisation accepts these tensors together.
 
     Raises
     ------
     TensorTypeError, TensorValueError
     """
+    input, residual, *others = operands
     check_tensor("input", input)
     if input.dim() < 2:
         raise TensorValueError(
@@ -74,12 +78,7 @@ def check(
     if residual is not None:
         _check_like_input(residual, input)
     allowed = (input.dtype, torch.float32) if input.dtype.itemsize == 2 else (input.dtype,)
-    channels = {
-        "running_mean": running_mean,
-        "running_var": running_var,
-        "weight": weight,
-        "bias": bias,
-    }
+    channels = dict(zip(Operands._fields[2:], others, strict=True))
     # Nested tensors are left out here, because they have no shape; `_check_channels` rejects them.
     tensors = [t for t in channels.values() if isinstance(t, Tensor) and not t.is_nested]
     alike = (t.shape == tensors[0].shape and t.dtype == tensors[0].dtype for t in tensors)
@@ -88,8 +87,8 @@ def check(
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)
-    if not (training and running_mean is None and running_var is None):
-        check_statistics(running_mean, running_var, training=training)
+    if not (training and operands.running_mean is None and operands.running_var is None):
+        check_statistics(operands.running_mean, operands.running_var, training=training)
 
 
 def check_statistics(
@@ -164,13 +163,11 @@ def _check_like_input(residual: object, input: Tensor) -> None:
     check_device("residual", tensor, "input", input)
 
 
-def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
+def refusal(error: ArgumentError, operands: Operands, training: bool) -> ArgumentError:
     """Return an error that an operation raised, with PyTorch's names of arguments. If `check` finds
     an error in the same arguments, raise that error instead.
-
-    `operands` are the arguments that this function passes to `check`.
     """
-    check(*operands)
+    check(operands, training)
     names = _NAMES_OF_BATCH_NORM
     return renamed(error, names) if error.argument in names else error
 

@@ -9,6 +9,7 @@ In training, mean and variance are functions of x, so they are computed from x h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,16 +31,9 @@ class _Normalised(NamedTuple):
     share: Any
 
 
-def backward(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    training: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias."""
+def backward(saved: Sequence[Any], eps: float, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias. `saved` are x, dy, mean, variance and weight."""
+    x, dy, mean, variance, weight = saved
     elements = _normalised(x, mean, variance, eps, training)
     normalised, gradient = elements.centred * elements.scale, dy.double()
     dbias = _sum(gradient)
@@ -54,25 +48,20 @@ def backward(
 
 
 def double_backward(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    ddx: Tensor | None,
-    ddweight: Tensor | None,
-    ddbias: Tensor | None,
-    eps: float,
-    training: bool,
+    saved: Sequence[Any], cotangents: Sequence[Any], eps: float, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
 
+    `saved` are x, dy, mean, variance and weight.
+
     `backnorm.second_order.formulas` has the formulas.
     """
+    x, dy, mean, variance, weight = saved
+    ddx, ddweight, ddbias = cotangents
     elements = _normalised(x, mean, variance, eps, training)
     gamma = 1.0 if weight is None else _column(weight, x)
-    cotangents = (ABSENT if each is None else _column(each, x) for each in (ddweight, ddbias))
-    channels = Channels(elements.mean, elements.scale, gamma, *cotangents)
+    columns = (ABSENT if each is None else _column(each, x) for each in (ddweight, ddbias))
+    channels = Channels(elements.mean, elements.scale, gamma, *columns)
     gradient = dy.double()
     outer = ABSENT if ddx is None else ddx.double()
 

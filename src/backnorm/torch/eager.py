@@ -10,8 +10,8 @@ that autograd has more tensors to handle. And the operators cannot save a ReLU's
 bits are in the memory order of x, and a compiler may change the layout of x between the forward and
 the backward operator.
 
-The classes have names that users can read: a node in the autograd graph has the name of its class
-followed by "Backward", and a profiler shows the qualified name of the class.
+The classes have names that users can read: a node in the autograd graph has the name that its class
+was defined with, followed by "Backward"; a profiler shows the attribute `__name__` of the class.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from backnorm.errors import ArgumentError
 from backnorm.options import Options
 from backnorm.torch import engines, library
 from backnorm.torch.activations import activate, derivative
-from backnorm.torch.checks import renamed
+from backnorm.torch.checks import Operands, renamed
 from backnorm.torch.dispatch import by_operators, needs_dispatcher
 from backnorm.torch.engines import Saved
 from backnorm.torch.memory import order_of, unpack_mask
-from backnorm.torch.options import Running
 
 
 class _Normalisation(Function):
@@ -108,17 +107,11 @@ class BatchNorm(_Normalisation):
     """Normalisation with the batch's statistics; it also updates the running statistics, if any."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running: Running | None,
-        options: Options,
-    ) -> Tensor:
-        """Return y."""
-        y, mean, variance, mask = engines.forward(x, residual, weight, bias, running, options)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        """Return y. The arguments are those of `Operands`, the momentum and the `Options`."""
+        *operands, momentum, options = arguments
+        x, _, weight, bias, *_ = operands
+        y, mean, variance, mask = engines.forward(Operands(*operands), momentum, options)
         ctx.set_materialize_grads(False)
         kept = order = None
         if mask is not None:
@@ -135,21 +128,27 @@ class BatchNorm(_Normalisation):
         return y
 
 
+class BatchNormRelu(BatchNorm):
+    """`BatchNorm` with a ReLU."""
+
+
+class BatchNormAddRelu(BatchNorm):
+    """`BatchNorm` with a residual and a ReLU."""
+
+
+class BatchNormActivation(BatchNorm):
+    """`BatchNorm` with another activation."""
+
+
 class BatchNormInference(_Normalisation):
     """Normalisation with given, constant statistics and without an activation."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        statistics: tuple[Tensor, Tensor],
-        options: Options,
-    ) -> Tensor:
-        """Return y."""
-        y = engines.inference(x, None, weight, bias, statistics, options)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        """Return y. The arguments are those of `Operands`, residual None, and `Options`."""
+        *operands, options = arguments
+        x, _, weight, _, *statistics = operands
+        y = engines.inference(Operands(*operands), options)
         ctx.set_materialize_grads(False)
         # Save copies: autograd does not detect that a later batch updates the running statistics.
         mean, variance = (tensor.detach().clone() for tensor in statistics)
@@ -204,17 +203,13 @@ def profiled(run: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-def _function(base: type[Function], name: str) -> Any:
-    """Make a subclass of `base` that is named after `name`, and return its method `apply`.
-
-    Autograd graphs and profiles show the name of the subclass.
+def _shown_as(name: str, cls: type[Function]) -> Any:
+    """Let profilers show calls of a class by `name`; return the method `apply` of the class.
 
     Unlike `Function.apply`, the returned `apply` does not handle transforms of `torch.func`. This
     is no limitation, because the functions of this module are called only if no transform is
     active.
     """
-    # If `name` is "batch_norm_relu", for example, the autograd graph shows "BatchNormReluBackward".
-    cls = type(name.title().replace("_", ""), (base,), {"__module__": __name__})
     cls.__name__ = f"backnorm::{name}"
     return super(Function, cls).apply
 
@@ -222,9 +217,14 @@ def _function(base: type[Function], name: str) -> Any:
 #: Maps each name that `name_of` can return in training to the function that is called. The function
 #: takes the arguments of `BatchNorm.forward` and returns y.
 TRAIN = {
-    name: _function(BatchNorm, name)
-    for name in ("batch_norm", "batch_norm_relu", "batch_norm_add_relu", "batch_norm_activation")
+    name: _shown_as(name, cls)
+    for name, cls in {
+        "batch_norm": BatchNorm,
+        "batch_norm_relu": BatchNormRelu,
+        "batch_norm_add_relu": BatchNormAddRelu,
+        "batch_norm_activation": BatchNormActivation,
+    }.items()
 }
 #: The function that is called in inference takes the arguments of `BatchNormInference.forward` and
 #: returns y.
-freeze = _function(BatchNormInference, "batch_norm_inference")
+freeze = _shown_as("batch_norm_inference", BatchNormInference)

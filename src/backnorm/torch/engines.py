@@ -23,10 +23,9 @@ from backnorm.activations import Activation
 from backnorm.executable import compute
 from backnorm.options import Options
 from backnorm.torch import cpu
-from backnorm.torch.activations import activate, derivative, split
-from backnorm.torch.checks import TensorValueError
+from backnorm.torch.activations import activate, derivative
+from backnorm.torch.checks import Operands, TensorValueError
 from backnorm.torch.memory import check_memory
-from backnorm.torch.options import Running
 
 
 class Saved(NamedTuple):
@@ -61,12 +60,7 @@ def engine_of(x: Tensor) -> ModuleType:
 
 
 def forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running: Running | None,
-    options: Options,
+    operands: Operands, momentum: float, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return y, the mean and the biased variance of the batch, and the mask (None without a ReLU).
 
@@ -78,28 +72,19 @@ def forward(
     As in PyTorch, autograd does not detect the update. Therefore, if an inference pass needs
     running statistics for gradients, backnorm's autograd function saves copies of them.
     """
-    mean, variance, momentum = running or (None, None, 0.0)
     options, following = _separate(options)
-    y, *others = compute(
-        "forward", (x, residual, weight, bias, mean, variance), options,
-        arrays=engine_of(x).TENSORS, momentum=momentum,
-    )  # fmt: skip
+    arrays = engine_of(operands.input).TENSORS
+    y, *others = compute("forward", operands, options, arrays=arrays, momentum=momentum)
     return y if following is None else activate(y, following, in_place=True), *others
 
 
-def inference(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    statistics: tuple[Tensor, Tensor],
-    options: Options,
-) -> Tensor:
+def inference(operands: Operands, options: Options) -> Tensor:
     """Return y for given statistics."""
+    x, residual, weight, bias, mean, variance = operands
     options, following = _separate(options)
     y: Tensor
-    operands = x, residual, *statistics, weight, bias
-    (y,) = compute("inference", operands, options, arrays=engine_of(x).TENSORS)
+    in_order = x, residual, mean, variance, weight, bias
+    (y,) = compute("inference", in_order, options, arrays=engine_of(x).TENSORS)
     return y if following is None else activate(y, following, in_place=True)
 
 
@@ -131,8 +116,10 @@ def backward(
 
 def _separate(options: Options) -> tuple[Options, Activation | None]:
     """Return the options of the kernel, and the activation that PyTorch's operator computes."""
-    fused, following = split(options.activation)
-    return options if following is None else options._replace(activation=fused), following
+    activation = options.activation
+    if activation is None or activation.name == "relu":
+        return options, None
+    return options._replace(activation=None), activation
 
 
 def double_backward(

@@ -18,6 +18,7 @@ from backnorm.scalars import check_flag
 from backnorm.torch import eager, engines, library, lowering, registry, synchronised
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import (
+    Operands,
     check,
     check_batch,
     check_residual,
@@ -26,16 +27,9 @@ from backnorm.torch.checks import (
     refusal,
 )
 from backnorm.torch.dispatch import as_plain, by_operators, is_transformed, needs_dispatcher
-from backnorm.torch.options import (
-    Running,
-    check_numbers,
-    options_of,
-)
+from backnorm.torch.options import check_numbers, options_of
 
 _Target = TypeVar("_Target")
-
-# The input, residual, weight, bias, running mean and running variance.
-Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def unscriptable(target: _Target) -> _Target:
@@ -153,16 +147,11 @@ def batch_norm(
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
         training, momentum, eps = check_numbers(training, momentum, eps)
     reproducible = reproducible is not False and check_flag("reproducible", reproducible)
-    operands = input, residual, weight, bias, running_mean, running_var
+    operands = Operands(input, residual, weight, bias, running_mean, running_var)
     if not torch.compiler.is_compiling():
-        operands = _plain(operands)
+        operands = Operands(*map(as_plain, operands))
     options = options_of(training, eps, activation, arithmetic, input.dtype)
     return _way_of(operands, options.training and reproducible)(operands, momentum, options)
-
-
-def _plain(operands: Operands) -> Operands:
-    input, *others = operands
-    return as_plain(input), *map(as_plain, others)
 
 
 def _way_of(operands: Operands, in_phases: bool) -> Callable[[Operands, float, Options], Tensor]:
@@ -183,23 +172,10 @@ def _is_empty_of_integers(input: Tensor) -> bool:
     )
 
 
-def running_of(
-    running_mean: Tensor | None, running_var: Tensor | None, momentum: float
-) -> Running | None:
-    """Return the running statistics to update in training, or None; raise if only one is absent."""
-    if running_mean is None and running_var is None:
-        return None
-    return Running(*check_statistics(running_mean, running_var), momentum)
-
-
 def _in_phases(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y in two phases: the sums of every channel, then y."""
-    input, residual, weight, bias, running_mean, running_var = operands
-    check_batch(input)
-    running = running_of(running_mean, running_var, momentum)
-    return synchronised.batch_norm(
-        input, residual, weight, bias, running, options, synchronised.ALONE
-    )
+    check_batch(operands.input)
+    return synchronised.batch_norm(operands, momentum, options, synchronised.ALONE)
 
 
 def _by_pytorch(operands: Operands, momentum: float, options: Options) -> Tensor:
@@ -220,7 +196,7 @@ def _by_kernels(operands: Operands, momentum: float, options: Options) -> Tensor
     except ArgumentError as error:
         refused = error
     # The kernels' errors have other names of arguments than PyTorch's function.
-    raise refusal(refused, *operands, options.training)
+    raise refusal(refused, operands, options.training)
 
 
 def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
@@ -229,38 +205,32 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     wants_gradient = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (input, weight, bias, residual)
     )
+    name = eager.name_of(options, residual)
     if options.training:
         check_batch(input)
-        running = running_of(running_mean, running_var, momentum)
+        if running_mean is not None or running_var is not None:
+            check_statistics(running_mean, running_var)
         if wants_gradient:
-            train = eager.TRAIN[eager.name_of(options, residual)]
-            y: Tensor = train(input, residual, weight, bias, running, options)
+            y: Tensor = eager.TRAIN[name](*operands, momentum, options)
             return y
-        run = eager.profiled(engines.forward, eager.name_of(options, residual))
-        return run(input, residual, weight, bias, running, options)[0]
-    statistics = check_statistics(running_mean, running_var)
+        return eager.profiled(engines.forward, name)(operands, momentum, options)[0]
+    check_statistics(running_mean, running_var)
     if not wants_gradient:
-        infer = eager.profiled(engines.inference, eager.name_of(options, residual))
-        return infer(input, residual, weight, bias, statistics, options)
-    plain = options
-    if options.activation is not None:
-        plain = options._replace(activation=None)
-    y = eager.freeze(input, None, weight, bias, statistics, plain)
+        return eager.profiled(engines.inference, name)(operands, options)
+    plain = options if options.activation is None else options._replace(activation=None)
+    y = eager.freeze(*operands._replace(residual=None), plain)
     check_residual(residual, input, options.activation)
     return by_operators(add_and_activate, y, residual, options.activation, residual=residual)
-
-
-_NAMES = "input", "residual", "weight", "bias", "running_mean", "running_var"
 
 
 def _by_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y by registered operators: transforms, modes, tracers and subclasses see the call."""
     input, residual, *_ = operands
-    check(*operands, options.training)
+    check(operands, options.training)
     check_residual(residual, input, options.activation)
     if options.training:
         check_batch(input)
-    named = {} if torch.compiler.is_compiling() else dict(zip(_NAMES, operands, strict=True))
+    named = {} if torch.compiler.is_compiling() else operands._asdict()
     return by_operators(_of_operators, operands, momentum, options, **named)
 
 
@@ -296,8 +266,7 @@ def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor
         return y
     forward = library.forward if transformed else library.batch_norm
     y, mean, variance = forward(input, weight, bias, *settings)
-    if running_mean is not None and running_var is not None:
-        library.move(Running(running_mean, running_var, momentum), mean, variance, input)
+    library.move(operands, mean, variance, momentum)
     return y
 
 

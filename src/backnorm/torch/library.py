@@ -21,6 +21,7 @@ product of dy and y. Therefore forward mode uses the operators of reverse mode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -29,9 +30,9 @@ from torch.autograd import Function
 
 from backnorm.options import Options
 from backnorm.torch import composed, engines
-from backnorm.torch.checks import TensorValueError
+from backnorm.torch.checks import Operands, TensorValueError
 from backnorm.torch.dispatch import is_batched, is_transformed
-from backnorm.torch.options import Running, arithmetic_of
+from backnorm.torch.options import arithmetic_of
 from backnorm.torch.registry import register
 
 Gradients = tuple[Tensor | None, ...]
@@ -47,7 +48,8 @@ def _forward(
     eps: float,
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return engines.forward(x, None, weight, bias, None, _options(x, True, eps, arithmetic))[:3]
+    operands = Operands(x, weight=weight, bias=bias)
+    return engines.forward(operands, 0.0, _options(x, True, eps, arithmetic))[:3]
 
 
 def _inference(
@@ -60,7 +62,7 @@ def _inference(
     arithmetic: str | None = None,
 ) -> Tensor:
     options = _options(x, False, eps, arithmetic)
-    return engines.inference(x, None, weight, bias, (mean, variance), options)
+    return engines.inference(Operands(x, None, weight, bias, mean, variance), options)
 
 
 def _backward(
@@ -101,7 +103,7 @@ class BatchNormBackward(Function):
         cotangents = ddx, ddweight, ddbias
         if all(each is None for each in cotangents):
             return (None,) * 8
-        gx, gdy, gweight = double_backward(*ctx.saved_tensors, *cotangents, ctx.eps, ctx.training)
+        gx, gdy, gweight = double_backward(ctx.saved_tensors, cotangents, ctx.eps, ctx.training)
         return gx, gdy, None, None, gweight if ctx.needs_input_grad[4] else None, None, None, None
 
     @staticmethod
@@ -124,9 +126,8 @@ class BatchNormBackward(Function):
             options = ctx.eps, ctx.training, ctx.arithmetic
             tdx, tdweight, tdbias = BatchNormBackward.apply(x, tdy, *channels, *options)
         if tx is not None or tweight is not None:
-            gx, _, gweight = double_backward(
-                x, dy, *channels, tx, tweight, None, ctx.eps, ctx.training
-            )
+            saved, tangents = (x, dy, *channels), (tx, tweight, None)
+            gx, _, gweight = double_backward(saved, tangents, ctx.eps, ctx.training)
             tdx, tdweight = _sum(tdx, gx), _sum(tdweight, gweight)
             # PyTorch requires the tangent of every differentiable result, even if it is 0.
             tdbias = torch.zeros_like(gweight) if tdbias is None else tdbias
@@ -264,8 +265,8 @@ batch_norm_double_backward = register(
 )
 
 
-# The functions `forward`, `inference`, `backward` and `double_backward` take the arguments of the
-# operators above. Every transform of `torch.func` can differentiate these functions.
+# The functions `forward`, `inference` and `backward` take the arguments of the operators above.
+# Every transform of `torch.func` can differentiate these functions.
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -293,45 +294,50 @@ def inference(
     return y
 
 
-def backward(x: Tensor, dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return differentiable gradients of x, weight and bias.
 
     PyTorch cannot differentiate a `Function` that computes batched gradients
     (``is_grads_batched``), but it can differentiate its own operators. So if batched gradients may
     be differentiated later, they are computed by PyTorch's operators.
     """
+    _, dy, *_ = arguments
     if torch.is_grad_enabled() and is_batched(dy):
-        *others, _arithmetic = arguments
-        return composed.backward(x, dy, *others)
-    gradients: tuple[Tensor, Tensor, Tensor] = BatchNormBackward.apply(x, dy, *arguments)
+        *saved, eps, training, _arithmetic = arguments
+        return composed.backward(saved, eps, training)
+    gradients: tuple[Tensor, Tensor, Tensor] = BatchNormBackward.apply(*arguments)
     return gradients
 
 
-def double_backward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dy and weight, given the gradients of the results of `backward`.
+def double_backward(
+    saved: Sequence[Any], cotangents: Sequence[Any], eps: float, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, dy and weight, given `cotangents`, the gradients of the results of
+    `backward`. `saved` are x, dy, mean, variance and weight.
 
     If the returned gradients may be differentiated again, or if a transform is active, PyTorch's
     operators compute the gradients; otherwise a kernel does.
     """
     if torch.is_grad_enabled() or is_transformed():
-        return composed.double_backward(x, *arguments)
-    gradients: tuple[Tensor, Tensor, Tensor] = batch_norm_double_backward(x, *arguments)
+        return composed.double_backward(saved, cotangents, eps, training)
+    gradients: tuple[Tensor, Tensor, Tensor]
+    gradients = batch_norm_double_backward(*saved, *cotangents, eps, training)
     return gradients
 
 
 # Running statistics.
 
 
-def move(running: Running, mean: Tensor, variance: Tensor, input: Tensor) -> None:
-    """Update running statistics by operators that the dispatcher and transforms see.
+def move(operands: Operands, mean: Tensor, variance: Tensor, momentum: float) -> None:
+    """Update the running statistics, if any, by operators that the dispatcher and transforms see.
 
     An empty batch does not change the running statistics.
     """
-    if input.numel():
+    input, *_, running_mean, running_var = operands
+    if running_mean is not None and running_var is not None and input.numel():
         count = input.numel() // input.shape[1]
-        operands = running.mean, running.variance, mean.detach(), variance.detach()
         update = move_below_transforms if is_transformed() else _move
-        update(*operands, running.momentum, count)
+        update(running_mean, running_var, mean.detach(), variance.detach(), momentum, count)
 
 
 def _move(

@@ -22,7 +22,7 @@ from backnorm.arithmetics import Arithmetic, check_arithmetic
 from backnorm.errors import ArgumentValueError, BacknormError
 from backnorm.scalars import check_flag
 from backnorm.torch import exchange, functional, opacus, synchronised
-from backnorm.torch.checks import check_tensor, not_a_tensor
+from backnorm.torch.checks import Operands, check_tensor, not_a_tensor
 from backnorm.torch.options import named, options_of
 
 _PHRASES = {"relu": "a ReLU", "silu": "a SiLU", "hardswish": "a Hardswish"}
@@ -396,13 +396,11 @@ class SyncBatchNorm(_BatchNorm):
         if group is None:
             return super()._normalised(input, residual, activation)
         weight, bias, mean, variance, _, momentum = self._operands()
-        running = functional.running_of(mean, variance, momentum)
+        operands = Operands(input, residual, weight, bias, mean, variance)
+        options = options_of(True, self.eps, activation, self.arithmetic, input.dtype)
         layer = exchange.name_of(self, group)
-        return synchronised.batch_norm(
-            input, residual, weight, bias, running,
-            options_of(True, self.eps, activation, self.arithmetic, input.dtype),
-            synchronised.Processes(group, layer, self.reproducible),
-        )  # fmt: skip
+        processes = synchronised.Processes(group, layer, self.reproducible)
+        return synchronised.batch_norm(operands, momentum, options, processes)
 
 
 class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):

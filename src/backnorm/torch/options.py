@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,18 +22,6 @@ from backnorm.errors import ArgumentValueError
 from backnorm.options import Options
 from backnorm.scalars import check_flag, check_number
 from backnorm.torch.memory import element_type
-
-
-class Running(NamedTuple):
-    """The running mean and variance, of shape (C,), and their momentum.
-
-    When a forward pass updates the running statistics, `momentum` is the weight of the batch's
-    statistics.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    momentum: float
 
 
 def options_of(

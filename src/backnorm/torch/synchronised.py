@@ -12,6 +12,7 @@ backward pass, and one computes dx. PyTorch's operators add a residual and apply
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,12 +27,12 @@ from backnorm.options import Options
 from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_of
 from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
-from backnorm.torch.checks import TensorTypeError, check_device, check_tensor
+from backnorm.torch.checks import Operands, TensorTypeError, check_device, check_tensor
 from backnorm.torch.dispatch import is_batched, is_transformed
 from backnorm.torch.engines import engine_of
 from backnorm.torch.exchange import Exchange
 from backnorm.torch.memory import check_memory, contiguous, inverse_deviation, statistics_type
-from backnorm.torch.options import Running, arithmetic_of
+from backnorm.torch.options import arithmetic_of
 from backnorm.torch.registry import register
 
 
@@ -270,13 +271,7 @@ _apply = register("synchronised_gradient", _gradient, _fake_gradient, backward=_
 
 
 def batch_norm(
-    input: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running: Running | None,
-    options: Options,
-    processes: Processes,
+    operands: Operands, momentum: float, options: Options, processes: Processes
 ) -> Tensor:
     """Normalise this process's part of a batch with the statistics of all parts.
 
@@ -288,10 +283,10 @@ def batch_norm(
 
     Parameters
     ----------
-    input, residual, weight, bias
-        As in `functional.batch_norm`; weight and bias are the same in all processes.
-    running : Running or None
-        The same in all processes.
+    operands : Operands
+        As in `functional.batch_norm`; weight, bias and running statistics are the same in all
+        processes.
+    momentum : float
     options : Options
         The options of training; the same in all processes.
     processes : Processes
@@ -307,12 +302,12 @@ def batch_norm(
     SecondOrderError
         If gradients of the result are differentiated.
     """
-    mean, variance = (None, None) if running is None else running[:2]
-    checks.check(input, residual, weight, bias, mean, variance, True)
+    input, residual, weight, bias, *statistics = operands
+    checks.check(operands, True)
     checks.check_residual(residual, input, options.activation)
     y, moments = batch_norm_with_moments(input, weight, bias, options, processes)
-    if running is not None:
-        _move(running, moments)
+    if operands.running_mean is not None:
+        _move(statistics, momentum, moments)
     return add_and_activate(y, residual, options.activation)
 
 
@@ -351,13 +346,12 @@ def batch_norm_with_moments(
     return results
 
 
-def _move(running: Running, moments: Tensor) -> None:
+def _move(statistics: Sequence[Any], momentum: float, moments: Tensor) -> None:
     """Update running statistics with the moments of the whole batch, unless it is empty."""
-    channels, count = running.mean.shape[0], moments[-1]
-    weight = running.momentum * count.clamp(max=1.0)
-    unbiased = moments[channels:-1] * (count / (count - 1.0).clamp(min=1.0))
-    moves = (running.mean, moments[:channels]), (running.variance, unbiased)
-    for statistic, value in moves:
+    (mean, variance), count = moments[:-1].chunk(2), moments[-1]
+    weight = momentum * count.clamp(max=1.0)
+    unbiased = variance * (count / (count - 1.0).clamp(min=1.0))
+    for statistic, value in zip(statistics, (mean, unbiased), strict=True):
         # Writing to `data` does not change the tensor's version counter. If the counter changed,
         # autograd could treat a weight that shares memory with the running statistics as changed,
         # too (see `library.MoveRunningStatistics`).

@@ -13,6 +13,7 @@ import backnorm.torch
 from backnorm.errors import ArgumentError
 from backnorm.gpu.launch import Kernel
 from backnorm.torch import engines, gpu
+from backnorm.torch.checks import Operands
 from backnorm.torch.options import Options
 
 from .. import interpreter
@@ -242,7 +243,7 @@ def test_batch_norm_with_invalid_operand_raises_argument_error(arguments):
 def plain_step(x, dy):
     """Return y, and the gradients of x, weight and bias, without autograd."""
     options = Options(1e-5, arithmetic="float64")
-    y, mean, variance, _ = engines.forward(x, None, None, None, None, options)
+    y, mean, variance, _ = engines.forward(Operands(x), 0.0, options)
     saved = engines.Saved(x, None, mean, variance)
     *gradients, _ = engines.backward(saved, dy, options, has_residual=False)
     return y, *gradients

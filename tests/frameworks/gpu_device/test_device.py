@@ -14,6 +14,7 @@ from backnorm.executable import forget
 from backnorm.gpu.kernels import backward, forward
 from backnorm.gpu.kernels.tuning import CONFIGURATIONS
 from backnorm.torch import engines, gpu
+from backnorm.torch.checks import Operands
 from backnorm.torch.options import options_of
 
 CUDA = torch.device("cuda")
@@ -33,7 +34,7 @@ def seeded():
 def step(x, dy, weight, bias):
     """Return what a training step computes."""
     options = options_of(True, 1e-5, None, None, x.dtype)
-    y, mean, variance, _ = engines.forward(x, None, weight, bias, None, options)
+    y, mean, variance, _ = engines.forward(Operands(x, None, weight, bias), 0.0, options)
     saved = engines.Saved(x, weight, mean, variance)
     *gradients, _ = engines.backward(saved, dy, options, False)
     return y, mean, variance, *gradients

@@ -82,7 +82,7 @@ def test_tensor_on_device_without_kernels_raises():
         device = torch.device("xpu:0")
 
     with pytest.raises(backnorm.torch.TensorValueError, match=r"input: is on a device.*revert"):
-        checks.check(torch.randn(4, 3).as_subclass(Elsewhere), None, None, None, None, None, True)
+        checks.check(checks.Operands(torch.randn(4, 3).as_subclass(Elsewhere)), True)
 
 
 @pytest.mark.parametrize("training", [True, False])
