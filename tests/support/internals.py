@@ -213,14 +213,14 @@ def without_sources(monkeypatch):
 
 def strides_of_compiled_gradients(monkeypatch):
     """Return a list, to which each compiled backward of PyTorch adds the strides of x and dy."""
-    from backnorm.torch import cpu
+    from backnorm.torch import lowering
 
-    strides, original = [], cpu.compute
+    strides, original = [], lowering.compute
 
     def recorded(operation, operands, *others, **numbers):
         if operation == "backward_coefficients":
             strides.append(tuple(each.stride() for each in operands[:2]))
         return original(operation, operands, *others, **numbers)
 
-    monkeypatch.setattr(cpu, "compute", recorded)
+    monkeypatch.setattr(lowering, "compute", recorded)
     return strides

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from backnorm import engines
 from backnorm.allocation import LARGE
-from backnorm.arithmetics import check_arithmetic
 from backnorm.engines import Place
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import compute
@@ -34,7 +33,6 @@ from backnorm.torch.memory import (
     dense,
     empty_like,
     has_no_memory,
-    inverse_deviation,
     tensor_of,
     wide,
 )
@@ -129,67 +127,6 @@ def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
             accepted="a number from 0 to 2**63 - 1",
         )
     return first, second, int(count[0])
-
-
-def forward_coefficients(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean and the biased variance of x, and the coefficients that give y.
-
-    `arithmetic` is the type of the coefficients.
-    """
-    options = Options(eps, arithmetic=check_arithmetic(arithmetic))
-    mean, variance, coefficients = compute(
-        "forward_coefficients", (x, weight, bias), options, arrays=TENSORS
-    )
-    return mean, variance, coefficients
-
-
-def backward_coefficients(
-    x: Tensor,
-    dy: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    training: bool,
-    arithmetic: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of weight and bias, and the coefficients that give dx.
-
-    `arithmetic` is the type of the coefficients.
-    """
-    options = Options(eps, training=training, arithmetic=check_arithmetic(arithmetic))
-    dweight, dbias, coefficients = compute(
-        "backward_coefficients", (x, dy, mean, variance, weight), options, arrays=TENSORS
-    )
-    return dweight, dbias, coefficients
-
-
-def inference_coefficients(
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    arithmetic: str,
-) -> Tensor:
-    """Return the coefficients from which inference computes y.
-
-    `arithmetic` is the type of the coefficients.
-    """
-    gain = inverse_deviation(variance, eps)
-    gain = gain if weight is None else weight.double() * gain
-    slope = torch.zeros_like(gain) if bias is None else bias.double()
-    dtype = getattr(torch, arithmetic)
-    # `arithmetic` is the name of a type, to which the mean is rounded. The slope is corrected for
-    # this rounding error.
-    slope = slope + gain * (mean.to(dtype).double() - mean)
-    return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)
 
 
 def double_backward(

@@ -25,73 +25,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backnorm.torch import cpu, library
-from backnorm.torch.registry import register
+from backnorm.arithmetics import check_arithmetic
+from backnorm.executable import compute
+from backnorm.options import Options
+from backnorm.signature import Operation
+from backnorm.torch import library
+from backnorm.torch.cpu import TENSORS
+from backnorm.torch.memory import inverse_deviation
+from backnorm.torch.registry import LOWERED, register
+
+# The operators that return coefficients have the arguments of the operators that they replace. The
+# arithmetic, whose default is float32 here, is the type of the coefficients.
 
 
-def _fake_inference_coefficients(
-    mean: Tensor, _variance: Any, _weight: Any, _bias: Any, _eps: float, arithmetic: str
-) -> Tensor:
-    return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic))
-
-
-_forward_coefficients = register(
-    "forward_coefficients",
-    cpu.forward_coefficients,
-    ("statistics", "statistics", "coefficients"),
-    # This tag says that the operator accepts x in any layout, so Inductor does not copy x to
-    # another layout.
-    tags=(torch.Tag.flexible_layout,),
-)
-_backward_coefficients = register(
-    "backward_coefficients", cpu.backward_coefficients, ("parameter", "parameter", "coefficients")
-)
-# A separate operator computes the coefficients of inference. If Inductor freezes a model, the
-# model's parameters and statistics become constants. So the operands of this operator are
-# constants, and Inductor computes the coefficients only once.
-_inference_coefficients = register(
-    "inference_coefficients", cpu.inference_coefficients, _fake_inference_coefficients
-)
-
-
-def _is_lowered(x: Tensor) -> bool:
-    """Whether Inductor's code, rather than a kernel, computes the elements."""
-    return x.device.type == "cpu" and x.dtype != torch.float64
-
-
-def _forward(
+def _forward_sums(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     arithmetic: str | None = None,
-) -> Any:
-    if not _is_lowered(x):
-        return NotImplemented
-    mean, variance, coefficients = _forward_coefficients(
-        x, weight, bias, eps, arithmetic or "float32"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean and the biased variance of x, and the coefficients that give y."""
+    mean, variance, coefficients = _compute(
+        "forward_coefficients", (x, weight, bias), eps, True, arithmetic
     )
-    return _normalised(x, coefficients), mean, variance
+    return mean, variance, coefficients
 
 
-def _inference(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
-    arithmetic: str | None = None,
-) -> Any:
-    if not _is_lowered(x):
-        return NotImplemented
-    coefficients = _inference_coefficients(
-        mean, variance, weight, bias, eps, arithmetic or "float32"
-    )
-    return _normalised(x, coefficients)
-
-
-def _backward(
+def _backward_sums(
     x: Tensor,
     dy: Tensor,
     mean: Tensor,
@@ -100,14 +61,91 @@ def _backward(
     eps: float,
     training: bool,
     arithmetic: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of weight and bias, and the coefficients that give dx."""
+    dweight, dbias, coefficients = _compute(
+        "backward_coefficients", (x, dy, mean, variance, weight), eps, training, arithmetic
+    )
+    return dweight, dbias, coefficients
+
+
+def _compute(
+    operation: Operation, operands: Any, eps: float, training: bool, arithmetic: str | None
 ) -> Any:
+    chosen = check_arithmetic(arithmetic or LOWERED)
+    options = Options(eps, training=training, arithmetic=chosen)
+    return compute(operation, operands, options, arrays=TENSORS)
+
+
+def _constants(
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    arithmetic: str | None = None,
+) -> Tensor:
+    """Return the coefficients from which inference computes y."""
+    gain = inverse_deviation(variance, eps)
+    gain = gain if weight is None else weight.double() * gain
+    slope = torch.zeros_like(gain) if bias is None else bias.double()
+    dtype = getattr(torch, arithmetic or LOWERED)
+    # The mean is rounded to `dtype`. The slope is corrected for this rounding error.
+    slope = slope + gain * (mean.to(dtype).double() - mean)
+    return torch.stack((mean.double(), torch.zeros_like(gain), slope, gain)).to(dtype)
+
+
+def _fake_constants(
+    mean: Tensor, _variance: Any, _weight: Any, _bias: Any, _eps: float, arithmetic: Any = None
+) -> Tensor:
+    return mean.new_empty((4, mean.shape[0]), dtype=getattr(torch, arithmetic or LOWERED))
+
+
+_forward_coefficients = register(
+    "forward_coefficients",
+    _forward_sums,
+    ("statistics", "statistics", "coefficients"),
+    # This tag says that the operator accepts x in any layout, so Inductor does not copy x to
+    # another layout.
+    tags=(torch.Tag.flexible_layout,),
+)
+_backward_coefficients = register(
+    "backward_coefficients", _backward_sums, ("parameter", "parameter", "coefficients")
+)
+# A separate operator computes the coefficients of inference. If Inductor freezes a model, the
+# model's parameters and statistics become constants. So the operands of this operator are
+# constants, and Inductor computes the coefficients only once.
+_inference_coefficients = register("inference_coefficients", _constants, _fake_constants)
+
+
+def _is_lowered(x: Tensor) -> bool:
+    """Whether Inductor's code, rather than a kernel, computes the elements."""
+    return x.device.type == "cpu" and x.dtype != torch.float64
+
+
+# The formulas take the arguments of the operators that they replace.
+
+
+def _forward(x: Tensor, *others: Any) -> Any:
     if not _is_lowered(x):
         return NotImplemented
-    dweight, dbias, coefficients = _backward_coefficients(
-        x, dy, mean, variance, weight, eps, training, arithmetic or "float32"
-    )
+    mean, variance, coefficients = _forward_coefficients(x, *others)
+    return _normalised(x, coefficients), mean, variance
+
+
+def _inference(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> Any:
+    if not _is_lowered(x):
+        return NotImplemented
+    return _normalised(x, _inference_coefficients(mean, variance, weight, bias, *settings))
+
+
+def _backward(x: Tensor, dy: Tensor, *others: Any) -> Any:
+    if not _is_lowered(x):
+        return NotImplemented
+    dweight, dbias, coefficients = _backward_coefficients(x, dy, *others)
     center, shift, slope, gain = _of_channels(coefficients, x)
     dx = dy.to(gain.dtype)
+    _, _, _, _, training, *_ = others
     if training:
         dx = (dx - shift) - (x.to(gain.dtype) - center) * slope
     dx = (gain * dx).to(x.dtype)

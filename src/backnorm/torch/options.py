@@ -33,36 +33,42 @@ def options_of(
     `backnorm.arithmetic`, and PyTorch does not trace them. In a traced graph, the arithmetic is
     None if the caller has not chosen one. The compiler may then choose one (see `lowering`).
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return _traced(training, eps, activation, arithmetic, dtype)
-    arguments = training, eps, activation, arithmetic, dtype, chosen()
-    try:
-        return _cached(*arguments)
-    except TypeError:
-        # An unhashable argument has a wrong type, for which the checks raise.
-        return _cached.__wrapped__(*arguments)
+    if torch.compiler.is_dynamo_compiling():
+        return _of_dynamo(training, eps, activation, arithmetic, dtype)
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    arguments = training, eps, activation, arithmetic, dtype, traced, chosen()
+    if not traced:
+        try:
+            return _cached(*arguments)
+        except TypeError:
+            # An unhashable argument has a wrong type, for which the checks raise.
+            pass
+    return _cached.__wrapped__(*arguments)
 
 
 # Without `typed`, the arguments True, 1 and 1.0 would have the same key in the cache, because they
 # are equal. Errors are not cached.
 @functools.lru_cache(maxsize=1024, typed=True)
 def _cached(
-    training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype, _block: Any
+    training: bool,
+    eps: float,
+    activation: Any,
+    arithmetic: Any,
+    dtype: torch.dtype,
+    traced: bool,
+    _block: Any,
 ) -> Options:
     _check_eps(training, eps)
     kind = element_type(dtype)
     follows = check_activation(activation, kind)
-    return Options(eps, "NCX", training, follows, arithmetic=resolved(kind, arithmetic))
+    choose = requested if traced else resolved
+    return Options(eps, "NCX", training, follows, arithmetic=choose(kind, arithmetic))
 
 
-def _traced(
+def _of_dynamo(
     training: bool, eps: float, activation: Any, arithmetic: Any, dtype: torch.dtype
 ) -> Options:
     _check_eps(training, eps)
-    if not torch.compiler.is_dynamo_compiling():
-        kind = element_type(dtype)
-        follows = check_activation(activation, kind)
-        return Options(eps, "NCX", training, follows, arithmetic=requested(kind, arithmetic))
     ceiling = None
     if isinstance(activation, Activation):
         # Dynamo cannot pass a named tuple from traced code to a function that it does not trace, so

@@ -41,6 +41,9 @@ _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 #: coefficients: four numbers per channel (see `lowering`).
 Result = Literal["data", "statistics", "parameter", "coefficients"]
 
+#: The default arithmetic of operators that return coefficients.
+LOWERED = "float32"
+
 
 def register(
     name: str,
@@ -144,13 +147,13 @@ def _new_result(
     result: Result,
     x: Tensor,
     weight: Tensor | None = None,
-    arithmetic: str = "",
+    arithmetic: str | None = None,
     **_: Any,
 ) -> Tensor:
     if result == "data":
         return torch.empty_like(x)
     if result == "coefficients":
-        return x.new_empty((4, x.shape[1]), dtype=getattr(torch, arithmetic))
+        return x.new_empty((4, x.shape[1]), dtype=getattr(torch, arithmetic or LOWERED))
     if result == "parameter" and weight is not None:
         return weight.new_empty((x.shape[1],))
     return x.new_empty((x.shape[1],), dtype=statistics_type(x.dtype))
