@@ -20,16 +20,13 @@ if layer == "backnorm":
     statistics = np.ones(8, np.float32)
     def work():
         backnorm.batch_norm_backward(x, x * x, statistics, statistics, epsilon=1e-5)
-    from backnorm_kernels.kinds import Kind
     from backnorm_kernels.record import ADDRESSES
-    from backnorm_kernels.stage import Stage
-    # The kernel moves only whole vectors, so it does not move items of one element.
-    nothing = Stage(
-        Kind("floor", "float64", "float64", "move"), dict(size=2, share=1),
-        channels=0, partial=0, own=8, participants=2, items=2,
-    )
+    from benchmarks.peers.floor import stage_of
+    # Each of the two items moves one vector.
+    nothing, cell = stage_of(16, False, False, 2), np.zeros(16)
+    addresses = [cell.ctypes.data, 0, cell.ctypes.data] + [0] * (len(ADDRESSES) - 3)
     def region():
-        nothing([0] * len(ADDRESSES))
+        nothing(*addresses)
 else:
     import numba
     numba.config.THREADING_LAYER = layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from backnorm_kernels.stage import Stage
 from benchmarks.cells import FLOOR, Cell, Form
 from benchmarks.peers.base import Contestant, Data, Prepared, Unsupported
 
-__all__ = ["Floor", "move"]
+__all__ = ["Floor", "move", "stage_of"]
 
 # Bytes of a float64. The floor treats all memory as float64.
 _UNIT = 8
@@ -90,23 +91,32 @@ def move(
         Whether stores bypass the caches.
     threads : int
     """
-    stage = _stage(x.size, reads_first, streaming, threads)
+    stage = stage_of(x.size, reads_first, streaming, threads)
     addresses = (0 if array is None else address_of(array) for array in (x, dy, out))
     stage(*addresses, *_ABSENT)
 
 
+class _Moving(Stage):
+    """A stage whose kernel is the one of `moving`."""
+
+    def __init__(self, numbers: Mapping[str, int], **fields: int) -> None:
+        # Importing the module compiles the kernel.
+        from benchmarks.peers import moving
+
+        kind = Kind("segments", "float64", "float64", "backward")
+        super().__init__(kind, numbers, channels=0, partial=0, own=LANES, **fields)
+        self._function = moving.run.address
+
+
 @functools.cache
-def _stage(size: int, reads_first: bool, streaming: bool, threads: int) -> Stage:
+def stage_of(size: int, reads_first: bool, streaming: bool, threads: int) -> Stage:
+    """Return the stage that moves `size` elements: see `move`."""
     even = -(-size // (_ITEMS * threads * LANES)) * LANES
     share = max(1, min(_ITEM, even))
     items = -(-size // share)
     summed = items if reads_first else 0
-    return Stage(
-        Kind("floor", "float64", "float64", "move"),
-        {"size": size, "share": share},
-        channels=0,
-        partial=0,
-        own=LANES,
+    return _Moving(
+        {"inner": size, "share": share},
         participants=max(1, min(threads, items)),
         streaming=streaming,
         summed=summed,

@@ -13,7 +13,7 @@ from backnorm.scalars import check_number
 
 
 class Activation(NamedTuple):
-    """An activation that is computed in the same pass as the normalisation.
+    """An activation after the normalisation.
 
     Attributes
     ----------
@@ -36,8 +36,7 @@ ACTIVATIONS = {
     "hardswish": Activation("hardswish"),
 }
 
-#: The names of the activations whose gradient is computed from their input instead of a mask.
-MASKLESS = ("silu", "hardswish")
+_RELUS = ("relu", "relu6")
 
 
 def check_activation(
@@ -45,7 +44,6 @@ def check_activation(
     dtype: np.dtype = FLOAT64,
     accepted: tuple[str, ...] = tuple(ACTIVATIONS),
     *,
-    required: bool = False,
     hint: str | None = None,
 ) -> Activation | None:
     """Return `value` as an Activation with its ceiling rounded to `dtype`; None stays None.
@@ -59,8 +57,6 @@ def check_activation(
         infinity becomes None.
     accepted : tuple of str
         The names of the activations that the caller supports.
-    required : bool
-        Whether None is an error.
     hint : str, optional
         The hint of the error for an activation that the caller does not support.
 
@@ -69,13 +65,11 @@ def check_activation(
     ArgumentValueError
         For any other value, or a ceiling that is not more than 0 after rounding.
     """
-    if value is None and not required:
+    if value is None:
         return None
     found: Any = ACTIVATIONS.get(str.__str__(value)) if issubclass(type(value), str) else value
     if not issubclass(type(found), Activation) or found.name not in accepted:
-        names = [*([] if required else ["None"]), *map(repr, accepted)]
-        if "relu" in accepted:
-            names.append("backnorm.Activation('relu', ceiling)")
+        names = ["None", *map(repr, accepted), "backnorm.Activation('relu', ceiling)"]
         raise ArgumentValueError(
             "activation",
             "must be a supported activation",
@@ -91,6 +85,11 @@ def check_activation(
         )
     ceiling = check_ceiling(found.ceiling, dtype)
     return RELU if math.isinf(ceiling) else Activation("relu", ceiling)
+
+
+def check_relu(value: object, dtype: np.dtype = FLOAT64) -> Activation | None:
+    """Do what `check_activation` does for callers that support only a ReLU."""
+    return check_activation(value, dtype, _RELUS, hint="apply other activations to y")
 
 
 def check_ceiling(ceiling: object, dtype: np.dtype = FLOAT64) -> float:

@@ -160,7 +160,7 @@ class Launch:
         match operation:
             case "forward" | "backward":
                 return self.complete
-            case "inference" | "apply" | "activation_backward":
+            case "inference" | "apply":
                 return self.apply
             case "reduce" | "reduce_forward":
                 return self.sum_all

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from backnorm.activations import MASKLESS, RELU, Activation, check_activation
+from backnorm.activations import RELU, Activation, check_relu
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT32, element_type, is_16_bit, statistics_types
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
@@ -70,7 +70,7 @@ class Problem:
     training : bool
         True: the statistics are functions of x; False: they are constants ("frozen").
     activation : Activation or None
-        The activation after the normalisation; the ceiling of a ReLU is a value of `dtype`. A
+        The ReLU after the normalisation; its ceiling is a value of `dtype`. A
         backward pass with a mask has `RELU`: dy is replaced by 0 where y is not positive or has
         reached the ceiling.
     residual : bool
@@ -118,7 +118,7 @@ class Problem:
 
         In a backward pass, this is true if the caller passes the mask of a ReLU.
         """
-        return self.activation is not None and self.activation.name == "relu"
+        return self.activation is not None
 
     @property
     def ceiling(self) -> float:
@@ -221,14 +221,12 @@ def problem_of(
     options = signature.options
     flags = {"training": training, "residual": residual, "reproducible": reproducible}
     flags = {name: check_flag(name, value) for name, value in flags.items() if name in options}
-    if operation == "activation_backward":
-        follows = check_activation(activation, dtype, MASKLESS, required=True)
-    elif "activation" in options:
-        follows = check_activation(activation, dtype)
+    if "activation" in options:
+        follows = check_relu(activation, dtype)
     else:
         follows = RELU if "mask" in present else None
     added = bool(flags.get("residual", "residual" in present))
-    if added and (follows is None or follows.name != "relu"):
+    if added and follows is None:
         raise residual_alone(operation)
     assert axes is not None
     default = FLOAT32 if is_16_bit(dtype) else dtype

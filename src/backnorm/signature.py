@@ -23,7 +23,6 @@ Operation = Literal[
     "double_backward",
     "forward_coefficients",
     "backward_coefficients",
-    "activation_backward",
 ]
 
 #: The kinds of operands and results. data: an array with x's shape and type. channel: one value per
@@ -129,8 +128,8 @@ class Signature:
 
     @cached_property
     def normalises(self) -> bool:
-        """Whether kernels normalise x: in forward passes, and for the gradient of an activation."""
-        return "dy" not in self.names or "beta" in self.names
+        """Whether kernels normalise x, in forward passes."""
+        return "dy" not in self.names
 
     def arranged(self, operands: Mapping[str, Any]) -> list[Any]:
         """Return the operands in the signature's order, with None for absent ones."""
@@ -220,17 +219,6 @@ _ALL = (
         _NORMALISE,
         overwrites="x",
         numbers=(_SUMS, _COUNT),
-    ),
-    # The gradient of an activation other than a ReLU needs the input of the activation, which is
-    # not stored. This operation recomputes the activation's input z, and returns the gradient dz
-    # with respect to z, which `backward` takes as dy.
-    Signature(
-        "activation_backward",
-        (_X, _DY, *_GIVEN),
-        (Result("dz", "data", "out"),),
-        ("epsilon", "data_format", "activation", "arithmetic"),
-        overwrites="dy",
-        public=False,
     ),
     # The next two signatures return coefficients. They are for the compilers of frameworks:
     # compiled code computes y or dx from the coefficients, fused with other operations. Dialects

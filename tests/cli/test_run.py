@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import backnorm
-from backnorm.cli import run as run_module
+from backnorm.graph import run as run_module
 
 EPSILON = 1e-5
 ROOT = Path(__file__).parents[2]
@@ -169,8 +169,8 @@ def test_run_with_arithmetic_computes_in_that_type(cli, write_json, npz, call, n
 def test_check_of_wrong_result_fails(cli, write_json, npz, call, monkeypatch, json_option):
     right = run_module.run_step
 
-    def wrong(step, inputs, arithmetic):
-        outputs = right(step, inputs, arithmetic)
+    def wrong(program, step, inputs, arithmetic):
+        outputs = right(program, step, inputs, arithmetic)
         outputs["diff_gamma"] = outputs["diff_gamma"] * np.float32(1.00001)
         return outputs
 

@@ -2,86 +2,78 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import operator
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+ROOT = Path(__file__).parent
+# `files` are JSON documents by name. A row of `refusals` has a file (or its text), the values to
+# set in it by their paths, further options of `backnorm run`, and the message. The path "a.0" is
+# the first entry of the list "a"; the value "(deleted)" deletes. Three dots at the end of a message
+# stand for words of Python or NumPy.
+TABLE = json.loads((ROOT / "refusals.json").read_text(encoding="utf-8"))
+
+
+def edited(document, edits):
+    """Return a copy of a document with other values at some paths."""
+    document = copy.deepcopy(document)
+    for path, value in edits.items():
+        *way, last = (int(key) if key.isdecimal() else key for key in path.split("."))
+        place = functools.reduce(operator.getitem, way, document)
+        if value == "(deleted)":
+            del place[last]
+        elif isinstance(place, list):
+            place[last : last + 1] = [value]
+        else:
+            place[last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("file", "edits", "options", "message"),
+    TABLE["refusals"],
+    ids=[" ".join(map(str, row[:3]))[:70] for row in TABLE["refusals"]],
+)
+def test_run_of_refused_file_or_option_prints_documented_message(
+    refused, tmp_path, monkeypatch, file, edits, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    documents = TABLE["files"]
+    text = json.dumps(edited(documents[file], edits)) if file in documents else file
+    Path("file.json").write_text(text, encoding="utf-8")
+    line = refused("run", "file.json", "--random", 0, "--repeat", 1, *options)
+    said = line.removeprefix("backnorm: error: ")
+    assert said.startswith(message[:-3]) if message.endswith("...") else said == message
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "not JSON"),
-        ("{", "not JSON"),
-        ("[]", "an object"),
-        ("null", "null"),
-        ("{}", "neither a oneDNN graph nor a call"),
-        ('{"dialect": "ngraph", "dialect": "ngraph"}', "occurs twice"),
-        ('{"dialect": "ngraph", "epsilon": NaN}', "NaN"),
-        ('{"dialect": "ngraph", "epsilon": -Infinity}', "Infinity"),
-        ('{"dialect": "ngraph", "epsilon": 1e999}', "too large"),
         ('{"dialect": "ngraph", "epsilon": 1' + "0" * 5000 + "}", "not acceptable JSON"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"dialect": 1}', "dialect"),
-        ('{"dialect": "caffe", "op": "BatchNorm"}', "unknown dialect"),
-        ('{"dialect": "ngraph", "op": "Relu"}', "unknown operator of ngraph"),
-        ('{"dialect": "ngraph", "op": "BatchNormTraining", "input": {}}', "unknown key"),
-        ('{"dialect": "ngraph", "op": "BatchNormTraining", "inputs": {"y": "x"}}', "unknown key"),
-        ('{"dialect": "ngraph", "op": "BatchNormTraining", "inputs": []}', "a list"),
-        ('{"dialect": "ngraph", "op": "BatchNormTraining", "inputs": {"input": ""}}', "name"),
-        ('{"dialect": "ngraph", "op": "BatchNormTraining", "outputs": ["z"]}', "unknown key"),
-        (
-            '{"dialect": "ngraph", "op": "BatchNormTraining", '
-            '"outputs": {"normalized": "a", "batch_mean": "a"}}',
-            "different name",
-        ),
-        ('{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"z": [1]}}', "unknown key"),
-        (
-            '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [-1, 2]}}',
-            "out of range",
-        ),
-        (
-            '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [true, 2]}}',
-            "a boolean",
-        ),
-        (
-            '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [2e0, 2]}}',
-            "the number 2.0",
-        ),
-        (
-            '{"dialect": "ngraph", "op": "BatchNormTraining", "shapes": {"input": [1'
-            + "0" * 40
-            + "]}}",
-            "out of range",
-        ),
-        (
-            '{"dialect": "ngraph", "op": "BatchNormTraining", "types": {"input": "int8"}}',
-            "unsupported element type",
-        ),
-        ('{"dialect": "ngraph", "op": "\\ud800"}', "unknown operator"),
-        (
-            '{"dialect": "onednn_spec", "op": "BatchNormInference", '
-            '"attributes": {"revision": ["latest"]}}',
-            "revision",
-        ),
+        ("[" * 100_000, "maximum recursion depth"),
+        ('{"a":' * 100_000, "maximum recursion depth"),
     ],
 )
-def test_bad_program_file_is_rejected(refused, write_json, npz, text, says):
-    assert says in refused("run", write_json(text), "--tensors", npz)
+def test_run_of_file_beyond_limits_of_json_parser_prints_one_line(refused, write_json, text, says):
+    assert says in refused("run", write_json(text))
+
+
+def test_run_with_deeply_nested_attribute_prints_one_line(refused, write_json):
+    file = write_json(TABLE["files"]["backward"])
+    line = refused("run", file, "--random", 0, "--op-attrs", "10:epsilon:" + "[" * 100_000)
+    assert "--op-attrs 10:epsilon: cannot be read" in line
 
 
 def test_program_that_is_not_utf8_is_rejected(refused, tmp_path):
     path = tmp_path / "latin.json"
     path.write_bytes('{"dialect": "é"}'.encode("latin-1"))
-    assert "UTF-8" in refused("run", path)
-
-
-def test_program_beyond_the_size_limit_is_rejected(refused, tmp_path):
-    path = tmp_path / "large.json"
-    with path.open("wb") as stream:
-        stream.truncate(2**30)
-    assert "too large" in refused("run", path)
+    assert "can't decode byte" in refused("run", path)
 
 
 def test_run_names_unreadable_paths(refused, write_json, tmp_path):
@@ -123,17 +115,6 @@ def test_run_accepts_out_with_name_of_maximal_length(cli, write_json, npz, call,
     result = cli("run", write_json(call()), "--tensors", npz, "--out", out, "--repeat", 1)
     assert result.exit_code == 0, result.output
     assert out.exists()
-
-
-HUGE = 2**48
-
-
-@pytest.mark.parametrize("shape", [[HUGE, 0, HUGE], [0, 0, HUGE, HUGE], [HUGE] * 3])
-def test_run_rejects_shapes_beyond_array_limits(refused, write_json, shape):
-    """The limit holds for empty arrays, too: NumPy counts their other dimensions."""
-    document = {"dialect": "onednn_spec", "op": "BatchNormInference", "shapes": {"input": shape}}
-    line = refused("run", write_json(document), "--random", 1)
-    assert "shapes.input: has too many elements" in line
 
 
 def test_run_of_empty_array_with_huge_dimension_passes(cli, write_json):
@@ -206,29 +187,13 @@ def test_run_names_all_missing_tensors(refused, write_json, call, tmp_path, tens
     assert "--tensors" in refused("run", write_json(call()))
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"attributes": {}}, "epsilon"),
-        ({"attributes": {"epsilon": "1e-5"}}, "epsilon"),
-        ({"attributes": {"epsilon": [1e-5]}}, "epsilon"),
-        ({"attributes": {"epsilon": -1.0}}, "epsilon"),
-        ({"attributes": {"epsilon": 1e-5, "data_format": {}}}, "data_format"),
-        ({"attributes": {"epsilon": 1e-5, "axis": 1}}, "axis"),
-        # NXC by default: the 5 values per channel meet a last axis of 3.
-        ({"attributes": {"epsilon": 1e-5}}, "mean"),
-        ({"inputs": {"src": "x", "diff_dst": "mean"}}, "diff_dst"),
-        ({"outputs": ["diff_src", "diff_gamma"]}, "diff_beta"),
-        ({"shapes": {"src": [6, 5, 4, 4]}}, "differs from the declared shape"),
-        ({"types": {"src": "float64"}}, "differs from the declared data type"),
-    ],
-)
 def test_run_of_operands_rejected_by_operator_writes_nothing(
-    refused, write_json, npz, call, tmp_path, changes, says
+    refused, write_json, npz, call, tmp_path
 ):
     out = tmp_path / "out.npz"
-    line = refused("run", write_json(call(**changes)), "--tensors", npz, "--out", out)
-    assert says in line
+    # NXC by default: the 5 values per channel meet a last axis of 3.
+    file = write_json(call(attributes={"epsilon": 1e-5}))
+    assert "mean: " in refused("run", file, "--tensors", npz, "--out", out)
     assert not out.exists()
 
 
@@ -238,8 +203,3 @@ def test_negative_variance_is_rejected(refused, write_json, call, tmp_path, tens
     assert "variance + epsilon must be positive" in refused(
         "run", write_json(call()), "--tensors", path
     )
-
-
-def test_unknown_arithmetic_is_rejected(refused, write_json, npz, call):
-    line = refused("run", write_json(call()), "--tensors", npz, "--arithmetic", "single")
-    assert "--arithmetic: unknown; got 'single'; expected 'float32' or 'float64'" in line

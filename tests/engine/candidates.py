@@ -16,7 +16,7 @@ from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
 from backnorm_kernels.geometry import Segments, round_up
-from backnorm_kernels.plan import AT_ONCE, Plan, is_legal, plan
+from backnorm_kernels.plan import Plan, is_legal, plan
 
 __all__ = ["candidates"]
 
@@ -50,7 +50,7 @@ def candidates(problem: Problem, extents: Extents, machine: Machine) -> Iterator
 def _choices(chosen: Plan, machine: Machine) -> dict[str, Sequence[Any]]:
     """Return, by the name of a field of the plan or its geometry, the values worth trying."""
     problem, extents, geometry = chosen.problem, chosen.extents, chosen.geometry
-    sums = problem.operation not in AT_ONCE
+    sums = problem.operation != "inference"
     writes = not problem.operation.startswith("reduce")
     several = machine.threads > 1 and problem.size < _SHARED
     found: dict[str, Sequence[Any]] = {

@@ -15,14 +15,14 @@ import pytest
 from backnorm_kernels import levels, library
 from backnorm_kernels.build import demand, make, sources
 from backnorm_kernels.build.demand import file_of
-from backnorm_kernels.kinds import FLOOR, LIBRARIES, OF_ALL, PROBE, THREADS, XLA
+from backnorm_kernels.kinds import LIBRARIES, OF_ALL, PROBE, THREADS, XLA
 
 _X86 = levels.is_x86()
 x86 = pytest.mark.skipif(not _X86, reason="compiles for x86-64")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="libraries of Linux")
 
-#: What takes the least time to build.
-_CHEAP = (XLA, "segments_float64_forward", FLOOR)
+#: A library of kernels, and one that takes little time to build.
+_CHEAP = ("float64_in_float64", XLA)
 _LEVEL = "x86-64-v3" if _X86 else levels.HOST
 
 
@@ -46,7 +46,7 @@ def group(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [_CHEAP[0], _CHEAP[-1]])
+@pytest.mark.parametrize("name", _CHEAP)
 def test_build_in_another_process_and_folder_has_the_same_bytes(name, group, tmp_path):
     """The bytes do not depend on the folder, or on what the process built before."""
     folder = tmp_path / "another" / "place"
@@ -59,7 +59,7 @@ def test_build_in_another_process_and_folder_has_the_same_bytes(name, group, tmp
 def test_build_of_many_libraries_has_the_bytes_of_separate_builds(tmp_path):
     names = [name for name in LIBRARIES if "float32" in name and "bfloat" not in name]
     together = _build(tmp_path / "together", _LEVEL, *names)
-    for name in names[::-3]:
+    for name in names[::-1]:
         assert _build(tmp_path / "alone", _LEVEL, name)[name] == together[name]
 
 
@@ -135,8 +135,8 @@ _BEYOND = {
 @pytest.mark.parametrize(
     ("level", "names"),
     [
-        ("x86-64-v3", ("columns_float32_backward", "segments_float32_backward", *_CHEAP)),
-        ("x86-64", ("columns_float16_backward", *_CHEAP)),
+        ("x86-64-v3", ("float32_in_float64", *_CHEAP)),
+        ("x86-64", ("float16_in_float32", *_CHEAP)),
     ],
 )
 def test_library_has_no_instructions_above_its_level(level, names, built, tool):
@@ -180,7 +180,7 @@ def test_of_this_processor_lists_each_library_at_best_level():
 
 
 def test_missing_does_not_list_built_library(tmp_path):
-    wanted = [(_LEVEL, FLOOR), ("x86-64" if _X86 else levels.HOST, PROBE)]
+    wanted = [(_LEVEL, XLA), ("x86-64" if _X86 else levels.HOST, PROBE)]
     assert make.missing(wanted, tmp_path) == wanted
     built = list(make.build_all(wanted[1:], tmp_path, jobs=1))
     assert [(level, name) for level, name, _ in built] == wanted[1:]
@@ -188,24 +188,24 @@ def test_missing_does_not_list_built_library(tmp_path):
 
 
 def test_missing_lists_damaged_library(built, tmp_path):
-    (whole,) = built(_LEVEL, FLOOR)
-    path = file_of(FLOOR, _LEVEL, tmp_path)
+    (whole,) = built(_LEVEL, XLA)
+    path = file_of(XLA, _LEVEL, tmp_path)
     path.parent.mkdir()
     path.write_bytes(whole.read_bytes())
-    assert make.missing([(_LEVEL, FLOOR)], tmp_path) == []
+    assert make.missing([(_LEVEL, XLA)], tmp_path) == []
     path.write_bytes(whole.read_bytes()[:-100])
-    assert make.missing([(_LEVEL, FLOOR)], tmp_path) == [(_LEVEL, FLOOR)]
+    assert make.missing([(_LEVEL, XLA)], tmp_path) == [(_LEVEL, XLA)]
 
 
 def test_build_that_fails_raises_error_with_compiler_output(tmp_path, monkeypatch):
     monkeypatch.setattr(
         demand, "command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such thing')"]
     )
-    with pytest.raises(demand.BuildError, match=f"compiling floor for {_LEVEL} failed: no such"):
-        demand.build(FLOOR, _LEVEL, tmp_path)
+    with pytest.raises(demand.BuildError, match=f"compiling xla for {_LEVEL} failed: no such"):
+        demand.build(XLA, _LEVEL, tmp_path)
     monkeypatch.setattr(make, "command", demand.command)
     with pytest.raises(RuntimeError, match="no such thing"):
-        list(make.build_all([(_LEVEL, FLOOR)], tmp_path))
+        list(make.build_all([(_LEVEL, XLA)], tmp_path))
 
 
 @pytest.mark.long
@@ -222,24 +222,23 @@ def test_build_without_working_linker_raises_build_error(compiler, tmp_path, mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     expected = "no linker found: no command no-such" if "no" in compiler else "linking .* failed"
     with pytest.raises(demand.BuildError, match=expected):
-        demand.build(FLOOR, _LEVEL, tmp_path / "lib")
+        demand.build(XLA, _LEVEL, tmp_path / "lib")
     assert not list((tmp_path / "lib" / _LEVEL).iterdir() if "no" not in compiler else ())
 
 
 def test_build_without_numba_raises_error_with_install_command(tmp_path, monkeypatch):
     monkeypatch.setattr(demand.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(demand.BuildError, match=r"pip install --group kernels, .* make kernels"):
-        demand.build(FLOOR, _LEVEL, tmp_path)
+        demand.build(XLA, _LEVEL, tmp_path)
 
 
-# By family, where the compiler begins to read.
+# Where the compiler begins to read, for each kind of library.
 _COMPILER = ("build/compile.py", "build/frontend.py")
 _ROOTS = {
-    "segments": (*_COMPILER, "kernels/segments.py"),
-    "columns": (*_COMPILER, "kernels/columns.py"),
-    "floor": (*_COMPILER, "kernels/floor.py"),
-    "xla": (*_COMPILER, "kernels/xla_handler.py"),
-    "probe": _COMPILER[:1],
+    "float64_in_float64": (*_COMPILER, "kernels/segments.py", "kernels/columns.py"),
+    XLA: (*_COMPILER, "kernels/xla_handler.py"),
+    THREADS: (*_COMPILER, "kernels/team.py"),
+    PROBE: _COMPILER[:1],
 }
 _CPU = Path(library.__file__).parent
 # The names of files, and not what is in them.
@@ -268,7 +267,7 @@ def _closure(roots):
 
 def _anew(name):
     """Return the digest of a library made of the sources as they are now."""
-    return sources._of_family.__wrapped__(LIBRARIES[name].family)
+    return sources.digest.__wrapped__(name)
 
 
 @pytest.fixture
@@ -279,13 +278,12 @@ def copied_sources(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.parametrize("family", _ROOTS)
-def test_library_digest_changes_with_each_of_its_sources(family, copied_sources):
-    name = next(name for name, each in LIBRARIES.items() if each.family == family)
+@pytest.mark.parametrize("name", _ROOTS)
+def test_library_digest_changes_with_each_of_its_sources(name, copied_sources):
     before = _anew(name)
     assert before == sources.digest(name)
-    used = _closure(_ROOTS[family])
-    if family == "probe":
+    used = _closure(_ROOTS[name])
+    if name == PROBE:
         # Its code is for every processor of the kind, and calls no kernel.
         used -= {"kinds.py", "levels.py"}
     for path in sorted(used):
@@ -302,10 +300,40 @@ def test_library_digest_does_not_depend_on_python_runtime_modules(path, copied_s
         assert _anew(name) == sources.digest(name)
 
 
-def test_library_digest_depends_on_kernel_of_own_family_only(copied_sources):
-    (copied_sources / "kernels" / "columns.py").write_text("# changed\n")
+def test_library_digest_does_not_depend_on_handler_of_xla_or_threads(copied_sources):
+    (copied_sources / "kernels" / "xla_handler.py").write_text("# changed\n")
+    (copied_sources / "kernels" / "pool.py").write_text("# changed\n")
     changed = {name for name in LIBRARIES if _anew(name) != sources.digest(name)}
-    assert changed == {name for name, each in LIBRARIES.items() if each.family == "columns"}
+    assert changed == {XLA, THREADS}
+
+
+@pytest.mark.parametrize("package", ["numba", "llvmlite"])
+def test_library_digest_changes_with_version_of_compiler(package, monkeypatch):
+    version = sources.metadata.version
+    monkeypatch.setattr(
+        sources.metadata, "version", lambda name: "9.9" if name == package else version(name)
+    )
+    for name in LIBRARIES:
+        assert _anew(name) != sources.digest(name)
+
+
+def test_library_digest_without_compiler_differs(monkeypatch):
+    def absent(name):
+        raise sources.metadata.PackageNotFoundError(name)
+
+    before = sources.digest(XLA)
+    monkeypatch.setattr(sources.metadata, "version", absent)
+    assert _anew(XLA) != before
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 16])
+def test_groups_have_each_library_once_and_a_group_for_each_job(jobs):
+    wanted = make.of_levels(levels.LEVELS)
+    groups = make._groups(wanted, jobs)
+    assert sorted((level, name) for level, names in groups for name in names) == sorted(wanted)
+    for level in levels.LEVELS:
+        libraries = sum(each == level for each, _ in wanted)
+        assert sum(each == level for each, _ in groups) == min(jobs, libraries)
 
 
 def test_compiler_environment_overrides_inherited_variables(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backnorm.activations import RELU, Activation
+from backnorm.activations import RELU
 from backnorm.layout import Extents
 from backnorm.machine import Machine
 from backnorm.problem import Problem
@@ -160,15 +160,6 @@ def test_geometry_is_by_tile_only_for_cached_single_blocks_of_whole_lines():
     assert not by_tile(200, 2048, _MACHINE)
     assert by_tile(200, 2048, operation="forward")
     assert not by_tile(200, 2048, operation="forward", activation=RELU)
-
-
-def test_geometry_of_activation_backward_writes_rows_in_order():
-    for columns in (64, 480, 2048):
-        cold = _plan(
-            800, columns, 1, operation="activation_backward", activation=Activation("silu")
-        )
-        assert cold.geometry.abreast == 1
-        assert _plan(800, columns, 1).geometry.abreast > 1
 
 
 def test_plan_streams_only_outputs_larger_than_cache():

@@ -21,8 +21,8 @@ from backnorm_kernels.record import (
     LINE,
     SLOTS,
     dtype_of,
-    fields,
     head_of,
+    slots,
     template,
 )
 
@@ -34,14 +34,15 @@ each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES)
 
 @each_geometry
 def test_dtype_of_geometry_stores_each_field_in_one_cell(geometry):
-    kind, described = dtype_of(geometry), fields(geometry)
-    assert kind.itemsize == 8 * len(described)
+    kind, described = dtype_of(geometry), slots(geometry)
     assert list(kind.names) == [field.name for field in described]
-    for slot, field in enumerate(described):
+    assert sorted(described.values()) == list(dict.fromkeys(described.values()))
+    assert 0 <= min(described.values()) <= max(described.values()) < kind.itemsize // 8
+    for field, slot in described.items():
         dtype, offset = kind.fields[field.name]
         assert offset == 8 * slot
         assert dtype == (np.float64 if field.kind == "float" else np.int64)
-        assert field.meaning or field.name.startswith("spare_")
+        assert field.meaning
 
 
 @each_geometry
@@ -52,8 +53,8 @@ def test_common_fields_have_the_same_offsets_in_each_geometry(geometry):
     }
     own = {field.name for field in GEOMETRIES[geometry]}
     assert not own & SLOTS.keys()
-    spare = {name for name in kind.names if name.startswith("spare_")}
-    assert own | SLOTS.keys() | spare == set(kind.names)
+    assert own | SLOTS.keys() == set(kind.names)
+    assert dtype_of("").names == tuple(SLOTS)
 
 
 @each_geometry
@@ -73,7 +74,7 @@ def test_stage_call_passes_its_values_to_kernel_in_record(geometry, participants
     numbers = {field.name: 100 + k for k, field in enumerate(GEOMETRIES[geometry])}
     values = {"epsilon": 0.25, "summed": 5, "items": 7, "streaming": True, "prepares": 2}
     call = stage.Stage(
-        Kind(geometry, "float64", "float64", "move"),
+        Kind(geometry, "float64", "float64", "forward"),
         numbers,
         channels=3,
         partial=0,
@@ -123,15 +124,13 @@ def test_kernel_source_uses_only_fields_of_its_geometry(geometry):
 
 def test_common_kernels_use_only_common_fields():
     read = set()
-    both = {field.name for field in fields("segments")} & {
-        field.name for field in fields("columns")
-    }
+    both = set(dtype_of("segments").names) & set(dtype_of("columns").names)
     for path in _KERNELS.glob("*.py"):
         heads, slots = _named_in(path)
         assert slots <= SLOTS.keys(), path
         if path.stem not in GEOMETRIES:
-            # The frame is that of both geometries.
-            assert heads <= (both if path.stem == "frame" else SLOTS.keys()), path
+            # The skeleton is that of both geometries.
+            assert heads <= (both if path.stem == "skeleton" else SLOTS.keys()), path
         read |= heads | slots
     # Addresses are also named in other ways; the layout and the size are for Python alone.
     assert SLOTS.keys() - read <= {*ADDRESSES, "layout", "bytes"}
@@ -140,8 +139,9 @@ def test_common_kernels_use_only_common_fields():
 def test_claims_begin_at_first_cache_line_after_fields():
     assert LINE * 8 == 64
     assert CLAIMED % LINE == 0
-    assert 0 <= CLAIMED - len(fields("segments")) < LINE
-    assert len({len(fields(geometry)) for geometry in GEOMETRIES}) == 1
+    sizes = {dtype_of(geometry).itemsize // 8 for geometry in GEOMETRIES}
+    assert sizes == {dtype_of("").itemsize // 8}
+    assert 0 <= CLAIMED - max(sizes) < LINE
 
 
 def _layout_of(source, monkeypatch):
@@ -161,7 +161,7 @@ def _layout_of(source, monkeypatch):
         ("        own=", '        another="new",\n        own='),
         ('refused="', 'another="new",\n    refused="'),
         ("        tile=", '        another="new",\n        tile='),
-        ('size="elements", share=', 'share="elements", size='),
+        ('outer="samples",\n        channels=', 'channels="samples",\n        outer='),
     ],
     ids=["kind", "address", "problem", "shared", "geometry", "order"],
 )
@@ -207,8 +207,8 @@ def test_large_records_are_shared_by_stages_and_limited_in_number(monkeypatch):
     monkeypatch.setattr(stage, "runner", lambda: lambda record, header: 1)
     monkeypatch.setattr("backnorm_kernels.library.address", lambda kind: 4711)
     stage._large.clear()
-    numbers = {field.name: 1 for field in GEOMETRIES["floor"]}
-    kind = Kind("floor", "float64", "float64", "move")
+    numbers = {field.name: 1 for field in GEOMETRIES["segments"]}
+    kind = Kind("segments", "float64", "float64", "forward")
 
     def made(size, **fields):
         return stage.Stage(
@@ -221,7 +221,7 @@ def test_large_records_are_shared_by_stages_and_limited_in_number(monkeypatch):
     assert other(*[0] * len(ADDRESSES), count=5) == -1
     assert list(stage._large) == [first]
     # What one stage has written there is not the other's.
-    head = head_of(first.cells, "floor")
+    head = head_of(first.cells, "segments")
     assert (head["items"], head["count"]) == (4, 5)
     assert one(*[0] * len(ADDRESSES)) == -1
     assert (head["items"], head["count"]) == (3, 0)

@@ -25,9 +25,6 @@ def rounding_as_hardware_does():
     Triton 3.9's interpreter cuts off the one and takes the other, where it is subnormal, for 0
     (`runtime/interpreter.py`, `cast_impl` and `_convert_float`).
     """
-    if not INTERPRETED:
-        yield
-        return
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -48,30 +45,43 @@ def rounding_as_hardware_does():
             yield
 
 
+def tuned_kernels():
+    """Return the kernels that Triton's autotuner configures."""
+    from backnorm.gpu.kernels import backward, forward
+
+    return [
+        *(forward.forward_sums, forward.forward_apply),
+        *(backward.backward_sums, backward.backward_apply),
+    ]
+
+
 @contextmanager
-def standing_in_for(device):
-    """Let plans be made for a device, whether it is there or not."""
+def in_configuration(configuration):
+    """Let kernels have one configuration, so that the autotuner measures nothing."""
     from backnorm.executable import forget
-    from backnorm.torch import gpu
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu, "gpu_of", lambda _: device)
+        for kernel in tuned_kernels():
+            patch.setattr(kernel, "configs", [configuration])
         forget()
-        yield device
+        yield
     forget()
 
 
 @contextmanager
-def for_every_tensor(device):
+def for_every_tensor():
     """Let new tensors be where the GPU's kernels take them, and the adapter use these."""
     import torch
 
+    from backnorm.executable import forget
     from backnorm.torch import gpu, kernels
 
-    with standing_in_for(device), pytest.MonkeyPatch.context() as patch, torch.device(DEVICE):
+    with pytest.MonkeyPatch.context() as patch, torch.device(DEVICE):
         if INTERPRETED:
             patch.setattr(kernels, "engine_of", lambda x: gpu)
+        forget()
         yield
+    forget()
 
 
 def arithmetics_planned(monkeypatch, module):

@@ -41,4 +41,4 @@ def test_memcheck_reports_kernel_that_reads_beyond_array():
     done, found = run("--wrong")
     assert done.returncode == 1
     (what,) = found["errors"]
-    assert what.startswith("Invalid read of size 4 in segments_float32")
+    assert what.startswith("Invalid read of size 4 in float32_in_float64")

@@ -23,7 +23,7 @@ from backnorm.executable import executable
 from backnorm.problem import Problem as Asked
 from backnorm.signature import SIGNATURES
 from backnorm_kernels.record import SLOTS
-from backnorm_kernels.xla import introduce
+from backnorm_kernels.xla import register
 from backnorm_kernels.xla_structures import ELEMENTS
 
 __all__ = ["of_xla"]
@@ -61,7 +61,7 @@ def _frames() -> Any:
                  one.nbytes // instances if field not in shared else 0]
                 for field, one in (arguments | results).items()
             ]  # fmt: skip
-            call = introduce(stage.kind), instances, stage.participants - 1
+            call = register(stage.kind), instances, stage.participants - 1
             self.attributes = {
                 "buffers": np.array(described).ravel(),
                 "call": np.array(call),

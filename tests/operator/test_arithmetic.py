@@ -14,9 +14,9 @@ import pytest
 import backnorm
 from backnorm import ArgumentTypeError, ArgumentValueError, BacknormError
 from backnorm.arithmetics import resolved
-from backnorm.cli.call import parse_call
 from backnorm.dialects.registry import DIALECTS, operators
 from backnorm.executable import CALLS, forget
+from backnorm.graph.call import parse_call
 from backnorm.graph.run import run_program
 from backnorm.problem import problem_of
 from backnorm.signature import SIGNATURES
@@ -64,7 +64,7 @@ def test_problem_in_float32_block_has_float32_except_double_backward(operation):
     operands = [made[o.kind] if o.required else None for o in signature.operands]
     with backnorm.arithmetic("float32"):
         expected = "float32" if "arithmetic" in signature.options else "float64"
-        assert problem_of(operation, *operands, activation="silu").arithmetic == expected
+        assert problem_of(operation, *operands).arithmetic == expected
         # Of the second order elements are float64, whatever the block says.
         assert (expected == "float64") == (operation == "double_backward")
 

@@ -123,6 +123,14 @@ def count_processors_again(monkeypatch):
     monkeypatch.setattr(threads, "_until", 0.0)
 
 
+def complete_up_to(monkeypatch, elements):
+    """Let plans of a GPU have the schedule "complete" for units of at most so many elements."""
+    from backnorm.gpu import plan
+
+    for limit in ("_COMPLETE", "_COMPLETE_ODD"):
+        monkeypatch.setattr(plan, limit, elements)
+
+
 # Blocks, in which memory is bounded.
 
 
@@ -215,12 +223,3 @@ def strides_of_compiled_gradients(monkeypatch):
 
     monkeypatch.setattr(cpu, "_backward_coefficients", recorded)
     return strides
-
-
-def forget_tuned_plans(monkeypatch):
-    """Let no plan of a GPU be tuned yet; return the dictionary that tuned plans are kept in."""
-    from backnorm.torch import gpu
-
-    tuned = {}
-    monkeypatch.setattr(gpu, "_tuned", tuned)
-    return tuned

@@ -14,18 +14,9 @@ from backnorm.reproducible_sums import bin_rows
 from backnorm_kernels.geometry import Segments
 from backnorm_kernels.kinds import Kind
 from backnorm_kernels.plan import Plan
-from backnorm_kernels.record import (
-    FROM_DATA,
-    FROM_STATISTICS,
-    GEOMETRIES,
-    HARDSWISH,
-    MEANS_ALONE,
-    SILU,
-)
+from backnorm_kernels.record import FROM_DATA, FROM_STATISTICS, GEOMETRIES, MEANS_ALONE
 from backnorm_kernels.scratch import bins_own, columns_own, segments_own, table_pitch
 from backnorm_kernels.stage import Stage
-
-_ACTIVATIONS = {"silu": SILU, "hardswish": HARDSWISH}
 
 
 class Launch(interfaces.Launch):
@@ -46,13 +37,13 @@ class Launch(interfaces.Launch):
         # problem's arithmetic is float64, the record's field `in_float64` makes these kernels
         # compute in float64.
         compiled = "float32" if dtype.itemsize == 2 else problem.arithmetic
-        narrow, binned = compiled == "float32", problem.reproducible
+        in_float32, binned = compiled == "float32", problem.reproducible
         rows = bin_rows(dtype.itemsize)
         if isinstance(geometry, Segments):
             batches = -(-channels // (geometry.group * geometry.batch))
             self._summed = batches if grouped else batches * geometry.blocks
             self._written = -(-count * channels // geometry.share)
-            own = segments_own(geometry.group, channels, narrow=narrow)
+            own = segments_own(geometry.group, channels, in_float32=in_float32)
             kept, pitch = (0 if grouped else geometry.blocks), table_pitch(channels)
         else:
             tiles = -(-geometry.width // geometry.tile)
@@ -60,7 +51,7 @@ class Launch(interfaces.Launch):
             parts = max(1, -(-geometry.rows // geometry.share))
             self._written = parts * (tiles if geometry.by_tile else 1)
             spread = geometry.width != channels
-            own = columns_own(geometry.tile, geometry.width, spread=spread, narrow=narrow)
+            own = columns_own(geometry.tile, geometry.width, spread=spread, in_float32=in_float32)
             kept, pitch = geometry.blocks, table_pitch(geometry.width)
         self._partial = 4 * kept * pitch
         if binned:
@@ -70,15 +61,13 @@ class Launch(interfaces.Launch):
         if count * channels == 0:
             self._summed = self._written = 0
         self._forward = problem.signature.normalises
-        operation = "forward" if self._forward else "backward" if problem.training else "frozen"
+        direction = "forward" if self._forward else "backward"
         name, statistics = type(geometry).__name__.lower(), problem.statistics_dtype
-        follows = "" if problem.activation is None else problem.activation.name
-        compiled_for = "activation" if follows in _ACTIVATIONS else follows
         known = extents._asdict() | dataclasses.asdict(geometry)
         self._source = FROM_DATA if self._forward else FROM_STATISTICS
         self._stage = functools.partial(
             Stage,
-            Kind(name, dtype.name, compiled, operation, compiled_for),
+            Kind(name, dtype.name, compiled, direction),
             {field.name: known[field.name] for field in GEOMETRIES[name]},
             channels=channels,
             own=own,
@@ -88,7 +77,8 @@ class Launch(interfaces.Launch):
             in_float64=problem.arithmetic != compiled,
             binned=binned,
             inverse=problem.inverse,
-            activation=_ACTIVATIONS.get(follows, 0),
+            frozen=not (self._forward or problem.training),
+            relu=problem.relu,
             ceiling=problem.ceiling,
             beyond=_beyond(problem.ceiling, dtype),
             correction=1.0 if problem.biased else count / max(count - 1, 1),

@@ -22,9 +22,6 @@ from backnorm.machine import Machine, counted
 from backnorm.problem import Problem
 from backnorm_kernels.geometry import Columns, Segments, round_up
 
-#: The operations that read every element once and sum nothing.
-AT_ONCE = ("inference", "activation_backward")
-
 # The number of elements of a chunk. A chunk is added up in 16 running sums of at most 130 terms
 # each. So if a sum is computed in float64, its error is at most 2^-45 times the sum of the
 # magnitudes of its terms.
@@ -213,7 +210,7 @@ def plan(problem: Problem, extents: Extents, machine: Machine, *, exchanged: boo
     # stay in it.
     written, shared = problem.data_bytes, counted(machine.cache_shared)
     moved = (inputs + 1 + problem.residual) * written
-    room = shared if problem.operation in AT_ONCE else shared // 2
+    room = shared if problem.operation == "inference" else shared // 2
     streaming, inputs_stay = moved > room, inputs * written <= shared
     reasons.append(
         f"{'streaming' if streaming else 'ordinary'} stores: inputs and output are "
@@ -358,7 +355,7 @@ def _writes_by_tile(width: int, tile: int, task: _Task) -> bool:
     cache line, to which two threads would then write at the same time.
     """
     problem = task.problem
-    sums = not problem.operation.startswith((*AT_ONCE, "apply"))
+    sums = not problem.operation.startswith(("inference", "apply"))
     kept = task.has_large_cache and task.threads > 1 and not task.streaming
     return sums and kept and not problem.writes_mask and width % 32 == tile % 32 == 0
 
@@ -377,8 +374,8 @@ def _depth(width: int, task: _Task) -> int:
         return 8 if task.inputs == 1 else 16
     if task.inputs == 1:
         return 8 if task.inputs_stay or not 128 < width < 1024 else 1
-    narrow = width <= (64 if task.has_small_cache else 128)
-    if width >= 1024 or (narrow and task.coefficient == 8):
+    few = width <= (64 if task.has_small_cache else 128)
+    if width >= 1024 or (few and task.coefficient == 8):
         return 4
     return 2 if width <= 64 else 1
 
@@ -392,7 +389,6 @@ def _abreast(width: int, task: _Task) -> int:
     loads. But each row adds a stream of loads and a stream of stores, which can cost more time than
     the saved loads. So rows are written one after another (the result is 1) in these cases:
 
-    - in the backward pass of an activation, because x is in no cache;
     - if a core's own cache is small and rows have more than 64 columns. Without streaming stores,
       the coefficients of a row must also be few;
     - if stores are streaming, a core's own cache is not small, and the coefficients are few.
@@ -400,8 +396,6 @@ def _abreast(width: int, task: _Task) -> int:
     # A row has three coefficients for each column, or four if dy is read. `few` says whether the
     # coefficients of a row take at most `_COEFFICIENTS` bytes.
     few = (2 + task.inputs) * task.coefficient * width <= _COEFFICIENTS
-    if task.problem.operation == "activation_backward":
-        return 1
     if not task.streaming:
         return 1 if task.has_small_cache and few and width > 64 else 4
     if task.has_small_cache:

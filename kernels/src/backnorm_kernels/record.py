@@ -103,15 +103,14 @@ _PROBLEM = (
         statistics="bits of a statistic, if it is of a wider type than the elements; else 0",
         in_float64="0 or 1: a kernel of float32 arithmetic computes in float64",
         binned="0 or 1: sums are reproducible",
-        activation="in kernels for other activations than a ReLU: 0 SiLU, 1 Hardswish",
+        relu="0 or 1: a ReLU follows the normalisation; in a backward pass, there is its mask",
+        frozen="0 or 1: in a backward pass, the statistics are constants",
         beyond="an integer above the bits of all positive elements below the ceiling: the ceiling's"
         " bits; without a ceiling 1 + infinity's",
     ),
 )
 #: Values of `prepares`.
 FROM_STATISTICS, MEANS_ALONE, FROM_DATA = 1, 2, 3
-#: Values of `activation`.
-SILU, HARDSWISH = 0, 1
 
 #: The fields of each geometry; see the classes of the same names in `geometry`, and the kernels.
 GEOMETRIES: dict[str, tuple[Field, ...]] = {
@@ -144,8 +143,6 @@ GEOMETRIES: dict[str, tuple[Field, ...]] = {
         share="rows that an item of the second phase writes",
         abreast="rows that are written side by side",
     ),
-    # The geometry of the benchmark kernel `floor`.
-    "floor": _described("int", size="elements", share="elements of an item"),
 }
 _NUMBERS = max(map(len, GEOMETRIES.values()))
 
@@ -162,31 +159,42 @@ _SHARED = _described(
     deadline="when `limit` ends, on the system's monotonic clock",
 )
 
+# The number of cells of every head.
+_CELLS = len((*_CALL, *_PROBLEM, *_SHARED)) + _NUMBERS
+
 #: The number of int64 cells of a cache line.
 LINE = 8
 
 
-def fields(geometry: str) -> tuple[Field, ...]:
-    """Return all fields of a head in order; the fields called `spare_...` are not used."""
-    numbers = GEOMETRIES[geometry]
-    spare = tuple(Field(f"spare_{k}", "int", "") for k in range(_NUMBERS - len(numbers)))
-    return (*_CALL, *_PROBLEM, *numbers, *spare, *_SHARED)
+def slots(geometry: str = "") -> dict[Field, int]:
+    """Map each field of a head to the number of its cell; "": those that all geometries have.
+
+    Fields of all geometries have the same cells in each, so `_SHARED` has the cells after those of
+    the geometry with the most fields.
+    """
+    before = [*_CALL, *_PROBLEM, *GEOMETRIES.get(geometry, ())]
+    after = dict(zip(_SHARED, range(len((*_CALL, *_PROBLEM)) + _NUMBERS, _CELLS), strict=True))
+    return {field: slot for slot, field in enumerate(before)} | after
 
 
 def dtype_of(geometry: str) -> np.dtype:
     """Return the structured NumPy type of a record's head."""
     formats = {"address": "<i8", "int": "<i8", "float": "<f8"}
-    named = [(field.name, formats[field.kind]) for field in fields(geometry)]
-    return np.dtype(named, align=True)
+    described = slots(geometry)
+    return np.dtype(
+        {
+            "names": [field.name for field in described],
+            "formats": [formats[field.kind] for field in described],
+            "offsets": [8 * slot for slot in described.values()],
+            "itemsize": 8 * _CELLS,
+        },
+        align=True,
+    )
 
 
 #: Maps names of fields to the numbers of their cells, for those fields that the heads of all
 #: geometries have.
-SLOTS = {
-    field.name: slot
-    for slot, field in enumerate(fields("floor"))
-    if field in (*_CALL, *_PROBLEM, *_SHARED)
-}
+SLOTS = {field.name: slot for field, slot in slots().items()}
 
 #: The number of the cell where the claims begin. The claims are the cells in which participants
 #: count the items that they take. First come the cells for the first phase, `LINE` cells for each
@@ -194,12 +202,12 @@ SLOTS = {
 #: items that were claimed from its range of items. If a participant of the first phase is a thread
 #: of the pool, the participant's second cell has the address of the thread's slot (see `slots`),
 #: and its third cell has the state that the caller gave to the slot.
-CLAIMED = -(-len(fields("floor")) // LINE) * LINE
+CLAIMED = -(-_CELLS // LINE) * LINE
 
 # Increase this number when the meaning of a field or the use of scratch memory changes. It is a
 # part of `LAYOUT`, which tells the records of different versions apart: a record may come from a
 # function that another version of backnorm exported.
-_MEANING = 3
+_MEANING = 4
 
 # Examples of the sizes of scratch memory, for a few numbers of channels. `LAYOUT` also depends on
 # these sizes. If a kernel was compiled from another version of this code, in which these sizes
@@ -207,14 +215,14 @@ _MEANING = 3
 # so it is not loaded.
 _sizes = [
     *(table_pitch(count) for count in (1, 8, 9, 1000)),
-    *(segments_own(3, count, narrow=narrow) for count in (1, 1000) for narrow in (False, True)),
+    *(segments_own(3, count, in_float32=flag) for count in (1, 1000) for flag in (False, True)),
     *(
-        columns_own(48, 1000, spread=spread, narrow=narrow)
+        columns_own(48, 1000, spread=spread, in_float32=flag)
         for spread in (False, True)
-        for narrow in (False, True)
+        for flag in (False, True)
     ),
 ]
-_described_here = ([fields(name) for name in GEOMETRIES], CLAIMED, _MEANING, _sizes)
+_described_here = ([slots(name) for name in GEOMETRIES], CLAIMED, _MEANING, _sizes)
 
 #: A digest of `_described_here`, that is, of everything on which a record's maker and a kernel must
 #: agree.
@@ -231,7 +239,7 @@ def template(geometry: str, participants: int, own_bytes: int, scratch: int) -> 
 
     Parameters
     ----------
-    geometry : {"segments", "columns", "floor"}
+    geometry : {"segments", "columns"}
     participants : int
         The largest number of participants.
     own_bytes : int

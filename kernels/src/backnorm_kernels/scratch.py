@@ -45,7 +45,7 @@ def table_pitch(count: int) -> int:
     return (count + 2 * LANES - 1) // LANES * LANES
 
 
-def narrow_pitch(count: int) -> int:
+def single_pitch(count: int) -> int:
     """Return how many float32 a row has: `count` rounded up to whole vectors, plus one vector."""
     return (count + 2 * SINGLES - 1) // SINGLES * SINGLES
 
@@ -55,27 +55,27 @@ def whole(count: int) -> int:
     return (count + LANES - 1) // LANES * LANES
 
 
-def segments_own(group: int, channels: int, *, narrow: bool) -> int:
+def segments_own(group: int, channels: int, *, in_float32: bool) -> int:
     """Return how many float64 elements a participant's memory has in the kernels of `segments`.
 
     The memory has the running sums of a group of channels; the group's pairs (compensated sums) of
     one block, and those of all blocks; the pairs of a channel that is summed again in float64
-    (eight lanes); and, if `narrow` (float32 arithmetic), coefficients in float32.
+    (eight lanes); and, if `in_float32` (float32 arithmetic), coefficients in float32.
     """
-    coefficients = 2 * narrow_pitch(channels) if narrow else 0
+    coefficients = 2 * single_pitch(channels) if in_float32 else 0
     return (SUMS + 8) * whole(group) + 4 * LANES + coefficients
 
 
-def columns_own(tile: int, width: int, *, spread: bool, narrow: bool) -> int:
+def columns_own(tile: int, width: int, *, spread: bool, in_float32: bool) -> int:
     """Return the size of a participant's memory, in float64, in the kernels of `columns`.
 
     The memory has twelve rows, each with one float64 for every column of a tile. If columns are not
     channels (`spread`), the memory also has four float64 coefficients for every column of a row. In
-    float32 arithmetic (`narrow`), the memory also has four float32 coefficients for every column of
-    a row.
+    float32 arithmetic (`in_float32`), the memory also has four float32 coefficients for every
+    column of a row.
     """
     coefficients = 4 * table_pitch(width) if spread else 0
-    return 12 * table_pitch(tile) + coefficients + (2 * narrow_pitch(width) if narrow else 0)
+    return 12 * table_pitch(tile) + coefficients + (2 * single_pitch(width) if in_float32 else 0)
 
 
 def bins_own(pitch: int, rows: int) -> int:

@@ -15,11 +15,11 @@ from __future__ import annotations
 #: again, after creating a thread has failed.
 PARALLEL, THREAD_NUMBER, CREATE, RETRY = 0, 1, 2, 5
 
-#: The slots begin at the cell `TABLE`. There are `SLOTS` slots. Each has `SLOT_CELLS` cells, which
-#: fill whole cache lines.
-TABLE, SLOTS, SLOT_CELLS = 8, 256, 40
+#: The slots begin at the cell `FIRST_SLOT`. There are `SLOTS` slots. Each has `SLOT_CELLS` cells,
+#: which fill whole cache lines.
+FIRST_SLOT, SLOTS, SLOT_CELLS = 8, 256, 40
 
-CELLS = TABLE + SLOTS * SLOT_CELLS
+CELLS = FIRST_SLOT + SLOTS * SLOT_CELLS
 
 #: Cells of a slot. STATE: the slot's state. RECORD: the record that the caller wants the worker to
 #: run. INDEX: the worker's index among the participants that run this record. MASK and OWN_MASK:

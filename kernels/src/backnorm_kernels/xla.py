@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from backnorm_kernels import library
-from backnorm_kernels.kinds import FLOOR, LIBRARIES, XLA, Kind
+from backnorm_kernels.kinds import LIBRARIES, XLA, Kind
 from backnorm_kernels.xla_structures import ENVIRONMENT, ENVIRONMENT_CELLS
 
-_MAJOR, _MINOR, _TASK, _KNOWN, _TABLE = ENVIRONMENT
-_CAPACITY = (ENVIRONMENT_CELLS - _TABLE) // 2
+_MAJOR, _MINOR, _TASK, _KNOWN, _KERNELS = ENVIRONMENT
+_CAPACITY = (ENVIRONMENT_CELLS - _KERNELS) // 2
 
 _lock = threading.Lock()
 
@@ -30,35 +30,35 @@ def is_built() -> bool:
     return library.path_of(XLA) is not None
 
 
-def introduce(kind: Kind) -> int:
+def register(kind: Kind) -> int:
     """Load a kernel and register it with the handler; return its number in XLA's calls."""
-    _introduce([kind])
+    _register([kind])
     return number_of(kind)
 
 
-def introduce_built() -> None:
+def register_built() -> None:
     """Register every kernel, so that functions compiled by other processes run in this one.
 
     In a checkout, kernels that are not built yet are skipped.
     """
-    every = [entry for entry in LIBRARIES.values() if entry.name != FLOOR]
-    _introduce(kind for entry in every if library.path_of(entry.name) for kind in entry.kinds)
+    built = [entry for entry in LIBRARIES.values() if library.path_of(entry.name)]
+    _register(kind for entry in built for kind in entry.kinds)
 
 
-def _introduce(kinds: Iterable[Kind]) -> None:
+def _register(kinds: Iterable[Kind]) -> None:
     # Libraries are loaded before the lock is taken: loading may build them, and no other thread
     # should wait for that.
     found = {number_of(kind): library.address(kind) for kind in kinds}
     environment = _environment()
     with _lock:
         known = environment[_KNOWN]
-        names = set(environment[_TABLE : _TABLE + 2 * known : 2])
+        names = set(environment[_KERNELS : _KERNELS + 2 * known : 2])
         for name, address in found.items():
             if name in names:
                 continue
             if known == _CAPACITY:
                 raise RuntimeError(f"more than {_CAPACITY} kernels")
-            at = _TABLE + 2 * known
+            at = _KERNELS + 2 * known
             environment[at : at + 2] = [name, address]
             known += 1
             # The count is written last, so that a handler in another thread sees only complete

@@ -12,11 +12,12 @@ import numpy as np
 
 import backnorm
 from backnorm import engines
-from backnorm.cli.measure import check, timed, traffic
+from backnorm.cli.measure import timed, traffic
 from backnorm.cli.progress import progress
-from backnorm.cli.random_tensors import parameter_type
+from backnorm.conformance.judge.calls import check_call
 from backnorm.conformance.ladder import Grade
 from backnorm.dialects import registry
+from backnorm.dialects.random_tensors import parameter_type
 from backnorm.dialects.schema import FormatSpec, OperatorSchema, TensorSpec
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 from backnorm.errors import counted
@@ -274,7 +275,7 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
         outputs, time = timed(partial(operator.invoke, inputs, attributes), _REPEAT)
         seconds += time
         moved += traffic(canonical, inputs)
-        checked = check(canonical, inputs, outputs)
+        checked = check_call(canonical, inputs, outputs)
         for gradient in ("dx", "dgamma", "dbeta"):
             name = canonical.outputs[gradient]
             verdicts[layer_name, gradient, name] = checked[name]

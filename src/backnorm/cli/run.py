@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import backnorm
-from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
-from backnorm.cli.call import parse_call
-from backnorm.cli.measure import check, check_pointwise, timed, traffic, worst_errors
+from backnorm.cli.measure import timed, traffic
 from backnorm.cli.progress import Advance, progress
-from backnorm.cli.random_tensors import random_data, random_tensors
+from backnorm.conformance.judge.calls import check_call, check_pointwise
 from backnorm.conformance.ladder import Grade
 from backnorm.dialects import registry
+from backnorm.dialects.random_tensors import random_data, random_tensors
 from backnorm.dialects.registry import CanonicalCall
 from backnorm.errors import ArgumentValueError
-from backnorm.graph import build_program, override_graph, parse_graph
+from backnorm.graph import override_graph, parse_graph, run_program
+from backnorm.graph.call import parse_call
 from backnorm.graph.pointwise import POINTWISE
-from backnorm.graph.program import RELU_PORT, Program, Step, Tensor
-from backnorm.graph.run import errors_of, gather, run_step, store, supply
-from backnorm.graph.strict_json import expect_object, read_json
+from backnorm.graph.program import Program, Step, Tensor
+from backnorm.graph.run import Arrays
+from backnorm.graph.strict_json import expect, read_json
 from backnorm.problem import channel_axis_of
 from backnorm.tensor_files import MEBIBYTES, check_output, read_tensors, write_tensors
 
@@ -98,7 +98,6 @@ class StepReport:
     Attributes
     ----------
     dialect, op, label : str
-        `op` also names a fused ReLU.
     layout : str or None
         NCX, NXC or the channel axes, as in "axis 2". None for an elementwise operator.
     arithmetic : str or None
@@ -161,18 +160,31 @@ def run_file(options: RunOptions) -> RunReport:
         If a file cannot be read or written.
     """
     program = _read_program(options)
-    to_write = _names_to_write(program, options)
     if options.out is not None:
         check_output(options.out)
+        _check_names(program, options)
+    steps: list[StepReport] = []
+    used: Arrays = {}
     with progress(2 * len(program.steps) + 2) as advance:
-        values = _read_inputs(program, options, advance)
-        steps = []
-        for step in program.steps:
-            with errors_of(step):
-                steps.append(_run_step(program, step, values, options, advance))
+        supplied = _read_inputs(program, options, advance)
+        random = {key for key in program.inputs if key not in supplied}
+
+        def watch(step: Step, inputs: Arrays, call: Callable[[], Arrays]) -> Arrays:
+            advance(f"running {step.label}")
+            outputs, seconds = timed(call, options.repeat)
+            advance(f"checking {step.label}")
+            used.update({step.inputs[port]: array for port, array in inputs.items()})
+            steps.append(_report(program, step, (inputs, outputs), random, seconds, options))
+            return outputs
+
+        fill = None if options.seed is None else partial(_random, options.seed)
+        results = run_program(
+            program, supplied, arithmetic=options.arithmetic, watch=watch, fill=fill
+        )
         if options.out is not None:
             advance(f"writing {options.out}")
-            write_tensors(options.out, {name: values[key] for name, key in to_write.items()})
+            inputs = {} if options.seed is None else {key: used[key] for key in program.inputs}
+            write_tensors(options.out, inputs | results)
     written = None if options.out is None else str(options.out)
     passed = not any(step.failures for step in steps)
     threads = backnorm.get_num_threads()
@@ -180,29 +192,25 @@ def run_file(options: RunOptions) -> RunReport:
     return RunReport(*facts)
 
 
-def _names_to_write(program: Program, options: RunOptions) -> dict[str, str]:
-    """Return the names in the file of results, each with the key of its tensor."""
-    names = dict(program.results)
-    if options.out is None or options.seed is None:
-        return names
+def _check_names(program: Program, options: RunOptions) -> None:
+    """Raise if two tensors would have one name in the file of results."""
     for key in program.inputs:
-        if key in names:
+        if options.seed is not None and key in program.results:
             raise ArgumentValueError(
                 "outputs",
                 "must differ from the names of inputs, because with --random both are written",
                 came=repr(key),
                 accepted="another name",
             )
-    return {key: key for key in program.inputs} | names
 
 
 def _read_program(options: RunOptions) -> Program:
     """Return the program that a JSON file describes: a oneDNN graph, or a call."""
     path, overrides = options.file, options.overrides
-    document = expect_object(read_json(path), str(path))
+    document = expect(read_json(path), dict, str(path))
     if "graph" in document:
         graph = parse_graph(document, str(path), only_known=options.only_known)
-        return build_program(override_graph(graph, **overrides))
+        return override_graph(graph, **overrides)
     if "dialect" in document:
         for name in (*overrides, *(["only_known"] if options.only_known else ())):
             raise ArgumentValueError(
@@ -224,8 +232,7 @@ def _read_inputs(program: Program, options: RunOptions, advance: Advance) -> dic
     values: dict[str, np.ndarray] = {}
     if options.tensors is not None:
         advance(f"reading {options.tensors}")
-        tensors = read_tensors(options.tensors, program.find_inputs, options.max_unpacked)
-        values = {key: supply(program, key, array) for key, array in tensors.items()}
+        values = read_tensors(options.tensors, program.find_inputs, options.max_unpacked)
     missing = [key for key in program.inputs if key not in values]
     if missing and options.seed is None:
         raise ArgumentValueError(
@@ -236,54 +243,59 @@ def _read_inputs(program: Program, options: RunOptions, advance: Advance) -> dic
     return values
 
 
-def _run_step(
+def _report(
     program: Program,
     step: Step,
-    values: dict[str, np.ndarray],
+    arrays: tuple[Arrays, Arrays],
+    random: Collection[str],
+    seconds: float,
     options: RunOptions,
-    advance: Advance,
 ) -> StepReport:
-    missing = {p: program.tensors[key] for p, key in step.inputs.items() if key not in values}
-    if missing:
-        for port, array in _random(step, values, missing, options).items():
-            key = step.inputs[port]
-            values[key] = supply(program, key, array)
-    inputs = gather(step, values)
-    canonical = None if step.op in POINTWISE else _canonical(step, inputs, options.arithmetic)
-    advance(f"running {step.label}")
-    call = partial(run_step, step, inputs, options.arithmetic)
-    outputs, seconds = timed(call, options.repeat)
-    store(program, step, values, outputs)
-    advance(f"checking {step.label}")
-    verdicts = _check(step, canonical, inputs, outputs) if options.check else None
-    ulp, budget = (None, None) if verdicts is None else worst_errors(verdicts)
-    names = {key: name for name, key in program.results.items()}
-    if canonical is None:
+    """Return the report of a step with inputs and outputs `arrays`; `random` has keys of inputs."""
+    inputs, outputs = arrays
+    verdicts: Mapping[str, Grade] | None = None
+    if step.op in POINTWISE:
         layout, arithmetic = None, POINTWISE[step.op].arithmetic
         moved = sum(array.nbytes for array in (*inputs.values(), *outputs.values()))
+        if options.check:
+            verdicts = check_pointwise(step.op, step.attributes, inputs, outputs)
     else:
+        canonical = registry.canonical(
+            step.dialect, step.op, inputs, step.attributes, tuple(step.outputs),
+            arithmetic=options.arithmetic,
+        )  # fmt: skip
         layout, arithmetic = _layout(canonical, inputs), canonical.arithmetic
         moved = traffic(canonical, inputs)
+        if options.check:
+            verdicts = check_call(canonical, inputs, outputs)
+    names = {key: name for name, key in program.results.items()}
     return StepReport(
         dialect=step.dialect,
-        op=step.title,
+        op=step.op,
         label=step.label,
         layout=layout,
         arithmetic=arithmetic,
         inputs=tuple(
-            TensorFacts(p, step.inputs[p], array.shape, str(array.dtype), random=p in missing)
-            for p, array in inputs.items()
+            TensorFacts(p, key, inputs[p].shape, str(inputs[p].dtype), random=key in random)
+            for p, key in step.inputs.items()
         ),
         outputs=tuple(
-            TensorFacts(p, names.get(step.outputs[p]), array.shape, str(array.dtype))
-            for p, array in outputs.items()
+            TensorFacts(p, names.get(key), outputs[p].shape, str(outputs[p].dtype))
+            for p, key in step.outputs.items()
         ),
         seconds=seconds,
         gigabytes_per_second=moved / seconds / 1e9,
-        worst_ulp=ulp,
-        budget_used=budget,
+        worst_ulp=_worst(verdicts, "worst_ulp"),
+        budget_used=_worst(verdicts, "worst_excess"),
         check=verdicts,
     )
+
+
+def _worst(verdicts: Mapping[str, Grade] | None, error: str) -> float | None:
+    """Return the largest `worst_ulp` or `worst_excess` of some verdicts."""
+    if verdicts is None:
+        return None
+    return max((getattr(verdict, error) for verdict in verdicts.values()), default=0.0)
 
 
 def _layout(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> str:
@@ -296,56 +308,10 @@ def _layout(canonical: CanonicalCall, inputs: Mapping[str, np.ndarray]) -> str:
 
 
 def _random(
-    step: Step,
-    values: Mapping[str, np.ndarray],
-    missing: Mapping[str, Tensor],
-    options: RunOptions,
-) -> dict[str, np.ndarray]:
+    seed: int, step: Step, inputs: Mapping[str, np.ndarray], missing: Mapping[str, Tensor]
+) -> Arrays:
     """Return random arrays for the missing inputs of a step."""
-    assert options.seed is not None
-    seed = options.seed
     if step.op in POINTWISE:
         return {port: random_data(tensor, seed) for port, tensor in missing.items()}
     schema = registry.operator(step.dialect, step.op).schema_for(step.attributes)
-    known = {
-        port: values[key]
-        for port, key in step.inputs.items()
-        if key in values and port != RELU_PORT
-    }
-    unknown = {port: tensor for port, tensor in missing.items() if port != RELU_PORT}
-    made = random_tensors(schema, step.attributes, known, unknown, seed)
-    if RELU_PORT in missing:
-        made[RELU_PORT] = random_data(missing[RELU_PORT], seed)
-    return made
-
-
-def _canonical(
-    step: Step, inputs: Mapping[str, np.ndarray], arithmetic: Arithmetic | None
-) -> CanonicalCall:
-    """Return the call of backnorm's own operator for a step of a program.
-
-    If the step is a forward pass with a fused ReLU, the returned call has this ReLU. If it is a
-    backward pass with a fused ReLU, the returned call has no ReLU, because `_check` applies the
-    ReLU's mask to dy first.
-    """
-    arrays = {port: array for port, array in inputs.items() if port != RELU_PORT}
-    call = registry.canonical(
-        step.dialect, step.op, arrays, step.attributes, tuple(step.outputs), arithmetic=arithmetic
-    )
-    behind = step.relu and call.operation != "backward"
-    return replace(call, activation=RELU) if behind else call
-
-
-def _check(
-    step: Step,
-    canonical: CanonicalCall | None,
-    inputs: Mapping[str, np.ndarray],
-    outputs: Mapping[str, np.ndarray],
-) -> dict[str, Grade]:
-    if canonical is None:
-        return check_pointwise(step, inputs, outputs)
-    if RELU_PORT in inputs:
-        dy = inputs["diff_dst"]
-        passes = inputs[RELU_PORT].astype(np.float64) > 0
-        inputs = {**inputs, "diff_dst": np.where(passes, dy, np.zeros((), dy.dtype))}
-    return check(canonical, inputs, outputs)
+    return random_tensors(schema, step.attributes, inputs, missing, seed)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._check import channel_axes_of, format_of, kept_shape
 from backnorm.dialects._statistics import statistics_of, variance_of_inverse
@@ -92,8 +91,6 @@ class CanonicalCall:
         Whether the operator's `finish` writes the results, e.g. weighted and added to the previous
         contents of the memory.
     arithmetic : {"float32", "float64"}
-    activation : Activation or None
-        The activation fused into a forward pass; only graphs use it.
     """
 
     operation: Operation
@@ -107,7 +104,6 @@ class CanonicalCall:
     inverse_std: bool = False
     weight: float | None = None
     blended: bool = False
-    activation: Activation | None = None
 
     @property
     def recomputes(self) -> bool:

@@ -286,7 +286,6 @@ def _problem(call: Call, canonical: CanonicalCall) -> Problem:
         inverse=canonical.inverse_std,
         running=bool(canonical.weight),
         biased=bool(canonical.weight) and not call.schema.unbiased,
-        activation=canonical.activation,
         arithmetic=canonical.arithmetic,
     )
 

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.arrays import NUMPY
 from backnorm.binding import NO_FACTS
@@ -127,16 +126,14 @@ class Operator:
         *,
         out: Any = None,
         arithmetic: Arithmetic | None = None,
-        activation: Activation | None = None,
     ) -> dict[str, np.ndarray]:
         """Call the operator with arguments by the dialect's names; return the requested outputs in
         the dialect's order.
 
         `out` is memory for the first output. In a backward pass, `out` may be the array dy itself.
-        If `activation` is given, a forward pass also applies this activation.
         """
         call = cls.bind(inputs, attributes, outputs, arithmetic)
-        values = cls._bound(call, activation)(_in_order(call), out)
+        values = cls._bound(call)(_in_order(call), out)
         return dict(zip(call.outputs, values, strict=True))
 
     @classmethod
@@ -175,8 +172,8 @@ class Operator:
         return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
 
     @classmethod
-    def _bound(cls, call: Call, activation: Activation | None = None) -> BoundCall:
-        return bound(call, replace(cls.translate(call), activation=activation), cls.finish)
+    def _bound(cls, call: Call) -> BoundCall:
+        return bound(call, cls.translate(call), cls.finish)
 
     def _run(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import CanonicalCall
 from backnorm.dialects.operator import Operator, Outputs
@@ -113,7 +112,6 @@ def invoke(
     *,
     out: np.ndarray | None = None,
     arithmetic: Arithmetic | None = None,
-    activation: Activation | None = None,
 ) -> dict[str, np.ndarray]:
     """Call an operator. Inputs and attributes are given by the names that the dialect has for them.
 
@@ -130,17 +128,13 @@ def invoke(
         Memory for the first output.
     arithmetic : {"float32", "float64"}, optional
         The type in which elements are computed; see `backnorm.arithmetic`.
-    activation : Activation, optional
-        The activation fused into a forward pass.
 
     Returns
     -------
     dict of str to numpy.ndarray
         The requested outputs by name, in the schema's order.
     """
-    return operator(dialect, op).invoke(
-        inputs, attributes, outputs, out=out, arithmetic=arithmetic, activation=activation
-    )
+    return operator(dialect, op).invoke(inputs, attributes, outputs, out=out, arithmetic=arithmetic)
 
 
 def canonical(

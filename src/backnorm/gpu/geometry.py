@@ -7,7 +7,7 @@ from typing import Literal
 
 #: The ways in which a kernel can compute elements, by name. The docstring of the module
 #: `gpu.kernels.arithmetic` describes each of them.
-Arithmetic = Literal["float64", "compensated", "pairs", "float32"]
+Arithmetic = Literal["float64", "compensated", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class Tiling:
         Tiles of a unit, tiles of a program, programs of a unit.
     warps : int
         Warps of a program.
-    stages : int
-        Tiles that are being loaded or computed at the same time.
+    stages : int or None
+        Tiles that are being loaded or computed at the same time; 1 means no prefetching. None if
+        Triton's autotuner chooses the number (`kernels.tuning`).
     align : int
         A power of two, in elements, that divides the width and the size.
     """
@@ -57,7 +58,7 @@ class Tiling:
     per_block: int
     blocks: int
     warps: int
-    stages: int
+    stages: int | None
     align: int
 
 

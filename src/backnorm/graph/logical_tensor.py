@@ -1,24 +1,17 @@
-"""Parse the logical tensors of oneDNN Graph JSON."""
+"""Parse the shapes, strides and types of tensors in JSON."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sized
+from typing import Any
 
 import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.graph.model import LogicalTensor
-from backnorm.graph.strict_json import (
-    expect_choice,
-    expect_integer,
-    expect_key,
-    expect_list,
-    expect_name,
-    expect_object,
-    expect_string,
-)
+from backnorm.graph.program import check_name
+from backnorm.graph.strict_json import expect
 
 DATA_TYPES: dict[str, np.dtype] = {
     "f32": FLOAT32,
@@ -28,38 +21,53 @@ DATA_TYPES: dict[str, np.dtype] = {
     "u8": np.dtype(np.uint8),
 }
 MAX_ELEMENTS = 2**48
-MAX_RANK = 12  # DNNL_MAX_NDIMS
+# The limit of NumPy before NumPy 2.
+MAX_RANK = 32
 
-_MAX_ID = 2**64 - 1
 # The values of an unknown dimension or stride in oneDNN's files.
 _UNKNOWN = (-1, -(2**63))
-_LAYOUT_TYPES = ("strided", "any", "undef")
-_PROPERTY_TYPES = ("undef", "variable", "constant")
 
 
-def parse_logical_tensor(value: object, where: str, *, is_output: bool) -> LogicalTensor:
-    """Return the logical tensor that the JSON `value` at `where` describes.
-
-    An input must have a known shape; an output may have an unknown one.
+def parse_logical_tensor(
+    value: object, where: str, *, is_output: bool
+) -> tuple[int, dict[str, Any]]:
+    """Return the id of the logical tensor that the JSON `value` at `where` describes, and its
+    dtype, shape, stride and name; of an output, None for what is unknown.
     """
-    fields = expect_object(value, where)
-    layout_type = expect_choice(fields, "layout_type", _LAYOUT_TYPES, where)
-    shape = _parse_shape(expect_key(fields, "shape", where), f"{where}.shape")
-    if shape is None and not is_output:
-        raise ArgumentValueError(f"{where}.shape", "the shape of an input must be known")
-    stride = None
-    if layout_type == "strided" and shape is not None and "stride" in fields:
-        stride = _parse_stride(fields["stride"], shape, f"{where}.stride")
-    name = fields.get("name")
-    return LogicalTensor(
-        id=expect_integer(expect_key(fields, "id", where), f"{where}.id", high=_MAX_ID),
-        dtype=_parse_dtype(expect_key(fields, "dtype", where), f"{where}.dtype"),
-        shape=shape,
-        stride=stride,
-        layout_type=layout_type,
-        property_type=expect_choice(fields, "property_type", _PROPERTY_TYPES, where),
-        name=None if name is None else expect_name(name, f"{where}.name"),
-    )
+    fields = expect(value, dict, where)
+    shape = parse_shape(fields.get("shape"), f"{where}.shape", is_output=is_output)
+    stride, name = None, fields.get("name")
+    strided = fields.get("layout_type", "strided") == "strided"
+    if strided and shape is not None and "stride" in fields:
+        stride = _parse_sizes(fields["stride"], f"{where}.stride")
+        if stride is not None:
+            check_stride(stride, shape, f"{where}.stride")
+    return expect(fields.get("id"), int, f"{where}.id"), {
+        "dtype": parse_type(fields.get("dtype"), f"{where}.dtype", DATA_TYPES),
+        "shape": shape,
+        "stride": stride,
+        "name": None if name is None else check_name(name, f"{where}.name"),
+    }
+
+
+def parse_type(value: object, where: str, known: Mapping[str, np.dtype]) -> np.dtype:
+    """Return the element type that `known` has for a name."""
+    text = expect(value, str, where)
+    if text not in known:
+        raise ArgumentTypeError(
+            where, "unsupported data type", came=repr(text), accepted=", ".join(known)
+        )
+    return known[text]
+
+
+def parse_shape(value: object, where: str, *, is_output: bool = False) -> tuple[int, ...] | None:
+    """Return a shape; None for an output whose shape is unknown."""
+    shape = _parse_sizes(value, where)
+    if shape is not None:
+        check_elements(shape, where)
+    elif not is_output:
+        raise ArgumentValueError(where, "the shape of an input must be known")
+    return shape
 
 
 def check_elements(shape: tuple[int, ...], where: str) -> None:
@@ -73,49 +81,6 @@ def check_elements(shape: tuple[int, ...], where: str) -> None:
         raise ArgumentValueError(
             where, "has too many elements", came=list(shape), accepted=f"at most {MAX_ELEMENTS}"
         )
-
-
-def merge(known: LogicalTensor, other: LogicalTensor, where: str) -> LogicalTensor:
-    """Merge two descriptions of a tensor; in each of them, some facts may be missing (None)."""
-    for attribute in ("dtype", "shape", "stride", "name"):
-        first, second = getattr(known, attribute), getattr(other, attribute)
-        if first is not None and second is not None and first != second:
-            raise ArgumentValueError(
-                f"{where}.{attribute}",
-                f"differs from an earlier mention of logical tensor {known.id}",
-                came=second,
-                accepted=first,
-            )
-    return replace(
-        known,
-        shape=other.shape if known.shape is None else known.shape,
-        stride=other.stride if known.stride is None else known.stride,
-        layout_type=other.layout_type if known.stride is None else known.layout_type,
-        name=other.name if known.name is None else known.name,
-    )
-
-
-def _parse_dtype(value: object, where: str) -> np.dtype:
-    text = expect_string(value, where)
-    if text not in DATA_TYPES:
-        raise ArgumentTypeError(
-            where, "unsupported data type", came=repr(text), accepted=", ".join(DATA_TYPES)
-        )
-    return DATA_TYPES[text]
-
-
-def _parse_shape(value: object, where: str) -> tuple[int, ...] | None:
-    shape = _parse_sizes(value, where, MAX_ELEMENTS)
-    if shape is not None:
-        check_elements(shape, where)
-    return shape
-
-
-def _parse_stride(value: object, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:
-    stride = _parse_sizes(value, where, 2**62)
-    if stride is not None:
-        check_stride(stride, shape, where)
-    return stride
 
 
 def check_stride(stride: tuple[int, ...], shape: tuple[int, ...], where: str) -> None:
@@ -140,11 +105,22 @@ def check_stride(stride: tuple[int, ...], shape: tuple[int, ...], where: str) ->
             extent = step * dim
 
 
-def _parse_sizes(value: object, where: str, most: int) -> tuple[int, ...] | None:
+def check_rank(shape: Sized, where: str) -> None:
+    """Raise if `shape` has more dimensions than NumPy's arrays may have."""
+    if len(shape) > MAX_RANK:
+        raise ArgumentValueError(
+            where, "has too many dimensions", came=len(shape), accepted=f"at most {MAX_RANK}"
+        )
+
+
+def _parse_sizes(value: object, where: str) -> tuple[int, ...] | None:
     """Return the entries of a list, or None if an entry is unknown."""
-    entries = expect_list(value, where, most=MAX_RANK)
+    entries = expect(value, list, where)
+    check_rank(entries, where)
     if any(type(entry) is int and entry in _UNKNOWN for entry in entries):
         return None
-    return tuple(
-        expect_integer(entry, f"{where}[{i}]", high=most) for i, entry in enumerate(entries)
-    )
+    sizes = tuple(expect(entry, int, f"{where}[{i}]") for i, entry in enumerate(entries))
+    for i, size in enumerate(sizes):
+        if size < 0:
+            raise ArgumentValueError(f"{where}[{i}]", "must not be negative", came=size)
+    return sizes

@@ -7,18 +7,28 @@ once with each of them. backnorm runs the graph only once, so it raises an error
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.graph.kinds import KINDS
-from backnorm.graph.logical_tensor import DATA_TYPES, MAX_RANK, check_elements, check_stride
-from backnorm.graph.model import Graph, LogicalTensor, Operator
+from backnorm.graph.kinds import KINDS, checked, is_of_type
+from backnorm.graph.logical_tensor import (
+    DATA_TYPES,
+    check_elements,
+    check_rank,
+    check_stride,
+    parse_type,
+)
 from backnorm.graph.pointwise import FLOATS
+from backnorm.graph.program import Program, Step, Tensor
+
+Named = TypeVar("Named", Step, Tensor)
 
 _SHAPES, _TYPE, _ATTRIBUTES = "--in-shapes", "--dt", "--op-attrs"
 #: Options of benchdnn that `backnorm run` does not have, and what to write instead.
@@ -48,17 +58,19 @@ _FLOAT_TYPES = {name: dtype for name, dtype in DATA_TYPES.items() if dtype in FL
 
 
 def override_graph(
-    graph: Graph,
+    program: Program,
     *,
     in_shapes: str | None = None,
     dt: str | None = None,
     op_attrs: str | None = None,
-) -> Graph:
-    """Return `graph` with other shapes, types and attributes, by the rules of oneDNN's benchdnn.
+) -> Program:
+    """Return the program of a oneDNN graph with other shapes, types and attributes, by the rules of
+    oneDNN's benchdnn.
 
     Parameters
     ----------
-    graph : Graph
+    program : Program
+        From `parse_graph`.
     in_shapes : str, optional
         ``ID:SHAPE[*STRIDES]+...``: shapes (``2x192x71x71``) of inputs of the graph, and strides, as
         numbers or as a tag (``acdb``: the axes from the slowest to the fastest). Without strides,
@@ -79,35 +91,32 @@ def override_graph(
         that the operator does not have, or an unsupported type. The error names benchdnn's option
         (``--dt``).
     """
+    tensors = dict(program.tensors)
     if in_shapes is not None:
-        graph = _with_shapes(graph, in_shapes)
-    if op_attrs is not None:
-        graph = _with_attributes(graph, op_attrs)
-    return graph if dt is None else _with_type(graph, dt)
+        tensors |= _with_shapes(program, in_shapes)
+    steps = program.steps if op_attrs is None else _with_attributes(program, op_attrs)
+    if dt is not None:
+        types = _types(program, dt)
+        tensors |= {key: replace(tensors[key], dtype=dtype) for key, dtype in types.items()}
+    return replace(program, steps=tuple(checked(step, tensors) for step in steps), tensors=tensors)
 
 
-def _with_shapes(graph: Graph, text: str) -> Graph:
-    produced = {id_ for operator in graph.operators for id_ in operator.outputs}
-    inputs = [id_ for id_ in graph.tensors if id_ not in produced]
-    tensors = {
-        id_: replace(tensor, shape=None, stride=None) if id_ in produced else tensor
-        for id_, tensor in graph.tensors.items()
+def _with_shapes(program: Program, text: str) -> dict[str, Tensor]:
+    produced = {key for step in program.steps for key in step.outputs.values()}
+    inputs = {t.id: t for key, t in program.tensors.items() if key not in produced}
+    entries = _entries(_SHAPES, text, inputs, "an input of the graph")
+    return {key: replace(program.tensors[key], shape=None, stride=None) for key in produced} | {
+        tensor.key: _reshaped(tensor, entry) for tensor, entry in entries
     }
-    for id_, entry in _entries(_SHAPES, text, inputs, "an input of the graph").items():
-        tensors[id_] = _reshaped(tensors[id_], entry)
-    return replace(graph, tensors=tensors)
 
 
-def _reshaped(tensor: LogicalTensor, entry: str) -> LogicalTensor:
+def _reshaped(tensor: Tensor, entry: str) -> Tensor:
     where = f"{_SHAPES} {tensor.id}"
     sizes, star, layout = entry.partition("*")
     shape = tensor.shape
     if sizes or not star:
         shape = _sizes(where, sizes)
-        if len(shape) > MAX_RANK:
-            raise ArgumentValueError(
-                where, "has too many dimensions", came=len(shape), accepted=f"at most {MAX_RANK}"
-            )
+        check_rank(shape, where)
         check_elements(shape, where)
     assert shape is not None
     if star and layout.isalpha():
@@ -115,7 +124,7 @@ def _reshaped(tensor: LogicalTensor, entry: str) -> LogicalTensor:
     else:
         stride = _sizes(where, layout) if star else _dense(shape, range(len(shape)))
     check_stride(stride, shape, where)
-    return replace(tensor, shape=shape, stride=stride, layout_type="strided")
+    return replace(tensor, shape=shape, stride=stride)
 
 
 def _tagged(where: str, tag: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -142,48 +151,34 @@ def _sizes(where: str, text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def _with_type(graph: Graph, text: str) -> Graph:
-    tensors = dict(graph.tensors)
+def _types(program: Program, text: str) -> dict[str, np.dtype]:
+    """Return the types that `text` gives to tensors, by their keys."""
     if ":" in text:
-        for id_, name in _entries(_TYPE, text, list(tensors), "a tensor of the graph").items():
-            dtype = _type(f"{_TYPE} {id_}", name, DATA_TYPES)
-            tensors[id_] = replace(tensors[id_], dtype=dtype)
-        return replace(graph, tensors=tensors)
-    dtype = _type(_TYPE, text, _FLOAT_TYPES)
-    for operator in graph.operators:
-        if operator.kind in ("Quantize", "Dequantize"):
-            raise ArgumentValueError(
-                _TYPE,
-                "cannot change the types of a quantised graph",
-                came=f"{operator.name} ({operator.kind})",
-                accepted="a graph without Quantize and Dequantize",
-            )
-        kind = KINDS[operator.kind]
-        pairs = [*zip(kind.inputs, operator.inputs), *zip(kind.outputs, operator.outputs)]  # noqa: B905
-        for port, id_ in pairs:
-            if port.is_data:
-                tensors[id_] = replace(tensors[id_], dtype=dtype)
-    return replace(graph, tensors=tensors)
+        tensors = {tensor.id: tensor for tensor in program.tensors.values()}
+        return {
+            tensor.key: parse_type(name, f"{_TYPE} {tensor.id}", DATA_TYPES)
+            for tensor, name in _entries(_TYPE, text, tensors, "a tensor of the graph")
+        }
+    dtype = parse_type(text, _TYPE, _FLOAT_TYPES)
+    return {
+        key: dtype
+        for step in program.steps
+        for port in (*KINDS[step.op].inputs, *KINDS[step.op].outputs)
+        if port.is_data
+        and (key := step.inputs.get(port.name) or step.outputs.get(port.name)) is not None
+    }
 
 
-def _type(where: str, text: str, known: Mapping[str, np.dtype]) -> np.dtype:
-    if text not in known:
-        raise ArgumentTypeError(
-            where, "unsupported data type", came=text, accepted=", ".join(known)
-        )
-    return known[text]
+def _with_attributes(program: Program, text: str) -> list[Step]:
+    steps = {step.id: step for step in program.steps}
+    for step, entry in _entries(_ATTRIBUTES, text, steps, "an operator"):
+        steps[step.id] = replace(step, attributes={**step.attributes, **_values(step, entry)})
+    return [*steps.values()]
 
 
-def _with_attributes(graph: Graph, text: str) -> Graph:
-    operators = {operator.id: operator for operator in graph.operators}
-    for id_, entry in _entries(_ATTRIBUTES, text, list(operators), "an operator").items():
-        operators[id_] = _with_values(operators[id_], entry)
-    return replace(graph, operators=tuple(operators.values()))
-
-
-def _with_values(operator: Operator, text: str) -> Operator:
-    where, known = f"{_ATTRIBUTES} {operator.id}", KINDS[operator.kind].attributes
-    attributes = dict(operator.attributes)
+def _values(step: Step, text: str) -> dict[str, object]:
+    where, known = f"{_ATTRIBUTES} {step.id}", KINDS[step.op].attributes
+    values = {}
     for entry in text.split("*"):
         name, colon, value = entry.partition(":")
         if not colon or not value:
@@ -193,25 +188,35 @@ def _with_values(operator: Operator, text: str) -> Operator:
         if name not in known:
             raise ArgumentValueError(
                 where,
-                f"{operator.kind} has no such attribute",
+                f"{step.op} has no such attribute",
                 came=name,
                 accepted=", ".join(known) or "none",
             )
-        attributes[name] = _value(f"{where}:{name}", known[name], value)
-    return replace(operator, attributes=attributes)
+        values[name] = _value(f"{where}:{name}", known[name], value)
+    return values
 
 
 def _value(where: str, type_: str, text: str) -> object:
-    try:
-        return _READ[type_](text)
-    except (ValueError, KeyError):
+    """Return the value of an attribute; the entries of a list are joined by x."""
+    entries: list[object] = [*text.split("x")] if type_.endswith("[]") else [text]
+    if "string" not in type_:
+        # A text that is no JSON stays a string, which is not of the type.
+        with suppress(ValueError, RecursionError):
+            entries = [json.loads(str(entry)) for entry in entries]
+    value = entries if type_.endswith("[]") else entries[0]
+    if not is_of_type(value, type_):
         raise ArgumentTypeError(
             where, "cannot be read", came=text, accepted=f"a value of type {type_}"
-        ) from None
+        )
+    return value
 
 
-def _entries(option: str, text: str, known: list[int], noun: str) -> dict[int, str]:
-    """Return {ID: TEXT} for an option whose value is `text`, such as "ID:TEXT+ID:TEXT"."""
+def _entries(
+    option: str, text: str, known: Mapping[int | None, Named], noun: str
+) -> list[tuple[Named, str]]:
+    """Return what ID names in `known`, and TEXT, for each entry of an option such as
+    "ID:TEXT+ID:TEXT".
+    """
     if "," in text:
         raise ArgumentValueError(
             option, "has a list of alternatives", came=text, accepted="one alternative per run"
@@ -231,25 +236,4 @@ def _entries(option: str, text: str, known: list[int], noun: str) -> dict[int, s
         if id_ in entries:
             raise ArgumentValueError(option, f"{noun} occurs twice", came=id_)
         entries[id_] = rest
-    return entries
-
-
-def _list_of(read: Callable[[str], object]) -> Callable[[str], object]:
-    return lambda text: [read(entry) for entry in text.split("x")]
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not np.isfinite(value):
-        raise ValueError
-    return value
-
-
-_READ: Mapping[str, Callable[[str], object]] = {
-    "f32": _number,
-    "f32[]": _list_of(_number),
-    "s64": int,
-    "s64[]": _list_of(int),
-    "bool": {"0": False, "false": False, "1": True, "true": True}.__getitem__,
-    "string": str,
-}
+    return [(known[id_], rest) for id_, rest in entries.items()]

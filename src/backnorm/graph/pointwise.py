@@ -3,28 +3,30 @@
 Source: oneDNN developer guide (oneDNN 3.13), operations ReLU, ReLUBackward, Quantize and
 Dequantize. The guide leaves rounding and NaN open. Here `Quantize` rounds to the nearest integer
 (ties to even), and replaces integers outside the range of the type by the nearest integer in the
-range. ReLU returns NaN for NaN, and `Quantize` raises an error for NaN.
+range. ReLU returns NaN for NaN, and `Quantize` raises an error for NaN. A quantisation
+must have one scale and one zero point for the whole tensor.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
-from backnorm.scalars import check_flag, check_integer, check_number, check_word
 
 Types = tuple[np.dtype, ...]
-Attributes = Mapping[str, object]
+Attributes = Mapping[str, Any]
 
 FLOATS: Types = (FLOAT32, BFLOAT16, FLOAT16)
 INTEGERS: Types = (np.dtype(np.int8), np.dtype(np.uint8))
 
-_QTYPES = ("per_tensor", "per_channel")
+
+def _as_given(label: str, attributes: Attributes, types: Mapping[str, np.dtype]) -> Attributes:
+    return attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,12 @@ class Pointwise:
         The accepted element types of each port, in index order.
     attributes : mapping of str to str
         The type of each attribute, as oneDNN's JSON names it.
-    check : callable
-        Takes the operator's name for errors, its attributes and the element type of each port;
-        returns all attributes with checked values.
     compute : callable
         Takes checked attributes, the element type of the result, and the inputs; returns the
         result.
+    check : callable
+        Takes the operator's name for errors, its attributes, which have the right types, and the
+        element type of each port; returns all attributes with checked values.
     one_type : bool
         Whether all ports must have the same element type.
     arithmetic : str or None
@@ -52,81 +54,10 @@ class Pointwise:
     inputs: Mapping[str, Types]
     outputs: Mapping[str, Types]
     attributes: Mapping[str, str]
-    check: Callable[[str, Attributes, Mapping[str, np.dtype]], dict[str, object]]
     compute: Callable[..., np.ndarray]
+    check: Callable[[str, Attributes, Mapping[str, np.dtype]], Attributes] = _as_given
     one_type: bool = False
     arithmetic: str | None = None
-
-
-def _no_attributes(
-    label: str, attributes: Attributes, types: Mapping[str, np.dtype]
-) -> dict[str, object]:
-    return {}
-
-
-def _use_dst(
-    label: str, attributes: Attributes, types: Mapping[str, np.dtype]
-) -> dict[str, object]:
-    value = attributes.get("use_dst", True)
-    # In the graphs that oneDNN writes, booleans are 0 and 1.
-    return {"use_dst": check_flag(f"{label}.use_dst", bool(value) if value in (0, 1) else value)}
-
-
-def _quantisation(
-    label: str, attributes: Attributes, types: Mapping[str, np.dtype]
-) -> dict[str, object]:
-    """Return the checked attributes of a quantisation: qtype, axis, scales and zero points."""
-    where = {name: f"{label}.{name}" for name in _QUANTISATION}
-    accepted = " or ".join(_QTYPES)
-    qtype = check_word(where["qtype"], attributes.get("qtype", _QTYPES[0]), accepted=accepted)
-    if qtype not in _QTYPES:
-        raise ArgumentValueError(
-            where["qtype"], "unknown value", came=shown(qtype), accepted=accepted
-        )
-    scales = [
-        _scale(f"{where['scales']}[{i}]", value)
-        for i, value in enumerate(_list(where["scales"], attributes.get("scales")))
-    ]
-    integers = np.iinfo(next(dtype for dtype in types.values() if dtype in INTEGERS))
-    zps = [
-        _zero_point(f"{where['zps']}[{i}]", value, integers)
-        for i, value in enumerate(_list(where["zps"], attributes.get("zps", [0] * len(scales))))
-    ]
-    for name, values in (("scales", scales), ("zps", zps)):
-        if qtype == "per_tensor" and len(values) != 1:
-            raise ArgumentValueError(
-                where[name], "wrong number of values", came=len(values), accepted="1 per tensor"
-            )
-    return {
-        "qtype": qtype,
-        "axis": check_integer(where["axis"], attributes.get("axis", 1), accepted="an integer"),
-        "scales": np.array(scales, np.float32),
-        "zps": np.array(zps, np.int32),
-    }
-
-
-def _list(where: str, value: object) -> list[object]:
-    if isinstance(value, list):
-        return value
-    came = "nothing" if value is None else shown(value)
-    raise ArgumentTypeError(where, "must be a list", came=came, accepted="a list of numbers")
-
-
-def _scale(where: str, value: object) -> float:
-    accepted = "a number, finite and positive as float32"
-    with np.errstate(over="ignore", under="ignore"):
-        scale = float(np.float32(check_number(where, value, accepted=accepted)))
-    if not (math.isfinite(scale) and scale > 0):
-        raise ArgumentValueError(where, "cannot scale", came=shown(value), accepted=accepted)
-    return scale
-
-
-def _zero_point(where: str, value: object, integers: np.iinfo) -> int:
-    accepted = f"an integer from {integers.min} to {integers.max}"
-    point = check_integer(where, value, accepted=accepted)
-    if not integers.min <= point <= integers.max:
-        raise ArgumentValueError(where, "is out of range", came=point, accepted=accepted)
-    return point
 
 
 def _relu(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.ndarray:
@@ -158,76 +89,87 @@ def _relu_backward(
     return diff_src
 
 
+def _quantisation(label: str, attributes: Attributes, types: Mapping[str, np.dtype]) -> Attributes:
+    """Return the scale and the zero point of a quantisation, each in a list."""
+    if attributes.get("qtype", "per_tensor") != "per_tensor":
+        raise ArgumentValueError(
+            f"{label}.qtype", "is not supported", came=shown(attributes["qtype"]),
+            accepted="per_tensor",
+        )  # fmt: skip
+    if "scales" not in attributes:
+        raise ArgumentTypeError(f"{label}.scales", "is required", accepted="a list of one number")
+    values = {"scales": attributes["scales"], "zps": attributes.get("zps", [0])}
+    for name, entries in values.items():
+        if len(entries) != 1:
+            raise ArgumentValueError(
+                f"{label}.{name}", "wrong number of values", came=len(entries),
+                accepted="1 per tensor",
+            )  # fmt: skip
+    (scale,), (zero_point,) = values.values()
+    if not 0 < _as_float32(scale) < np.inf:
+        raise ArgumentValueError(
+            f"{label}.scales[0]", "cannot scale", came=shown(scale),
+            accepted="a number, finite and positive as float32",
+        )  # fmt: skip
+    limits = np.iinfo(next(dtype for dtype in types.values() if dtype in INTEGERS))
+    if not limits.min <= zero_point <= limits.max:
+        raise ArgumentValueError(
+            f"{label}.zps[0]", "is out of range", came=zero_point,
+            accepted=f"an integer from {limits.min} to {limits.max}",
+        )  # fmt: skip
+    return {"scales": [_as_float32(scale)], "zps": [zero_point]}
+
+
 def _quantize(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.ndarray:
     """Return round(src / scale + zero point), limited to the range of `dtype`.
 
     The quotient and the sum are each rounded to float32. The sum is then rounded to the nearest
     integer, halves to even.
     """
-    scales, zps = _spread(attributes, src.shape)
+    scale, zero_point = (np.float32(attributes[name][0]) for name in ("scales", "zps"))
     if np.isnan(src).any():
         raise ArgumentValueError("src", "cannot be quantised", came="NaN", accepted="numbers")
     limits = np.iinfo(dtype)
     with np.errstate(over="ignore"):
-        values: np.ndarray = np.rint(src / scales + zps.astype(np.float32))
+        values: np.ndarray = np.rint(src / scale + zero_point)
     return values.clip(limits.min, limits.max).astype(dtype)
 
 
 def _dequantize(attributes: Attributes, dtype: np.dtype, src: np.ndarray) -> np.ndarray:
     """Return (src - zp) * scale. The difference is exact; the product is rounded to float32."""
-    scales, zps = _spread(attributes, src.shape)
+    scale, zero_point = (np.float32(attributes[name][0]) for name in ("scales", "zps"))
     with np.errstate(over="ignore"):
-        dst: np.ndarray = (src.astype(np.int32) - zps).astype(np.float32) * scales
+        dst: np.ndarray = (src.astype(np.float32) - zero_point) * scale
     return dst
 
 
-def _spread(attributes: Attributes, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return scales and zero points in a shape that NumPy broadcasts to `shape`."""
-    scales, zps, axis = attributes["scales"], attributes["zps"], attributes["axis"]
-    assert isinstance(scales, np.ndarray)
-    assert isinstance(zps, np.ndarray)
-    assert isinstance(axis, int)
-    if attributes["qtype"] == "per_tensor":
-        return scales[0], zps[0]
-    rank = len(shape)
-    if not -rank <= axis < rank:
-        raise ArgumentValueError(
-            "axis", "is out of range", came=axis, accepted=f"{-rank} to {rank - 1}"
-        )
-    spread = [1] * rank
-    spread[axis] = -1
-    for name, values in (("scales", scales), ("zps", zps)):
-        if values.size != shape[axis]:
-            raise ArgumentValueError(
-                name,
-                "wrong number of values",
-                came=values.size,
-                accepted=f"{shape[axis]}, the size of axis {axis}",
-            )
-    return scales.reshape(spread), zps.reshape(spread)
+def _as_float32(number: float) -> float:
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            return float(np.float32(number))
+    # An integer beyond the range of float64.
+    except OverflowError:
+        return np.inf
 
 
 _QUANTISATION = {"qtype": "string", "axis": "s64", "scales": "f32[]", "zps": "s64[]"}
 
 #: Maps oneDNN's name of each elementwise operator to the operator.
 POINTWISE: Mapping[str, Pointwise] = {
-    "ReLU": Pointwise(
-        {"src": FLOATS}, {"dst": FLOATS}, {}, _no_attributes, _relu, one_type=True
-    ),
+    "ReLU": Pointwise({"src": FLOATS}, {"dst": FLOATS}, {}, _relu, one_type=True),
     "ReLUBackward": Pointwise(
         {"src": FLOATS, "diff_dst": FLOATS},
         {"diff_src": FLOATS},
         {"use_dst": "bool"},
-        _use_dst,
         _relu_backward,
         one_type=True,
     ),
     "Quantize": Pointwise(
-        {"src": (FLOAT32,)}, {"dst": INTEGERS}, _QUANTISATION, _quantisation, _quantize,
+        {"src": (FLOAT32,)}, {"dst": INTEGERS}, _QUANTISATION, _quantize, _quantisation,
         arithmetic="float32",
     ),
     "Dequantize": Pointwise(
-        {"src": INTEGERS}, {"dst": (FLOAT32,)}, _QUANTISATION, _quantisation, _dequantize,
+        {"src": INTEGERS}, {"dst": (FLOAT32,)}, _QUANTISATION, _dequantize, _quantisation,
         arithmetic="float32",
     ),
 }  # fmt: skip

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from backnorm.errors import ArgumentValueError
+from backnorm.graph.strict_json import expect
 
-#: If a backward pass is fused with a ReLUBackward, it has one more input, which is the src or the
-#: dst of the ReLU. This is the name of this input.
-RELU_PORT = "relu"
+_LONGEST_NAME = 200
+# A .safetensors file keeps its metadata under this key, so no tensor may have this name.
+_RESERVED_NAMES = ("__metadata__",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Tensor:
     dtype : numpy.dtype or None
     stride : tuple of int or None
         Declared distance, in elements, between neighbours along each axis.
+    id : int or None
+        The id of the logical tensor in a oneDNN graph; None in a call.
     """
 
     key: str
@@ -36,6 +39,7 @@ class Tensor:
     shape: tuple[int, ...] | None = None
     dtype: np.dtype | None = None
     stride: tuple[int, ...] | None = None
+    id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,8 @@ class Step:
     inputs, outputs : mapping of str to str
         The tensor's key for each supplied input and each requested output, by the operator's
         names for them.
-    dtype : numpy.dtype or None
-        The element type of the first output; None if not declared.
-    relu : bool
-        Whether a ReLU after the normalisation, or a ReLUBackward before the backward pass, is fused
-        into this step. A fused backward pass has the input `RELU_PORT`.
+    id : int or None
+        The id of the operator in a oneDNN graph; None in a call.
     """
 
     dialect: str
@@ -66,15 +67,7 @@ class Step:
     attributes: Mapping[str, object]
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
-    dtype: np.dtype | None = None
-    relu: bool = False
-
-    @property
-    def title(self) -> str:
-        """The name of the operator, and that of the ReLU or ReLUBackward fused with it, if any."""
-        if not self.relu:
-            return self.op
-        return f"ReLUBackward + {self.op}" if RELU_PORT in self.inputs else f"{self.op} + ReLU"
+    id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +115,16 @@ class Program:
             if present:
                 found[key] = present[0]
         return found
+
+
+def check_name(value: object, where: str) -> str:
+    """Return `value` if it can name a tensor: short, printable, not reserved in tensor files."""
+    name = expect(value, str, where)
+    if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or name in _RESERVED_NAMES:
+        raise ArgumentValueError(
+            where,
+            "cannot name a tensor",
+            came=repr(name[:_LONGEST_NAME]),
+            accepted=f"1 to {_LONGEST_NAME} printable characters",
+        )
+    return name

@@ -113,7 +113,7 @@ def call(
     one = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in operands.items()}
     problem = problem_of(operation, options, activation, **one)
     stage = executable(problem).stage
-    kernel = kernels.xla.introduce(stage.kind)
+    kernel = kernels.xla.register(stage.kind)
     arrays = dict(operands)
     if "variance" in arrays:
         # If variance + epsilon is not positive, a kernel reports an error. But compiled code does
@@ -179,7 +179,7 @@ def _register_built_kernels() -> None:
         kernels = engines.kernels("arrays of JAX")
         if kernels.xla.is_built():
             register()
-            kernels.xla.introduce_built()
+            kernels.xla.register_built()
 
 
 _register_built_kernels()

@@ -247,8 +247,9 @@ def _batch_norm(
     """
     x, gamma, beta, mask, residual = operands
     arrays = {"x": x, "residual": residual, "gamma": gamma, "beta": beta}
-    problem = problem_of("forward", options, activation=activation, **arrays)
-    activation, dtype = problem.activation, problem.statistics_dtype
+    relu = activation if activation is not None and activation.name == "relu" else None
+    problem = problem_of("forward", options, activation=relu, **arrays)
+    activation, dtype = problem.activation or activation, problem.statistics_dtype
     gamma, beta = _scale_and_offset(x, gamma, beta, options)
     if groups[0] or mask is not None:
         mean, variance = _statistics(x, mask, options, groups)

@@ -34,7 +34,6 @@ from backnorm.torch.modules import (
     SyncBatchNorm,
 )
 from backnorm.torch.tools import UnrecognisedLayerWarning
-from backnorm.torch.tuning import Trial, tune
 
 if TYPE_CHECKING:
     from backnorm.torch.reproducible_gradients import ReproducibleGradients, reproducible_hook
@@ -58,7 +57,6 @@ __all__ = [
     "SynchronisationError",
     "TensorTypeError",
     "TensorValueError",
-    "Trial",
     "UnrecognisedLayerWarning",
     "UnsupportedTensorError",
     "batch_norm",
@@ -66,7 +64,6 @@ __all__ = [
     "convert",
     "reproducible_hook",
     "revert",
-    "tune",
 ]
 
 

@@ -1,36 +1,31 @@
 """The operations on the memory of CUDA tensors, by Triton kernels.
 
 This module implements, for CUDA, those functions of `backnorm.torch.cpu` that `kernels` and
-`synchronised` call. Kernels run on the current stream of the tensors' device. No function waits for
-a kernel or reads a value from the device. So a CUDA graph can capture a call, on the condition that
-the same call has run before, so that its kernels are already compiled. No function raises an error
-if variance + epsilon is not positive in a channel, because this check would need to read values
-from the device. The results of such a channel are infinite or NaN, as in PyTorch.
+`synchronised` call. Kernels run on the current stream of the tensors' device. A first call compiles
+and tunes kernels. Later calls do not wait for a kernel or read a value from the device, so a CUDA
+graph can capture a call that has run before. No function raises an error if variance + epsilon is
+not positive in a channel, because this check would need to read values from the device. The results
+of such a channel are infinite or NaN, as in PyTorch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backnorm.activations import Activation
-from backnorm.executable import forget, operation
-from backnorm.gpu.device import Gpu
-from backnorm.gpu.launch import Launches
-from backnorm.gpu.plan import GpuPlan, Knobs, plan_gpu
-from backnorm.interfaces import ADDRESSES, Code
+from backnorm.executable import operation
+from backnorm.gpu.launch import BackwardLaunch, ForwardLaunch
+from backnorm.gpu.plan import GpuPlan, plan_gpu
+from backnorm.interfaces import Code, Launch
 from backnorm.layout import Extents, Order, extents_of, mask_size
 from backnorm.problem import Problem
 from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
-from backnorm.signature import Operation
-from backnorm.torch.activations import split
 from backnorm.torch.cpu import Tensors
 from backnorm.torch.tensors import as_type, contiguous, dense, order_of, unpack_mask
 
@@ -40,73 +35,87 @@ _ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
-# A call passes its addresses in the order of `ADDRESSES`. Two adjacent ones are the addresses of
-# the per-channel results. `_FIRST_RESULT` is the position of the first result, and `_AFTER_RESULTS`
-# the position after the second.
-_FIRST_RESULT, _AFTER_RESULTS = ADDRESSES.index("result"), ADDRESSES.index("result_2") + 1
 
-#: The key under which `_tuned` has the knobs that tuning has chosen: a problem, its memory layout
-#: and its device. The problem in a key always has `running` False, because plans do not depend on
-#: whether a call updates running statistics.
-Place = tuple[Problem, Extents, Gpu]
+class _Launches(Launch):
+    """The stages of a problem with GPU kernels. For an empty batch, per-channel results are 0.
 
-# The knobs that tuning has chosen.
-_tuned: dict[Place, Knobs] = {}
+    The stages of a CPU take addresses, which are integers. These stages take the tensors.
+    """
 
-
-class _Launches(Launches):
-    """The kernel launches of a problem. For an empty batch, per-channel results are 0."""
+    __slots__ = ("_backward", "_forward")
+    _backward: Any
+    _forward: Any
 
     def __init__(self, problem: Problem, plan: GpuPlan, device: torch.device) -> None:
         def new(count: int) -> Tensor:
             return torch.empty(count, dtype=torch.float64, device=device)
 
-        super().__init__(problem, plan, new)
+        is_backward = "dy" in problem.signature.names
+        self._backward = BackwardLaunch(plan, new) if is_backward else None
+        self._forward = None if is_backward else ForwardLaunch(plan, new)
 
-    def complete(self, *places: Any, momentum: float = 0.0) -> int:
-        """Compute all results of a forward or a backward pass."""
-        x = places[0]
-        if x.numel():
-            with on(x):
-                return super().complete(*places, momentum=momentum)
-        for result in places[_FIRST_RESULT:_AFTER_RESULTS]:
-            result.zero_()
+    def complete(self, *pointers: Any, momentum: float = 0.0) -> int:
+        """Compute all results of a forward or a backward pass.
+
+        Return -1, which stands for "no invalid variance", because the kernels check no variance.
+
+        `pointers` are the tensors in the order of `interfaces.ADDRESSES`, and None in the place of
+        an absent one.
+        """
+        x, dy, out, residual, mask, mean, variance, gamma, beta, *results = pointers
+        if not x.numel():
+            for result in results[:2]:
+                result.zero_()
+            return -1
+        with on(x):
+            if self._forward is None:
+                operands = x, dy, mask, mean, variance, gamma
+                self._backward.run(operands, out, residual, results[:2])
+            else:
+                outputs = out, mask, *results[:2]
+                self._forward.run((x, residual, gamma, beta), outputs, results[2:4], momentum)
         return -1
 
-    def apply(self, *places: Any, sums: Any = None, count: Any = None) -> int:
+    def apply(self, *pointers: Any, sums: Any = None, count: Any = None) -> int:
         """Compute y from given statistics, or dx from the sums of all parts of the batch."""
-        x = places[0]
+        x, dy, out, residual, mask, mean, variance, gamma, beta, *_ = pointers
         if x.numel():
             with on(x):
-                row = None if sums is None else torch.cat((*sums, count))
-                return super().apply(*places, sums=row)
+                if self._forward is None:
+                    row = None if sums is None else torch.cat((*sums, count))
+                    operands = x, dy, mask, mean, variance, gamma
+                    self._backward.apply(operands, row, out, residual)
+                else:
+                    self._forward.infer((x, residual, mean, variance, gamma, beta), out)
         return -1
 
-    def sum_all(self, *places: Any) -> int:
+    def sum_all(self, *pointers: Any) -> int:
         """Write the sums of every channel; in a forward pass, write means and variances instead."""
-        x, *_, sums = places
+        x, dy, _, _, mask, mean, variance, gamma, *_, sums = pointers
         if not x.numel():
             sums.zero_()
             return -1
         with on(x):
             if self._forward is None:
-                sums.view(-1).copy_(self.sums(*places)[:-1])
+                found = self._backward.reduce((x, dy, mask, mean, variance, gamma))
+                sums.view(-1).copy_(found[:-1])
             else:
-                # `moments` returns each mean as two float64, high + low. The low part is not used
+                # `reduce` returns each mean as two float64, high + low. The low part is not used
                 # here: it is at most half an ulp of the high part, so the mean as one float64 is
                 # the high part.
-                self.moments(x, tuple(sums))
+                self._forward.reduce(x, tuple(sums))
         return -1
 
-    def finish(self, *places: Any, sums: tuple[Tensor, Tensor], count: Any = None) -> int:
+    def finish(self, *pointers: Any, sums: tuple[Tensor, Tensor], count: Any = None) -> int:
         """Write the output, mean and variance of a forward pass, from the moments of all parts."""
-        for result, value in zip(places[_FIRST_RESULT:_AFTER_RESULTS], sums, strict=True):
+        x, _, out, residual, mask, _, _, gamma, beta, *results = pointers
+        for result, value in zip(results[:2], sums, strict=True):
             result.copy_(value)
-        x, (mean, variance) = places[0], sums
         if x.numel():
             with on(x):
+                mean, variance = sums
                 rows = torch.cat((mean, torch.zeros_like(mean), variance))
-                self.normalise(rows, *places)
+                self._forward.apply((x, residual, gamma, beta), rows, out, mask)
         return -1
 
 
@@ -138,8 +147,7 @@ class _CudaTensors(Tensors[torch.device]):
     def planned(
         self, problem: Problem, extents: Extents, place: torch.device, exchanged: bool
     ) -> tuple[GpuPlan, _Launches]:
-        knobs = _tuned.get(_place(problem, extents, place))
-        plan = plan_gpu(problem, extents, gpu_of(place), knobs)
+        plan = plan_gpu(problem, extents)
         return plan, _Launches(problem, plan, place)
 
     def values(self, problem: Problem, order: Order) -> tuple[object, ...]:
@@ -148,13 +156,16 @@ class _CudaTensors(Tensors[torch.device]):
 
     def data(self, x: Tensor) -> Tensor:
         # Kernels read only tensors that are dense, plain and aligned; other tensors are copied.
-        x = dense(x)
-        return x if x.data_ptr() % _ALIGNMENT == 0 else x.detach().clone()
+        return _aligned(dense(x))
 
     def channel(self, tensor: Tensor, x: Tensor) -> Tensor:
         # Unlike the kernels for CPUs, these kernels can read per-channel tensors of 16 bits, so
         # such tensors are not converted to float32.
-        return contiguous(tensor)
+        return _aligned(contiguous(tensor))
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.detach().clone()
 
 
 TENSORS = _CudaTensors()
@@ -247,37 +258,6 @@ def double_backward(
         results=[flat(gx), flat(gdy)],
     )
     return gx, gdy, as_type(channels[2], gweight.to(channels[0].dtype))
-
-
-@cache
-def gpu_of(device: torch.device) -> Gpu:
-    """Return the name and the compute capability of a CUDA device, on which plans depend."""
-    properties = torch.cuda.get_device_properties(device)
-    return Gpu(properties.name, (properties.major, properties.minor))
-
-
-def _place(problem: Problem, extents: Extents, device: torch.device) -> Place:
-    """Return the key of a problem in `_tuned`, the table of tuned knobs (settings of kernels)."""
-    return replace(problem, running=False), extents, gpu_of(device)
-
-
-def place_of(
-    name: Operation,
-    *operands: Tensor | None,
-    activation: Activation | None = None,
-    **options: Any,
-) -> Place:
-    """Check a call's tensors; return the key under which tuning stores the call's `Knobs`."""
-    fused, _ = split(activation)
-    problem, (x, *_) = TENSORS.checked(name, operands, activation=fused, **options)
-    extents = extents_of(problem.shape, problem.channel_axes, order_of(x))
-    return _place(problem, extents, x.device)
-
-
-def use(place: Place, knobs: Knobs) -> None:
-    """Use these knobs from now on, for calls with the key `place`."""
-    _tuned[place] = knobs
-    forget()
 
 
 def on(x: Tensor) -> AbstractContextManager[Any]:

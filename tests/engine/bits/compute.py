@@ -24,22 +24,16 @@ import numpy as np
 
 import backnorm
 from backnorm import engines
-from backnorm.activations import MASKLESS
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases
 from backnorm.conformance.relu_battery import relu_cases
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
-from backnorm.executable import operation
 from backnorm.layout import memory_order, order_mark
 from backnorm.machine import Machine
 from backnorm_kernels import plan
 
 #: Problems of each element type and layout.
 PROBLEMS = 25
-
-# What adapters call.
-_forward, _inference = operation("forward"), operation("inference")
-_activation_backward = operation("activation_backward")
 
 _LAYOUTS = ("NCX", "NXC", "strided")
 _MIB = 1 << 20
@@ -216,19 +210,6 @@ def results(arguments: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
             )
             kind = "backward" if training else "frozen"
             yield f"relu {kind}{name}", tuple(g for g in gradients if g is not None)
-    yield from _of_maskless_activations(arguments)
-
-
-def _of_maskless_activations(arguments: Arrays) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the same of operations with another activation than a ReLU."""
-    parameters, known = (arguments.gamma, arguments.beta), (arguments.mean, arguments.variance)
-    for name in MASKLESS:
-        options = arguments.epsilon, arguments.data_format, name, None
-        forward = _forward(arguments.x, None, *parameters, None, None, *options, False)
-        yield f"{name} forward", forward[:3]
-        yield f"{name} inference", _inference(arguments.x, None, *known, *parameters, *options)
-        operands = arguments.x, arguments.dy, *known, *parameters
-        yield f"{name} gradient", _activation_backward(*operands, *options)
 
 
 def _arithmetics(dtype: np.dtype) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:

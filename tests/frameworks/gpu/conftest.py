@@ -12,7 +12,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from backnorm.gpu.device import KNOWN
+from backnorm.gpu.kernels.tuning import CONFIGURATIONS
 
 from .. import interpreter
 
@@ -20,8 +20,12 @@ FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True, scope="session")
-def rounding():
-    with interpreter.rounding_as_hardware_does():
+def interpreted():
+    if not interpreter.INTERPRETED:
+        yield
+        return
+    # The interpreter cannot measure configurations.
+    with interpreter.rounding_as_hardware_does(), interpreter.in_configuration(CONFIGURATIONS[0]):
         yield
 
 
@@ -30,31 +34,14 @@ def seeded():
     torch.manual_seed(7)
 
 
-@pytest.fixture(params=["h200", "l40s"])
-def gpu(request):
-    """A device that plans are made for: one with fast float64, and one that computes in pairs."""
-    with interpreter.standing_in_for(KNOWN[request.param]) as device:
-        yield device
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Leave to longer runs what pairs of float32 share with float64: geometry, and other types."""
+    """Leave to longer runs what other cases of a battery cover."""
     for item in items:
         # There may be other folders' tests in the same session.
         if FOLDER not in item.path.parents or not hasattr(item, "callspec"):
             continue
-        operands = item.callspec.params
-        rare = "float32-float32" not in operands.get("name", "float32-float32")
-        rare |= str(operands.get("dtype", "float32")) != "float32"
-        # A program a channel, of which the interpreter runs each.
-        relu = item.originalname == "test_relu_passes_battery"
-        rare |= relu and "NCX" in operands.get("name", "")
-        if "schedule" in operands:
-            rare |= (operands["layout"] == "NXC") is (operands["schedule"] == "complete")
-        if operands.get("gpu") == "l40s" and rare:
-            item.add_marker(pytest.mark.sweep)
-        elif _is_long(item.originalname, operands.get("name", "residual")):
+        if _is_long(item.originalname, item.callspec.params.get("name", "residual")):
             item.add_marker(pytest.mark.long)
 
 

@@ -11,19 +11,16 @@ from torch import nn
 
 import backnorm.torch
 from backnorm.errors import ArgumentError
-from backnorm.gpu import launch
-from backnorm.gpu.device import KNOWN
-from backnorm.gpu.plan import Knobs, plan_gpu
+from backnorm.gpu.launch import Kernel
 from backnorm.torch import gpu, kernels
 from backnorm.torch.options import Options
-from tests.support import internals
 
 from .. import interpreter
 
 
 @pytest.fixture(autouse=True)
 def everywhere():
-    with interpreter.for_every_tensor(KNOWN["h200"]):
+    with interpreter.for_every_tensor():
         yield
 
 
@@ -32,13 +29,13 @@ def launched(monkeypatch):
     """Return a list of what was launched."""
     seen = []
     for name in ("ForwardLaunch", "BackwardLaunch"):
-        original = getattr(launch, name)
+        original = getattr(gpu, name)
 
-        def made(*arguments, original=original, **options):
-            seen.append(arguments[0].operation)
-            return original(*arguments, **options)
+        def made(plan, new, original=original):
+            seen.append(plan.problem.operation)
+            return original(plan, new)
 
-        monkeypatch.setattr(launch, name, made)
+        monkeypatch.setattr(gpu, name, made)
     return seen
 
 
@@ -174,6 +171,30 @@ def test_running_statistics_in_strided_views_match_pytorch():
     assert (apart[0][:, 1] == 0).all()
 
 
+def test_kernels_receive_copies_of_tensors_that_are_not_aligned(monkeypatch):
+    def apart(*values):
+        """Return a tensor that begins four bytes after a multiple of 16."""
+        return torch.tensor([0.0, *values])[1:]
+
+    call, received = Kernel.__call__, []
+
+    def record(kernel, *arrays):
+        received.extend(
+            each for one in arrays for each in (one if isinstance(one, tuple) else [one])
+        )
+        call(kernel, *arrays)
+
+    monkeypatch.setattr(Kernel, "__call__", record)
+    x, weight, bias = torch.randn(6, 3, 4), apart(0.5, 1.0, 2.0), apart(1.0, 2.0, 3.0)
+    running, plain = (apart(0.0, 0.0, 0.0), apart(1.0, 1.0, 1.0)), (torch.zeros(3), torch.ones(3))
+    y = backnorm.torch.batch_norm(x, *running, weight, bias, training=True)
+    expected = nn.functional.batch_norm(x, *plain, weight, bias, training=True)
+    close([y, *running], [expected, *plain])
+    tensors = [each for each in received if isinstance(each, torch.Tensor)]
+    assert len(tensors) >= 7
+    assert all(each.data_ptr() % 16 == 0 for each in tensors)
+
+
 def test_batch_norm_of_empty_batch_returns_zero_dweight():
     x = torch.empty(0, 3, 4, requires_grad=True)
     weight = torch.ones(3, requires_grad=True)
@@ -216,69 +237,6 @@ def test_batch_norm_with_invalid_operand_raises_argument_error(arguments):
     operands = {"running_mean": None, "running_var": None, "training": True, **arguments}
     with pytest.raises(ArgumentError):
         backnorm.torch.batch_norm(torch.randn(5, 3, 4), **operands)
-
-
-@pytest.mark.long
-def test_tune_stores_fastest_plan_of_each_operation(monkeypatch, launched):
-    from backnorm.torch import tuning
-
-    tried = []
-
-    def measure(call):
-        tried.append(call())
-        return float(len(tried) % 7)
-
-    monkeypatch.setattr(tuning, "measure", measure)
-    tuned = internals.forget_tuned_plans(monkeypatch)
-    x, weight = torch.randn(3, 2, 3), torch.rand(2)
-    trials = tuning.tune(x, weight, activation="relu")
-    assert [trial.operation for trial in trials] == sorted(trial.operation for trial in trials)[
-        ::-1
-    ]
-    for operation in ("forward", "backward"):
-        times = [trial.milliseconds for trial in trials if trial.operation == operation]
-        assert times == sorted(times)
-        assert len(times) > 10
-    fastest = {trial.operation: trial.knobs for trial in reversed(trials)}
-    assert {place[0].operation: knobs for place, knobs in tuned.items()} == fastest
-    # Every plan is right.
-    y = torch.relu(nn.functional.batch_norm(x, None, None, weight, training=True))
-    for result in tried[: [trial.operation for trial in trials].count("forward")]:
-        close(result[0], y)
-
-
-@pytest.mark.parametrize("activation", [None, "relu", "silu"])
-def test_layer_with_running_statistics_uses_the_tuned_plans(activation, monkeypatch):
-    from backnorm.torch import tuning
-
-    knobs = Knobs("two passes", warps=2, vectors=1, stages=2, share=64)
-    monkeypatch.setattr(tuning, "candidates", lambda *_: [knobs])
-    monkeypatch.setattr(tuning, "measure", lambda call: 1.0)
-    internals.forget_tuned_plans(monkeypatch)
-    layer, x = backnorm.torch.BatchNorm1d(2, activation=activation), torch.randn(3, 2, 3)
-    tuning.tune(x, layer.weight, layer.bias, activation=activation)
-    used = {}
-
-    def plan(problem, extents, device, knobs):
-        used[problem.operation] = knobs
-        return plan_gpu(problem, extents, device, knobs)
-
-    monkeypatch.setattr(gpu, "plan_gpu", plan)
-    gradients(layer, x)
-    assert used["forward"] == used["backward"] == knobs
-
-
-def test_tune_of_cpu_tensor_raises_argument_error(monkeypatch):
-    from backnorm.torch import cpu, tuning
-
-    monkeypatch.setattr(kernels, "engine_of", lambda x: cpu)
-    with pytest.raises(ArgumentError, match=r"^input: must be on a CUDA device"):
-        tuning.tune(torch.randn(3, 2, 3))
-
-
-def test_tuning_of_a_value_that_is_not_a_tensor_raises():
-    with pytest.raises(ArgumentError, match=r"^input: must be a tensor; got int; expected torch"):
-        backnorm.torch.tune(3)
 
 
 def plain_step(x, dy):

@@ -21,7 +21,7 @@ CASES = [((40, 6, 9), False), ((8, 5, 6, 7), False), ((8, 5, 6, 7), True), ((70,
 
 
 @pytest.fixture(autouse=True)
-def on_a_gpu(gpu, monkeypatch):
+def on_a_gpu(monkeypatch):
     monkeypatch.setattr(synchronised, "engine_of", lambda x: engine)
 
 

@@ -15,11 +15,13 @@ from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_case
-from backnorm.gpu.device import KNOWN
-from backnorm.gpu.plan import candidates, plan_gpu
+from backnorm.gpu.kernels.parameters import Sizes, encoded
+from backnorm.gpu.kernels.tuning import CONFIGURATIONS
+from backnorm.gpu.plan import plan_gpu
 from backnorm.layout import extents_of
 from backnorm.torch import cpu, gpu
 from backnorm.torch.tensors import unpack_mask
+from tests.support import internals
 from tests.support.dtypes import BFLOAT16, FLOAT32
 
 from .. import interpreter
@@ -51,20 +53,23 @@ def laid_out(x, layout):
 
 
 @pytest.fixture
-def scheduled(gpu, monkeypatch):
-    """Return a function that forces a schedule, and says whether the shape allows it."""
-    from backnorm.torch import gpu as module
+def scheduled(monkeypatch):
+    """Return a function that forces a schedule, and skips the test if the shape forbids it."""
+
+    def plan(problem, extents, schedule):
+        made = plan_gpu(problem, extents)
+        if made.schedule != schedule:
+            pytest.skip("the elements of a channel are in several units")
+        return made
 
     def force(schedule):
-        def plan(problem, extents, device, _):
-            for knobs in candidates(problem, extents):
-                if knobs.schedule == schedule:
-                    return plan_gpu(problem, extents, device, knobs)
-            pytest.skip("the elements of a channel are in several units")
+        if schedule == "two passes":
+            internals.complete_up_to(monkeypatch, -1)
+        monkeypatch.setattr(gpu, "plan_gpu", partial(plan, schedule=schedule))
+        internals.forget_plans()
 
-        monkeypatch.setattr(module, "plan_gpu", plan)
-
-    return force
+    yield force
+    internals.forget_plans()
 
 
 def unequal(ours, theirs):
@@ -157,24 +162,90 @@ def test_float32_arithmetic_keeps_its_budget_with_relu(shape, schedule, layout, 
     assert [str(verdict) for verdict in verdicts.values() if not verdict.passed] == []
 
 
-@pytest.mark.covering(1)
+# In segments, and in columns.
+TUNED = {"NCX": (8, 5, 8, 16), "NXC": (40, 6, 9)}
+
+
+def training_step(shape, layout, dtype, arithmetic):
+    """Return the bytes of all results of a training step, and of an inference pass."""
+    torch.manual_seed(2)
+    x, dy, residual = (laid_out(torch.randn(shape), layout).to(dtype) for _ in range(3))
+    weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    running = torch.zeros(shape[1]), torch.ones(shape[1])
+    operands = there([x, residual, weight, bias, *running])
+    options = 1e-5, "NCX", RELU, arithmetic, False
+    y, mean, variance, mask = gpu.forward(*operands, *options, momentum=0.3)
+    saved = *there([x, dy]), mask, mean, variance, operands[2]
+    options = 1e-5, "NCX", True, True, arithmetic, False
+    # dx overwrites a copy of dy.
+    out = saved[1].clone(memory_format=torch.preserve_format)
+    gradients = gpu.backward(saved[0], out, *saved[2:], *options, out)
+    return [
+        each.cpu().contiguous().view(torch.uint8)
+        for each in (y, mean, variance, unpack_mask(mask, y), *operands[4:], *gradients)
+    ]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(8, 5, 6, 7), (300, 7)], ids=str)
-def test_float32_arithmetic_has_the_same_bits_on_every_device(shape, layout):
-    x, dy = (laid_out(torch.randn(shape), layout).to(DEVICE) for _ in range(2))
-    weight, bias, mean = torch.randn(3, shape[1]).to(DEVICE)
-    variance, results = mean**2 + 0.5, []
-    for name in ("h200", "l40s"):
-        with interpreter.standing_in_for(KNOWN[name]):
-            settings = 1e-5, "NCX", None, "float32"
-            (y,) = gpu.inference(x, None, mean, variance, weight, bias, *settings)
-            settings = 1e-5, "NCX", True, False, "float32", False
-            results.append((y, *gpu.backward(x, dy, None, mean, variance, weight, *settings)[:3]))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic"),
+    [
+        (torch.float32, "float64"),
+        pytest.param(torch.float32, "float32", marks=pytest.mark.long),
+        pytest.param(torch.bfloat16, "float32", marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_training_step_in_every_configuration_has_the_same_bits(
+    layout, dtype, arithmetic, scheduled
+):
+    scheduled("two passes")
+    results = []
+    for configuration in CONFIGURATIONS:
+        with interpreter.in_configuration(configuration):
+            results.append(training_step(TUNED[layout], layout, dtype, arithmetic))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
 
 
-def test_shapes_cover_all_properties_of_tilings():
+@pytest.mark.skipif(not interpreter.INTERPRETED, reason="times are made up")
+def test_step_that_tunes_gives_the_bits_of_the_step_after_it(scheduled, monkeypatch):
+    scheduled("two passes")
+    runs = []
+
+    def run_twice(call, quantiles):
+        # The autotuner chooses the configuration of the shortest time, here the second.
+        call()
+        call()
+        runs.append(call)
+        return [(3.0, 1.0, 2.0)[len(runs) % 3 - 1]] * len(quantiles)
+
+    for kernel in interpreter.tuned_kernels():
+        monkeypatch.setattr(kernel, "configs", CONFIGURATIONS)
+        monkeypatch.setattr(kernel, "cache", {})
+        monkeypatch.setattr(kernel, "_do_bench", run_twice)
+        kernel.__dict__.pop("do_bench", None)
+    first = training_step(TUNED["NCX"], "NCX", torch.float32, "float64")
+    measured = len(runs)
+    assert measured == len(CONFIGURATIONS) * len(interpreter.tuned_kernels())
+    for kernel in interpreter.tuned_kernels():
+        assert kernel.best_config == CONFIGURATIONS[1]
+    second = training_step(TUNED["NCX"], "NCX", torch.float32, "float64")
+    assert len(runs) == measured
+    assert all(map(torch.equal, first, second))
+    internals.forget_plans()
+    # Other sizes with the same FORM are not measured again.
+    training_step((8, 7, 8, 16), "NCX", torch.float32, "float64")
+    assert len(runs) == measured
+
+
+def test_sizes_are_passed_so_that_triton_specialises_no_kernel():
+    sizes = encoded(Sizes(1, 2, 3, 8, 15, 16, 2**31, 1, 7))
+    assert all(size > 1 and size % 2 for size in sizes)
+
+
+def test_shapes_cover_all_properties_of_tilings(scheduled):
+    scheduled("two passes")
     from backnorm.problem import problem_of
     from backnorm.torch.tensors import metadata, order_of
 
@@ -187,8 +258,7 @@ def test_shapes_cover_all_properties_of_tilings():
         )
         problem = dataclasses.replace(problem, activation=RELU if relu else None, residual=relu)
         extents = extents_of(shape, (1,), order_of(x))
-        apart = next(one for one in candidates(problem, extents) if one.schedule == "two passes")
-        tiling = plan_gpu(problem, extents, KNOWN["h200"], apart).tiling
+        tiling = plan_gpu(problem, extents).tiling
         seen |= {
             ("columns", tiling.columns),
             ("repeats", tiling.repeats > 1),

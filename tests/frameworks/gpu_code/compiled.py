@@ -7,25 +7,27 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from backnorm import problem
 from backnorm.activations import RELU
-from backnorm.gpu.device import KNOWN
-from backnorm.gpu.launch import BackwardLaunch, ForwardLaunch
+from backnorm.gpu.launch import BackwardLaunch, ForwardLaunch, Kernel
 from backnorm.gpu.plan import plan_gpu
 from backnorm.layout import extents_of
 from backnorm.problem import Metadata
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-NAMES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-ARRAYS = {"p_x", "p_dy", "p_dx", "p_dresidual", "p_residual", "p_y"}
-WORKSPACE = {"p_partials", "p_sums", "p_moments"}
+NAMES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "u8"}
+
+#: Compute capabilities of devices by name.
+CAPABILITIES = {"h200": 90, "a100": 80, "l40s": 89, "t4": 75}
 
 
 @dataclass
@@ -36,6 +38,8 @@ class Code:
     ----------
     name : str
     ptx : str
+    ttgir : str
+        Triton's intermediate code, which says how a tile is divided among threads.
     warps : int
         Of a program.
     registers, spilled : int
@@ -44,6 +48,7 @@ class Code:
 
     name: str
     ptx: str
+    ttgir: str
     warps: int
     registers: int
     spilled: int
@@ -65,35 +70,63 @@ def problem_of(operation, shape, axis, dtype, *, relu=False, arithmetic=None):
     return dataclasses.replace(made, activation=RELU if relu else None, residual=relu)
 
 
-def compiled(problem, device, tmp_path):
-    """Return the kernels of a problem, compiled for one of the known devices."""
-    order = tuple(range(len(problem.shape)))
-    gpu = KNOWN[device]
-    plan = plan_gpu(problem, extents_of(problem.shape, problem.channel_axes, order), gpu)
-    if problem.operation == "backward":
-        launch = BackwardLaunch(problem, plan, None)
-    else:
-        launch = ForwardLaunch(dataclasses.replace(problem, running=True), plan, None)
-    complete = launch._complete
-    kernels = [complete] if complete else [launch._sums, launch._finish, launch._apply]
-    target = GPUTarget("cuda", 10 * gpu.capability[0] + gpu.capability[1], 32)
-    return [_compile(kernel, problem, target, tmp_path) for kernel in kernels]
+def compiled(problem, device, tmp_path, stages=4):
+    """Return the kernels of a problem, compiled for a device.
+
+    Kernels that are tuned are compiled with a number of stages.
+    """
+    target = GPUTarget("cuda", CAPABILITIES[device], 32)
+    return [
+        _compile(kernel, arrays, stages, target, tmp_path) for kernel, arrays in launches(problem)
+    ]
 
 
-def _compile(kernel, problem, target, tmp_path):
-    sizes = iter(kernel._sizes)
-    signature, aligned = {}, {}
-    for position, name in enumerate(kernel._function.arg_names):
-        if name in kernel._constants:
-            signature[name] = "constexpr"
-        elif name.startswith("p_"):
-            signature[name] = "*" + _type(name, problem, kernel)
-            aligned[(position,)] = [["tt.divisibility", 16]]
-        elif name.startswith("momentum"):
-            signature[name] = "fp32"
+def launches(problem):
+    """Return the kernels of a problem, and the arrays that they are launched with."""
+    order, seen = tuple(range(len(problem.shape))), []
+    plan = plan_gpu(problem, extents_of(problem.shape, problem.channel_axes, order))
+    data = torch.empty(problem.shape, dtype=_torch(problem.dtype), device="meta")
+    channel = torch.empty(problem.channels, dtype=_torch(problem.statistics_dtype), device="meta")
+    bits = torch.empty(1, dtype=torch.uint8, device="meta") if problem.relu else None
+    residual = data if problem.residual else None
+
+    def new(count):
+        return torch.empty(count, dtype=torch.float64, device="meta")
+
+    def record(kernel, *arrays):
+        seen.append((kernel, arrays))
+
+    with mock.patch.object(Kernel, "__call__", record):
+        if problem.operation == "backward":
+            operands = data, data, bits, channel, channel, channel
+            BackwardLaunch(plan, new).run(operands, data, residual, (channel, channel))
         else:
-            signature[name] = "i32" if next(sizes) < 2**31 else "i64"
-    source = ASTSource(kernel._function, signature, constexprs=kernel._constants, attrs=aligned)
+            operands, outputs = (data, residual, channel, channel), (data, bits, channel, channel)
+            ForwardLaunch(plan, new).run(operands, outputs, (channel, channel), 0.1)
+    return seen
+
+
+def _torch(dtype):
+    return getattr(torch, dtype.name)
+
+
+def _compile(kernel, arrays, stages, target, tmp_path):
+    function, constants = kernel._function, dict(kernel._constants)
+    if hasattr(function, "configs"):
+        function, constants["STAGES"] = function.fn, stages
+    arguments = [*arrays, kernel._sizes, *(constants[name] for name in constants)]
+    names = [*function.arg_names[: len(arrays) + 1], *constants]
+    assert names == function.arg_names
+    described = _described(arguments[: len(arrays) + 1])
+    signature = dict(zip(names, [*described, *("constexpr" for _ in constants)], strict=True))
+    absent = {path: None for path, argument in _leaves(arguments) if argument is None}
+    aligned = {
+        path: [["tt.divisibility", 16]]
+        for path, argument in _leaves(arguments)
+        if isinstance(argument, torch.Tensor)
+    }
+    known = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(function, signature, constexprs={**absent, **known}, attrs=aligned)
     options = {"num_warps": kernel._warps, "enable_fp_fusion": False}
     result = triton.compile(source, target=target, options=options)
     path = tmp_path / "kernel.cubin"
@@ -105,17 +138,33 @@ def _compile(kernel, problem, target, tmp_path):
         int(re.search(rf"{word}:(\d+)", told)[1]) for word in ("REG", "STACK", "LOCAL")
     )
     return Code(
-        kernel._function.__name__, result.asm["ptx"], kernel._warps, registers, stack + local
+        function.__name__,
+        result.asm["ptx"],
+        result.asm["ttgir"],
+        kernel._warps,
+        registers,
+        stack + local,
     )
 
 
-def _type(name, problem, kernel):
-    if name in WORKSPACE:
-        return "fp64"
-    if name == "p_bits":
-        return "u8" if problem.relu else NAMES[str(problem.dtype)]
-    if name in ARRAYS:
-        return NAMES[str(problem.dtype)]
-    if name in ("p_mean", "p_variance") and kernel._function.__name__ == "forward_apply":
-        return "fp64"
-    return NAMES[str(problem.statistics_dtype)]
+def _leaves(arguments, path=()):
+    """Yield the path and the value of each argument that is not a tuple."""
+    for position, argument in enumerate(arguments):
+        if isinstance(argument, tuple):
+            yield from _leaves(argument, (*path, position))
+        else:
+            yield (*path, position), argument
+
+
+def _described(argument):
+    """Return the type of an argument, as Triton writes it."""
+    if isinstance(argument, (list, tuple)):
+        parts = map(_described, argument)
+        return type(argument)(*parts) if hasattr(argument, "_fields") else list(parts)
+    if argument is None:
+        return "constexpr"
+    if isinstance(argument, torch.Tensor):
+        return "*" + NAMES[str(argument.dtype).removeprefix("torch.")]
+    if isinstance(argument, float):
+        return "fp32"
+    return "i32" if argument < 2**31 else "i64"

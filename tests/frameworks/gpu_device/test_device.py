@@ -1,4 +1,4 @@
-"""What only a GPU can show: streams, graphs, no waiting, size, and agreement with the CPU.
+"""What only a GPU can show: streams, graphs, tuning, no waiting, size, agreement with the CPU.
 
 `make gpu-check` runs this.
 """
@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 import backnorm.torch
-from backnorm.torch import gpu, kernels, tune
+from backnorm.executable import forget
+from backnorm.gpu.kernels import backward, forward
+from backnorm.gpu.kernels.tuning import CONFIGURATIONS
+from backnorm.torch import gpu, kernels
 from backnorm.torch.options import eager_options
 
 CUDA = torch.device("cuda")
@@ -172,13 +175,48 @@ def test_compiled_layer_matches_eager_layer():
     torch.testing.assert_close(compiled(x), layer(x))
 
 
-def test_tune_keeps_results_of_forward():
-    x, _, weight, bias = tensors((64, 64, 28, 28))
-    before = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", None, None, False)
-    trials = tune(x, weight, bias)
-    assert {trial.operation for trial in trials} == {"forward", "backward"}
-    after = gpu.forward(x, None, weight, bias, None, None, 1e-5, "NCX", None, None, False)
-    torch.testing.assert_close(after[0], before[0], rtol=1e-6, atol=1e-6)
+TUNED = [
+    *(forward.forward_sums, forward.forward_apply),
+    *(backward.backward_sums, backward.backward_apply),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(64, 64, 56, 56), (256, 256, 7, 7), (32, 128, 35, 35)], ids=str)
+def test_training_step_in_every_configuration_has_the_same_bits(
+    shape, channels_last, dtype, monkeypatch
+):
+    operands = tensors(shape, dtype, channels_last=channels_last)
+    statistics = torch.float64 if dtype is torch.float64 else torch.float32
+    operands = *operands[:2], *(each.to(statistics) for each in operands[2:])
+    results = []
+    for configurations in (CONFIGURATIONS, *([each] for each in CONFIGURATIONS)):
+        for kernel in TUNED:
+            monkeypatch.setattr(kernel, "configs", configurations)
+            monkeypatch.setattr(kernel, "cache", {})
+        forget()
+        results.append(step(*operands))
+    for other in results[1:]:
+        for one, another in zip(results[0], other, strict=True):
+            assert torch.equal(one, another)
+    forget()
+
+
+def test_tuning_restores_what_a_kernel_overwrites(monkeypatch):
+    x, dy, weight, _ = tensors((64, 64, 56, 56))
+    statistics = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+
+    def backward_over(out):
+        operands = x, out, None, *statistics, weight
+        options = 1e-5, "NCX", True, False, "float64", False
+        return gpu.backward(*operands, *options, out)[0]
+
+    for kernel in TUNED:
+        monkeypatch.setattr(kernel, "cache", {})
+    forget()
+    first, second = backward_over(dy.clone()), backward_over(dy.clone())
+    assert torch.equal(first, second)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU only")

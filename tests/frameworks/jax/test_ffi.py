@@ -18,7 +18,7 @@ from backnorm.executable import executable
 from backnorm.jax import ffi
 from backnorm.problem import Problem
 from backnorm_kernels import engine, xla
-from backnorm_kernels.kinds import FLOOR, LIBRARIES
+from backnorm_kernels.kinds import LIBRARIES
 from backnorm_kernels.record import ADDRESSES, CLAIMED, LAYOUT, LINE, SLOTS
 from backnorm_kernels.xla_structures import offsets
 
@@ -27,7 +27,7 @@ from .xla_header import differences
 
 INCLUDED = Path(jax.ffi.include_dir())
 HEADER = Path("xla") / "ffi" / "api" / "c_api.h"
-EVERY = [kind for each in LIBRARIES.values() for kind in each.kinds if each.name != FLOOR]
+EVERY = [kind for each in LIBRARIES.values() for kind in each.kinds]
 FOREIGN = r"FAILED_PRECONDITION: backnorm: the record .* of another version of backnorm"
 
 
@@ -175,7 +175,7 @@ class TestRefusals:
         def call(*operands, result=x, **changed):
             attributes = {
                 "buffers": np.concatenate(described),
-                "call": np.array([xla.introduce(stage.kind), 1, stage.participants - 1]),
+                "call": np.array([xla.register(stage.kind), 1, stage.participants - 1]),
                 "record": stage.template,
             }
             for name, change in changed.items():
@@ -426,7 +426,7 @@ def test_number_of_is_unique_for_each_kernel():
     assert len({xla.number_of(kind) for kind in EVERY}) == len(EVERY)
 
 
-def test_introduce_of_known_kernels_keeps_table():
+def test_register_of_known_kernels_keeps_table():
     def table():
         _, _, _, known, *entries = xla._environment()
         return list(zip(entries[::2], entries[1::2], strict=True))[:known]
@@ -434,12 +434,12 @@ def test_introduce_of_known_kernels_keeps_table():
     before, numbers = table(), {kind: xla.number_of(kind) for kind in EVERY}
     there = [kind for kind in EVERY if numbers[kind] in dict(before)]
     assert there
-    threads = [threading.Thread(target=xla.introduce, args=(kind,)) for kind in there * 4]
+    threads = [threading.Thread(target=xla.register, args=(kind,)) for kind in there * 4]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    xla.introduce_built()
+    xla.register_built()
     ffi.register()
     after = table()
     # Another process may have built more.

@@ -20,7 +20,7 @@ from backnorm_kernels import library
 from backnorm_kernels import xla as table
 from backnorm_kernels.kinds import Kind
 from backnorm_kernels.record import SLOTS
-from backnorm_kernels.xla import handler, introduce
+from backnorm_kernels.xla import handler, register
 from backnorm_kernels.xla_structures import ELEMENTS, STRUCTURES, offsets, parsed
 
 EPSILON = 1e-3
@@ -52,7 +52,7 @@ class Xla:
              each.nbytes // instances if each.ndim > 1 else 0]
             for field, each in zip(fields, (*operands, self.y), strict=True)
         ]  # fmt: skip
-        name = introduce(stage.kind)
+        name = register(stage.kind)
         self.attributes = {
             "buffers": np.array(described).ravel(),
             "call": np.array([name, instances, helpers]),
@@ -254,9 +254,9 @@ def test_handler_in_forked_child_has_the_bits_of_inference():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_introduce_and_handler_in_child_forked_under_lock_do_not_deadlock():
+def test_register_and_handler_in_child_forked_under_lock_do_not_deadlock():
     kind = Kind("segments", "float32", "float64", "forward")
-    introduce(kind)
+    register(kind)
     entered, over = threading.Event(), threading.Event()
 
     def hold():
@@ -270,7 +270,7 @@ def test_introduce_and_handler_in_child_forked_under_lock_do_not_deadlock():
     child = os.fork()
     if child == 0:
         signal.alarm(10)
-        introduce(kind)
+        register(kind)
         handler(0, 3)
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -279,14 +279,14 @@ def test_introduce_and_handler_in_child_forked_under_lock_do_not_deadlock():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_introduce_loads_kernel_before_taking_lock(monkeypatch):
+def test_register_loads_kernel_before_taking_lock(monkeypatch):
     # It may have to be built, which takes seconds.
     free = []
     original = library.address
     monkeypatch.setattr(
         library, "address", lambda kind: free.append(not table._lock.locked()) or original(kind)
     )
-    introduce(Kind("segments", "float32", "float64", "forward"))
+    register(Kind("segments", "float32", "float64", "forward"))
     assert free == [True]
 
 

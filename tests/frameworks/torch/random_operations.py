@@ -16,19 +16,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = [
-    "BINARY",
-    "CUSTOM",
-    "IN_PLACE",
-    "LAYOUTS",
-    "RANDOM",
-    "SMALLEST_RANK",
-    "UNARY",
-    "activate",
-    "distances",
-    "spread",
-]
-
 #: Distances of elements from a kink of the function that was applied to them; None: not wanted.
 _distances: list[float] | None = None
 
@@ -49,7 +36,7 @@ def _kink(t: Tensor, *places: float) -> Tensor:
 
     An element that lies on the place is not counted: a zero that another ReLU returned is exact.
     """
-    if _distances is None or torch._C._functorch.is_functorch_wrapped_tensor(t) or not t.numel():
+    if _distances is None or not t.numel():
         return t
     with torch.no_grad():
         values = t.detach()
@@ -86,17 +73,6 @@ def _swapped(t: Tensor, one: int, other: int) -> Tensor:
     return _contiguous(t.transpose(one, other)).transpose(one, other)
 
 
-def _instance_norm(t: Tensor) -> Tensor:
-    """Normalise every image by operations.
-
-    Second derivatives of PyTorch's own function are wrong for one image in some orders of memory
-    (2.13).
-    """
-    axes = tuple(range(2, t.dim()))
-    centred = t - t.mean(axes, keepdim=True)
-    return centred * (centred.square().mean(axes, keepdim=True) + 0.1).rsqrt()
-
-
 def _contiguous(t: Tensor) -> Tensor:
     """Return a contiguous copy: whether a tensor is one already may depend on the layer before."""
     return t.clone(memory_format=torch.contiguous_format)
@@ -124,22 +100,10 @@ def _constants(like: Tensor, *shape: int) -> Tensor:
     return numbers.view(shape).to(like.dtype)
 
 
-def _convolved(t: Tensor, size: int, groups: int = 1) -> Tensor:
+def _convolved(t: Tensor) -> Tensor:
     convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[t.dim()]
-    channels = t.shape[1]
-    filters = _constants(t, channels, channels // groups, *[size] * (t.dim() - 2))
-    return convolve(t, filters, padding=size // 2, groups=groups)
-
-
-def _convolved_back(t: Tensor) -> Tensor:
-    convolve = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[t.dim()]
     filters = _constants(t, t.shape[1], t.shape[1], *[3] * (t.dim() - 2))
     return convolve(t, filters, padding=1)
-
-
-def _average(t: Tensor) -> Tensor:
-    pool = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[t.dim()]
-    return pool(t, 3, 1, 1)
 
 
 def _largest(t: Tensor) -> Tensor:
@@ -147,44 +111,9 @@ def _largest(t: Tensor) -> Tensor:
     return pool(t, 3, 1, 1)
 
 
-def _enlarged(t: Tensor) -> Tensor:
-    larger = F.interpolate(t, scale_factor=2, mode="nearest")
-    pool = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[t.dim()]
-    return pool(larger, 2)
-
-
-def _padded(t: Tensor) -> Tensor:
-    return F.pad(t, (1, 2), value=0.5)[..., 1:-2] * 1.1
-
-
-def _attention(t: Tensor) -> Tensor:
-    flat = t.flatten(2)
-    return F.scaled_dot_product_attention(flat, flat * 0.5, flat).view(t.shape)
-
-
-def _products(t: Tensor) -> Tensor:
-    flat = t.flatten(2)
-    return torch.bmm(torch.softmax(torch.bmm(flat, flat.mT), -1), flat).view(t.shape)
-
-
 def _gathered(t: Tensor) -> Tensor:
     order = torch.arange(t.shape[1]).flip(0)
     return t.gather(1, order.view(-1, *[1] * (t.dim() - 2)).expand(t.shape))
-
-
-def _accumulated(t: Tensor) -> Tensor:
-    order = (torch.arange(t.shape[0]) * 2) % t.shape[0]
-    return torch.zeros_like(t).index_add(0, order, t) + 0.5 * t
-
-
-def _whitened(t: Tensor) -> Tensor:
-    rows = t.flatten(1)
-    return ((rows - rows.mean(1, True)) / (rows.std(1, keepdim=True) + 0.3)).view(t.shape)
-
-
-def _halves(t: Tensor) -> Tensor:
-    first, second = t.tensor_split((t.shape[0] // 2,))
-    return torch.cat((second * 1.2, first))
 
 
 def _maximum(a: Tensor, b: Tensor) -> Tensor:
@@ -195,29 +124,14 @@ def _maximum(a: Tensor, b: Tensor) -> Tensor:
 #: Functions of one tensor.
 UNARY = {
     "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
     "relu": lambda t: F.relu(_kink(t, 0.0)),
-    "relu6": lambda t: F.relu6(_kink(t, 0.0, 6.0)),
-    "leaky_relu": lambda t: F.leaky_relu(_kink(t, 0.0), 0.2),
     "abs": lambda t: _kink(t, 0.0).abs(),
-    "clamp": lambda t: _kink(t, -1.5, 1.5).clamp(-1.5, 1.5),
     "hardswish": lambda t: F.hardswish(_kink(t, -3.0, 3.0)),
     "silu": F.silu,
-    "gelu": F.gelu,
-    "mish": F.mish,
-    "elu": lambda t: F.elu(_kink(t, 0.0)),
-    "softplus": F.softplus,
     "exp": lambda t: torch.exp(-t * t),
-    "sin": torch.sin,
-    "atan": torch.atan,
     "square": lambda t: (t * 0.4).square(),
-    "pow": lambda t: (t * 0.5).pow(3),
     "sqrt": lambda t: torch.sqrt(1 + t * t),
-    "rsqrt": lambda t: torch.rsqrt(1 + t.square()),
-    "reciprocal": lambda t: t / (1 + t * t),
-    "log": lambda t: torch.log(1.5 + t.square()),
     "softmax": lambda t: F.softmax(t, 1),
-    "log_softmax": lambda t: F.log_softmax(t, -1) * 0.3,
     "mul": lambda t: t * 1.5,
     "add": lambda t: t + 0.25,
     "clone": lambda t: t.clone(),
@@ -226,47 +140,23 @@ UNARY = {
     "reshape": lambda t: _contiguous(t).flatten(1).view_as(t),
     "double transpose": lambda t: t.transpose(0, -1).transpose(0, -1),
     "slice": lambda t: t[:],
-    "unbind": lambda t: torch.stack(t.unbind(0)),
-    "chunk": lambda t: torch.cat(t.chunk(2, 1), 1),
-    "split": _halves,
-    "squeeze": lambda t: t.unsqueeze(0).squeeze(0),
     "contiguous": _contiguous,
     "channels_last": _channels_last,
     "permuted": lambda t: _swapped(t, 0, -1),
-    "transposed": lambda t: _swapped(t, 0, 1),
     "spread": lambda t: F.pad(t.unsqueeze(-1), (0, 1))[..., 0],
-    "flip": lambda t: t.flip(0),
-    "roll": lambda t: t.roll(1, -1),
     "detach": lambda t: t.detach() + t * 0.5,
     "expanded mean": lambda t: t.mean(0, keepdim=True).expand(t.shape),
-    "centred": lambda t: t - t.mean(1, keepdim=True),
-    "norm": lambda t: F.normalize(t + 0.5, dim=1),
-    "whitened": _whitened,
-    "expanded sum": lambda t: t * 0.5 + t.sum(-1, keepdim=True).expand(t.shape) * 0.2,
     "cumsum": lambda t: t.cumsum(-1) * 0.4,
-    "logcumsumexp": lambda t: t.logcumsumexp(0) * 0.5,
     "matmul": lambda t: t @ _constants(t, t.shape[-1], t.shape[-1]),
-    "einsum": lambda t: torch.einsum("nc...,cd->nd...", t, _constants(t, *[t.shape[1]] * 2)),
     "layer_norm": lambda t: F.layer_norm(t, t.shape[1:]),
     "group_norm": lambda t: F.group_norm(t, 1),
-    "instance_norm": _instance_norm,
-    "conv": lambda t: _convolved(t, 3),
-    "conv 1x1": lambda t: _convolved(t, 1),
-    "grouped conv": lambda t: _convolved(t, 3, t.shape[1]),
-    "transposed conv": _convolved_back,
-    "avg_pool": _average,
+    "conv": _convolved,
     "max_pool": _largest,
-    "interpolate": _enlarged,
-    "pad": _padded,
-    "attention": _attention,
-    "bmm": _products,
     "gather": _gathered,
-    "index_add": _accumulated,
     "masked_fill": lambda t: t.masked_fill(_constants(t, *t.shape) > 0.3, 0.75),
     "where": lambda t: torch.where(_constants(t, *t.shape) > 0.0, t, t * 0.3),
     "relu_": lambda t: F.relu_(_kink(t + 0, 0.0)),
     "add_": lambda t: t.mul(0.5).add_(1),
-    "sigmoid_": lambda t: t.clone().sigmoid_(),
     "tanh_": lambda t: (t * 0.8).tanh_(),
     "silu_": lambda t: F.silu(t + 0.0, inplace=True),
     "copy_": lambda t: torch.empty_like(t).copy_(t),
@@ -282,33 +172,17 @@ RANDOM = {
 #: Functions of two tensors.
 BINARY = {
     "sum": torch.add,
-    "difference": torch.sub,
     "product": lambda a, b: a * b * 0.5,
     "quotient": lambda a, b: a / (1 + b * b),
     "gate": lambda a, b: a * torch.sigmoid(b),
-    "logaddexp": torch.logaddexp,
-    "hypot": lambda a, b: torch.hypot(a, b.abs() + 1),
-    "lerp": lambda a, b: torch.lerp(a, b, 0.3),
-    "addcmul": lambda a, b: torch.addcmul(a, b, a, value=0.3),
-    "atan2": lambda a, b: torch.atan2(a, b.square() + 1),
     "added to a copy": lambda a, b: a.clone().add_(b),
-    "stack": lambda a, b: torch.stack((a, b)).sum(0),
     "cat": lambda a, b: torch.cat((a, b), 1)[:, 1 : 1 + a.shape[1]],
-    "cat and chunk": lambda a, b: torch.cat((a, b), 0).chunk(2)[1],
-    "glu": lambda a, b: F.glu(torch.cat((a, b), 1), 1),
     "maximum": _maximum,
     "mean of both": lambda a, b: (a + b.mean()) * 0.5,
-    "modulated": lambda a, b: a * b.mean((0, *range(2, b.dim())), keepdim=True),
 }
 
 #: The axes without which a function does not work.
-SMALLEST_RANK = dict.fromkeys(
-    (
-        "instance_norm", "conv", "conv 1x1", "grouped conv", "transposed conv", "avg_pool",
-        "max_pool", "interpolate", "attention", "bmm",
-    ),
-    3,
-)  # fmt: skip
+SMALLEST_RANK = {"conv": 3, "max_pool": 3}
 
 #: Functions that change a tensor and return it.
 IN_PLACE = {
@@ -332,33 +206,6 @@ class _Same(Function):
     @staticmethod
     def backward(ctx, dy):
         return dy
-
-
-class _View(Function):
-    """Returns a view, forward and backward."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return t.view_as(t)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy.view_as(dy)
-
-
-class _Square(Function):
-    """Saves input and result."""
-
-    @staticmethod
-    def forward(ctx, t):
-        y = t * t * 0.3
-        ctx.save_for_backward(t, y)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        t, y = ctx.saved_tensors
-        return dy * 0.6 * t + 0 * y
 
 
 class _Permuted(Function):
@@ -449,17 +296,27 @@ class _Both(Function):
         return (dz, -dz) if dy is None else (dy + dz, dy - dz)
 
 
-#: Functions whose derivatives are written in Python, of one tensor or of two.
+#: Functions of one tensor whose derivatives are written in Python.
 CUSTOM = {
-    "Same": (1, _Same.apply),
-    "View": (1, _View.apply),
-    "Square": (1, _Square.apply),
-    "Permuted": (1, _Permuted.apply),
-    "Expanded": (1, _Expanded.apply),
-    "Copied": (1, _Copied.apply),
-    "Changed": (1, lambda t: _Changed.apply(t * 1.0)),
-    "Stops": (1, _Stops.apply),
-    "StopsFirst": (2, _StopsFirst.apply),
-    "First of both": (2, lambda a, b: _Both.apply(a, b)[0]),
-    "Second of both": (2, lambda a, b: _Both.apply(a, b)[1]),
+    "Same": _Same.apply,
+    "Permuted": _Permuted.apply,
+    "Expanded": _Expanded.apply,
+    "Copied": _Copied.apply,
+    "Changed": lambda t: _Changed.apply(t * 1.0),
+    "Stops": _Stops.apply,
 }
+
+#: The same, of two tensors.
+CUSTOM_OF_TWO = {
+    "StopsFirst": _StopsFirst.apply,
+    "First of both": lambda a, b: _Both.apply(a, b)[0],
+    "Second of both": lambda a, b: _Both.apply(a, b)[1],
+}
+
+_OF_ONE = UNARY | IN_PLACE | RANDOM | CUSTOM
+_OF_TWO = BINARY | CUSTOM_OF_TWO
+
+
+def call(name: str, one: Tensor, other: Tensor) -> Tensor:
+    """Return the result of the operation of this name."""
+    return _OF_TWO[name](one, other) if name in _OF_TWO else _OF_ONE[name](one)

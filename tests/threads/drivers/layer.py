@@ -16,6 +16,7 @@ from backnorm_kernels import library
 from backnorm_kernels.kinds import THREADS
 from backnorm_kernels.slots import (
     CELLS,
+    FIRST_SLOT,
     IDLE,
     NEW,
     SLEEPING,
@@ -23,7 +24,6 @@ from backnorm_kernels.slots import (
     SLOTS,
     STATE,
     STATES,
-    TABLE,
 )
 
 # A program that hangs is ended, in an older process group's memory or not.
@@ -59,7 +59,7 @@ class Layer:
 def statuses() -> list[int]:
     """Return the states of those threads of ours that were ever started."""
     cells = (ctypes.c_int64 * CELLS).in_dll(library.load(THREADS), "bn_threads")
-    every = (cells[TABLE + SLOT_CELLS * k + STATE] % STATES for k in range(SLOTS))
+    every = (cells[FIRST_SLOT + SLOT_CELLS * k + STATE] % STATES for k in range(SLOTS))
     return [status for status in every if status != NEW]
 
 

@@ -52,9 +52,9 @@ def _visible(module: Any) -> list[str]:
 
 
 def _function(kind: Kind) -> Any:
-    from backnorm_kernels.kernels import columns, floor, segments
+    from backnorm_kernels.kernels import columns, segments
 
-    return {"segments": segments, "columns": columns, "floor": floor}[kind.geometry].run
+    return {"segments": segments, "columns": columns}[kind.geometry].run
 
 
 def _of(kind: Kind) -> Any:
@@ -69,8 +69,7 @@ def _of(kind: Kind) -> Any:
         "float16": types.uint16,
         "bfloat16": types.int16,
     }
-    arithmetic = elements[kind.arithmetic]
-    return record.Kind(elements[kind.element], arithmetic, kind.operation, kind.follows)
+    return record.Kind(elements[kind.element], elements[kind.arithmetic], kind.direction)
 
 
 def main(level: str, folder: str, *names: str) -> None:

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatch
@@ -84,25 +85,19 @@ def _processors() -> int:
 
 
 def _groups(wanted: Wanted, jobs: int) -> list[tuple[str, list[str]]]:
-    """Return groups of libraries, the slowest group first; one process builds each group.
+    """Return groups of libraries, the largest group first; one process builds each group.
 
-    Libraries of one element type share functions. If one process builds several such libraries, it
-    translates a shared function only once. If possible, there are at least two groups for every job
-    (a process that builds). Groups are as large as this condition permits.
+    A group has libraries of one level, because they share functions, which a process translates
+    only once. The libraries of a level make a group for each job (a process that builds).
     """
-    for words in (slice(1, 2), slice(0, 2), slice(None)):
-        groups: dict[tuple[str, str], list[str]] = {}
-        for level, name in wanted:
-            shared = "_".join(name.split("_")[words]) or name
-            groups.setdefault((level, shared), []).append(name)
-        if len(groups) >= 2 * jobs:
-            break
-
-    def work(group: tuple[tuple[str, str], list[str]]) -> int:
-        # Building a library of a 16-bit type takes 1.5 times as long as building another library.
-        return len(group[1]) * (3 if "16" in group[0][1] else 2)
-
-    return [(key[0], names) for key, names in sorted(groups.items(), key=work, reverse=True)]
+    groups: dict[tuple[str, int], list[str]] = {}
+    dealt: Counter[str] = Counter()
+    # Libraries of 16-bit types take the longest.
+    for level, name in sorted(wanted, key=lambda each: "16" not in each[1]):
+        groups.setdefault((level, dealt[level] % jobs), []).append(name)
+        dealt[level] += 1
+    ordered = sorted(groups.items(), key=lambda group: len(group[1]), reverse=True)
+    return [(level, names) for (level, _), names in ordered]
 
 
 def _build(level: str, names: list[str], folder: Path, done: list[tuple[str, str, float]]) -> None:
@@ -128,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make kernels", description=__doc__.split("\n")[0])
     parser.add_argument("--level", action="append", choices=[*LEVELS, HOST], default=[])
     parser.add_argument("--all-levels", action="store_true")
-    parser.add_argument("--only", default="*", help="names of libraries, such as '*_backward'")
+    parser.add_argument("--only", default="*", help="names of libraries, such as 'float32_*'")
     parser.add_argument("--into", type=Path, default=FOLDER)
     parser.add_argument("--jobs", type=int)
     options = parser.parse_args(arguments)

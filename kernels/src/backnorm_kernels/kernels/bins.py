@@ -37,20 +37,13 @@ and the digits of all second sums. A row has one element for each column.
 
 from __future__ import annotations
 
+from typing import Any
+
+from llvmlite import ir
 from numba import types
 
-from backnorm_kernels.kernels.bits import (
-    all_below,
-    integers_at,
-    larger,
-    number_of,
-    pattern_of,
-    patterns_added,
-    patterns_less,
-    without,
-)
 from backnorm_kernels.kernels.epilogue import is_forward
-from backnorm_kernels.kernels.jit import by_type, inlined, integer, outlined, rare
+from backnorm_kernels.kernels.jit import by_type, emitted, inlined, integer, outlined, rare
 from backnorm_kernels.kernels.memory import (
     load,
     load_first,
@@ -60,9 +53,12 @@ from backnorm_kernels.kernels.memory import (
     store,
     store_one,
 )
+from backnorm_kernels.kernels.storage import has_feature
 from backnorm_kernels.kernels.sums import gradient
 from backnorm_kernels.kernels.vector import (
+    Vec,
     blend,
+    fused,
     lane,
     magnitude,
     multiply_add,
@@ -73,6 +69,10 @@ from backnorm_kernels.kernels.vector import (
     where_finite,
 )
 from backnorm_kernels.scratch import LANES, TERMS
+
+_I64 = ir.IntType(64)
+_INTEGERS = ir.VectorType(_I64, LANES)
+_Integers = types.CPointer(types.int64)
 
 # The lowest top bin is `_LEAST` for a sum with three digits, and `_LEAST_OF_FOUR` for a sum with
 # four digits. Terms are rounded to the unit u of the lowest bin by adding and subtracting the
@@ -105,6 +105,83 @@ _SIZE = TERMS * LANES
 _STRIP, _VISIT = 16, 64
 
 
+def _combining(emit: Any) -> Any:
+    """Return a function that combines two Vec lane by lane, as `emit` combines two integers."""
+
+    @emitted(Vec(Vec, Vec))
+    def combine(builder, left, right):
+        combined = emit(builder, *(builder.bitcast(each, _INTEGERS) for each in (left, right)))
+        return builder.bitcast(combined, left.type)
+
+    return combine
+
+
+def _larger_of(builder: Any, left: Any, right: Any) -> Any:
+    return builder.select(builder.icmp_signed(">", left, right), left, right)
+
+
+# Both functions take two vectors, and read the bits of each lane as an integer. For each lane,
+# `_patterns_added` returns the sum of the two integers modulo 2^64, and `_larger` returns the
+# larger of the two. If `_larger` compares the bit patterns of magnitudes, infinity is larger than
+# all numbers, and NaN is larger than infinity.
+_patterns_added = _combining(lambda builder, left, right: builder.add(left, right))
+_larger = _combining(_larger_of)
+
+
+@emitted(Vec(Vec, Vec, types.intp))
+def _patterns_less(builder, value, other, times):
+    """Return value - times * other in every lane.
+
+    The bit patterns of `value` and `other` are treated as integers, modulo 2^64.
+    """
+    minuend, subtrahend = (builder.bitcast(each, _INTEGERS) for each in (value, other))
+    nothing = ir.Constant(_INTEGERS, ir.Undefined)
+    first = builder.insert_element(nothing, times, ir.Constant(ir.IntType(32), 0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    every = builder.shuffle_vector(first, nothing, lanes)
+    return builder.bitcast(builder.sub(minuend, builder.mul(subtrahend, every)), value.type)
+
+
+@emitted(Vec(Vec, Vec, Vec))
+def _without(builder, total, term, one):
+    """Return total - term, rounded once.
+
+    With AVX-512, the difference is computed as the fused operation one * total - term, where `one`
+    is 1. On processors that have separate units for fused operations (AMD Zen), this is faster than
+    a subtraction, because the calling loop already keeps the addition units busy. If `one` were a
+    constant, LLVM would turn the operation into a subtraction.
+    """
+    if not has_feature("avx512f"):
+        return builder.fsub(total, term)
+    return fused(builder, total, one, builder.fneg(term))
+
+
+@emitted(types.boolean(Vec, Vec))
+def _all_below(builder, left, right):
+    """Return whether left < right in all lanes, if the bits of the lanes are read as integers."""
+    left, right = (builder.bitcast(each, _INTEGERS) for each in (left, right))
+    mask = builder.bitcast(builder.icmp_signed("<", left, right), ir.IntType(LANES))
+    return builder.icmp_unsigned("==", mask, ir.Constant(ir.IntType(LANES), -1))
+
+
+@emitted(types.int64(types.float64))
+def _pattern_of(builder, number):
+    """Return the bit pattern of a float64 as an integer."""
+    return builder.bitcast(number, _I64)
+
+
+@emitted(types.float64(types.int64))
+def _number_with(builder, pattern):
+    """Return the float64 that has a bit pattern."""
+    return builder.bitcast(pattern, ir.DoubleType())
+
+
+@emitted(lambda values: _Integers(values) if values == types.CPointer(types.float64) else None)
+def _integers_at(builder, values):
+    """Return the address of float64 memory as an address of integers."""
+    return builder.bitcast(values, _I64.as_pointer())
+
+
 @by_type
 def digits_of(x):
     """Return how many digits each sum has: four if x is float64, otherwise three."""
@@ -124,13 +201,13 @@ def terms_of(x):
 @inlined
 def _limit(top):
     """Return the limit of a sum whose top bin is `top`."""
-    return number_of((32 * top + 31 + _BIAS) << _EXPONENT)
+    return _number_with((32 * top + 31 + _BIAS) << _EXPONENT)
 
 
 @inlined
 def _top(limit):
     """Return the top bin of a sum with this limit."""
-    return ((pattern_of(limit) >> _EXPONENT) - _BIAS - 31) >> 5
+    return ((_pattern_of(limit) >> _EXPONENT) - _BIAS - 31) >> 5
 
 
 @outlined
@@ -149,7 +226,7 @@ def clear_bins(bins, columns, digits):
 @inlined
 def _widen(bins, at, pitch, digits, limit):
     """Move the bins of a sum to a higher limit, dropping the lowest bins."""
-    numbers = integers_at(bins)
+    numbers = _integers_at(bins)
     moved = _top(limit) - _top(load_one(bins, at))
     for digit in range(digits, 0, -1):
         value = 0
@@ -165,7 +242,7 @@ def _give_up(bins, at, pitch, digits):
 
     From then on, the digits count the terms that are NaN, +infinity and -infinity.
     """
-    numbers = integers_at(bins)
+    numbers = _integers_at(bins)
     for row in range(digits + 1):
         numbers[at + row * pitch] = 0
 
@@ -187,7 +264,7 @@ def _make_room(bins, at, digits, most):
             finite = False
         elif value >= limit:
             # The magnitude of `value` is below 2^exponent.
-            exponent = (pattern_of(value) >> _EXPONENT) - _BIAS + 1
+            exponent = (_pattern_of(value) >> _EXPONENT) - _BIAS + 1
             _widen(bins, at + k, pitch, digits, _limit(exponent >> 5))
     return finite
 
@@ -196,23 +273,23 @@ def _make_room(bins, at, digits, most):
 def _put_slowly(bins, at, digits, terms, count):
     """Put vectors of terms, some of them not finite, into the bins of eight columns."""
     bins, pitch = bins
-    numbers = integers_at(bins)
+    numbers = _integers_at(bins)
     for k in range(LANES):
-        limit, place = load_one(bins, at + k), at + k
+        limit, column = load_one(bins, at + k), at + k
         for row in range(count):
             term = load_one(terms, row * LANES + k)
             if limit == 0.0:
                 if term != term:
-                    numbers[place + pitch] += 1
+                    numbers[column + pitch] += 1
                 elif term >= _HUGE:
-                    numbers[place + 2 * pitch] += 1
+                    numbers[column + 2 * pitch] += 1
                 elif term <= -_HUGE:
-                    numbers[place + 3 * pitch] += 1
+                    numbers[column + 3 * pitch] += 1
                 continue
             unit = limit * _TO_TOP
             for digit in range(1, digits + 1):
                 total = term + unit
-                numbers[place + digit * pitch] += pattern_of(total) - pattern_of(unit)
+                numbers[column + digit * pitch] += _pattern_of(total) - _pattern_of(unit)
                 term = term - (total - unit)
                 unit = unit * _DOWN
 
@@ -226,8 +303,8 @@ def _put(x, bins, at, terms, count):
     digits = digits_of(x)
     most = magnitude(load(terms, 0))
     for row in range(1, count):
-        most = larger(most, magnitude(load(terms, row * LANES)))
-    finite = all_below(most, load(bins.values, at)) or _make_room(bins, at, digits, most)
+        most = _larger(most, magnitude(load(terms, row * LANES)))
+    finite = _all_below(most, load(bins.values, at)) or _make_room(bins, at, digits, most)
     if not finite:
         _put_slowly(bins, at, digits, terms, count)
         return
@@ -244,7 +321,7 @@ def _units(x, limit):
 
     The number of a bin is 1.5 * 2^52 * u, where u is the unit of the bin. The number of the top bin
     comes first. The 1 is computed as limit / limit, so that the compiler does not treat it as a
-    constant: see `without`.
+    constant: see `_without`.
     """
     if x.dtype == types.float64:
         return lambda x, limit: (
@@ -289,29 +366,29 @@ def _take_apart(patterns, term, units):
 
     def three(patterns, term, units):
         first = term + units[0]
-        term = term - without(first, units[0], units[3])
+        term = term - _without(first, units[0], units[3])
         second = term + units[1]
-        term = term - without(second, units[1], units[3])
+        term = term - _without(second, units[1], units[3])
         third = term + units[2]
         return (
-            patterns_added(patterns[0], first),
-            patterns_added(patterns[1], second),
-            patterns_added(patterns[2], third),
+            _patterns_added(patterns[0], first),
+            _patterns_added(patterns[1], second),
+            _patterns_added(patterns[2], third),
         )
 
     def four(patterns, term, units):
         first = term + units[0]
-        term = term - without(first, units[0], units[4])
+        term = term - _without(first, units[0], units[4])
         second = term + units[1]
-        term = term - without(second, units[1], units[4])
+        term = term - _without(second, units[1], units[4])
         third = term + units[2]
-        term = term - without(third, units[2], units[4])
+        term = term - _without(third, units[2], units[4])
         fourth = term + units[3]
         return (
-            patterns_added(patterns[0], first),
-            patterns_added(patterns[1], second),
-            patterns_added(patterns[2], third),
-            patterns_added(patterns[3], fourth),
+            _patterns_added(patterns[0], first),
+            _patterns_added(patterns[1], second),
+            _patterns_added(patterns[2], third),
+            _patterns_added(patterns[3], fourth),
         )
 
     return three if len(patterns) == 3 else four
@@ -321,7 +398,7 @@ def _take_apart(patterns, term, units):
 def _store_digits(patterns, units, count, bins, at):
     """Complete the sums of `_take_apart`, called `count` times with `units`; write the digits."""
     for k in range(len(patterns)):
-        store(bins.values, at + (k + 1) * bins.pitch, patterns_less(patterns[k], units[k], count))
+        store(bins.values, at + (k + 1) * bins.pitch, _patterns_less(patterns[k], units[k], count))
 
 
 @by_type
@@ -384,10 +461,10 @@ def _begin(x, bins, at):
     Return the limits, the units, the digits, and zeros as the largest terms so far. Each of these
     four results is a pair: one part for each of the two sums.
     """
-    place = _second(x, bins, at)
-    limits = load(bins.values, at), load(bins.values, place)
+    second = _second(x, bins, at)
+    limits = load(bins.values, at), load(bins.values, second)
     units = _units(x, limits[0]), _units(x, limits[1])
-    digits = _load_digits(x, bins, at), _load_digits(x, bins, place)
+    digits = _load_digits(x, bins, at), _load_digits(x, bins, second)
     return limits, units, digits, (splat(0.0), splat(0.0))
 
 
@@ -404,7 +481,7 @@ def _step(operands, slope, centred, units, digits, most):
     first = _take_apart(digits[0], slope, units[0])
     second = _take_apart(digits[1], product, units[1])
     second = _take_error_apart(x, second, (slope, centred, product), units[1])
-    largest = larger(most[0], magnitude(slope)), _larger_product(dy, most[1], product)
+    largest = _larger(most[0], magnitude(slope)), _larger_product(dy, most[1], product)
     return (first, second), largest
 
 
@@ -416,7 +493,7 @@ def _larger_product(dy, most, product):
     """
     if is_forward(dy):
         return lambda dy, most, product: most
-    return lambda dy, most, product: larger(most, magnitude(product))
+    return lambda dy, most, product: _larger(most, magnitude(product))
 
 
 @by_type
@@ -457,11 +534,11 @@ def _end(operands, state, count, bins, at):
     """
     limits, units, digits, most = state
     product = _largest_product(operands.dy, most)
-    if not (all_below(most[0], limits[0]) and all_below(product, limits[1])):
+    if not (_all_below(most[0], limits[0]) and _all_below(product, limits[1])):
         return False
-    place = _second(operands.x, bins, at)
+    second = _second(operands.x, bins, at)
     _store_digits(digits[0], units[0], count, bins, at)
-    _store_digits(digits[1], units[1], count * terms_of(operands.x), bins, place)
+    _store_digits(digits[1], units[1], count * terms_of(operands.x), bins, second)
     return True
 
 
@@ -557,23 +634,23 @@ def put_columns(operands, part, pivot, bins, terms):
 
 
 @outlined
-def merge_bins(bins, at, others, place, digits):
+def merge_bins(bins, at, others, other_at, digits):
     """Add both sums of one column to those of another.
 
-    The sums of the column `place` of `others` are added to the sums of the column `at` of `bins`.
+    The sums of the column `other_at` of `others` are added to those of the column `at` of `bins`.
     """
     for _ in range(2):
-        _merge(bins, at, others, place, digits)
+        _merge(bins, at, others, other_at, digits)
         at += (digits + 1) * bins.pitch
-        place += (digits + 1) * others.pitch
+        other_at += (digits + 1) * others.pitch
 
 
 @inlined
-def _merge(bins, at, others, place, digits):
+def _merge(bins, at, others, other_at, digits):
     bins, pitch = bins
     others, other_pitch = others
-    numbers, added = integers_at(bins), integers_at(others)
-    limit, other = load_one(bins, at), load_one(others, place)
+    numbers, added = _integers_at(bins), _integers_at(others)
+    limit, other = load_one(bins, at), load_one(others, other_at)
     moved = 0
     if limit == 0.0 or other == 0.0:
         if limit != 0.0:
@@ -585,7 +662,7 @@ def _merge(bins, at, others, place, digits):
             _widen(bins, at, pitch, digits, other)
         moved = _top(load_one(bins, at)) - _top(other)
     for digit in range(moved + 1, digits + 1):
-        numbers[at + digit * pitch] += added[place + (digit - moved) * other_pitch]
+        numbers[at + digit * pitch] += added[other_at + (digit - moved) * other_pitch]
 
 
 @outlined
@@ -604,7 +681,7 @@ def pairs_of_bins(bins, at, digits, pairs, to):
 def _pair(bins, at, digits):
     """Round a sum from bins to a pair, high and low, by the operations of `backnorm.binned`."""
     bins, pitch = bins
-    numbers, limit = integers_at(bins), load_one(bins, at)
+    numbers, limit = _integers_at(bins), load_one(bins, at)
     if limit == 0.0:
         return _special(numbers[at + pitch], numbers[at + 2 * pitch], numbers[at + 3 * pitch]), 0.0
     # Beginning with the lowest digit, each digit is reduced to the range from -2^31 to 2^31 - 1;
@@ -644,20 +721,20 @@ def _special(nans, positive, negative):
     if nans > 0:
         value = value + (_infinity() - _infinity())
     # The bits of a NaN must not depend on the processor or on the order of the operations.
-    return value if value == value else number_of(0x7FF8000000000000)
+    return value if value == value else _number_with(0x7FF8000000000000)
 
 
 @inlined
 def _infinity():
-    return number_of(0x7FF0000000000000)
+    return _number_with(0x7FF0000000000000)
 
 
 @outlined
 def write_no_bins(digits, channels, out):
     """Write to `out` the bins of sums without terms, in the layout that `write_bins` uses."""
-    to = integers_at(out)
-    for place in range(2 * (digits + 1) * channels):
-        to[place] = 0
+    to = _integers_at(out)
+    for cell in range(2 * (digits + 1) * channels):
+        to[cell] = 0
     for c in range(channels):
         least = _LEAST if digits == 3 else _LEAST_OF_FOUR
         to[c] = least
@@ -670,10 +747,10 @@ def write_bins(bins, digits, channels, out):
     row with the top bins of all channels, followed by `digits` rows with the digits of all
     channels.
 
-    If a sum has terms that are not finite, 2^20 is written in place of its top bin.
+    If a sum has terms that are not finite, 2^20 is written in other_at of its top bin.
     """
     bins, pitch = bins
-    numbers, to = integers_at(bins), integers_at(out)
+    numbers, to = _integers_at(bins), _integers_at(out)
     for part in range(2):
         row = part * (digits + 1)
         for c in range(channels):
@@ -687,7 +764,7 @@ def write_bins(bins, digits, channels, out):
 def read_bins(source, channel, channels, digits, bins, at):
     """Read both sums of a channel from the output of `write_bins` into column `at` of `bins`."""
     bins, pitch = bins
-    numbers, to = integers_at(source), integers_at(bins)
+    numbers, to = _integers_at(source), _integers_at(bins)
     for part in range(2):
         row = part * (digits + 1)
         top = numbers[row * channels + channel]

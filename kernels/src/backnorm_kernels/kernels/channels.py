@@ -212,7 +212,7 @@ def solve(kind, pairs, k, total, table, c, count, epsilon):
         store_some(values, SECOND * pitch + c, count, value(second, second_low))
         _set_backward(total, table, c, count)
 
-    return forward if kind.operation == "forward" else backward
+    return forward if kind.direction == "forward" else backward
 
 
 @inlined
@@ -343,7 +343,7 @@ def settle_means(kind, table, first, stop):
     Because of this rounding, the reproducible results of `forward` have the same bits as those of
     `reduce_forward` followed by `apply_forward`.
     """
-    if kind.operation != "forward":
+    if kind.direction != "forward":
         return nothing
 
     def forward(kind, table, first, stop):

@@ -24,8 +24,20 @@ from numba import types
 from backnorm_kernels.kernels.bins import clear_bins, digits_of, put_columns
 from backnorm_kernels.kernels.channels import combine, combine_bins, row_pitch, solve_columns, wrap
 from backnorm_kernels.kernels.epilogue import is_forward, same_line
-from backnorm_kernels.kernels.formulas import both_elements, elements, in_pairs, prefetch_elements
-from backnorm_kernels.kernels.frame import Steps, kernel
+from backnorm_kernels.kernels.float32 import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    end_strip,
+    in_pairs,
+    lanes_of,
+    ordered_for,
+    recentre,
+    repeat_first,
+    rows_for,
+    vector_of,
+)
+from backnorm_kernels.kernels.formulas import both_elements, elements, prefetch_elements
 from backnorm_kernels.kernels.jit import boolean, by_type, inlined, integer, outlined, rare
 from backnorm_kernels.kernels.memory import (
     aligned_head,
@@ -45,24 +57,11 @@ from backnorm_kernels.kernels.memory import (
 from backnorm_kernels.kernels.operands import Bins, Operands, Output, Pairs, Rows, Sums
 from backnorm_kernels.kernels.record import (
     columns_head,
-    output_dy,
+    dy_of,
     output_of,
-    output_x,
-    summed_dy,
     values_at,
 )
-from backnorm_kernels.kernels.singles import (
-    add_strip,
-    add_strip_first,
-    end_strip,
-    lanes_of,
-    narrow_rows,
-    ordered_for,
-    recentre,
-    repeat_first,
-    rows_for,
-    vector_of,
-)
+from backnorm_kernels.kernels.skeleton import Steps, kernel
 from backnorm_kernels.kernels.sums import merge_pairs, resume, suspend
 from backnorm_kernels.kernels.tiles import add_rows, ahead_of_rows
 from backnorm_kernels.kernels.vector import (
@@ -73,7 +72,7 @@ from backnorm_kernels.kernels.vector import (
     where_equal,
     where_finite,
 )
-from backnorm_kernels.kernels.writing import writers
+from backnorm_kernels.kernels.writing import in_each_case, sum_each_case, writers
 from backnorm_kernels.scratch import LANES, MEAN, ROWS, SINGLES, bins_own, whole
 
 # A running sum adds up at most this number of rows. The running sum is then added to the column's
@@ -119,7 +118,7 @@ def _sums_of(kind, head, cells, table, own):
     # and the memory of the tile follows. Otherwise it begins with the memory of the tile.
     tile = offset(own, _bins_own(0, 2 * (digits_of(x) + 1))) if head.binned != 0 else own
     partial = Pairs(offset(table.values, ROWS * table.pitch), row_pitch(head.width))
-    return Sums(Operands(x, summed_dy(kind, cells)), table, _Scratch(own, tile), partial)
+    return Sums(Operands(x, dy_of(kind, cells)), table, _Scratch(own, tile), partial)
 
 
 @inlined
@@ -134,8 +133,8 @@ def _output_of(kind, head, cells, sums):
         place = offset(place, 4 * row_pitch(width))
     rows = rows_for(kind, exact, place, width)
     streaming = head.streaming != 0 and same_line(out)
-    x, dy = output_x(kind, cells), output_dy(kind, cells)
-    return Output(x, dy, out, exact, rows, width, streaming)
+    x, dy, frozen = sums.operands.x, sums.operands.dy, head.frozen != 0
+    return Output(x, dy, out, exact, rows, width, streaming, frozen)
 
 
 @inlined
@@ -186,7 +185,7 @@ def _sum_tile(kind, head, sums, item):
         clear(offset(pairs.values, row * pitch), _whole(w))
     if not empty:
         running = Pairs(offset(scratch.tile, row_pitch(tile)), row_pitch(tile))
-        _sum_block(kind, head, operands, part, pivot, running, pairs)
+        sum_each_case(_sum_block, operands, (kind, head, part, pivot, running, pairs))
     if _solves_alone(head):
         start, cut = first // head.inner, (head.inner, integer(1))
         span = (start, min(head.channels, start + tile // head.inner))
@@ -208,21 +207,28 @@ def _combine(kind, head, sums):
 
 
 @inlined
-def _narrow(head, table, output):
+def _prepare(head, table, output):
     width = head.width
     for row in range(4 if width != head.channels else 0):
         channels = offset(table.values, row * table.pitch)
         columns = offset(output.exact.values, row * output.exact.pitch)
         _spread(channels, columns, integer(0), width, head.inner, head.channels)
-    narrow_rows(output, (integer(0), width), head.in_float64 != 0)
+    coefficients_for(output, (integer(0), width), head.in_float64 != 0)
     repeat_first(output.rows, width)
 
 
 @outlined
 def _write_item(head, output, item):
+    """Write an item: see `_write_case`."""
+    in_each_case(_write_case, output, (head, item))
+
+
+@inlined
+def _write_case(output, task):
     """Write `share` rows, in one tile of columns if the output is divided into tiles, else in all
     columns.
     """
+    head, item = task
     share = head.share
     parts = max(1, (head.rows + share - 1) // max(1, share))
     if head.items - head.summed > parts:
@@ -291,22 +297,23 @@ def _spread(values, columns, first, width, inner, channels):
 
 
 @by_type
-def _sum_block(kind, head, operands, part, pivot, running, pairs):
-    """Add up a block of rows, and store the sums of its columns in `pairs`.
+def _sum_block(operands, task):
+    """Add up a block of rows, and store the sums of its columns in pairs.
 
-    Before the call, `pairs` must be zero.
+    `task` has the kind, the head, `part`, `pivot`, `running` and `pairs`. Before the call, `pairs`
+    must be zero.
 
     `part` has the index of the first element, the distance from one row to the next, the number of
     rows, and the number of columns. `running` is a tuple: the address of eleven rows of scratch
     memory, and the pitch of these rows.
     """
-    _, dy = operands
-    if is_forward(dy) or kind.arithmetic != types.float32:
-        return lambda kind, head, operands, part, pivot, running, pairs: _add_block(
-            add_rows, operands, part, head.depth, pivot, running, pairs
-        )
 
-    def in_singles(kind, head, operands, part, pivot, running, pairs):
+    def in_doubles(operands, task):
+        _, head, part, pivot, running, pairs = task
+        _add_block(add_rows, operands, part, head.depth, pivot, running, pairs)
+
+    def in_singles(operands, task):
+        _, head, part, pivot, running, pairs = task
         start, stride, rows, width = part
         run, pitch = running
         singles = singles_within(offset(run, 6 * pitch))
@@ -339,7 +346,8 @@ def _sum_block(kind, head, operands, part, pivot, running, pairs):
                     at = row * pairs.pitch
                     store(place, at, where_finite(kept, load(place, at), load(again, row * LANES)))
 
-    return in_singles
+    wide = is_forward(operands[1]) or task[0].arithmetic != types.float32
+    return in_doubles if wide else in_singles
 
 
 @rare
@@ -527,10 +535,9 @@ def _coefficients(rows, k):
 
 
 @inlined
-def _exact_at(output, place, first):
-    # In the geometry *columns*, the argument `place` (explained in `writing`) is the column of a
-    # vector's first element.
-    k = place if first == 0 else _along(place, first, output.period)
+def _exact_at(output, position, first):
+    # In this geometry, `position` (see `writing`) is the column of a vector's first element.
+    k = position if first == 0 else _along(position, first, output.period)
     return _coefficients(output.exact, k)
 
 
@@ -569,7 +576,7 @@ def _write_lines(output, i, rows, columns, streaming):
     """Write that part of `rows` rows which lies between two columns and consists of whole cache
     lines. The first row begins at element i.
     """
-    x, dy, out, _, coefficients, width, _ = output
+    _, _, out, _, coefficients, width, _, _ = output
     lanes = lanes_of(coefficients.values)
     line = 2 * lanes
     ahead = ahead_of_rows(rows, width) * width
@@ -579,7 +586,7 @@ def _write_lines(output, i, rows, columns, streaming):
         j, below = i + k, i + k + rows * width
         while j < below:
             prefetch_elements(output, j + ahead, line, streaming)
-            values = both_elements(x, dy, j, of_left, of_right)
+            values = both_elements(output, j, of_left, of_right)
             _write_two(output, j, values, (k, k + lanes), streaming)
             j += width
 
@@ -605,16 +612,16 @@ def _write_whole(output, i, k, end, streaming):
     Callers pass `streaming` as a constant: ``boolean(True)`` or ``boolean(False)``. If it were a
     variable, LLVM might test it in every iteration of the loops.
     """
-    x, dy, _, _, coefficients, period, _ = output
+    _, _, _, _, coefficients, period, _, _ = output
     lanes = lanes_of(coefficients.values)
-    while in_pairs(dy, coefficients.values) and i + 2 * lanes <= end:
+    while in_pairs(coefficients.values) and i + 2 * lanes <= end:
         after = _along(k, lanes, period)
         left, right = _coefficients(coefficients, k), _coefficients(coefficients, after)
-        _write_two(output, i, both_elements(x, dy, i, left, right), (k, after), streaming)
+        _write_two(output, i, both_elements(output, i, left, right), (k, after), streaming)
         i += 2 * lanes
         k = _along(after, lanes, period)
     while i + lanes <= end:
-        value = elements(x, dy, i, None, _coefficients(coefficients, k))
+        value = elements(output, i, None, _coefficients(coefficients, k))
         _write_one(output, i, k, value, streaming)
         i += lanes
         k = _along(k, lanes, period)
@@ -643,7 +650,7 @@ run = kernel(
         _output_of,
         _sum_item,
         _combine,
-        _narrow,
+        _prepare,
         _write_item,
     )
 )

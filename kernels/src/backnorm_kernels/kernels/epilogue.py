@@ -1,27 +1,25 @@
-"""Types of operands whose loads and stores also compute an epilogue.
+"""Types of operands whose loads and stores also compute what surrounds the normalisation.
 
-A kernel loads and stores elements at addresses. If a ReLU or another activation follows the
-normalisation, the kernel gets a value of one of the types below instead of an address. Every load
-or store with this value (see `memory`) then also computes the epilogue:
+A kernel loads and stores elements at addresses. Instead of the address of dy and that of the
+output, the kernel gets values of the types below. If a ReLU follows the normalisation, a load or
+store with such a value (see `memory`) also applies masks and residuals:
 
-============  ===================================================================================
-Identity      in place of dy, in a forward pass without an activation
-ReLU          in place of dy, in a forward pass: the residual, if any, that is added before the
-              ReLU, and the ceiling
-Activation    in place of dy, in a forward pass: the number of the activation (see `activation`);
-              if its derivative is computed, also the gradients with respect to its value
-Masked        dy of a backward pass: an element is zero where its bit of the mask is not set
-Unread        x of a backward pass whose output does not depend on x
-Marking       y: a store also writes one bit per element: whether 0 < y < ceiling
-WithResidual  dx: a store also writes the masked dy to the gradient of the residual, if any
-============  ===================================================================================
+==============  =================================================================================
+Epilogue        in place of dy, in a forward pass: the residual, if any, that is added before the
+                ReLU, and the ceiling
+Gradient        dy: an element is zero where its bit of the mask is not set
+ForwardOutput   y: a store also writes one bit per element, if a mask is wanted: whether 0 < y <
+                ceiling
+BackwardOutput  dx: a store also writes the masked dy to the gradient of the residual, if any
+==============  =================================================================================
 
-The first three are `Epilogue` types. If the argument dy of a kernel has one of these three types,
-the kernel computes a forward pass. If a ReLU has no ceiling, its ceiling is infinity here. An
-element y that is infinite then counts as below the ceiling.
+Each value has a flag `relu`. Without a ReLU, nothing but the elements is read or written. The loops
+in which most of the time is spent get the flag as a constant (`with_relu`), so that LLVM compiles
+them with and without a ReLU (docs/decisions/compiled-at-build-time.md). If a ReLU has no ceiling,
+its ceiling is infinity here. An element y that is infinite then counts as below the ceiling.
 
 The mask has a bit for each element, in memory order. Threads write whole bytes of the mask, so
-vectors that are written to a Marking begin at multiples of eight elements.
+vectors that are written together with bits begin at multiples of eight elements.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from backnorm_kernels.kernels.jit import by_type, emitted
+from backnorm_kernels.kernels.jit import emitted
 from backnorm_kernels.kernels.storage import has_feature
 from backnorm_kernels.kernels.vector import EvenOdd, Singles, Vec, first_lanes, load_lanes, spread
 
@@ -42,34 +40,8 @@ _PARTS = {
     "bits": types.CPointer(types.uint8),
     "ceiling": types.float64,
     "beyond": types.int64,
-    "number": types.int64,
+    "relu": types.boolean,
 }
-
-
-class Epilogue(types.Type):
-    """Base class of types that describe the epilogue of a forward pass.
-
-    A forward pass has no dy. Instead of dy, its kernel gets an operand of such a type.
-    """
-
-
-def is_forward(dy: types.Type) -> bool:
-    """Return whether a kernel with an operand dy of this Numba type computes a forward pass."""
-    return isinstance(dy, Epilogue)
-
-
-class Identity(Epilogue, types.Opaque):
-    """The epilogue of a normalisation without an activation."""
-
-    def __init__(self) -> None:
-        super().__init__(name="Identity")
-
-
-class Unread(types.Opaque):
-    """An operand that a kernel does not read, because the output does not depend on it."""
-
-    def __init__(self) -> None:
-        super().__init__(name="Unread")
 
 
 class Addresses(types.Type):
@@ -80,55 +52,50 @@ class Addresses(types.Type):
     """
 
     is_address = True
+    names: tuple[str, ...]
 
-    def __init__(self, dtype: Any, *parts: str) -> None:
+    def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
-        self.parts = {name: _PARTS.get(name, types.CPointer(dtype)) for name in ("values", *parts)}
+        self.parts = {name: _PARTS.get(name, types.CPointer(dtype)) for name in self.names}
         super().__init__(name=f"{type(self).__name__}({dtype})")
 
 
-class Masked(Addresses):
-    """Elements that are read as zero where their bit in a mask is not set."""
-
-    def __init__(self, dtype: Any) -> None:
-        super().__init__(dtype, "bits")
-
-
-class ReLU(Epilogue, Addresses):
-    """The operand of a ReLU: the address of the residual (0 if there is none) and the ceiling."""
-
-    def __init__(self, dtype: Any) -> None:
-        super().__init__(dtype, "ceiling")
-
-
-class Activation(Epilogue, Addresses):
-    """The operand of an activation: the address of the gradients with respect to the activation's
-    value (0 if there are none), and the number that identifies the activation.
+class Epilogue(Addresses):
+    """What a forward pass has in place of dy: the address of the residual (0 if there is none), and
+    the ceiling.
     """
 
-    def __init__(self, dtype: Any) -> None:
-        super().__init__(dtype, "number")
+    names = ("values", "ceiling", "relu")
 
 
-class Marking(Addresses):
+class Gradient(Addresses):
+    """The addresses of dy and of a mask."""
+
+    names = ("values", "bits", "relu")
+
+
+class ForwardOutput(Addresses):
     """The addresses of y and of a mask (0 if no mask is written), and the integer `beyond`.
 
     An element's bit is set in the mask if the element's own bits, read as an integer, are more than
     0 and less than `beyond` (see `record`).
     """
 
-    def __init__(self, dtype: Any) -> None:
-        super().__init__(dtype, "bits", "beyond")
+    names = ("values", "bits", "beyond", "relu")
 
 
-class WithResidual(Addresses):
-    """The output of a backward pass with a residual: the addresses of dx, of the residual's
-    gradient (0 if it is not wanted), of dy and of a mask. A store of elements of dx also writes the
-    same elements of the residual's gradient, which is the masked dy.
+class BackwardOutput(Addresses):
+    """The addresses of dx, of the residual's gradient (0 if it is not wanted), of dy and of a mask.
+    A store of elements of dx also writes the same elements of the residual's gradient, which is the
+    masked dy.
     """
 
-    def __init__(self, dtype: Any) -> None:
-        super().__init__(dtype, "residual", "dy", "bits")
+    names = ("values", "residual", "dy", "bits", "relu")
+
+
+def is_forward(dy: types.Type) -> bool:
+    """Return whether a kernel with an operand dy of this Numba type computes a forward pass."""
+    return isinstance(dy, Epilogue)
 
 
 class _AddressesModel(models.StructModel):
@@ -136,19 +103,13 @@ class _AddressesModel(models.StructModel):
         super().__init__(dmm, fe_type, list(fe_type.parts.items()))
 
 
-for _kind in (Masked, ReLU, Activation, Marking, WithResidual):
+for _kind in (Epilogue, Gradient, ForwardOutput, BackwardOutput):
     register_model(_kind)(_AddressesModel)
-for _opaque in (Identity, Unread):
-    register_model(_opaque)(models.OpaqueModel)
-
-#: `identity()` and `unread()` return values of `Identity` and `Unread`, the types without parts.
-identity = emitted(Identity()())(lambda builder: None)
-unread = emitted(Unread()())(lambda builder: None)
 
 
 def part_of(builder: Any, kind: Any, value: Any, name: str = "values") -> Any:
     """Emit the part `name` of `value`, a structure of the type `kind` (`Addresses`)."""
-    return builder.extract_value(value, [*kind.parts].index(name))
+    return builder.extract_value(value, kind.names.index(name))
 
 
 def masked(builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any = None) -> Any:
@@ -157,9 +118,17 @@ def masked(builder: Any, kind: Any, value: Any, index: Any, raw: Any, count: Any
 
     If `count` is given, only the first `count` lanes of `raw` hold elements of the array.
     """
-    if not isinstance(kind, Masked):
+    if not isinstance(kind, Gradient):
         return raw
-    return _where_set(builder, part_of(builder, kind, value, "bits"), index, raw, count)
+    before = builder.block
+    with builder.if_then(part_of(builder, kind, value, "relu")):
+        bits = part_of(builder, kind, value, "bits")
+        chosen = _where_set(builder, bits, index, raw, count)
+        after = builder.block
+    result = builder.phi(raw.type)
+    result.add_incoming(raw, before)
+    result.add_incoming(chosen, after)
+    return result
 
 
 def _where_set(builder: Any, bits: Any, index: Any, raw: Any, count: Any = None) -> Any:
@@ -198,17 +167,20 @@ def after_store(
 ) -> None:
     """Emit the stores that follow the store of the vector `raw`, whose elements begin at `index`.
 
-    If `kind` is a `Marking`, bits of the mask are stored. If it is a `WithResidual`, elements of
-    the residual's gradient are stored. If `count` is given, only the first `count` lanes of `raw`
-    hold elements of the array.
+    If `kind` is `ForwardOutput`, bits of the mask are stored. If it is `BackwardOutput`, elements
+    of the residual's gradient are stored. If `count` is given, only the first `count` lanes of
+    `raw` hold elements of the array.
 
     `write(pointer, vector)` emits a store of the same kind, ordinary or streaming, as the store of
     `raw`.
     """
-    if isinstance(kind, Marking):
-        _mark(builder, kind, target, index, raw, count)
-    elif isinstance(kind, WithResidual):
-        _, residual, dy, bits = (part_of(builder, kind, target, name) for name in kind.parts)
+    if not isinstance(kind, ForwardOutput | BackwardOutput):
+        return
+    with builder.if_then(part_of(builder, kind, target, "relu")):
+        if isinstance(kind, ForwardOutput):
+            _mark(builder, kind, target, index, raw, count)
+            return
+        _, residual, dy, bits, _ = (part_of(builder, kind, target, name) for name in kind.names)
         with builder.if_then(_is_there(builder, residual)):
             place, size = builder.gep(dy, [index]), kind.dtype.bitwidth // 8
             if count is None:
@@ -228,7 +200,7 @@ def _is_there(builder: Any, place: Any) -> Any:
 
 
 def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any) -> None:
-    _, bits, beyond = (part_of(builder, kind, target, name) for name in kind.parts)
+    _, bits, beyond, _ = (part_of(builder, kind, target, name) for name in kind.names)
     lanes = raw.type.count
     element = ir.IntType(kind.dtype.bitwidth)
     # If the bits of positive elements are read as integers, these integers have the same order as
@@ -258,14 +230,29 @@ def _mark(builder: Any, kind: Any, target: Any, index: Any, raw: Any, count: Any
                     builder.store(part, builder.gep(place, [ir.Constant(_I64, byte)]))
 
 
-@intrinsic
-def values_of(typingctx, addresses):
-    """Return the address of the elements, which is one part of the structure `addresses`."""
+def _part(name: str, result: Any) -> Any:
+    """Return a function for kernels that returns a part of a structure of addresses."""
 
-    def codegen(context, builder, signature, arguments):
-        return part_of(builder, addresses, arguments[0])
+    @intrinsic
+    def part(typingctx, addresses):
+        def codegen(context, builder, signature, arguments):
+            return part_of(builder, addresses, arguments[0], name)
 
-    return types.CPointer(addresses.dtype)(addresses), codegen
+        return result(addresses)(addresses), codegen
+
+    return part
+
+
+#: `values_of` returns the address of the elements; `has_relu` the flag.
+values_of = _part("values", lambda addresses: types.CPointer(addresses.dtype))
+has_relu = _part("relu", lambda addresses: types.boolean)
+
+
+@emitted(lambda addresses, flag: addresses(addresses, types.boolean))
+def with_relu(builder, addresses, flag):
+    """Return a structure of addresses with another flag `relu`, which is its last part."""
+    last = len(addresses.type.elements) - 1
+    return builder.insert_value(addresses, flag, last)
 
 
 @intrinsic
@@ -286,7 +273,7 @@ def relu(typingctx, epilogue, value):
     an overflow that does not occur in float64. The elements in infinite lanes are then computed
     again in float64.
     """
-    if not isinstance(epilogue, ReLU) or value not in (Vec, Singles, EvenOdd):
+    if not isinstance(epilogue, Epilogue) or value not in (Vec, Singles, EvenOdd):
         return None
 
     def codegen(context, builder, signature, arguments):
@@ -311,22 +298,7 @@ def relu(typingctx, epilogue, value):
 
 
 @intrinsic
-def _in_line(typingctx, out):
-    def codegen(context, builder, signature, arguments):
-        place = builder.ptrtoint(part_of(builder, out, arguments[0]), _I64)
-        if isinstance(out, WithResidual):
-            residual = part_of(builder, out, arguments[0], "residual")
-            apart = builder.xor(place, builder.ptrtoint(residual, _I64))
-            there = _is_there(builder, residual)
-            place = builder.select(there, apart, ir.Constant(_I64, 0))
-        left = builder.and_(place, ir.Constant(_I64, 63))
-        return builder.icmp_unsigned("==", left, ir.Constant(_I64, 0))
-
-    return types.boolean(out), codegen
-
-
-@by_type
-def same_line(out):
+def same_line(typingctx, out):
     """Return whether streaming stores may write `out`. This depends on the addresses of `out` and
     of the second output that is written with it: the residual's gradient, or the mask.
 
@@ -334,8 +306,20 @@ def same_line(out):
     the same offset in a cache line as dx. When a whole cache line of dx is written, a whole line of
     the gradient is then written with it. If the second output is a mask, the result is True if y
     begins at the start of a cache line. The bits for a cache line of y are then whole bytes of the
-    mask. If `out` has no second output, the result is True.
+    mask. If there is no second output, the result is True.
     """
-    if isinstance(out, Marking | WithResidual):
-        return lambda out: _in_line(out)
-    return lambda out: True
+
+    def codegen(context, builder, signature, arguments):
+        place, second = (
+            builder.ptrtoint(part_of(builder, out, arguments[0], name), _I64)
+            for name in out.names[:2]
+        )
+        if isinstance(out, BackwardOutput):
+            place = builder.xor(place, second)
+        line, zero = ir.Constant(_I64, 63), ir.Constant(_I64, 0)
+        return builder.or_(
+            builder.icmp_unsigned("==", builder.and_(place, line), zero),
+            builder.icmp_unsigned("==", second, zero),
+        )
+
+    return types.boolean(out), codegen

@@ -1,7 +1,7 @@
 """The formulas of an element of the output, and of a channel's coefficients.
 
 Every output is an expression of one element and four coefficients of its channel,
-(mean, shift, slope, gain), in float64 or in float32 (see `singles`):
+(mean, shift, slope, gain), in float64 or in float32 (see `float32`):
 
 ==============================  =========================================================
 backward, training              dx = gain * ((dy - shift) - (x - mean) * slope)
@@ -9,7 +9,6 @@ backward, frozen statistics     dx = gain * dy
 forward and inference           y  = gain * ((x - mean) - shift) + slope
 the same in float32             y  = gain * (x - mean) + slope
 with a ReLU                     max(0, y), or max(0, y + residual); at most its ceiling
-with another activation         its value at y, or its gradient: see `activation`
 ==============================  =========================================================
 
 In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
@@ -17,38 +16,21 @@ In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gam
 rewritten as gain·x + constant, with the mean in the constant, because gain·x and the constant would
 cancel if |mean| is much larger than the standard deviation. In the forward pass, the coefficient
 slope is beta, and the coefficient mean is the exact mean rounded to float64. The coefficient shift
-is the error of this rounding: the exact mean minus the rounded one. `singles.narrow_rows` derives
-the coefficients for float32 arithmetic from these float64 coefficients.
+is the error of this rounding: the exact mean minus the rounded one. `float32.coefficients_for`
+derives the coefficients for float32 arithmetic from these float64 coefficients.
 
-The types of the operands x and dy select the formula when a kernel is compiled. If the type of dy
-is a subclass of `Epilogue`, the formula is that of the forward pass. If the type of x is `Unread`,
-the formula is that of the frozen backward pass (see `epilogue`).
+The type of the operand dy selects the direction when a kernel is compiled (see `epilogue`).
 """
 
 from __future__ import annotations
 
-from numba import types
-
-from backnorm_kernels.kernels import activation
-from backnorm_kernels.kernels.epilogue import (
-    Activation,
-    Identity,
-    ReLU,
-    Unread,
-    has_values,
-    is_forward,
-    relu,
-    values_of,
-)
+from backnorm_kernels.kernels.epilogue import has_relu, has_values, is_forward, relu, values_of
 from backnorm_kernels.kernels.jit import by_type, inlined, nothing
-from backnorm_kernels.kernels.memory import load, load_like, prefetch
+from backnorm_kernels.kernels.memory import load_like, prefetch
 from backnorm_kernels.kernels.sums import value
 from backnorm_kernels.kernels.vector import (
     Vec,
     at_least_zero,
-    high_half,
-    joined,
-    low_half,
     multiply_add,
     splat,
     square_root,
@@ -56,87 +38,44 @@ from backnorm_kernels.kernels.vector import (
     two_sum,
     where_finite,
 )
-from backnorm_kernels.scratch import LANES
 
 
 @by_type
-def elements(x, dy, index, count, coefficients):
+def elements(output, index, count, coefficients):
     """Return a vector of output elements from `index` on.
 
     The vector has the type of the channel's `coefficients`. If `count` is None, all lanes of the
     vector have elements. Otherwise, only the first `count` lanes have elements, and memory after
     these elements is not accessed.
     """
-    if isinstance(x, Unread):
-        return lambda x, dy, index, count, coefficients: (
-            coefficients[3] * load_like(dy, index, count, coefficients[3])
-        )
-    if not is_forward(dy):
-        return lambda x, dy, index, count, coefficients: _derivative(
-            load_like(x, index, count, coefficients[0]),
-            load_like(dy, index, count, coefficients[0]),
-            coefficients,
-        )
     normalised = _normalised if coefficients.dtype == Vec else _normalised_single
-    return lambda x, dy, index, count, coefficients: _followed(
-        dy, index, count, normalised(load_like(x, index, count, coefficients[0]), coefficients)
-    )
 
-
-@by_type
-def _followed(epilogue, index, count, z):
-    """Apply the epilogue to z, a vector of normalised elements from `index` on."""
-
-    def with_relu(epilogue, index, count, z):
+    def forward(output, index, count, coefficients):
+        epilogue = output.dy
+        z = normalised(load_like(output.x, index, count, coefficients[0]), coefficients)
+        if not has_relu(epilogue):
+            return z
         if has_values(epilogue):
             return relu(epilogue, z + load_like(values_of(epilogue), index, count, z))
         return relu(epilogue, z)
 
-    def activated(epilogue, index, count, z):
-        if has_values(epilogue):
-            dy = load_like(values_of(epilogue), index, count, z)
-            return activation.gradient(epilogue, dy, z)
-        return activation.value(epilogue, z)
+    def backward(output, index, count, coefficients):
+        dy = load_like(output.dy, index, count, coefficients[3])
+        if output.frozen:
+            return coefficients[3] * dy
+        return _derivative(load_like(output.x, index, count, dy), dy, coefficients)
 
-    if isinstance(epilogue, Identity):
-        return lambda epilogue, index, count, z: z
-    return with_relu if isinstance(epilogue, ReLU) else activated
+    return forward if is_forward(output[1]) else backward
 
 
 @by_type
-def both_elements(x, dy, index, left, right):
+def both_elements(output, index, left, right):
     """Return two neighbouring whole vectors of the output, given the coefficients of each."""
-    lanes, single = left.dtype.lanes, in_pairs_of(dy)
-
-    def together(x, dy, index, left, right):
-        z = joined(_normalised(load(x, index), left), _normalised(load(x, index + LANES), right))
-        both = _followed(dy, index, None, z)
-        return low_half(both), high_half(both)
-
-    if left.dtype == Vec and single:
-        return together
-    return lambda x, dy, index, left, right: (
-        elements(x, dy, index, None, left),
-        elements(x, dy, index + lanes, None, right),
+    lanes = left.dtype.lanes
+    return lambda output, index, left, right: (
+        elements(output, index, None, left),
+        elements(output, index + lanes, None, right),
     )
-
-
-def in_pairs_of(dy):
-    """Whether the activation is computed for two float64 vectors at once, as one float32 vector."""
-    return isinstance(dy, Activation) and activation.in_singles(dy.dtype)
-
-
-@by_type
-def in_pairs(dy, values):
-    """Return whether computing and writing two vectors of the output at a time is faster than one
-    at a time. `values` is the memory of the coefficients, and has their type.
-
-    With float32 coefficients, two at a time is faster. With float64 coefficients, it is faster only
-    if there is an activation that is computed in float32: one float32 vector then has the elements
-    of two float64 vectors.
-    """
-    pairs = values.dtype == types.float32 or in_pairs_of(dy)
-    return lambda dy, values: pairs
 
 
 @by_type
@@ -148,24 +87,15 @@ def prefetch_elements(output, index, count, streaming):
     backward pass, nothing is prefetched here, because this never made a call faster
     (docs/decisions/reading-ahead.md).
     """
-    dy = output[1]
 
-    @inlined
     def forward(output, index, count, streaming):
         prefetch(output.x, index, count)
         if not streaming:
             prefetch(output.out, index, count)
-
-    def with_residual(output, index, count, streaming):
-        forward(output, index, count, streaming)
-        if has_values(output.dy):
+        if has_relu(output.dy) and has_values(output.dy):
             prefetch(values_of(output.dy), index, count)
 
-    if not is_forward(dy):
-        return nothing
-    if isinstance(dy, ReLU):
-        return with_residual
-    return lambda output, index, count, streaming: forward(output, index, count, streaming)
+    return forward if is_forward(output[1]) else nothing
 
 
 @inlined

@@ -21,6 +21,8 @@ _OPTIONS = {
     "error_model": "numpy",
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
+    # Kernels own no objects whose references are counted.
+    "_nrt": False,
 }
 
 #: All outlined functions. An entry is a pair: the function as a Numba dispatcher, and the LLVM

@@ -19,9 +19,8 @@ from numba.extending import intrinsic
 
 from backnorm_kernels.kernels.epilogue import (
     Addresses,
-    Identity,
-    Unread,
     after_store,
+    is_forward,
     masked,
     part_of,
 )
@@ -117,14 +116,14 @@ def load_like(typingctx, array, index, count, like):
 
 @by_type
 def prefetch(array, index, count):
-    """Prefetch the cache lines of `count` elements; do nothing for an absent array.
+    """Prefetch the cache lines of `count` elements; do nothing for the epilogue of a forward pass.
 
     The elements may lie after the end of the array.
 
     Processors prefetch contiguous memory by themselves. But they do not prefetch a row that begins
     far away from the previous row, nor beyond the end of a page of memory.
     """
-    if isinstance(array, Unread | Identity):
+    if is_forward(array):
         return nothing
     in_line = 8 * _CACHE_LINE // array.dtype.bitwidth
 

@@ -29,7 +29,7 @@ class Pairs(NamedTuple):
 class Operands(NamedTuple):
     """The arrays that are summed: x and dy.
 
-    In a forward pass, only x is summed, and `dy` is an `Epilogue` instead of an array.
+    In a forward pass, only x is summed, and `dy` is an `Epilogue` instead of a `Gradient`.
     """
 
     x: Any
@@ -52,9 +52,9 @@ class Output(NamedTuple):
     Attributes
     ----------
     x
-        The input, or `Unread`.
+        The input.
     dy
-        A gradient, or the `Epilogue` of a forward pass.
+        A `Gradient`, or the `Epilogue` of a forward pass.
     out
         The output, which is written.
     exact, rows : Rows
@@ -63,6 +63,8 @@ class Output(NamedTuple):
         The number of channels or columns after which coefficients repeat.
     streaming : bool
         Whether the output is written past the caches.
+    frozen : bool
+        Whether dx is computed from dy alone.
     """
 
     x: Any
@@ -72,6 +74,7 @@ class Output(NamedTuple):
     rows: Any
     period: Any
     streaming: Any
+    frozen: Any
 
 
 class Bins(NamedTuple):

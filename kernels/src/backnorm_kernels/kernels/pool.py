@@ -46,6 +46,7 @@ from backnorm_kernels.slots import (
     CALLED,
     CELLS,
     CREATE,
+    FIRST_SLOT,
     IDLE,
     INDEX,
     MASK,
@@ -58,7 +59,6 @@ from backnorm_kernels.slots import (
     SLOT_CELLS,
     SLOTS,
     STATES,
-    TABLE,
     TAKEN,
     WAITED,
 )
@@ -84,7 +84,7 @@ def start_helpers(record, helpers):
     for k in range(most):
         if index > helpers:
             break
-        slot = threads_data() + 8 * (TABLE + SLOT_CELLS * k)
+        slot = threads_data() + 8 * (FIRST_SLOT + SLOT_CELLS * k)
         state = load_acquire(slot)
         status = state % STATES
         if status > SLEEPING or (status == NEW and not _may_create()):

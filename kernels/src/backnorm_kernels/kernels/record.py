@@ -15,13 +15,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 from backnorm_kernels.kernels.epilogue import (
-    Activation,
-    Identity,
-    Marking,
-    Masked,
-    ReLU,
-    Unread,
-    WithResidual,
+    BackwardOutput,
+    Epilogue,
+    ForwardOutput,
+    Gradient,
 )
 from backnorm_kernels.kernels.jit import emitted, inlined
 from backnorm_kernels.kernels.work_queue import set_flag
@@ -32,52 +29,25 @@ _READY = SLOTS["ready"]
 
 
 class Kind(types.Type):
-    """The compile-time parameters of a kernel.
+    """The compile-time parameters of a kernel besides its geometry.
 
     Parameters
     ----------
     element : numba type
         The storage form of elements: see `storage`.
     arithmetic : numba type
-        The type in which elements are computed, float64 or float32: see `singles`.
-    operation : {"forward", "backward", "frozen"}
-        forward: y from x, with or without sums of x. backward: dx from x and dy. frozen: dx from dy
-        alone.
-    follows : {"", "relu", "activation"}
-        The epilogue. relu: y is limited to the range from 0 to the ceiling, and dy counts as 0
-        unless 0 < y < ceiling. activation: any other activation, only in a forward pass (see
-        `activation`).
+        The type in which elements are computed, float64 or float32: see `float32`.
+    direction : {"forward", "backward"}
+        forward: y from x, with or without sums of x. backward: dx from x and dy, or, if the record
+        is `frozen`, from dy alone.
     """
 
-    def __init__(self, element: Any, arithmetic: Any, operation: str, follows: str) -> None:
-        self.element, self.arithmetic = element, arithmetic
-        self.operation, self.follows = operation, follows
-        super().__init__(name=f"Kind({element}, {arithmetic}, {operation}, {follows})")
+    def __init__(self, element: Any, arithmetic: Any, direction: str) -> None:
+        self.element, self.arithmetic, self.direction = element, arithmetic, direction
+        super().__init__(name=f"Kind({element}, {arithmetic}, {direction})")
 
 
 register_model(Kind)(models.OpaqueModel)
-
-
-def _reduced(reduce: Any) -> Any:
-    """Return a function for kernels that maps a kind to the more general kind `reduce(kind)`."""
-
-    @intrinsic
-    def reduced(typingctx, kind):
-        return reduce(kind)(kind), lambda context, *_: context.get_dummy_value()
-
-    return reduced
-
-
-def _of_pass(kind: Kind) -> Kind:
-    direction = "forward" if kind.operation == "forward" else "backward"
-    return Kind(kind.element, kind.arithmetic, direction, "")
-
-
-#: `of_operation` returns a kind without its epilogue. `of_pass` also returns a kind without its
-#: epilogue, but replaces the operation of a frozen backward pass by "backward". A function that is
-#: compiled for such a reduced kind serves the kernels of several kinds.
-of_operation = _reduced(lambda kind: Kind(kind.element, kind.arithmetic, kind.operation, ""))
-of_pass = _reduced(_of_pass)
 
 
 def _head_as(geometry: str) -> Any:
@@ -95,9 +65,9 @@ def _head_as(geometry: str) -> Any:
 
 
 #: Functions that convert an address to the head of a record, one for each geometry. `common_head`
-#: converts an address to a head in which only the fields that all geometries have may be used.
-segments_head, columns_head, floor_head = map(_head_as, GEOMETRIES)
-common_head = floor_head
+#: converts an address to a head that has only the fields that all geometries have.
+segments_head, columns_head = map(_head_as, GEOMETRIES)
+common_head = _head_as("")
 
 
 def _addressed(element_of: Any) -> Any:
@@ -158,28 +128,27 @@ def cancel(head, cells, refused):
     set_flag(cells, _READY)
 
 
-def _operand(choose: Any) -> Any:
+def _operand(forward: tuple[Any, ...], backward: tuple[Any, ...]) -> Any:
     """Return a function (kind, cells) that reads an operand from fields of the record.
 
-    `choose` takes `kind`. It returns the operand's type, followed by the names of the fields of the
-    record to read, one for each part of the operand.
+    For each of the two directions: the operand's type (`epilogue.Addresses`), followed by the names
+    of the fields of the record to read, one for each part of the operand.
     """
 
     @intrinsic
     def operand(typingctx, kind, cells):
-        model, *fields = choose(kind)
+        model, *fields = forward if kind.direction == "forward" else backward
+        model = model(kind.element)
 
         def codegen(context, builder, signature, arguments):
             def read(part, field):
                 number = builder.load(builder.gep(arguments[1], [ir.Constant(_I64, SLOTS[field])]))
+                if part == types.boolean:
+                    return builder.icmp_signed("!=", number, ir.Constant(_I64, 0))
                 if isinstance(part, types.CPointer):
                     return builder.inttoptr(number, context.get_value_type(part))
                 return builder.bitcast(number, context.get_value_type(part))
 
-            if isinstance(model, types.Opaque):
-                return context.get_dummy_value()
-            if isinstance(model, types.CPointer):
-                return read(model, *fields)
             structure = cgutils.create_struct_proxy(model)(context, builder)
             for (name, part), field in zip(model.parts.items(), fields, strict=True):
                 setattr(structure, name, read(part, field))
@@ -190,33 +159,10 @@ def _operand(choose: Any) -> Any:
     return operand
 
 
-def _summed(kind: Kind) -> tuple[Any, ...]:
-    if kind.operation == "forward":
-        return (Identity(),)
-    if kind.follows == "relu":
-        return Masked(kind.element), "dy", "mask"
-    return types.CPointer(kind.element), "dy"
-
-
-def _followed(kind: Kind) -> tuple[Any, ...]:
-    if kind.follows == "relu" and kind.operation == "forward":
-        return ReLU(kind.element), "residual", "ceiling"
-    if kind.follows == "activation":
-        return Activation(kind.element), "dy", "activation"
-    return _summed(kind)
-
-
-def _written(kind: Kind) -> tuple[Any, ...]:
-    if kind.follows != "relu":
-        return types.CPointer(kind.element), "out"
-    if kind.operation == "forward":
-        return Marking(kind.element), "out", "mask", "beyond"
-    return WithResidual(kind.element), "out", "residual", "dy", "mask"
-
-
-#: Functions of (kind, cells) that return an operand. `summed_dy` returns the dy that is summed,
-#: `output_dy` the dy from which the output is computed, and `output_of` the output.
-summed_dy, output_dy, output_of = map(_operand, (_summed, _followed, _written))
-output_x = _operand(
-    lambda kind: (Unread(),) if kind.operation == "frozen" else (types.CPointer(kind.element), "x")
+#: Functions of (kind, cells) that return an operand: dy, or the epilogue of a forward pass; the
+#: output.
+dy_of = _operand((Epilogue, "residual", "ceiling", "relu"), (Gradient, "dy", "mask", "relu"))
+output_of = _operand(
+    (ForwardOutput, "out", "mask", "beyond", "relu"),
+    (BackwardOutput, "out", "residual", "dy", "mask", "relu"),
 )

@@ -32,8 +32,18 @@ from backnorm_kernels.kernels.bins import (
 )
 from backnorm_kernels.kernels.channels import combine, combine_bins, row_pitch, settle_means, solve
 from backnorm_kernels.kernels.epilogue import is_forward, same_line
-from backnorm_kernels.kernels.formulas import both_elements, elements, in_pairs, prefetch_elements
-from backnorm_kernels.kernels.frame import Steps, kernel
+from backnorm_kernels.kernels.float32 import (
+    add_strip,
+    add_strip_first,
+    coefficients_for,
+    in_pairs,
+    lanes_of,
+    ordered_for,
+    recentre,
+    rows_for,
+    splat_of,
+)
+from backnorm_kernels.kernels.formulas import both_elements, elements, prefetch_elements
 from backnorm_kernels.kernels.jit import by_type, inlined, integer, outlined, rare
 from backnorm_kernels.kernels.memory import (
     aligned_head,
@@ -47,26 +57,15 @@ from backnorm_kernels.kernels.memory import (
 )
 from backnorm_kernels.kernels.operands import Bins, Operands, Output, Pairs, Rows, Sums
 from backnorm_kernels.kernels.record import (
-    output_dy,
+    dy_of,
     output_of,
-    output_x,
     segments_head,
-    summed_dy,
     values_at,
 )
-from backnorm_kernels.kernels.singles import (
-    add_strip,
-    add_strip_first,
-    lanes_of,
-    narrow_rows,
-    ordered_for,
-    recentre,
-    rows_for,
-    splat_of,
-)
+from backnorm_kernels.kernels.skeleton import Steps, kernel
 from backnorm_kernels.kernels.sums import add_totals, merge_pairs, resume, suspend, take, take_first
 from backnorm_kernels.kernels.vector import blend, lane, splat, splat_single
-from backnorm_kernels.kernels.writing import writers
+from backnorm_kernels.kernels.writing import in_each_case, sum_each_case, writers
 from backnorm_kernels.scratch import (
     GAIN,
     LANES,
@@ -144,7 +143,7 @@ def _sums_of(kind, head, cells, table, own):
         Pairs(offset(part, 8 * pitch), integer(LANES)),
     )
     partial = Pairs(offset(table.values, ROWS * table.pitch), table.pitch)
-    return Sums(Operands(x, summed_dy(kind, cells)), table, scratch, partial)
+    return Sums(Operands(x, dy_of(kind, cells)), table, scratch, partial)
 
 
 @inlined
@@ -153,8 +152,8 @@ def _output_of(kind, head, cells, sums):
     exact = Rows(sums.table.values, sums.table.pitch)
     rows = rows_for(kind, exact, offset(sums.scratch.alone.values, 4 * LANES), channels)
     streaming = head.streaming != 0 and same_line(out)
-    x, dy = output_x(kind, cells), output_dy(kind, cells)
-    return Output(x, dy, out, exact, rows, channels, streaming)
+    x, dy, frozen = sums.operands.x, sums.operands.dy, head.frozen != 0
+    return Output(x, dy, out, exact, rows, channels, streaming, frozen)
 
 
 @inlined
@@ -202,7 +201,8 @@ def _sum_group(kind, head, sums, span):
     clear(values, 4 * pitch)
     for block in range(start, stop):
         clear(scratch.part.values, 4 * pitch)
-        _sum_block(kind, head, operands, (block, first, end), table.values, scratch)
+        task = (kind, head, (block, first, end), table.values, scratch)
+        sum_each_case(_sum_block, operands, task)
         for j in range(0, end - first, LANES):
             merge_pairs(scratch.sums, j, scratch.part, j)
     if head.grouped == 0:
@@ -228,7 +228,7 @@ def _write_group(head, output, span):
     """Write the output of a group of channels."""
     outer, channels, inner = _extents(head)
     _, _, first, end = span
-    narrow_rows(output, (first, end), head.in_float64 != 0)
+    coefficients_for(output, (first, end), head.in_float64 != 0)
     # The samples are written in reverse order, because the elements that were summed last are in
     # the nearest cache.
     for n in range(outer - 1, -1, -1):
@@ -248,8 +248,8 @@ def _combine(kind, head, sums):
 
 
 @inlined
-def _narrow(head, table, output):
-    narrow_rows(output, (integer(0), table.channels), head.in_float64 != 0)
+def _prepare(head, table, output):
+    coefficients_for(output, (integer(0), table.channels), head.in_float64 != 0)
 
 
 @inlined
@@ -262,20 +262,20 @@ def _write_item(head, output, item):
 
 
 @by_type
-def _sum_block(kind, head, operands, span, means, scratch):
+def _sum_block(operands, task):
     """For each of several channels, add up the channel's elements in one block. The sums are added
     to the pairs in `scratch.part`, which must be zero before the call.
 
-    `span` is a tuple: the number of the block, its first channel, and the channel after its last
-    channel.
+    `task` has the kind, the head, `span`, `means` and `scratch`. `span` is a tuple: the number of
+    the block, its first channel, and the channel after its last channel.
     """
-    _, dy = operands
-    if is_forward(dy) or kind.arithmetic != types.float32:
-        return lambda kind, head, operands, span, means, scratch: _add_block(
-            _add_segment, head, operands, span, means, scratch.running, scratch.part
-        )
 
-    def in_singles(kind, head, operands, span, means, scratch):
+    def in_doubles(operands, task):
+        _, head, span, means, scratch = task
+        _add_block(_add_segment, head, operands, span, means, scratch.running, scratch.part)
+
+    def in_singles(operands, task):
+        _, head, span, means, scratch = task
         running, pairs, alone = scratch.running, scratch.part, scratch.alone
         if head.in_float64 == 0:
             _add_block(_add_strips, head, operands, span, means, running, pairs)
@@ -291,7 +291,8 @@ def _sum_block(kind, head, operands, span, means, scratch):
                         sums = load_one(alone.values, part * LANES)
                         store_one(pairs.values, j + part * pairs.pitch + k, sums)
 
-    return in_singles
+    wide = is_forward(operands[1]) or task[0].arithmetic != types.float32
+    return in_doubles if wide else in_singles
 
 
 @rare
@@ -358,13 +359,13 @@ def _sum_bins(head, operands, means, scratch, span, totals):
 
 
 @inlined
-def _add_segment(operands, i, end, mean, running, place):
+def _add_segment(operands, i, end, mean, running, at):
     x, dy = operands
     m = splat(mean)
-    s0, s1 = resume(x, running, place, LANES), resume(x, running, place + 2 * LANES, LANES)
+    s0, s1 = resume(x, running, at, LANES), resume(x, running, at + 2 * LANES, LANES)
     p0, p1 = (
-        resume(x, running, place + 4 * LANES, LANES),
-        resume(x, running, place + 6 * LANES, LANES),
+        resume(x, running, at + 4 * LANES, LANES),
+        resume(x, running, at + 6 * LANES, LANES),
     )
     while i + 2 * LANES <= end:
         prefetch(x, i + _AHEAD_OF_SUMS, 2 * LANES)
@@ -377,22 +378,22 @@ def _add_segment(operands, i, end, mean, running, place):
         i += LANES
     if i < end:
         s1, p1 = take_first(operands, i, end - i, m, (s1, p1))
-    suspend(s0, running, place, LANES)
-    suspend(s1, running, place + 2 * LANES, LANES)
-    suspend(p0, running, place + 4 * LANES, LANES)
-    suspend(p1, running, place + 6 * LANES, LANES)
+    suspend(s0, running, at, LANES)
+    suspend(s1, running, at + 2 * LANES, LANES)
+    suspend(p0, running, at + 4 * LANES, LANES)
+    suspend(p1, running, at + 6 * LANES, LANES)
 
 
 @inlined
-def _add_strips(operands, i, end, mean, running, place):
+def _add_strips(operands, i, end, mean, running, at):
     """Do what `_add_segment` does, but with four vectors of float32 at a time."""
     x, dy = operands
     m = splat_single(mean)
     totals = (
-        resume(x, running, place, LANES),
-        resume(x, running, place + 2 * LANES, LANES),
-        resume(x, running, place + 4 * LANES, LANES),
-        resume(x, running, place + 6 * LANES, LANES),
+        resume(x, running, at, LANES),
+        resume(x, running, at + 2 * LANES, LANES),
+        resume(x, running, at + 4 * LANES, LANES),
+        resume(x, running, at + 6 * LANES, LANES),
     )
     while i + 4 * SINGLES <= end:
         prefetch(x, i + _AHEAD_OF_SUMS, 4 * SINGLES)
@@ -403,10 +404,10 @@ def _add_strips(operands, i, end, mean, running, place):
         left = end - i
         counts = (left, left - SINGLES, left - 2 * SINGLES, left - 3 * SINGLES)
         totals = add_strip_first(operands, i, SINGLES, counts, m, totals)
-    suspend(totals[0], running, place, LANES)
-    suspend(totals[1], running, place + 2 * LANES, LANES)
-    suspend(totals[2], running, place + 4 * LANES, LANES)
-    suspend(totals[3], running, place + 6 * LANES, LANES)
+    suspend(totals[0], running, at, LANES)
+    suspend(totals[1], running, at + 2 * LANES, LANES)
+    suspend(totals[2], running, at + 4 * LANES, LANES)
+    suspend(totals[3], running, at + 6 * LANES, LANES)
 
 
 @inlined
@@ -440,10 +441,10 @@ def _of_two(rows, left, c, channels):
 
 
 @inlined
-def _exact_at(output, place, first):
-    # In this geometry, `place` (see `writing`) has two numbers: the channel of the vector's first
-    # element, and how many elements that channel's segment has from this element on.
-    return _of_two(output.exact, place[1] - first, place[0], output.period)
+def _exact_at(output, position, first):
+    # In this geometry, `position` (see `writing`) has two numbers: the channel of the vector's
+    # first element, and how many elements that channel's segment has from this element on.
+    return _of_two(output.exact, position[1] - first, position[0], output.period)
 
 
 _write_two, _write_one, _write_first = writers(_exact_at)
@@ -451,6 +452,12 @@ _write_two, _write_one, _write_first = writers(_exact_at)
 
 @outlined
 def _write(output, span, inner):
+    """Write contiguous elements: see `_write_span`."""
+    in_each_case(_write_span, output, (span, inner))
+
+
+@inlined
+def _write_span(output, task):
     """Write contiguous elements, which may belong to several channels.
 
     `span` has four numbers: the index of the first element, the index after the last element, the
@@ -458,7 +465,8 @@ def _write(output, span, inner):
     extends from one channel to the next is computed with the coefficients of both channels. So
     whole aligned vectors can be written for segments of any length.
     """
-    x, dy, out, _, rows, channels, streaming = output
+    _, _, out, _, rows, channels, streaming, _ = output
+    span, inner = task
     lanes = lanes_of(rows.values)
     i, end, c, border = span
     if streaming:
@@ -471,19 +479,19 @@ def _write(output, span, inner):
             c = _next(c, channels)
         coefficients = ordered_for(out, _coefficients(rows, c))
         stop = min(border, end) - lanes
-        while in_pairs(dy, rows.values) and i <= stop - lanes:
+        while in_pairs(rows.values) and i <= stop - lanes:
             prefetch_elements(output, i + _AHEAD, 2 * lanes, streaming)
-            place = (c, lanes)
+            position = (c, lanes)
             _write_two(
                 output,
                 i,
-                both_elements(x, dy, i, coefficients, coefficients),
-                (place, place),
+                both_elements(output, i, coefficients, coefficients),
+                (position, position),
                 streaming,
             )
             i += 2 * lanes
         while i <= stop:
-            _write_one(output, i, (c, lanes), elements(x, dy, i, None, coefficients), streaming)
+            _write_one(output, i, (c, lanes), elements(output, i, None, coefficients), streaming)
             i += lanes
         if i < border and i < end:
             count = min(lanes, end - i)
@@ -498,9 +506,7 @@ def _write_across(output, i, count, left, c, streaming):
     if count < lanes_of(output.rows.values):
         _write_first(output, i, count, (c, left), coefficients)
     else:
-        _write_one(
-            output, i, (c, left), elements(output.x, output.dy, i, None, coefficients), streaming
-        )
+        _write_one(output, i, (c, left), elements(output, i, None, coefficients), streaming)
 
 
 #: The kernel.
@@ -512,7 +518,7 @@ run = kernel(
         _output_of,
         _sum_item,
         _combine,
-        _narrow,
+        _prepare,
         _write_item,
     )
 )

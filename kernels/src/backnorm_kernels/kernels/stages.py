@@ -6,17 +6,16 @@ from numba import types
 
 from backnorm_kernels.kernels import channels as of_channels
 from backnorm_kernels.kernels.bins import digits_of, write_no_bins
+from backnorm_kernels.kernels.float32 import about_rounded
 from backnorm_kernels.kernels.jit import by_type, inlined, outlined
 from backnorm_kernels.kernels.memory import clear, load, offset, store_some
 from backnorm_kernels.kernels.record import (
     cancel,
     doubles_at,
     ended,
-    of_pass,
     singles_at,
     values_at,
 )
-from backnorm_kernels.kernels.singles import about_rounded
 from backnorm_kernels.kernels.work_queue import set_flag, wait_for_flag
 from backnorm_kernels.record import FROM_DATA, MEANS_ALONE, SLOTS
 from backnorm_kernels.scratch import FIRST, GAIN, LANES, MEAN, SECOND, SHIFT, SLOPE
@@ -34,7 +33,7 @@ def before(kind, head, cells, index, table, extents, own):
     if index != 0:
         wait_for_flag(cells, _READY)
     elif head.ready == 0:
-        _fill(of_pass(kind), head, cells, table, extents, own)
+        _fill(kind, head, cells, table, extents, own)
 
 
 @outlined
@@ -72,12 +71,12 @@ def after(kind, head, table):
     """
     if head.refused != 0:
         return ended(head.refused - 1)
-    refused = _finish(of_pass(kind), head, table) if head.finishes != 0 else -1
+    refused = _finish(kind, head, table) if head.finishes != 0 else -1
     if head.exchanged != 0 and head.settles == 0 and head.binned == 0:
         if head.finishes != 0:
             _write_coefficients(kind, head, table)
         else:
-            _write_sums(of_pass(kind), head, table)
+            _write_sums(kind, head, table)
     return ended(refused)
 
 
@@ -91,7 +90,7 @@ def _wider(kind, bits):
 @by_type
 def _settle(kind, head, table):
     """Fill the coefficients from the table, which has either sums, or means and variances."""
-    if kind.operation == "forward":
+    if kind.direction == "forward":
         return lambda kind, head, table: of_channels.settle_forward(table, head.epsilon)
     return lambda kind, head, table: of_channels.settle(table, head.count)
 
@@ -137,7 +136,7 @@ def _prepare_from(at, kind, head, table, extents):
         return -1
 
     from_statistics = inlined(from_statistics)
-    return forward if kind.operation == "forward" else backward
+    return forward if kind.direction == "forward" else backward
 
 
 @outlined
@@ -183,13 +182,14 @@ def _put_coefficients(kind, head, channels, c, coefficients):
     def wide(kind, head, channels, c, coefficients):
         _put(doubles_at(kind, head.exchanged), channels, c, coefficients)
 
-    def narrow(kind, head, channels, c, coefficients):
+    def in_float32(kind, head, channels, c, coefficients):
         if head.in_float64 != 0:
             _put(doubles_at(kind, head.exchanged), channels, c, coefficients)
         else:
-            _put(singles_at(kind, head.exchanged), channels, c, about_rounded(kind, coefficients))
+            out = singles_at(kind, head.exchanged)
+            _put(out, channels, c, about_rounded(kind, head.frozen != 0, coefficients))
 
-    return narrow if kind.arithmetic == types.float32 else wide
+    return in_float32 if kind.arithmetic == types.float32 else wide
 
 
 @inlined
@@ -222,4 +222,4 @@ def _finish_to(at, kind, head, table):
         )
         return of_channels.finish_forward(table, results, head.epsilon, head.inverse != 0, running)
 
-    return forward if kind.operation == "forward" else backward
+    return forward if kind.direction == "forward" else backward

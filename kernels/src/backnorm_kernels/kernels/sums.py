@@ -1,6 +1,6 @@
 """Running sums in Vec registers: plain for narrow types, compensated for float64.
 
-Running sums are always float64. (The functions of `singles` first add up a few terms in float32,
+Running sums are always float64. (The functions of `float32` first add up a few terms in float32,
 and then add these partial sums to a running sum.) If x is float32 or narrower, float64 has at least
 29 bits more than the elements of x, and a plain addition is accurate enough. If x is float64, a
 float64 sum has no more bits than an element, so a sum is a pair of float64 (high, low). Error-free
@@ -148,9 +148,9 @@ def _add_totals_compensated(x, running, channel_pitch, sums):
     values, pitch = sums
     for part in range(2):
         for j in range(LANES):
-            place = j * channel_pitch + part * 4 * LANES
-            lanes, lost = two_sum(load(running, place), load(running, place + 2 * LANES))
-            lows = load(running, place + LANES) + load(running, place + 3 * LANES) + lost
+            of_sum = j * channel_pitch + part * 4 * LANES
+            lanes, lost = two_sum(load(running, of_sum), load(running, of_sum + 2 * LANES))
+            lows = load(running, of_sum + LANES) + load(running, of_sum + 3 * LANES) + lost
             high, low = 0.0, 0.0
             for i in range(LANES):
                 high, low = pair_add(high, low, lane(lanes, i), lane(lows, i))
@@ -178,28 +178,28 @@ def merge_pairs(pairs, k, others, j):
 
 
 @by_type
-def resume(array, values, place, pitch):
-    """Return the sum that `suspend` wrote at `place`."""
+def resume(array, values, at, pitch):
+    """Return the sum that `suspend` wrote at `at`."""
     if array.dtype == types.float64:
-        return lambda array, values, place, pitch: (
-            load(values, place),
-            load(values, place + pitch),
+        return lambda array, values, at, pitch: (
+            load(values, at),
+            load(values, at + pitch),
         )
-    return lambda array, values, place, pitch: (load(values, place),)
+    return lambda array, values, at, pitch: (load(values, at),)
 
 
 @by_type
-def suspend(total, values, place, pitch):
-    """Write a sum to the index `place` of `values`.
+def suspend(total, values, at, pitch):
+    """Write a sum to the index `at` of `values`.
 
     A compensated sum consists of two vectors. The second one is written `pitch` elements after the
     first.
     """
 
-    def compensated(total, values, place, pitch):
-        store(values, place, total[0])
-        store(values, place + pitch, total[1])
+    def compensated(total, values, at, pitch):
+        store(values, at, total[0])
+        store(values, at + pitch, total[1])
 
     if len(total) == 2:
         return compensated
-    return lambda total, values, place, pitch: store(values, place, total[0])
+    return lambda total, values, at, pitch: store(values, at, total[0])

@@ -33,8 +33,8 @@ def add_rows(operands, part, pivot, running):
     """
     start, stride, rows, width = part
     run, pitch = running
-    k = _add_wide(operands, part, pivot, running)
-    k = _add_narrow(operands, part, k, pivot, running)
+    k = _add_most(operands, part, pivot, running)
+    k = _add_two(operands, part, k, pivot, running)
     products = offset(run, 2 * pitch)
     while k < width:
         i = start + k
@@ -124,11 +124,11 @@ _TWO = _doubled(LANES, resume, suspend, _take)
 # Eight vectors of columns need sixteen registers for the two sums of each column, and eight
 # registers for the means. These are 24 of the 32 registers of AVX-512.
 _EIGHT = _doubled(*_doubled(*_TWO))
-_add_narrow, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
+_add_two, _add_eight = _adding(*_TWO), _adding(*_EIGHT)
 
 
 @by_type
-def _add_wide(operands, part, pivot, running):
+def _add_most(operands, part, pivot, running):
     """Add rows in whole register tiles of 64 columns; return the first column after these tiles. If
     registers do not suffice for 64 columns, add nothing and return 0.
 

@@ -327,15 +327,6 @@ def _half(first: int) -> Any:
 low_half, high_half = _half(0), _half(LANES)
 
 
-@emitted(Singles(Vec, Vec))
-def joined(builder, first, second):
-    """Return Singles with the lanes of `first`, then those of `second`, rounded to float32."""
-    single = ir.VectorType(_SINGLE, LANES)
-    halves = [builder.fptrunc(half, single) for half in (first, second)]
-    lanes = ir.Constant(ir.VectorType(_I32, SINGLES), list(range(SINGLES)))
-    return builder.shuffle_vector(*halves, lanes)
-
-
 def _reordering(source: Any, target: Any, lanes: list[int]) -> Any:
     """Return a function that puts lanes in another order."""
 

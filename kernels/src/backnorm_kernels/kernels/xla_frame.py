@@ -150,7 +150,7 @@ def write_api_version(extension, major, minor):
 
 @inlined
 def api_of(frame):
-    """Return the address of the table of XLA's API functions."""
+    """Return the address of the structure of XLA's API functions."""
     return load_word(frame + _FRAME.api)
 
 
@@ -211,7 +211,7 @@ def slot_of(frame, k):
 
 
 @inlined
-def place_of(frame, k, instance):
+def data_of(frame, k, instance):
     """Return the address of an argument or a result for one instance of the problem.
 
     Under `jax.vmap`, one call computes several problems, the instances.
@@ -224,15 +224,15 @@ def place_of(frame, k, instance):
 def advise_results(frame):
     """Advise the system to use huge pages for the results."""
     for k in range(_arguments(frame), buffers_of(frame)):
-        advise_huge_pages(place_of(frame, k, 0), load_word(_entry(frame, k) + 8 * _BYTES))
+        advise_huge_pages(data_of(frame, k, 0), load_word(_entry(frame, k) + 8 * _BYTES))
 
 
 @outlined
 def invalid(frame):
     """Validate a call frame; return the number of an error message, or 0."""
     args, rets, attrs = frame + _FRAME.args, frame + _FRAME.rets, frame + _FRAME.attrs
-    # Some XLA versions report an API table that is smaller than the header says. The handler needs
-    # only the table's functions for errors, which all versions have.
+    # Some XLA versions report an API structure that is smaller than the header says. The handler
+    # needs only the structure's functions for errors, which all versions have.
     if load_word(frame) < _FRAME.size_ or load_word(api_of(frame)) < _API.Error_Destroy + 8:
         return _FOREIGN
     if (

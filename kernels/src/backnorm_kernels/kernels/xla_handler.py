@@ -49,10 +49,10 @@ from backnorm_kernels.kernels.xla_frame import (
     buffers_of,
     call_attribute,
     context_of,
+    data_of,
     error,
     invalid,
     metadata_extension,
-    place_of,
     record_of,
     slot_of,
     succeeded,
@@ -65,7 +65,7 @@ _API = offsets("Api")
 _SCHEDULES = offsets("ThreadPool_Schedule_Args")
 _COUNTS = offsets("ThreadPool_NumThreads_Args")
 
-_MAJOR, _MINOR, _TASK, _KNOWN, _TABLE = (8 * cell for cell in ENVIRONMENT)
+_MAJOR, _MINOR, _TASK, _KNOWN, _KERNELS = (8 * cell for cell in ENVIRONMENT)
 _BYTES, _FUNCTION = 8 * SLOTS["bytes"], 8 * SLOTS["function"]
 _DONE, _ITEMS = 8 * SLOTS["done"], 8 * SLOTS["items"]
 
@@ -186,8 +186,8 @@ def _kernel_of(frame):
     """Return the address of the kernel that the call names, or 0 if it is not registered."""
     name = call_attribute(frame, KERNEL)
     for k in range(load_acquire(environment() + _KNOWN)):
-        if load_word(environment() + _TABLE + 16 * k) == name:
-            return load_word(environment() + _TABLE + 16 * k + 8)
+        if load_word(environment() + _KERNELS + 16 * k) == name:
+            return load_word(environment() + _KERNELS + 16 * k + 8)
     return 0
 
 
@@ -214,7 +214,7 @@ def _handler(frame):
         record = load_word(block + 8 * _RECORD)
         store_word(record + _FUNCTION, function)
         for k in range(buffers_of(frame)):
-            store_word(record + 8 * slot_of(frame, k), place_of(frame, k, instance))
+            store_word(record + 8 * slot_of(frame, k), data_of(frame, k, instance))
         _schedule(frame, load_word(environment() + _TASK), block, helpers)
         message = _run(block)
         _release(block, 1)

@@ -52,8 +52,8 @@ def check_dequantize(src: np.ndarray, dst: np.ndarray, attributes: Mapping[str, 
     """Judge dst, whose exact value is (src - zp) * scale, where zp is the zero point."""
     if dst.dtype != FLOAT32 or dst.shape != src.shape:
         return _of_other_kind("dst", dst, FLOAT32, src.shape)
-    scales, zps = _parameters(attributes, src.ndim)
-    product = (src.astype(np.float64) - zps) * scales
+    scale, zero_point = _parameters(attributes)
+    product = (src.astype(np.float64) - zero_point) * scale
     exact = Exact(product, np.zeros_like(product))
     ulp = ulp_at(exact, FLOAT32)
     error = absolute_error(dst, exact, FLOAT32)
@@ -66,9 +66,9 @@ def check_quantize(
     """Judge dst = round(src / scale + zp), saturated to `dtype`."""
     if dst.dtype != dtype or dst.shape != src.shape:
         return _of_other_kind("dst", dst, dtype, src.shape)
-    scales, zps = _parameters(attributes, src.ndim)
-    quotient = src.astype(np.float64) / scales
-    exact = quotient + zps
+    scale, zero_point = _parameters(attributes)
+    quotient = src.astype(np.float64) / scale
+    exact = quotient + zero_point
     limits = np.iinfo(dtype)
     # The allowed error grows with `magnitude`. Both summands of `magnitude` are capped, so that the
     # allowed error stays below one step of the integers. So if the exact value is beyond the range
@@ -81,15 +81,9 @@ def check_quantize(
     return best_rung("dst", dst, exact, error, np.ones(()), {"float32": allowed})
 
 
-def _parameters(attributes: Mapping[str, object], rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return scales and zero points as float64 arrays that broadcast against data of this rank."""
-    spread = [1] * rank
-    if attributes["qtype"] == "per_channel":
-        axis = attributes["axis"]
-        assert isinstance(axis, int)
-        spread[axis] = -1
-    scales, zps = (np.asarray(attributes[name], np.float64) for name in ("scales", "zps"))
-    return scales.reshape(spread), zps.reshape(spread)
+def _parameters(attributes: Mapping[str, object]) -> np.ndarray:
+    """Return the scale and the zero point as float64."""
+    return np.asarray([attributes["scales"], attributes["zps"]], np.float64).reshape(2)
 
 
 def _of_other_kind(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> Grade:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -38,7 +37,7 @@ from backnorm.conformance.verify.subjects import schema_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
-from backnorm.graph.strict_json import expect_integer, expect_object, read_json
+from backnorm.graph.strict_json import expect, read_json
 from backnorm.tensor_files import read_array, read_tensors, write_tensors
 
 __all__ = ["FORMATS", "export", "judge"]
@@ -266,7 +265,7 @@ def _of_manifest(path: Path) -> tuple[Selection, set[str], OperatorSchema | None
     """Return a selection that has the cases of a manifest, their names, and the rules of the
     operator whose names the files have.
     """
-    manifest = expect_object(read_json(path), str(path))
+    manifest = expect(read_json(path), dict, str(path))
     if manifest.get("format") != "backnorm-cases" or manifest.get("format_version") != _VERSION:
         raise ArgumentValueError(
             "CASES", "must have a manifest of this version", came=manifest.get("format_version"),
@@ -289,7 +288,8 @@ def _of_manifest(path: Path) -> tuple[Selection, set[str], OperatorSchema | None
     check_names(f"{path}: dtype", tuple(dtypes), DTYPES)
     check_names(f"{path}: tier", [tier], TIERS)
     check_names(f"{path}: operation", [operation], OPERATIONS)
-    seed = expect_integer(seed, f"{path}: seed", high=sys.maxsize)
+    if expect(seed, int, f"{path}: seed") < 0:
+        raise ArgumentValueError(f"{path}: seed", "must not be negative", came=seed)
     dtypes_in_order = tuple(sorted(dtypes))
     selection = Selection(tier, dtypes_in_order, seed=seed, shapes=shapes, operation=operation)
     return selection, names, schema

@@ -9,9 +9,8 @@ with a ReLU                  max(0, y), or max(0, y + residual); at most the cei
 
 In the backward pass, shift = sum_dy/M, slope = s²·sum_dy_xmu/M and gain = gamma·s, with s =
 1/sqrt(variance + epsilon). In the forward pass, slope is beta, and shift is the exact mean minus
-the float64 `mean`. The coefficients are few, and are computed in float64 on every device.
-The functions here compute in the arithmetic of elements, to which `arithmetic.split` converts the
-coefficients.
+the float64 `mean`. The coefficients are few, and are computed in float64. The functions of elements
+compute in the arithmetic of elements, to which `arithmetic.rounded` converts the coefficients.
 
 In float32 arithmetic, the float32 nearest to the mean is subtracted from x. The remainder of the
 mean is the mean minus this float32; in a forward pass, the product of gain and this remainder is
@@ -26,15 +25,19 @@ so it is equal to the float32 that is subtracted. `conformance.judge` derives th
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from backnorm.gpu.kernels.arithmetic import (
-    add_pair,
-    multiply_pairs,
-    narrow_pair,
-    subtract_pair,
-)
+
+class Coefficients(NamedTuple):
+    """The coefficients of the formulas, for each column of a tile or for the whole tile."""
+
+    mean: Any
+    shift: Any
+    slope: Any
+    gain: Any
 
 
 @triton.jit
@@ -66,45 +69,17 @@ def fold_forward(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
 
 
 @triton.jit
-def derivative(b_x, b_dy, mean, shift, slope, gain, p_target, FORM: tl.constexpr):
+def derivative(b_x, b_dy, coefficients):
     """Return a tile of dx for a backward pass in training (statistics are not constants)."""
-    if FORM.arithmetic == "pairs":
-        b_part, b_part_low = subtract_pair(b_x, mean[0], mean[1])
-        b_part, b_part_low = multiply_pairs(b_part, b_part_low, slope[0], slope[1])
-        b_value, b_low = subtract_pair(b_dy, shift[0], shift[1])
-        b_value, b_low = add_pair(b_value, b_low, -b_part, -b_part_low)
-        b_value, b_low = multiply_pairs(b_value, b_low, gain[0], gain[1])
-        b_dx = narrow_pair(b_value, b_low, p_target)
-    else:
-        b_dx = gain[0] * tl.fma(mean[0] - b_x, slope[0], b_dy - shift[0])
-    return b_dx
+    mean, shift, slope, gain = coefficients
+    return gain * tl.fma(mean - b_x, slope, b_dy - shift)
 
 
 @triton.jit
-def scaled(b_dy, gain, p_target, FORM: tl.constexpr):
-    """Return dx for statistics that are constants (frozen): gain * dy."""
-    b_dx = gain[0] * b_dy
-    if FORM.arithmetic == "pairs":
-        b_value, b_low = multiply_pairs(b_dy, tl.zeros_like(b_dy), gain[0], gain[1])
-        b_dx = narrow_pair(b_value, b_low, p_target)
-    return b_dx
-
-
-@triton.jit
-def normalised(b_x, b_residual, mean, shift, slope, gain, p_target, FORM: tl.constexpr):
-    """Return y, with the residual added if there is one."""
-    if FORM.arithmetic == "pairs":
-        b_value, b_low = subtract_pair(b_x, mean[0], mean[1])
-        b_value, b_low = multiply_pairs(b_value, b_low - shift[0], gain[0], gain[1])
-        b_value, b_low = add_pair(b_value, b_low, slope[0], slope[1])
-        if FORM.residual:
-            b_value, b_low = add_pair(b_value, b_low, b_residual, tl.zeros_like(b_residual))
-        b_y = narrow_pair(b_value, b_low, p_target)
-    else:
-        b_y = tl.fma(gain[0], (b_x - mean[0]) - shift[0], slope[0])
-        if FORM.residual:
-            b_y = b_y + b_residual
-    return b_y
+def normalised(b_x, coefficients):
+    """Return a tile of y."""
+    mean, shift, slope, gain = coefficients
+    return tl.fma(gain, (b_x - mean) - shift, slope)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import contextlib
 import math
 import zlib
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -14,14 +15,21 @@ from backnorm.dialects._check import channel_axes_of, kept_shape
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema, TensorSpec
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
-from backnorm.graph.program import Tensor
 
 
-def random_data(tensor: Tensor, seed: int) -> np.ndarray:
-    """Return random numbers of the shape and type of `tensor`.
+class Declared(Protocol):
+    """The declaration of a tensor: its key, and its shape and type, or None."""
 
-    `tensor` is an input of an elementwise operator, or the input `RELU_PORT` of a backward pass
-    that is fused with a ReLU.
+    @property
+    def key(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...] | None: ...  # noqa: D102
+    @property
+    def dtype(self) -> np.dtype | None: ...  # noqa: D102
+
+
+def random_data(tensor: Declared, seed: int) -> np.ndarray:
+    """Return random numbers of the declared shape and type of an input of an elementwise operator.
 
     Integers are uniformly distributed over the range of their type. Other numbers are normally
     distributed.
@@ -39,7 +47,7 @@ def random_tensors(
     schema: OperatorSchema,
     attributes: Mapping[str, object],
     known: Mapping[str, np.ndarray],
-    missing: Mapping[str, Tensor],
+    missing: Mapping[str, Declared],
     seed: int,
 ) -> dict[str, np.ndarray]:
     """Return arrays for the `missing` inputs of one operator call.
@@ -124,7 +132,7 @@ def random_tensors(
     return {port: arrays[port] for port in missing}
 
 
-def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
+def _generator(tensor: Declared, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(tensor.key.encode())])
 
 

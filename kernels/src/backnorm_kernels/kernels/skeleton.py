@@ -1,5 +1,5 @@
-"""The frame of a kernel: all of the kernel's code except the code that computes an item. The
-kernels of all geometries share the frame.
+"""The skeleton of a kernel: all of the kernel's code except the code that computes an item. The
+kernels of all geometries share the skeleton.
 
 The participants of a call run the kernel. The record says how many participants there may be. The
 calling thread fills the table of channels, and the other participants wait until the table is
@@ -20,8 +20,6 @@ from backnorm_kernels.kernels.operands import Table
 from backnorm_kernels.kernels.record import (
     cells_of,
     common_head,
-    of_operation,
-    of_pass,
     own_of,
     scratch_of,
 )
@@ -54,7 +52,7 @@ class Steps(NamedTuple):
         (kind, head, sums, output, item): compute an item of the first phase.
     combine
         (kind, head, sums): solve for the coefficients of all channels, after the first phase.
-    narrow
+    prepare
         (head, table, output): prepare the coefficients, before the first item of the second phase.
     write_item
         (head, output, item): compute an item of the second phase.
@@ -66,13 +64,13 @@ class Steps(NamedTuple):
     output_of: Any
     sum_item: Any
     combine: Any
-    narrow: Any
+    prepare: Any
     write_item: Any
 
 
 def kernel(steps: Steps) -> Any:
     """Return the kernel of a geometry."""
-    head_at, extents, sums_of, output_of, sum_item, combine, narrow, write_item = steps
+    head_at, extents, sums_of, output_of, sum_item, combine, prepare, write_item = steps
 
     @outlined
     def run(kind, record, index):
@@ -87,26 +85,26 @@ def kernel(steps: Steps) -> Any:
         pitch = row_pitch(head.channels)
         table = Table(scratch_of(kind, common, record), pitch, head.channels)
         if index == JOINED:
-            return after(of_operation(kind), common, table)
+            return after(kind, common, table)
         own = own_of(kind, common, record, index)
         sums = sums_of(kind, head, cells, table, own)
         output = output_of(kind, head, cells, sums)
         before(kind, common, cells, index, table, extents(head), own)
         summed, items = head.summed, head.items
-        narrowed = False
+        prepared = False
         item = take_item(cells, summed, items, index)
         while item < items:
             if item < summed:
-                sum_item(of_pass(kind), head, sums, output, item)
+                sum_item(kind, head, sums, output, item)
                 if head.grouped == 0 and arrive_at_barrier(cells, summed):
-                    combine(of_pass(kind), head, sums)
+                    combine(kind, head, sums)
                     open_barrier(cells)
             else:
                 if summed > 0:
                     wait_at_barrier(cells)
-                if not narrowed:
-                    narrow(head, table, output)
-                    narrowed = True
+                if not prepared:
+                    prepare(head, table, output)
+                    prepared = True
                 write_item(head, output, item - summed)
             complete_item(cells)
             item = take_next_item(cells, summed, items, index)

@@ -11,44 +11,14 @@ output, or a block of a channel's sums) is used only if no intermediate value wa
 range. Otherwise, the result is computed again in float64. The choice depends only on the values of
 that element or block, so the bits do not depend on how the work is distributed.
 
-Output: a float32 element is used if it is zero or a normal number (`vector.sound` tests this). This
-test is enough, for these reasons:
-
-- overflow anywhere in the formula ends in infinity or NaN, which no later operation hides;
-- a subnormal result is not used, because it may have been rounded to fewer bits before the last
-  operation, and rounding it to a subnormal bfloat16 would be a second rounding;
-- a zero is right in each of the three cases in which it occurs. In the first case, the exact result
-  is zero. In the second case, the result is a product below 2^-150 in magnitude, and 0 is the
-  element nearest to this product. In the third case, the terms of the formula cancel. These terms
-  are not so small that underflow has taken digits from them: `narrow_rows` (below) excludes
-  channels with such small values.
-
-Each term of the formula is rounded at most five times. This number includes the roundings of the
-term's coefficients, but not those of the sums from which the coefficients are computed.
-`narrow_rows` sets the gain to NaN in channels whose coefficients or intermediate values may be so
-small that float32 represents them with fewer than 24 bits. In such a channel every float32 element
-is NaN, so all elements are computed again in float64.
-
-Sums: in `add_strip`, each term is rounded at most four times, so the error of a sum is at most
-2^-22 of the sum of the terms' magnitudes. Each term that underflows adds at most 2^-150 to this
-error. The sums are those of dy and dy * (x - m), where m is the float32 nearest to the mean.
-From these two sums, `recentre` computes the sums of dy and dy * (x - mean). It also marks the sums
-that must be computed again in float64. The rounding error of the sum of dy * (x - m) is thus at
-most 2^-22 of the sum of |dy * (x - m)|. It is also at most 2^-22 of the sum of
-|dy * (x - mean)|. The reason is that no float32 element is nearer to the mean than m is:
-
-- an element equal to m adds nothing;
-- if x is one of the two float32 next to m, x - m is a power of two, so its product with dy is
-  exact, and |x - m| is at most twice |x - mean|;
-- for other elements, |x - m| is at most 4/3 of |x - mean| if x - m is exact; if x - m is rounded,
-  |x - m| and |x - mean| are nearly equal.
+docs/architecture/float32.md has the reasons why these results are exact enough.
 """
 
 from __future__ import annotations
 
 from numba import types
 
-from backnorm_kernels.kernels.epilogue import Activation, ReLU, Unread, is_forward
+from backnorm_kernels.kernels.epilogue import has_relu, is_forward
 from backnorm_kernels.kernels.jit import by_type, inlined, nothing
 from backnorm_kernels.kernels.memory import (
     load,
@@ -84,7 +54,7 @@ from backnorm_kernels.kernels.vector import (
     where_equal,
     where_less,
 )
-from backnorm_kernels.scratch import LANES, SINGLES, narrow_pitch
+from backnorm_kernels.scratch import LANES, SINGLES, single_pitch
 
 # If a shift, a slope or a gain is below `_LEAST` in magnitude, float32 values that are computed
 # with it may lose bits to cancellation or underflow.
@@ -95,7 +65,7 @@ _LEAST = 2.0**-100
 _LEAST_SUM = 2.0**-80
 
 
-_row = inlined(narrow_pitch)
+_row = inlined(single_pitch)
 
 
 @by_type
@@ -103,7 +73,7 @@ def rows_for(kind, exact, place, count):
     """Return the rows of `count` coefficients in the type in which elements are computed.
 
     In float64 arithmetic, these are the rows `exact`. In float32 arithmetic, they are the rows that
-    `narrow_rows` writes to `place`.
+    `coefficients_for` writes to `place`.
     """
     if kind.arithmetic == types.float32:
         return lambda kind, exact, place, count: Rows(singles_within(place), _row(count))
@@ -123,6 +93,15 @@ def splat_of(values, index):
     if values.dtype == types.float32:
         return lambda values, index: splat_single(load_one(values, index))
     return lambda values, index: splat(load_one(values, index))
+
+
+@by_type
+def in_pairs(values):
+    """Return whether computing and writing two vectors of the output at a time is faster than one
+    at a time: it is in float32. `values` is the memory of the coefficients.
+    """
+    pairs = values.dtype == types.float32
+    return lambda values: pairs
 
 
 @by_type
@@ -176,22 +155,26 @@ def holds(value, count):
 @by_type
 def both_hold(output, left, right):
     """Return whether all lanes of two vectors of an output are exact enough: see `holds`."""
-    x, dy, out = output[:3]
     if left == Vec:
         return lambda output, left, right: True
-    # If a lane is zero, `stored_sound` cannot decide, and `both_sound` examines both vectors again.
-    # Outputs after a ReLU or a Hardswish, and their gradients, have many zeros. For them,
-    # `both_sound` is called at once.
-    many_zeros = isinstance(x, Unread) or isinstance(dy, ReLU | Activation)
-    if many_zeros or not tells_sound(out.dtype):
+    if not tells_sound(output[2].dtype):
         return lambda output, left, right: both_sound(left, right)
-    return lambda output, left, right: (
-        stored_sound(output.out, left, right) or both_sound(left, right)
-    )
+    forward = is_forward(output[1])
+
+    # If a lane is zero, `stored_sound` cannot decide, and `both_sound` examines both vectors again.
+    # Outputs after a ReLU, and their gradients, have many zeros. For them, `both_sound` is called
+    # at once.
+    def hold(output, left, right):
+        many_zeros = has_relu(output.dy) if forward else output.frozen
+        if not many_zeros and stored_sound(output.out, left, right):
+            return True
+        return both_sound(left, right)
+
+    return hold
 
 
 @by_type
-def narrow_rows(output, span, refused):
+def coefficients_for(output, span, refused):
     """Write the float32 coefficients of a span of channels, if elements are computed in float32.
 
     Coefficients are written eight at a time, so in each row up to seven coefficients after those of
@@ -208,7 +191,7 @@ def narrow_rows(output, span, refused):
     if output[4][0].dtype != types.float32:
         return nothing
 
-    def narrow(output, span, refused):
+    def in_float32(output, span, refused):
         exact, exact_pitch = output.exact
         values, pitch = output.rows
         for c in range(span[0], span[1], LANES):
@@ -218,7 +201,7 @@ def narrow_rows(output, span, refused):
                 load(exact, c + 2 * exact_pitch),
                 load(exact, c + 3 * exact_pitch),
             )
-            mean, shift, slope, gain = _narrowed(output.x, output.dy, coefficients)
+            mean, shift, slope, gain = _singly_rounded(output.dy, output.frozen, coefficients)
             if refused:
                 gain = splat(float("nan"))
             store(values, c, mean)
@@ -226,28 +209,23 @@ def narrow_rows(output, span, refused):
             store(values, c + 2 * pitch, slope)
             store(values, c + 3 * pitch, gain)
 
-    return narrow
+    return in_float32
 
 
 @by_type
-def _narrowed(x, dy, coefficients):
+def _singly_rounded(dy, frozen, coefficients):
     """Return the coefficients of the float32 formulas, as float64 vectors. If the gain of a channel
     is NaN, float32 is not exact enough for this channel, and its elements are computed in float64.
     """
 
-    def frozen(x, dy, coefficients):
-        return (
-            coefficients[0],
-            coefficients[1],
-            coefficients[2],
-            _unless_tiny(coefficients[3], coefficients[3]),
-        )
-
-    def forward(x, dy, coefficients):
+    def forward(dy, frozen, coefficients):
         mean, shift, slope, gain = _about_rounded_forward(coefficients)
         return mean, shift, slope, _unless_tiny(slope, _unless_tiny(gain, gain))
 
-    def backward(x, dy, coefficients):
+    def backward(dy, frozen, coefficients):
+        mean, shift, slope, gain = coefficients
+        if frozen:
+            return mean, shift, slope, _unless_tiny(gain, gain)
         mean, shift, slope, gain = _about_rounded_backward(coefficients)
         zero, nan = splat(0.0), splat(float("nan"))
         kept = _unless_tiny(slope, _unless_tiny(gain, gain))
@@ -258,23 +236,23 @@ def _narrowed(x, dy, coefficients):
         alone = where_equal(shift, zero, where_equal(slope, zero, kept, nan), nan)
         return mean, shift, slope, where_less(magnitude(shift), splat(_LEAST), alone, kept)
 
-    if isinstance(x, Unread):
-        return frozen
     return forward if is_forward(dy) else backward
 
 
 @by_type
-def about_rounded(kind, coefficients):
+def about_rounded(kind, frozen, coefficients):
     """Return `coefficients`, changed for a formula that subtracts a rounded mean.
 
     The formula subtracts the mean rounded to float32 from x. The part of the mean that this
     rounding drops is taken into account by another coefficient.
     """
-    if kind.operation == "frozen":
-        return lambda kind, coefficients: coefficients
-    if kind.operation == "forward":
-        return lambda kind, coefficients: _about_rounded_forward(coefficients)
-    return lambda kind, coefficients: _about_rounded_backward(coefficients)
+
+    def backward(kind, frozen, coefficients):
+        return coefficients if frozen else _about_rounded_backward(coefficients)
+
+    if kind.direction == "forward":
+        return lambda kind, frozen, coefficients: _about_rounded_forward(coefficients)
+    return backward
 
 
 @inlined

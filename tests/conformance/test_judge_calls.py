@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from backnorm.cli import measure
+from backnorm.conformance.judge import calls
 from backnorm.dialects import registry
 
 OP = "onednn_graph", "BatchNormTrainingBackward"
@@ -25,7 +25,7 @@ def operands(request, rng):
 
 
 def verdicts_of(operands, outputs):
-    return measure.check(registry.canonical(*OP, *operands), operands[0], outputs)
+    return calls.check_call(registry.canonical(*OP, *operands), operands[0], outputs)
 
 
 @pytest.mark.parametrize("wrong", [None, "diff_src", "diff_gamma", "diff_beta"])
@@ -36,7 +36,7 @@ def test_check_in_groups_gives_verdicts_of_whole_check(operands, monkeypatch, wr
         place = np.unravel_index(array.size - array.size // 3, array.shape)
         array[place] += 1
     whole = verdicts_of(operands, outputs)
-    monkeypatch.setattr(measure, "_JUDGED_TOGETHER", 6 * 35 * 3)
+    monkeypatch.setattr(calls, "_JUDGED_TOGETHER", 6 * 35 * 3)
     parts = verdicts_of(operands, outputs)
     assert parts.keys() == whole.keys()
     for name, verdict in whole.items():
@@ -44,13 +44,13 @@ def test_check_in_groups_gives_verdicts_of_whole_check(operands, monkeypatch, wr
         assert parts[name].where == verdict.where
         assert parts[name].worst_ulp == verdict.worst_ulp
         assert parts[name].worst_excess == verdict.worst_excess
-        assert parts[name].detail.startswith("of the channels from ")
+        assert parts[name].detail.startswith("of the part from ")
     if wrong is not None:
         assert whole[wrong].where == tuple(int(i) for i in place)
 
 
 def test_check_memory_is_bounded_by_group_size(rng, monkeypatch):
-    monkeypatch.setattr(measure, "_JUDGED_TOGETHER", 2**17)
+    monkeypatch.setattr(calls, "_JUDGED_TOGETHER", 2**17)
     src, diff_dst = rng.normal(size=(2, 64, 64, 16, 16)).astype(np.float32)
     channels = dict.fromkeys(("mean", "variance", "gamma"), np.ones(64, np.float32))
     inputs = {"src": src, "diff_dst": diff_dst} | channels
@@ -75,3 +75,16 @@ def test_check_of_empty_batch_passes(rng):
     verdicts = verdicts_of(operands, registry.invoke(*OP, *operands))
     assert len(verdicts) == 3
     assert all(verdict.passed for verdict in verdicts.values())
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_check_of_relu_in_parts_gives_verdict_of_whole_check(rng, monkeypatch, wrong):
+    src = rng.normal(size=(7, 5, 4)).astype(np.float32)
+    outputs = {"dst": np.maximum(src, 0)}
+    if wrong:
+        outputs["dst"][5, 2, 1] = -1
+    whole = calls.check_pointwise("ReLU", {}, {"src": src}, outputs)["dst"]
+    monkeypatch.setattr(calls, "_JUDGED_TOGETHER", 40)
+    parts = calls.check_pointwise("ReLU", {}, {"src": src}, outputs)["dst"]
+    assert parts.passed == whole.passed == (not wrong)
+    assert parts.detail.startswith("of the part from ")

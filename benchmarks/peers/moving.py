@@ -1,16 +1,21 @@
-"""The benchmark kernel `floor`: it reads and writes the arrays of a pass, but computes nothing.
+"""The kernel of the floor: it reads and writes the arrays of a pass, but computes nothing.
 
-All arrays are read as float64, so that a vector has 64 bytes and no conversions are needed. One
-addition per vector keeps the compiler from removing the loads. At the two ends of an item, elements
-that do not fill a whole vector are skipped. The elements that an item skips have fewer than 128
-bytes in all.
+Numba compiles it when this module is imported. All arrays are read as float64, so that a vector has
+64 bytes and no conversions are needed. One addition per vector keeps the compiler from removing the
+loads. At the two ends of an item, elements that do not fill a whole vector are skipped. The
+elements that an item skips have fewer than 128 bytes in all.
+
+The kernel has the record of the geometry *segments*, in which `inner` is the number of elements of
+each array, of which an item takes up to `share`.
 """
 
 from __future__ import annotations
 
+from numba import cfunc, types
+
 from backnorm_kernels.kernels.jit import inlined, outlined
 from backnorm_kernels.kernels.memory import aligned_head, load, store, store_one, stream
-from backnorm_kernels.kernels.record import cells_of, floor_head, own_of, values_at
+from backnorm_kernels.kernels.record import cells_of, doubles_at, own_of, segments_head
 from backnorm_kernels.kernels.vector import lane, splat
 from backnorm_kernels.kernels.work_queue import (
     arrive_at_barrier,
@@ -29,24 +34,23 @@ _READY = SLOTS["ready"]
 
 
 @outlined
-def run(kind, record, index):
+def _run(record, index):
     """Read x and dy in the first phase. In the second phase, read both again and write `out`.
 
-    If the record has no dy, only x is read. Each array has `size` elements, of which an item takes
-    up to `share`.
+    If the record has no dy, only x is read.
     """
     if index == JOINED:
         return 1
-    head, cells = floor_head(record), cells_of(record)
-    own = own_of(kind, head, record, index)
+    head, cells = segments_head(record), cells_of(record)
+    own = own_of(None, head, record, index)
     if index == 0:
         set_flag(cells, _READY)
     else:
         wait_for_flag(cells, _READY)
-    x, out, streaming = values_at(kind, head.x), values_at(kind, head.out), head.streaming != 0
-    dy = values_at(kind, head.dy if head.dy != 0 else head.x)
+    x, out, streaming = doubles_at(None, head.x), doubles_at(None, head.out), head.streaming != 0
+    dy = doubles_at(None, head.dy if head.dy != 0 else head.x)
     both = head.dy != 0
-    size, share, summed, items = head.size, head.share, head.summed, head.items
+    size, share, summed, items = head.inner, head.share, head.summed, head.items
     item = take_item(cells, summed, items, index)
     while item < items:
         if item < summed:
@@ -102,3 +106,9 @@ def _copy(x, dy, both, out, i, end, streaming):
         while i + LANES <= end:
             store(out, i, load(x, i))
             i += LANES
+
+
+@cfunc(types.int64(types.int64, types.int64))
+def run(record, index):
+    """Run the kernel as the participant `index` of a record."""
+    return _run(record, index)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-import numpy as np
-
 from backnorm.dialects import registry
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import ELEMENT_TYPES
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.graph.logical_tensor import MAX_ELEMENTS, check_elements
-from backnorm.graph.program import Program, Step, Tensor
-from backnorm.graph.strict_json import (
-    expect_integer,
-    expect_list,
-    expect_name,
-    expect_object,
-    expect_string,
-)
+from backnorm.errors import ArgumentValueError
+from backnorm.graph.logical_tensor import parse_shape, parse_type
+from backnorm.graph.program import Program, Step, Tensor, check_name
+from backnorm.graph.strict_json import expect
 
 _KEYS = ("dialect", "op", "attributes", "inputs", "outputs", "shapes", "types")
 _TYPES = {str(dtype): dtype for dtype in ELEMENT_TYPES}
@@ -46,14 +38,14 @@ def parse_call(document: Mapping[str, object]) -> Program:
         If the document is invalid. The error names the place in the document.
     """
     _refuse_unknown(document, _KEYS, "call")
-    dialect = expect_string(document.get("dialect"), "dialect")
-    op = expect_string(document.get("op"), "op")
-    attributes = expect_object(document.get("attributes", {}), "attributes")
+    dialect = expect(document.get("dialect"), str, "dialect")
+    op = expect(document.get("op"), str, "op")
+    attributes = expect(document.get("attributes", {}), dict, "attributes")
     schema = registry.operator(dialect, op).schema_for(attributes)
     inputs = _input_names(document.get("inputs", {}), schema)
     written = _output_names(document.get("outputs"), schema)
     requested = [t.name for t in schema.outputs if t.required or t.name in written]
-    # The keys of inputs are names from the document; `expect_name` has checked that they are
+    # The keys of inputs are names from the document; `check_name` has checked that they are
     # printable. The keys made here contain a line break, so they differ from the keys of all
     # inputs.
     outputs = {port: f"output\n{port}" for port in requested}
@@ -66,10 +58,10 @@ def parse_call(document: Mapping[str, object]) -> Program:
 
 def _input_names(value: object, schema: OperatorSchema) -> dict[str, str]:
     """Return a mapping from each input to its name in the file, in the operator's order."""
-    listed = expect_object(value, "inputs")
+    listed = expect(value, dict, "inputs")
     _refuse_unknown(listed, [t.name for t in schema.inputs], "inputs")
     return {
-        t.name: expect_name(listed.get(t.name, t.name), f"inputs.{t.name}")
+        t.name: check_name(listed.get(t.name, t.name), f"inputs.{t.name}")
         for t in schema.inputs
         if t.name in listed or t.required
     }
@@ -81,12 +73,12 @@ def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
     if value is None:
         return {name: name for name in known}
     if isinstance(value, list):
-        ports = [expect_string(entry, f"outputs[{i}]") for i, entry in enumerate(value)]
+        ports = [expect(entry, str, f"outputs[{i}]") for i, entry in enumerate(value)]
         listed: Mapping[str, object] = {port: port for port in ports}
     else:
-        listed = expect_object(value, "outputs")
+        listed = expect(value, dict, "outputs")
     _refuse_unknown(listed, known, "outputs")
-    names = {port: expect_name(listed[port], f"outputs.{port}") for port in known if port in listed}
+    names = {port: check_name(listed[port], f"outputs.{port}") for port in known if port in listed}
     if len(set(names.values())) != len(names):
         raise ArgumentValueError(
             "outputs", "must have a different name for each output", came=[*names.values()]
@@ -98,8 +90,8 @@ def _declared(
     inputs: Mapping[str, str], absent: Collection[str], document: Mapping[str, object]
 ) -> dict[str, Tensor]:
     """Return the input tensors with the shapes and types that the document declares."""
-    shapes = expect_object(document.get("shapes", {}), "shapes")
-    types = expect_object(document.get("types", {}), "types")
+    shapes = expect(document.get("shapes", {}), dict, "shapes")
+    types = expect(document.get("types", {}), dict, "types")
     for where, listed in (("shapes", shapes), ("types", types)):
         for port in (port for port in listed if port in absent):
             raise ArgumentValueError(
@@ -113,28 +105,10 @@ def _declared(
         # Two inputs may name the same tensor. If both declare its shape or type, the later
         # declaration replaces the earlier one.
         earlier = tensors.get(key, Tensor(key, (key,)))
-        shape = _shape(shapes[port], f"shapes.{port}") if port in shapes else earlier.shape
-        dtype = _type(types[port], f"types.{port}") if port in types else earlier.dtype
+        shape = parse_shape(shapes[port], f"shapes.{port}") if port in shapes else earlier.shape
+        dtype = parse_type(types[port], f"types.{port}", _TYPES) if port in types else earlier.dtype
         tensors[key] = Tensor(key, (key,), shape, dtype)
     return tensors
-
-
-def _shape(value: object, where: str) -> tuple[int, ...]:
-    dims = expect_list(value, where, most=32)
-    shape = tuple(
-        expect_integer(dim, f"{where}[{i}]", high=MAX_ELEMENTS) for i, dim in enumerate(dims)
-    )
-    check_elements(shape, where)
-    return shape
-
-
-def _type(value: object, where: str) -> np.dtype:
-    text = expect_string(value, where)
-    if text not in _TYPES:
-        raise ArgumentTypeError(
-            where, "unsupported element type", came=repr(text), accepted=", ".join(_TYPES)
-        )
-    return _TYPES[text]
 
 
 def _refuse_unknown(keys: Iterable[str], known: Collection[str], where: str) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from backnorm.cli.call import parse_call
-from backnorm.errors import ArgumentError
+from backnorm.graph.call import parse_call
 
 
 def test_parse_call_without_inputs_names_required_and_omits_optional_ones():
@@ -74,15 +72,3 @@ def test_parse_call_accepts_tensor_used_as_two_inputs():
     )
     assert program.inputs == ("input", "ones")
     assert program.tensors["ones"].dtype == np.float16
-
-
-def test_parse_call_rejects_shape_of_omitted_input():
-    document = {
-        "dialect": "onednn_spec",
-        "op": "BatchNormTrainingBackprop",
-        "shapes": {"gamma": [3]},
-    }
-    with pytest.raises(
-        ArgumentError, match=r'^shapes\.gamma: must be absent.*add "gamma": NAME to'
-    ):
-        parse_call(document)
