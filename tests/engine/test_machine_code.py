@@ -18,13 +18,13 @@ from backnorm_kernels.levels import is_x86
 
 x86 = pytest.mark.skipif(not is_x86(), reason="compiles for x86-64")
 
-_GEOMETRIES = ("segments", "columns")
+_LIBRARY = "float32_in_float64"
 
 # A level, the registers of its vectors, and instructions of the loop.
 _LEVELS = {"x86-64-v4": ("zmm", 12), "x86-64-v3": ("ymm", 22)}
 
 # Libraries of the other levels have to be built.
-_OWN = library.levels_of("segments_float32_backward")[0]
+_OWN = library.levels_of(_LIBRARY)[0]
 _BUILT = [pytest.param(level, marks=[] if level == _OWN else pytest.mark.long) for level in _LEVELS]
 
 # Prints the optimised LLVM code of a library.
@@ -74,41 +74,48 @@ def _streaming_loops(tool, path, *, branches=False):
     return _loops(assembly, r"j\w+\s+(\.L\w+)", "vmovnt", branches=branches)
 
 
+def _has(loop, instruction):
+    return any(step.startswith(instruction) for step in loop)
+
+
 @x86
-@pytest.mark.parametrize("geometry", _GEOMETRIES)
 @pytest.mark.parametrize("level", _BUILT)
-def test_streaming_loops_use_vectors_without_spills_or_calls(geometry, level, built, tool):
+def test_streaming_loops_use_vectors_without_spills_or_calls(level, built, tool):
     register, longest = _LEVELS[level]
-    (path,) = built(level, f"{geometry}_float32_backward")
+    (path,) = built(level, _LIBRARY)
     # A loop may be entered at its condition, which has a label.
     loops = _streaming_loops(tool, path, branches=True)
-    # With frozen statistics nothing is added to what dy is multiplied by.
-    complete = [loop for loop in loops if any(step.startswith("vfmadd") for step in loop)]
-    frozen = [loop for loop in loops if loop not in complete]
-    assert complete
-    assert frozen
-    for loop in (min(complete, key=len), min(frozen, key=len)):
-        text = "\n".join(loop)
+    # Each option has a loop of its own. With frozen statistics nothing is added to what dy is
+    # multiplied by, and in a forward pass nothing is multiplied after that.
+    cases = {
+        "backward": [each for each in loops if _has(each, "vfmadd") and _has(each, "vmulpd")],
+        "frozen": [each for each in loops if not _has(each, "vfmadd") and _has(each, "vmulpd")],
+        "forward": [each for each in loops if _has(each, "vfmadd") and not _has(each, "vmulpd")],
+    }
+    for case, found in cases.items():
+        assert found, case
+        shortest = min(found, key=len)
+        text = "\n".join(shortest)
         for needed in (f"%{register}", "vcvtps2pd"):
             assert needed in text, text
-        spilled = [step for step in loop if "rsp" in step and "mm" in step]
-        assert not spilled, text
-        assert "call" not in text, text
-    if geometry == "segments":
+        # Without a ReLU, no loop tests whether there is one.
+        assert not re.search(r"\{%k|^\.L|test", text, re.MULTILINE), text
         # Two loads, three operations, a multiplication, a conversion, a store, the loop.
-        shortest = min(complete, key=len)
-        assert len(shortest) <= longest, "\n".join(shortest)
+        assert len(shortest) <= longest, text
+        for loop in found if level == "x86-64-v4" else [shortest]:
+            spilled = [step for step in loop if "rsp" in step and "mm" in step]
+            assert not spilled, "\n".join(loop)
+            assert not _has(loop, "call"), "\n".join(loop)
 
 
 @x86
-@pytest.mark.parametrize("geometry", _GEOMETRIES)
 @pytest.mark.parametrize("level", _BUILT[:1])
-def test_relu_mask_is_not_fused_into_loads(level, geometry, built, tool):
+def test_relu_mask_is_not_fused_into_loads(level, built, tool):
     """Masked loads are not prefetched: from memory they took seven times as long (AMD Zen 5)."""
-    (path,) = built(level, f"{geometry}_float32_backward")
+    (path,) = built(level, _LIBRARY)
     # Loops of the ReLU have a branch for the residual; other loops of the library have no mask.
     loops = _streaming_loops(tool, path, branches=True)
-    assert any("{%k" in step for loop in loops for step in loop)
+    assert any("{%k" in step for loop in loops for step in loop if _has(loop, "vmulpd"))
     for loop in loops:
         masked = [step for step in loop if re.search(r"\).*\{%k\d\} ?\{z\}", step)]
         assert not masked, "\n".join(loop)
@@ -116,8 +123,7 @@ def test_relu_mask_is_not_fused_into_loads(level, geometry, built, tool):
 
 @pytest.mark.long
 @x86
-@pytest.mark.parametrize("geometry", _GEOMETRIES)
-def test_streaming_loops_for_arm_use_vectors_without_spills_or_calls(geometry):
+def test_streaming_loops_for_arm_use_vectors_without_spills_or_calls():
     """LLVM's code for Arm from what it was given for this processor, less what only x86 has."""
     import llvmlite.binding as llvm
 
@@ -135,7 +141,7 @@ def test_streaming_loops_for_arm_use_vectors_without_spills_or_calls(geometry):
     ]
     level = "x86-64-v4"
     done = subprocess.run(
-        [sys.executable, "-c", _CODE, level, f"{geometry}_float32_backward"],
+        [sys.executable, "-c", _CODE, level, _LIBRARY],
         capture_output=True,
         text=True,
         timeout=240,
@@ -148,7 +154,7 @@ def test_streaming_loops_for_arm_use_vectors_without_spills_or_calls(geometry):
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu="neoverse-n1", opt=3)
     assembly = machine.emit_assembly(llvm.parse_assembly(code))
     loops = _loops(assembly, r"b\.\w+\s+(\.L\w+)", "stnp")
-    loops = [loop for loop in loops if any(step.startswith("fmla") for step in loop)]
+    loops = [loop for loop in loops if _has(loop, "fmla") and _has(loop, "fmul")]
     assert loops
     text = "\n".join(min(loops, key=len))
     for instruction in ("fcvtl", "fsub", "fmla", "fmul", "fcvtn"):

@@ -162,10 +162,8 @@ class BackwardLaunch(_Launch):
         if self._complete is None:
             self.apply(operands, self.reduce(operands, per_channel), dx, dresidual)
             return
-        x, dy, bits, *channels = operands
-        elements = backward.Elements(x, dy, bits, dresidual)
         gradients = backward.Gradients(*per_channel)
-        self._complete(elements, backward.Channels(*channels), gradients, dx)
+        self._complete(*_of_dx(operands, dresidual, None), gradients, dx)
 
     def reduce(self, operands: Pointers, per_channel: Pointers = ()) -> Any:
         """Return an array of sum_dy, sum_dy_xmu and the element count; write dgamma and dbeta.
@@ -182,9 +180,7 @@ class BackwardLaunch(_Launch):
 
     def apply(self, operands: Pointers, sums: Any, dx: Any, dresidual: Any = None) -> None:
         """Write dx, and the gradient of the residual, given the results of `reduce`."""
-        x, dy, bits, *channels = operands
-        elements = backward.Elements(x, dy, bits, dresidual)
-        self._apply(elements, backward.Channels(*channels), sums, dx)
+        self._apply(*_of_dx(operands, dresidual, sums), dx)
 
 
 class ForwardLaunch(_Launch):
@@ -237,6 +233,14 @@ class ForwardLaunch(_Launch):
         """Write y, given x, the residual, mean, variance, gamma and beta."""
         x, residual, *channels = operands
         self._apply(forward.Elements(x, residual, None), forward.Channels(*channels), y)
+
+
+def _of_dx(
+    operands: Pointers, dresidual: Any, sums: Any
+) -> tuple[backward.Elements, backward.Channels]:
+    x, dy, bits, mean, variance, gamma = operands
+    elements = backward.Elements(x, dy, bits, dresidual)
+    return elements, backward.Channels(mean, variance, gamma, sums)
 
 
 def _sizes(plan: GpuPlan) -> Sizes:

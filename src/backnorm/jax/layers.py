@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,11 +60,8 @@ def normalised(
         mask = _at_one_axis(jnp.broadcast_to(jnp.asarray(mask, bool), x.shape), axes)[0]
     if frozen:
         mean, variance = _channels(x, *statistics)
-
-        def of_x(x: jax.Array) -> jax.Array:
-            return batch_norm_inference(x, mean, variance, gamma, beta, **options)
-
-        y = back(over_padding(of_x, joined, mask))
+        channels = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
+        y = back(over_padding(partial(batch_norm_inference, **channels, **options), joined, mask))
         follows = check_activation(activation, y.dtype)
         if residual is not None and (follows is None or follows.name != "relu"):
             raise residual_alone("inference")

@@ -253,11 +253,8 @@ def _batch_norm(
     gamma, beta = _scale_and_offset(x, gamma, beta, options)
     if groups[0] or mask is not None:
         mean, variance = _statistics(x, mask, options, groups)
-
-        def of_x(x: jax.Array) -> jax.Array:
-            return _normalized(x, mean, variance, gamma, beta, options)
-
-        y = formulas.over_padding(of_x, x, mask)
+        channels = mean, variance, gamma, beta
+        y = formulas.over_padding(partial(_normalized, channels=channels, options=options), x, mask)
     elif activation == RELU:
         inputs = [x, gamma, beta, *([] if residual is None else [residual])]
         y, mean, variance = derivatives.forward_relu(*inputs, options=options)
@@ -292,7 +289,7 @@ def _batch_norm_inference(operands: tuple[Any, ...], *, options: Options) -> jax
     arrays = {"mean": mean, "variance": variance, "gamma": gamma, "beta": beta}
     problem_of("inference", options, x=x, **arrays)
     gamma, beta = _scale_and_offset(x, gamma, beta, options)
-    return _normalized(x, mean, variance, gamma, beta, options)
+    return _normalized(x, (mean, variance, gamma, beta), options)
 
 
 @partial(_compiled, static_argnames=("options",))
@@ -310,17 +307,10 @@ def _batch_norm_backward(
     return dx, dgamma.astype(dtype), dbeta.astype(dtype)
 
 
-def _normalized(
-    x: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    gamma: jax.Array,
-    beta: jax.Array,
-    options: Options,
-) -> jax.Array:
+def _normalized(x: jax.Array, channels: tuple[jax.Array, ...], options: Options) -> jax.Array:
+    """Return y; `channels` are mean, variance, gamma and beta."""
     work = working_type(x.dtype)
-    inputs = x, mean.astype(work), variance.astype(work), gamma, beta
-    (y,) = derivatives.normalize(*inputs, options=options)
+    (y,) = derivatives.normalize(x, *(each.astype(work) for each in channels), options=options)
     return y
 
 

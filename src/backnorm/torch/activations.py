@@ -49,14 +49,9 @@ _MODULES: dict[type[torch.nn.Module], Activation] = {
 }
 
 
-def activation_of(
-    module: torch.nn.Module, cls: type[torch.nn.Module] | None = None
-) -> Activation | None:
-    """Return the activation that a module computes, or None.
-
-    `cls`, if given, is used in place of the module's class.
-    """
-    cls = cls or type(module)
+def activation_of(module: torch.nn.Module) -> Activation | None:
+    """Return the activation that a module computes, or None."""
+    cls = type(module)
     if cls in (torch.nn.ReLU6, torch.nn.Hardtanh):
         if _is_exact_ceiling(module.min_val, module.max_val):
             return Activation("relu", float(module.max_val))

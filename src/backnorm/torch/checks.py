@@ -24,16 +24,16 @@ from backnorm.problem import residual_alone
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-#: Maps argument names of backnorm's operations to PyTorch's.
+# Maps argument names of backnorm's operations to PyTorch's.
 _NAMES = {
-    "x": "input",
-    "gamma": "weight",
-    "beta": "bias",
-    "mean": "running_mean",
-    "variance": "running_var",
-    "running_variance": "running_var",
-    "epsilon": "eps",
-}
+    "gamma": "weight", "beta": "bias", "epsilon": "eps",
+    "ddgamma": "ddweight", "ddbeta": "ddbias",
+}  # fmt: skip
+# The same for `batch_norm`, whose mean and variance are running statistics.
+_NAMES_OF_BATCH_NORM = _NAMES | {
+    "x": "input", "mean": "running_mean",
+    "variance": "running_var", "running_variance": "running_var",
+}  # fmt: skip
 
 
 class TensorValueError(ArgumentValueError, RuntimeError):
@@ -171,11 +171,12 @@ def refusal(error: ArgumentError, *operands: Any) -> ArgumentError:
     `operands` are the arguments that this function passes to `check`.
     """
     check(*operands)
-    return error if error.argument not in _NAMES else renamed(error, _NAMES)
+    names = _NAMES_OF_BATCH_NORM
+    return renamed(error, names) if error.argument in names else error
 
 
-def renamed(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
-    """Return the error as a RuntimeError, like PyTorch's, with tensors renamed by `names`."""
+def renamed(error: ArgumentError, names: Mapping[str, str] = _NAMES) -> ArgumentError:
+    """Return the error as a RuntimeError, like PyTorch's, with PyTorch's names of arguments."""
     error = error.in_words(names)
     if isinstance(error, RuntimeError):
         return error

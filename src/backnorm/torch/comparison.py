@@ -191,7 +191,7 @@ def compare(
     ArgumentValueError
         If the model has no batch normalisation that `convert` converts, is in evaluation mode, or
         its step fails in float64; if the model or the batch is not on the CPU; if a pair of names
-        cannot be fused.
+        cannot be fused, or changes a result of a training step on the batch.
 
     Notes
     -----

@@ -74,7 +74,7 @@ class LayerReport:
         The class of the layer, with the package that users import it from. The two are equal if the
         class was not changed.
     fused : bool
-        Whether the layer computes an activation in the same pass.
+        Whether the layer also computes an activation.
     reason : str
         The operations fused with the layer, or the reason why it was not converted or not fused.
         Empty for a converted layer that is not fused, if `fuse` is False.
@@ -209,8 +209,6 @@ def convert(
     for layer, cls in classes.items():
         if cls is not None:
             _set_class(layer, cls)
-        if fuse is True and hasattr(layer, "fuse_activation"):
-            layer.fuse_activation = True
         if arithmetic is not None and isinstance(layer, _OURS):
             layer.arithmetic = arithmetic
         if reproducible is not None and isinstance(layer, modules._BatchNorm):
@@ -223,11 +221,10 @@ def convert(
     names, obstacles = neighbours(model) if fuse is True else (fuse or [], {})
     for pair in named_pairs(model, names):
         fuse_pair(pair)
-    in_blocks = _fuse_blocks(model, fuse is True)
+    outcomes = {layer: (False, reason) for layer, reason in obstacles.items()}
+    outcomes |= _fuse_blocks(model, fuse is True)
     reports = [
-        LayerReport(
-            name, before[name], _class_name(layer), *_outcome(layer, fuse, obstacles, in_blocks)
-        )
+        LayerReport(name, before[name], _class_name(layer), *_outcome(layer, fuse, outcomes))
         for name, layer in layers.items()
     ]
     if not any(isinstance(layer, _OURS) for layer in layers.values()):
@@ -387,16 +384,19 @@ def _synchronise(layers: dict[str, Module], group: Any) -> None:
 
 
 def _fuse_blocks(model: Module, fuse: bool) -> dict[Module, tuple[bool, str]]:
-    """If `fuse` is true, change the classes of residual blocks (`_BLOCKS`). Return, for each layer
-    in a block, whether it is fused, and a text: what it is fused with, or why it is not fused.
+    """If `fuse` is true, let residual blocks (`_BLOCKS`) fuse their layers, and timm's layers their
+    activation. Return, for each of these layers, whether it is fused, and a text: what it is fused
+    with, or why it is not fused.
     """
     outcomes = dict[Module, tuple[bool, str]]()
-    for block in model.modules():
-        cls = _namesake(block, _BLOCKS) if fuse else None
+    for module in model.modules():
+        cls = _namesake(module, _BLOCKS) if fuse else None
         if cls is not None:
-            _set_class(block, cls)
-        if hasattr(block, "layer_outcomes"):
-            outcomes |= block.layer_outcomes()
+            _set_class(module, cls)
+        if fuse and hasattr(module, "fuse_activation"):
+            module.fuse_activation = True
+        if hasattr(module, "layer_outcomes"):
+            outcomes |= module.layer_outcomes()
     return outcomes
 
 
@@ -413,32 +413,19 @@ def _class_name(module: Module) -> str:
 
 
 def _outcome(
-    layer: Module,
-    fuse: object,
-    obstacles: Mapping[Module, str],
-    in_blocks: Mapping[Module, tuple[bool, str]],
+    layer: Module, fuse: object, outcomes: Mapping[Module, tuple[bool, str]]
 ) -> tuple[bool, str, Arithmetic | None]:
     """Return the attributes `fused`, `reason` and `arithmetic` of a `LayerReport`."""
     if type_before_parametrizations(layer) is torch.nn.SyncBatchNorm:
         return False, "it normalises over several processes", None
     if not isinstance(layer, _OURS):
         return False, _FOREIGN, None
-    arithmetic, activation = layer.arithmetic, getattr(layer, "activation", None)
+    activation = getattr(layer, "activation", None)
     if activation is not None:
         own = " of its own" if layer.fused is None else ""
-        return True, modules.described_activation(activation) + own, arithmetic
-    if hasattr(layer, "fuse_activation"):
-        reason = layer.fusion_obstacle()
-        if reason is None:
-            return True, "its own activation", arithmetic
-    elif isinstance(layer, modules.FrozenLayer):
+        return True, modules.described_activation(activation) + own, layer.arithmetic
+    reason = _NOT_IN_SEQUENCE if fuse is True else "no pair names it"
+    if isinstance(layer, modules.FrozenLayer):
         reason = "its statistics are constants"
-    elif layer in in_blocks:
-        is_fused, reason = in_blocks[layer]
-        if is_fused:
-            return True, reason, arithmetic
-    elif fuse is True:
-        reason = obstacles.get(layer, _NOT_IN_SEQUENCE)
-    else:
-        reason = "no pair names it"
-    return False, reason if fuse else "", arithmetic
+    is_fused, reason = outcomes.get(layer, (False, reason))
+    return is_fused, reason if is_fused or fuse else "", layer.arithmetic

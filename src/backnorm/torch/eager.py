@@ -40,9 +40,6 @@ from backnorm.torch.tensors import (
     unpack_mask,
 )
 
-# Maps names of saved tensors to argument names of the forward pass.
-_NAMES = {"x": "input", "gamma": "weight"}
-
 
 class _Normalisation(Function):
     """The backward pass of `BatchNorm` and `BatchNormInference`. Their forward passes store an
@@ -72,7 +69,7 @@ class _Normalisation(Function):
             try:
                 gradients = run(saved, dy, ctx.options, has_residual)
             except ArgumentError as error:
-                raise renamed(error, _NAMES) from None
+                raise renamed(error, {"x": "input", "gamma": "weight"}) from None
         dx, dweight, dbias, dresidual = gradients
         return (
             dx if needed[0] else None,

@@ -82,7 +82,7 @@ class _Launches(Launch):
         if x.numel():
             with on(x):
                 if self._forward is None:
-                    row = None if sums is None else torch.cat((*sums, count))
+                    row = torch.cat((*sums, count))
                     operands = x, dy, mask, mean, variance, gamma
                     self._backward.apply(operands, row, out, residual)
                 else:

@@ -93,7 +93,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             The arguments of PyTorch's layer: num_features, eps, momentum, affine,
             track_running_stats, device and dtype.
         activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
-            Applied to the normalised values, in the same pass.
+            Applied to the normalised values.
         arithmetic : {"float32", "float64"}, optional
             The type in which elements are computed; None: the default that `backnorm.arithmetic`
             describes.
@@ -329,7 +329,7 @@ class SyncBatchNorm(_BatchNorm):
     num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
         As in `torch.nn.SyncBatchNorm`; inputs are of shape (N, C, ...).
     activation : {"relu", "relu6", "silu", "hardswish"} or Activation, optional
-        Applied to the normalised values, in the same pass.
+        Applied to the normalised values.
     arithmetic : {"float32", "float64"}, optional
         The type in which elements are computed.
     reproducible : bool

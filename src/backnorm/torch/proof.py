@@ -71,10 +71,10 @@ def vary(model: Module) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     for layer in model.modules():
-        if isinstance(layer, _BatchNorm) and layer._parameters.get("weight") is not None:
-            size = layer.weight.shape
-            layer.weight.data.copy_(torch.rand(size, generator=generator) + 0.5)
-            layer.bias.data.copy_(torch.randn(size, generator=generator))
+        for name, least in ("weight", 0.5), ("bias", -0.5):
+            parameter = layer._parameters.get(name) if isinstance(layer, _BatchNorm) else None
+            if parameter is not None:
+                parameter.data.copy_(torch.rand(parameter.shape, generator=generator) + least)
 
 
 def results_of(model: Module, batch: Any) -> Results:
@@ -100,9 +100,12 @@ def results_of(model: Module, batch: Any) -> Results:
             for each in parameters:
                 each.requires_grad_()
             leaves = tree_leaves(call(model, to_type(batch, torch.float64)))
-            outputs = [each for each in leaves if isinstance(each, Tensor) and each.requires_grad]
+            outputs = [each for each in leaves if isinstance(each, Tensor)]
+            differentiable = [each for each in outputs if each.requires_grad]
+            if not differentiable:
+                raise TypeError("the output of the model has no tensor with a gradient")
             gradients = torch.autograd.grad(
-                outputs, parameters, [torch.randn_like(each) for each in outputs],
+                differentiable, parameters, [torch.randn_like(each) for each in differentiable],
                 allow_unused=True, materialize_grads=True,
             )  # fmt: skip
     except Exception as error:  # a model can raise any
@@ -111,7 +114,12 @@ def results_of(model: Module, batch: Any) -> Results:
             "must be a batch on which the model can train in float64",
             came=f"{type(error).__name__}: {error}",
         ) from error
-    return Results(outputs, [*gradients], [each.double() for each in model.buffers()])
+    kinds = outputs, gradients, model.buffers()
+    return Results(*([_wide(each.detach()) for each in kind] for kind in kinds))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def agree(found: Results, expected: Results) -> bool:
@@ -122,7 +130,7 @@ def agree(found: Results, expected: Results) -> bool:
 def _agree(found: list[Tensor], expected: list[Tensor]) -> bool:
     if [each.shape for each in found] != [each.shape for each in expected]:
         return False
-    heights = [float(each.detach().abs().max()) if each.numel() else 0.0 for each in expected]
+    heights = [float(each.abs().max()) if each.numel() else 0.0 for each in expected]
     return all(
         ((one - other).abs() <= _RELATIVE * height + _ABSOLUTE * max(heights)).all()
         for one, other, height in zip(found, expected, heights, strict=True)

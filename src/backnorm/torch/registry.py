@@ -35,10 +35,6 @@ from backnorm.torch.tensors import statistics_type
 
 _LIBRARY = torch.library.Library("backnorm", "FRAGMENT")
 
-#: Some tensors have one name in the kernels and another name, PyTorch's, as arguments of the
-#: operators. This table maps the kernels' names to the operators' names.
-_NAMES = {"gamma": "weight", "beta": "bias", "ddgamma": "ddweight", "ddbeta": "ddbias"}
-
 #: The kind of a result determines the result's shape and type. data: the shape and type of x.
 #: statistics: one value per channel, in the type of a mean that is computed from x. parameter: one
 #: value per channel, in the type of the weight; without a weight, in the type of statistics.
@@ -114,7 +110,7 @@ def _with_names(kernel: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return kernel(*arguments)
         except ArgumentError as error:
-            raise renamed(error, _NAMES) from None
+            raise renamed(error) from None
 
     return call
 

@@ -43,6 +43,11 @@ class BatchNormAct2d(_BatchNorm, norm_act.BatchNormAct2d):
         alteration = alteration_of(act) or alteration_of(drop)
         return f"its activation {alteration}" if alteration else None
 
+    def layer_outcomes(self) -> dict[torch.nn.Module, tuple[bool, str]]:
+        """Return whether the layer computes its activation, and what prevents it."""
+        obstacle = self.fusion_obstacle()
+        return {self: (obstacle is None, obstacle or "its own activation")}
+
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Normalise x, apply the dropout, and apply the activation."""
         if isinstance(x, Proxy):

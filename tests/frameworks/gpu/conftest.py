@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,16 @@ FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True, scope="session")
-def interpreted():
-    if not interpreter.INTERPRETED:
+def rounding():
+    with interpreter.rounding_as_hardware_does() if interpreter.INTERPRETED else nullcontext():
         yield
-        return
-    # The interpreter cannot measure configurations.
-    with interpreter.rounding_as_hardware_does(), interpreter.in_configuration(CONFIGURATIONS[0]):
+
+
+@pytest.fixture(autouse=True, scope="session")
+def untuned():
+    # The interpreter cannot measure configurations, and on a GPU every kernel would be compiled for
+    # each. `gpu_device` has the tests of tuning.
+    with interpreter.in_configuration(CONFIGURATIONS[-1]):
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from functools import partial
 
 import numpy as np
@@ -230,6 +231,8 @@ def test_step_that_tunes_gives_the_bits_of_the_step_after_it(scheduled, monkeypa
     assert measured == len(CONFIGURATIONS) * len(interpreter.tuned_kernels())
     for kernel in interpreter.tuned_kernels():
         assert kernel.best_config == CONFIGURATIONS[1]
+        # Triton keeps choices on disk, as JSON.
+        json.dumps(list(kernel.cache))
     second = training_step(TUNED["NCX"], "NCX", torch.float32, "float64")
     assert len(runs) == measured
     assert all(map(torch.equal, first, second))

@@ -315,7 +315,8 @@ WRONG_STEPS = {
     "in place": lambda m, x: m.act(m.norm(x).add_(x)),
     "through data": lambda m, x: (y := m.norm(x), y.data.sub_(1), m.act(y))[-1],
     "another use": lambda m, x: m.act(y := m.norm(x)) + 2 * y,
-    "detached use": lambda m, x: (m.act(y := m.norm(x)), y.detach() * x),
+    "detached use": lambda m, x: (m.act(y := m.norm(x)), y.detach()),
+    "signs": lambda m, x: (m.act(y := m.norm(x)), y < 0),
     "not called": lambda m, x: m.norm(x),
     "called twice": lambda m, x: m.act(m.other(m.act(m.norm(x))) + x),
     "another layer": lambda m, x: m.act(m.other(m.norm(x))),
@@ -333,6 +334,7 @@ VALUES = {
     "new": lambda layer: None,
     "zero": lambda layer: nn.init.zeros_(layer.weight),
     "positive": lambda layer: nn.init.constant_(layer.bias, 50.0),
+    "no bias": lambda layer: setattr(layer, "bias", None),
 }
 
 
@@ -380,12 +382,19 @@ def test_error_of_several_pairs_names_wrong_ones_alone():
         (torch.randn(6, 4, 5), "RuntimeError: .*channels"),
         ((torch.randn(6, 3, 5), 1), "TypeError: .*positional arguments"),
         ({"x": "an image"}, "TypeError: "),
+        (torch.randn(1, 3, 1), "ArgumentValueError: input: Expected more than 1 value per channel"),
     ],
 )
 def test_example_on_which_model_cannot_train_raises(example, says):
     message = rf"^example: must be a batch on which the model can train in float64; got {says}"
     with pytest.raises(backnorm.ArgumentValueError, match=message):
         convert(Calls(RIGHT_STEPS["plain"]), fuse=[("norm", "act")], example=example)
+
+
+def test_output_without_gradient_raises_because_it_proves_nothing():
+    model = Calls(lambda m, x: {"logits": m.act(m.norm(x)).detach()})
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^example: .* has no tensor with a gra"):
+        convert(model, fuse=[("norm", "act")], example=torch.randn(6, 3, 5))
 
 
 @pytest.mark.parametrize("form", [lambda x: (x,), lambda x: [x], lambda x: {"x": x}])

@@ -56,11 +56,14 @@ class Elements(NamedTuple):
 
 
 class Channels(NamedTuple):
-    """The per-channel arrays that give dx."""
+    """The per-channel arrays that give dx. `sums` is what `backward_finish` stores; it is None if
+    the kernel itself adds up.
+    """
 
     mean: Any
     variance: Any
     gamma: Any
+    sums: Any
 
 
 class Gradients(NamedTuple):
@@ -122,14 +125,7 @@ def backward_finish(p_partials, p_variance, p_sums, gradients, parts, FORM: tl.c
 @tuned(restored=["p_dx"])
 @triton.jit
 def backward_apply(
-    elements,
-    channels,
-    p_sums,
-    p_dx,
-    sizes,
-    FORM: tl.constexpr,
-    KEY: tl.constexpr,
-    STAGES: tl.constexpr,
+    elements, channels, p_dx, sizes, FORM: tl.constexpr, KEY: tl.constexpr, STAGES: tl.constexpr
 ):
     """Store dx, and the gradient of the residual if there is one. dx may overwrite x or dy."""
     sizes = sizes_of(sizes)
@@ -138,9 +134,9 @@ def backward_apply(
     i_program = tl.num_programs(0) - 1 - tl.program_id(0)
     i_unit = i_program % sizes.units
     i_channels = channels_of(i_unit, sizes, FORM)
-    b_sum_dy = tl.load(p_sums + i_channels)
-    b_sum_dy_xmu = tl.load(p_sums + sizes.channels + i_channels)
-    count = tl.load(p_sums + 2 * sizes.channels)
+    b_sum_dy = tl.load(channels.sums + i_channels)
+    b_sum_dy_xmu = tl.load(channels.sums + sizes.channels + i_channels)
+    count = tl.load(channels.sums + 2 * sizes.channels)
     coefficients = _coefficients(channels, b_sum_dy, b_sum_dy_xmu, count, i_channels, FORM)
     span = span_of(i_unit, i_program // sizes.units, sizes)
     _write(elements, p_dx, coefficients, span, sizes, FORM, STAGES)
