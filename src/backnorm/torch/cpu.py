@@ -56,6 +56,9 @@ _Form = Callable[[_Operands], Tensor]
 
 _RUNNING = ("running_mean", "running_variance")
 
+# Less than the addresses of most tensors that have memory.
+_LOW = 1 << 40
+
 
 class Tensors(Arrays[Tensor, P]):
     """The implementation of `Arrays` for strided tensors; CPUs and GPUs have a subclass each."""
@@ -65,6 +68,18 @@ class Tensors(Arrays[Tensor, P]):
 
     def new(self, forms: Sequence[_Form], operands: _Operands) -> list[Tensor]:
         return [form(operands) for form in forms]
+
+    def have_no_memory(self, operands: _Operands) -> bool:
+        try:
+            for tensor in operands:
+                if tensor is not None:
+                    address = tensor.data_ptr()
+                    if address < _LOW and has_no_memory(tensor, address):
+                        return True
+        except RuntimeError:
+            # A tensor without storage, such as that of a transform that is over, has no address.
+            return True
+        return False
 
     def order_of(self, x: Tensor) -> Order:
         return order_of(x)
@@ -176,18 +191,9 @@ class _CpuTensors(Tensors[Place]):
             "coefficients": lambda _: torch.empty_like(coefficients),
         }
 
-    def addresses(self, arrays: Sequence[Tensor | None]) -> list[int] | None:
-        found = []
-        try:
-            for tensor in arrays:
-                at = 0 if tensor is None else tensor.data_ptr()
-                if at < _LOW and tensor is not None and has_no_memory(tensor, at):
-                    return None
-                found.append(at)
-        except RuntimeError:
-            # A tensor without storage, such as that of a transform that is over, has no address.
-            return None
-        return found
+    def addresses(self, operands: _Operands, results: Sequence[Tensor]) -> list[int]:
+        arrays = (*operands, *results)
+        return [*(0 if tensor is None else tensor.data_ptr() for tensor in arrays), 0]
 
     def place(self, x: Tensor | None) -> Place:
         engines.kernels("tensors of PyTorch")
