@@ -37,9 +37,9 @@ def _behind_header(array: Any, header: int = object.__basicsize__) -> int:
     return data_of(id(array), header)
 
 
-def data_of(place: int, header: int) -> int:
-    """Return the address of the data of the array object at the address `place`."""
-    return _word(place + header).value
+def data_of(address: int, header: int) -> int:
+    """Return the address of the data of the array object at `address`."""
+    return _word(address + header).value
 
 
 def _samples() -> list[np.ndarray]:

@@ -96,11 +96,12 @@ class NumPy(Arrays[np.ndarray, Place]):
     def new(self, forms: Sequence[_Form], operands: _Operands) -> list[np.ndarray]:
         return [*map(call, forms)]
 
-    def addresses(self, arrays: Sequence[np.ndarray | None]) -> list[int]:
+    def addresses(self, operands: _Operands, results: Sequence[np.ndarray]) -> list[int]:
         if addresses.HEADER:
             # Machine code reads the addresses of elements from the array objects.
-            return [*map(id, arrays)]
-        return [0 if array is None else addresses.address_of(array) for array in arrays]
+            return [*map(id, operands), *map(id, results), 0]
+        arrays = (*operands, *results)
+        return [*(0 if array is None else addresses.address_of(array) for array in arrays), 0]
 
     def place(self, x: np.ndarray | None) -> Place:
         return engines.place()

@@ -109,15 +109,13 @@ class Executable:
             See `interfaces.Launch`.
         """
         arrays, forms = self._arrays, self._forms
-        addresses = arrays.addresses(operands)
-        if addresses is None:
+        if arrays.have_no_memory(operands):
             return run(self.problem, operands, target, arrays=arrays, **numbers)
         if target is None:
             results = arrays.new(forms, operands)
         else:
             results = [target, *arrays.new(forms[1:], operands)]
-        addresses += arrays.addresses(results)
-        addresses.append(arrays.absent)
+        addresses = arrays.addresses(operands, results)
         refused = self.stage(self._fields(addresses), **numbers)
         if refused >= 0:
             self._refuse((*operands, *results), refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,11 +16,13 @@ import pytest
 import backnorm
 from backnorm.conformance import pytest as bn
 from backnorm.conformance.verify.cases import Selection, selected
+from tests.pages import ROOT
 
 from . import right_subjects
 
 WRONG_FILE = Path(__file__).parent / "wrong_subjects.py"
-SOURCES = str(Path(backnorm.__file__).parents[1])
+# Of backnorm, and of the tests, whose wrong kernels the subjects import.
+SOURCES = f"{Path(backnorm.__file__).parents[1]}{os.pathsep}{ROOT}"
 
 
 @bn.cases(dtypes=["float32"], only=["diagnostic-*", "realistic-*"])

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from backnorm_kernels.kernels.memory import (
     aligned_head,
     load,
-    load_even_odd,
     load_first,
+    load_like,
     load_one,
     load_singles,
     load_singles_first,
@@ -104,7 +104,8 @@ def _copy_singles(source, target):
 def _copy_even_odd(source, target):
     """Load pairs of bfloat16."""
     for i in range(0, source.shape[0] - 15, 16):
-        store(target, i, in_order(load_even_odd(source, i)))
+        pairs = even_odd(load_singles(source, i))
+        store(target, i, in_order(load_like(source, i, None, pairs)))
 
 
 @compiled

@@ -118,9 +118,7 @@ class Launch(interfaces.Launch):
 
     @functools.cached_property
     def write_and_finish(self) -> Stage:
-        """Write the output and the per-channel results: in a forward pass from moments, in a
-        backward pass from sums.
-        """
+        """Write the output and the per-channel results of a forward pass, from given moments."""
         fields = {"prepares": self._source, "settles": True, "finishes": True}
         return self._of(0, self._written, **fields)
 

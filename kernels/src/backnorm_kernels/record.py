@@ -57,9 +57,9 @@ _CALL = (
         result_2="dbeta, or the variance, which is written",
         running_mean="running statistics, which are updated",
         running_variance="running statistics, which are updated",
-        exchanged="sums or moments of every channel, two rows of float64, or the bins of"
-        " reproducible sums; read if `settles`, else written. If the call sums and `finishes`: the"
-        " coefficients of every channel, four rows, which are written",
+        exchanged="sums or moments of every channel, two rows of float64, read if `settles`, else"
+        " written; the bins of reproducible sums, which are written; or, if the call sums and"
+        " `finishes`: the coefficients of every channel, four rows, which are written",
     ),
     *_described(
         "int",

@@ -107,8 +107,8 @@ class Mask:
         _, channels, inner = self._extents
         element = np.arange(block.start, block.stop)
         channel = np.arange(block.channels.start, block.channels.stop)[:, None]
-        place = (element // inner * channels + channel) * inner + element % inner
-        bits: np.ndarray = (self._bytes[place >> 3] >> (place & 7)) & 1 != 0
+        bit = (element // inner * channels + channel) * inner + element % inner
+        bits: np.ndarray = (self._bytes[bit >> 3] >> (bit & 7)) & 1 != 0
         return bits
 
     def store(self, y: np.ndarray, ceiling: float) -> None:

@@ -111,12 +111,12 @@ class Stage:
             Sums, or moments, of every channel that the caller provides.
         """
         if self._header:
-            addresses = [place and data_of(place, self._header) for place in addresses]
-        places = dict(zip(ADDRESSES, addresses, strict=True))
+            addresses = [address and data_of(address, self._header) for address in addresses]
+        by_name = dict(zip(ADDRESSES, addresses, strict=True))
         problem, extents = self._plan.problem, self._plan.extents
         total = problem.count if count is None else count
         with np.errstate(all="ignore"):
-            return self._compute(_Call(problem, extents, places, momentum, total, sums))
+            return self._compute(_Call(problem, extents, by_name, momentum, total, sums))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Call:
 
     problem: Problem
     extents: Extents
-    places: Mapping[str, int]
+    addresses: Mapping[str, int]
     momentum: float | None
     count: int
     sums: tuple[np.ndarray, np.ndarray] | None
@@ -140,30 +140,30 @@ class _Call:
 
     def elements(self, name: str) -> Elements:
         """Return an array of x's shape."""
-        return Elements(self.places[name], self.extents, self.problem.dtype)
+        return Elements(self.addresses[name], self.extents, self.problem.dtype)
 
     def optional(self, name: str) -> Elements | None:
         """Return an array of x's shape, or None if it is absent."""
-        return self.elements(name) if self.places[name] else None
+        return self.elements(name) if self.addresses[name] else None
 
     def mask(self) -> Mask | None:
         """Return the mask, or None if it is absent."""
-        place = self.places["mask"]
-        return Mask(place, self.extents) if place else None
+        address = self.addresses["mask"]
+        return Mask(address, self.extents) if address else None
 
     def channels(self, name: str, otherwise: float = 0.0) -> np.ndarray:
         """Return a per-channel array as float64; if it is absent, an array of `otherwise`."""
-        place, shape = self.places[name], (self.extents.channels,)
-        if not place:
+        address, shape = self.addresses[name], (self.extents.channels,)
+        if not address:
             return np.full(shape, otherwise)
-        values: np.ndarray = array_at(place, shape, self.problem.statistics_dtype).astype(FLOAT64)
+        values: np.ndarray = array_at(address, shape, self.problem.statistics_dtype).astype(FLOAT64)
         return values
 
     def put(self, name: str, values: np.ndarray, dtype: np.dtype | None = None) -> None:
         """Write an array of channels, rounded once, if it is wanted."""
-        if self.places[name]:
+        if self.addresses[name]:
             dtype = self.problem.statistics_dtype if dtype is None else dtype
-            array_at(self.places[name], values.shape, dtype)[...] = rounded(values, dtype)
+            array_at(self.addresses[name], values.shape, dtype)[...] = rounded(values, dtype)
 
 
 def _deviation(call: _Call) -> tuple[np.ndarray, int]:
@@ -185,7 +185,7 @@ def _backward(call: _Call) -> int:
     x, dy = call.elements("x"), call.elements("dy")
     out, residual = call.optional("out"), call.optional("residual")
     mean, gamma = call.channels("mean"), call.channels("gamma", 1.0)
-    scale, refused = _deviation(call) if call.places["variance"] else (np.ones_like(mean), -1)
+    scale, refused = _deviation(call) if call.addresses["variance"] else (np.ones_like(mean), -1)
     if refused >= 0:
         return refused
     gain = gamma * scale

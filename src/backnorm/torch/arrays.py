@@ -26,6 +26,7 @@ from backnorm.torch.memory import (
     check_memory,
     check_own_memory,
     dense,
+    has_no_memory,
     metadata,
     order_of,
     plain,
@@ -40,6 +41,9 @@ Form = Callable[[TensorOperands], Tensor]
 
 _RUNNING = ("running_mean", "running_variance")
 
+# Less than the addresses of most tensors that have memory.
+_LOW = 1 << 40
+
 
 class Tensors(Arrays[Tensor, P]):
     """`Arrays` of strided tensors on a device of one kind."""
@@ -49,6 +53,18 @@ class Tensors(Arrays[Tensor, P]):
 
     def new(self, forms: Sequence[Form], operands: TensorOperands) -> list[Tensor]:
         return [form(operands) for form in forms]
+
+    def have_no_memory(self, operands: TensorOperands) -> bool:
+        try:
+            for tensor in operands:
+                if tensor is not None:
+                    address = tensor.data_ptr()
+                    if address < _LOW and has_no_memory(tensor, address):
+                        return True
+        except RuntimeError:
+            # A tensor without storage, such as that of a transform that is over, has no address.
+            return True
+        return False
 
     def order_of(self, x: Tensor) -> Order:
         return order_of(x)

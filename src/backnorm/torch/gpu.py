@@ -29,7 +29,7 @@ from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
 from backnorm.signature import Kind
 from backnorm.torch.arrays import Tensors
-from backnorm.torch.memory import as_type, contiguous, dense, has_no_memory, order_of, unpack_mask
+from backnorm.torch.memory import as_type, contiguous, dense, order_of, unpack_mask
 
 # The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
 # allocators return addresses that are multiples of a larger power of two.
@@ -160,18 +160,9 @@ class _CudaTensors(Tensors[torch.device]):
             "sums": lambda operands: operands[0].new_empty((2, channels), dtype=torch.float64),
         }
 
-    # Triton takes tensors in place of addresses.
-    absent = None
-
-    def addresses(self, arrays: Sequence[Any]) -> list[Tensor | None] | None:
-        try:
-            for tensor in arrays:
-                if tensor is not None and has_no_memory(tensor, tensor.data_ptr()):
-                    return None
-        except RuntimeError:
-            # A tensor without storage, such as that of a transform that is over, has no address.
-            return None
-        return list(arrays)
+    def addresses(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Tensor | None]:
+        # Triton takes tensors in place of addresses.
+        return [*operands, *results, None]
 
     def place(self, x: Tensor) -> torch.device:
         return x.device

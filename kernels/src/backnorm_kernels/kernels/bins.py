@@ -679,7 +679,9 @@ def pairs_of_bins(bins, at, digits, pairs, to):
 
 @inlined
 def _pair(bins, at, digits):
-    """Round a sum from bins to a pair, high and low, by the operations of `backnorm.binned`."""
+    """Round a sum from bins to a pair, high and low, by the operations of
+    `backnorm.reproducible_sums`.
+    """
     bins, pitch = bins
     numbers, limit = _integers_at(bins), load_one(bins, at)
     if limit == 0.0:
@@ -758,16 +760,3 @@ def write_bins(bins, digits, channels, out):
             to[row * channels + c] = _SPECIAL if limit == 0.0 else _top(limit)
             for digit in range(row + 1, row + digits + 1):
                 to[digit * channels + c] = numbers[digit * pitch + c]
-
-
-@outlined
-def read_bins(source, channel, channels, digits, bins, at):
-    """Read both sums of a channel from the output of `write_bins` into column `at` of `bins`."""
-    bins, pitch = bins
-    numbers, to = _integers_at(source), _integers_at(bins)
-    for part in range(2):
-        row = part * (digits + 1)
-        top = numbers[row * channels + channel]
-        store_one(bins, row * pitch + at, 0.0 if top == _SPECIAL else _limit(top))
-        for digit in range(row + 1, row + digits + 1):
-            to[digit * pitch + at] = numbers[digit * channels + channel]

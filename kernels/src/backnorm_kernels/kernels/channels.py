@@ -11,13 +11,11 @@ from backnorm_kernels.kernels.bins import (
     clear_bins,
     merge_bins,
     pairs_of_bins,
-    read_bins,
     write_bins,
 )
 from backnorm_kernels.kernels.formulas import solve_backward, solve_forward
 from backnorm_kernels.kernels.jit import by_type, inlined, integer, nothing, outlined
 from backnorm_kernels.kernels.memory import (
-    clear,
     load,
     load_apart,
     load_one,
@@ -240,29 +238,6 @@ def settle(table, total):
     """Compute the coefficients of every channel from the sums in the table."""
     for c in range(0, table.channels, LANES):
         _set_backward(total, table, c, table.channels - c)
-    wrap(table)
-
-
-@outlined
-def settle_bins(kind, digits, exchanged, total, table, epsilon):
-    """Compute results and coefficients of every channel from the bins that an earlier call wrote.
-
-    `exchanged` has two addresses: that of the bins that `write_bins` wrote, and that of scratch
-    memory for the bins and pairs of eight channels. The operations are those of `combine_bins`, so
-    a channel's results have the same bits as if `combine_bins` had computed them.
-    """
-    source, room = exchanged
-    bins = Bins(room, integer(LANES))
-    pairs = Pairs(offset(room, 2 * (digits + 1) * LANES), integer(LANES))
-    clear(pairs.values, 4 * LANES)
-    channels = table.channels
-    for c in range(0, channels, LANES):
-        stop = min(channels, c + LANES)
-        for k in range(stop - c):
-            read_bins(source, c + k, channels, digits, bins, k)
-            pairs_of_bins(bins, k, digits, pairs, k)
-        solve(kind, pairs, integer(0), total, table, c, channels - c, epsilon)
-    settle_means(kind, table, integer(0), channels)
     wrap(table)
 
 

@@ -173,14 +173,6 @@ def load_singles_first(typingctx, array, index, count):
     return _loading(array, count, Singles)
 
 
-@intrinsic
-def load_even_odd(typingctx, array, index):
-    """Return elements index .. index+15 as EvenOdd (the even ones, the odd ones). The array must be
-    bfloat16.
-    """
-    return _loading(array, None, EvenOdd)
-
-
 @inlined
 def load_singles_some(values, index, count):
     """Return `count` elements from `index` on, and zero in the lanes after them, as Singles."""

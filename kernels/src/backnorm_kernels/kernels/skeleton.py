@@ -89,7 +89,7 @@ def kernel(steps: Steps) -> Any:
         own = own_of(kind, common, record, index)
         sums = sums_of(kind, head, cells, table, own)
         output = output_of(kind, head, cells, sums)
-        before(kind, common, cells, index, table, extents(head), own)
+        before(kind, common, cells, index, table, extents(head))
         summed, items = head.summed, head.items
         prepared = False
         item = take_item(cells, summed, items, index)

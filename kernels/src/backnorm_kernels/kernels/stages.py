@@ -24,7 +24,7 @@ _READY = SLOTS["ready"]
 
 
 @inlined
-def before(kind, head, cells, index, table, extents, own):
+def before(kind, head, cells, index, table, extents):
     """Fill the table of channels as the record says; participants other than the caller wait.
 
     If a channel is invalid, the call is cancelled. If a call pauses for signal handlers, the caller
@@ -33,11 +33,11 @@ def before(kind, head, cells, index, table, extents, own):
     if index != 0:
         wait_for_flag(cells, _READY)
     elif head.ready == 0:
-        _fill(kind, head, cells, table, extents, own)
+        _fill(kind, head, cells, table, extents)
 
 
 @outlined
-def _fill(kind, head, cells, table, extents, own):
+def _fill(kind, head, cells, table, extents):
     refused = -1
     if head.prepares != 0:
         refused = _prepare(kind, head, table, extents)
@@ -45,15 +45,8 @@ def _fill(kind, head, cells, table, extents, own):
         cancel(head, cells, refused)
         return
     if head.settles != 0 and head.exchanged != 0:
-        exchanged = doubles_at(kind, head.exchanged)
-        if head.binned != 0:
-            x = values_at(kind, head.x)
-            of_channels.settle_bins(
-                kind, digits_of(x), (exchanged, own), head.count, table, head.epsilon
-            )
-        else:
-            of_channels.take(table, exchanged)
-            _settle(kind, head, table)
+        of_channels.take(table, doubles_at(kind, head.exchanged))
+        _settle(kind, head, table)
     elif head.items == 0:
         # If the call has no items, no participant writes the sums, so they are set to 0 here.
         clear(offset(table.values, FIRST * table.pitch), 2 * table.pitch)

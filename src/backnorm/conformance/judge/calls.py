@@ -29,7 +29,7 @@ def check_call(
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
 ) -> dict[str, Grade]:
-    """Return grades of those outputs of a dialect's call that backnorm's own operation has, too.
+    """Return the grades of a call's outputs that backnorm's own operation has, too.
 
     The keys of the result are the dialect's names of these outputs. Outputs that only the dialect
     has, such as running statistics, have no exact counterpart and no grade.
@@ -133,5 +133,6 @@ def _worse(first: Grade | None, second: Grade) -> Grade:
     """Return the worse of the grades of two parts of an output, with the larger error in ulps."""
     if first is None:
         return second
-    worse = second if second.worst_excess > first.worst_excess else first
+    # A share can be NaN.
+    worse = first if second.worst_excess <= first.worst_excess else second
     return replace(worse, worst_ulp=max(first.worst_ulp, second.worst_ulp))
