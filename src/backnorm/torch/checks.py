@@ -20,6 +20,7 @@ from torch.masked import MaskedTensor
 
 from backnorm.activations import Activation
 from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from backnorm.options import Options
 from backnorm.problem import residual_alone
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -59,7 +60,7 @@ class Operands(NamedTuple):
     running_var: Tensor | None = None
 
 
-def check(operands: Operands, training: bool) -> None:
+def check(operands: Operands, options: Options) -> None:
     """Raise unless batch normalisation accepts these tensors together.
 
     Raises
@@ -75,8 +76,7 @@ def check(operands: Operands, training: bool) -> None:
             came=f"shape {tuple(input.shape)}",
             accepted="2 axes or more",
         )
-    if residual is not None:
-        _check_like_input(residual, input)
+    check_residual(residual, input, options.activation)
     allowed = (input.dtype, torch.float32) if input.dtype.itemsize == 2 else (input.dtype,)
     channels = dict(zip(Operands._fields[2:], others, strict=True))
     # Nested tensors are left out here, because they have no shape; `_check_channels` rejects them.
@@ -87,6 +87,7 @@ def check(operands: Operands, training: bool) -> None:
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)
+    training = options.training
     if not (training and operands.running_mean is None and operands.running_var is None):
         check_statistics(operands.running_mean, operands.running_var, training=training)
 
@@ -130,7 +131,16 @@ def check_residual(residual: Tensor | None, input: Tensor, activation: Activatio
         return
     if activation is None or activation.name != "relu":
         raise residual_alone("forward")
-    _check_like_input(residual, input)
+    check_tensor("residual", residual)
+    if residual.shape != input.shape or residual.dtype is not input.dtype:
+        raise TensorValueError(
+            "residual",
+            "must have the shape and type of input",
+            came=f"shape {tuple(residual.shape)} of {residual.dtype}",
+            accepted=f"shape {tuple(input.shape)} of {input.dtype}",
+            hint=f"call residual.to({input.dtype})" if residual.shape == input.shape else None,
+        )
+    check_device("residual", residual, "input", input)
 
 
 def check_batch(input: Tensor) -> None:
@@ -150,24 +160,11 @@ def check_batch(input: Tensor) -> None:
         )
 
 
-def _check_like_input(residual: object, input: Tensor) -> None:
-    tensor = check_tensor("residual", residual)
-    if tensor.shape != input.shape or tensor.dtype is not input.dtype:
-        raise TensorValueError(
-            "residual",
-            "must have the shape and type of input",
-            came=f"shape {tuple(tensor.shape)} of {tensor.dtype}",
-            accepted=f"shape {tuple(input.shape)} of {input.dtype}",
-            hint=f"call residual.to({input.dtype})" if tensor.shape == input.shape else None,
-        )
-    check_device("residual", tensor, "input", input)
-
-
-def refusal(error: ArgumentError, operands: Operands, training: bool) -> ArgumentError:
+def refusal(error: ArgumentError, operands: Operands, options: Options) -> ArgumentError:
     """Return an error that an operation raised, with PyTorch's names of arguments. If `check` finds
     an error in the same arguments, raise that error instead.
     """
-    check(operands, training)
+    check(operands, options)
     names = _NAMES_OF_BATCH_NORM
     return renamed(error, names) if error.argument in names else error
 

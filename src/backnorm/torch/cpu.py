@@ -25,7 +25,7 @@ from backnorm.options import Options
 from backnorm.problem import Problem
 from backnorm.reproducible_sums import bin_rows
 from backnorm.second_order import arrays
-from backnorm.signature import Kind
+from backnorm.signature import Kind, Operation
 from backnorm.torch.arrays import Form, TensorOperands, Tensors
 from backnorm.torch.memory import (
     array_of,
@@ -93,14 +93,9 @@ def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
 TENSORS = _CpuTensors()
 
 
-def reduce_forward(operands: TensorOperands, options: Options) -> Results:
-    """See `synchronised`."""
-    return compute("reduce_forward", operands, options, arrays=TENSORS)
-
-
-def reduce(operands: TensorOperands, options: Options) -> Results:
-    """See `synchronised`."""
-    return compute("reduce", operands, options, arrays=TENSORS)
+def reduce(operation: Operation, operands: TensorOperands, options: Options) -> Results:
+    """Return what "reduce" or "reduce_forward" of `signature` returns."""
+    return compute(operation, operands, options, arrays=TENSORS)
 
 
 def parts(message: Tensor) -> tuple[np.ndarray, np.ndarray, int]:

@@ -196,7 +196,7 @@ def _by_kernels(operands: Operands, momentum: float, options: Options) -> Tensor
     except ArgumentError as error:
         refused = error
     # The kernels' errors have other names of arguments than PyTorch's function.
-    raise refusal(refused, operands, options.training)
+    raise refusal(refused, operands, options)
 
 
 def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
@@ -225,11 +225,9 @@ def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
 
 def _by_operators(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y by registered operators: transforms, modes, tracers and subclasses see the call."""
-    input, residual, *_ = operands
-    check(operands, options.training)
-    check_residual(residual, input, options.activation)
+    check(operands, options)
     if options.training:
-        check_batch(input)
+        check_batch(operands.input)
     named = {} if torch.compiler.is_compiling() else operands._asdict()
     return by_operators(_of_operators, operands, momentum, options, **named)
 

@@ -27,7 +27,7 @@ from backnorm.options import Options
 from backnorm.problem import Problem
 from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
-from backnorm.signature import Kind
+from backnorm.signature import Kind, Operation
 from backnorm.torch.arrays import Tensors
 from backnorm.torch.memory import as_type, contiguous, dense, order_of, unpack_mask
 
@@ -190,25 +190,18 @@ def _aligned(tensor: Tensor) -> Tensor:
 TENSORS = _CudaTensors()
 
 
-def reduce_forward(operands: Operands[Tensor], options: Options) -> Results:
-    """See `synchronised`."""
+def reduce(operation: Operation, operands: Operands[Tensor], options: Options) -> Results:
+    """Return what "reduce" or "reduce_forward" of `signature` returns."""
     if not options.reproducible:
-        return compute("reduce_forward", operands, options, arrays=TENSORS)
-    _, read = TENSORS.checked("reduce_forward", operands, options)
-    (x,) = cast("Sequence[Tensor]", read)
-    terms = _by_channel(x)
-    return bins_of(terms, terms, x.element_size(), torch), terms.shape[1]
-
-
-def reduce(operands: Operands[Tensor], options: Options) -> Results:
-    """See `synchronised`."""
-    if not options.reproducible:
-        return compute("reduce", operands, options, arrays=TENSORS)
-    _, read = TENSORS.checked("reduce", operands, options)
-    x, dy, mask, mean = cast("Sequence[Any]", read)
-    if mask is not None:
-        dy = torch.where(unpack_mask(mask, x), dy, torch.zeros_like(dy))
-    terms, factors = _by_channel(dy), _by_channel(x) - mean.double()[:, None]
+        return compute(operation, operands, options, arrays=TENSORS)
+    _, read = TENSORS.checked(operation, operands, options)
+    x, *others = cast("Sequence[Any]", read)
+    terms = factors = _by_channel(x)
+    if others:
+        dy, mask, mean = others
+        if mask is not None:
+            dy = torch.where(unpack_mask(mask, x), dy, torch.zeros_like(dy))
+        terms, factors = _by_channel(dy), factors - mean.double()[:, None]
     return bins_of(terms, factors, x.element_size(), torch), terms.shape[1]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,6 +90,9 @@ class Fused(NamedTuple):
 @functional.unscriptable
 class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """The mixin of all layers. It has `forward` and the options; all else is PyTorch's."""
+
+    # The numbers of axes that an input may have, and their texts in errors.
+    _ranks: ClassVar[dict[int, str]]
 
     #: The type in which elements are computed. None stands for the default, which the documentation
     #: of `backnorm.arithmetic` describes.
@@ -211,6 +214,19 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)
         return self._normalised(input, residual, self.activation)
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() in self._ranks:
+            return
+        # If `input` is a nested tensor, `check_tensor` raises an error for it. Otherwise, reading
+        # the shape of `input` below would raise a different error.
+        check_tensor("input", input)
+        raise ArgumentValueError(
+            "input",
+            "must have as many axes as the layer accepts",
+            came=f"shape {tuple(input.shape)}",
+            accepted=" or ".join(self._ranks.values()),
+        )
+
     def _normalised(
         self, input: Tensor, residual: Tensor | None, activation: Activation | None
     ) -> Tensor:
@@ -257,19 +273,6 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return self.weight, self.bias, mean, variance, self.num_batches_tracked
 
 
-def _rank_error(input: Tensor, accepted: str) -> ArgumentValueError:
-    """Return the error for a rank that the layer does not accept."""
-    # If `input` is a nested tensor, `check_tensor` raises an error for it. Otherwise, reading the
-    # shape of `input` below would raise a different error.
-    check_tensor("input", input)
-    return ArgumentValueError(
-        "input",
-        "must have as many axes as the layer accepts",
-        came=f"shape {tuple(input.shape)}",
-        accepted=accepted,
-    )
-
-
 def applies_activation(cls: type[torch.nn.Module]) -> bool:
     """Whether the forward of a class applies the layer's `activation`."""
     return cls.forward is _BatchNorm.forward and cls.__call__ is torch.nn.Module.__call__
@@ -287,9 +290,7 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
     buffers and state_dicts are those of PyTorch's layer.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() not in (2, 3):
-            raise _rank_error(input, "2 axes (N, C) or 3 axes (N, C, L)")
+    _ranks: ClassVar = {2: "2 axes (N, C)", 3: "3 axes (N, C, L)"}
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
@@ -299,9 +300,7 @@ class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
     buffers and state_dicts are those of PyTorch's layer.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() != 4:
-            raise _rank_error(input, "4 axes (N, C, H, W)")
+    _ranks: ClassVar = {4: "4 axes (N, C, H, W)"}
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
@@ -311,9 +310,7 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
     buffers and state_dicts are those of PyTorch's layer.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() != 5:
-            raise _rank_error(input, "5 axes (N, C, D, H, W)")
+    _ranks: ClassVar = {5: "5 axes (N, C, D, H, W)"}
 
 
 class _BatchNormReLU(_BatchNorm):
@@ -367,6 +364,8 @@ class SyncBatchNorm(_BatchNorm):
         DistributedDataParallel makes is rounded once.
     """
 
+    _ranks: ClassVar = {2: "2 axes or more (N, C, ...)"}
+
     #: Error messages use these words for the layer, unless `convert` has set another name.
     name: str = "a SyncBatchNorm layer"
 
@@ -387,7 +386,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise _rank_error(input, "2 axes or more (N, C, ...)")
+            super()._check_input_dim(input)
 
     def _normalised(
         self, input: Tensor, residual: Tensor | None, activation: Activation | None

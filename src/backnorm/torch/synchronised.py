@@ -25,9 +25,8 @@ from backnorm.errors import BacknormError
 from backnorm.executable import compute
 from backnorm.options import Options
 from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_of
-from backnorm.torch import checks
 from backnorm.torch.activations import add_and_activate
-from backnorm.torch.checks import Operands, TensorTypeError, check_device, check_tensor
+from backnorm.torch.checks import Operands, TensorTypeError, check, check_device, check_tensor
 from backnorm.torch.dispatch import is_batched, is_transformed
 from backnorm.torch.engines import engine_of
 from backnorm.torch.exchange import Exchange
@@ -83,7 +82,7 @@ def _forward(
     """Return y and the whole batch's moments: means, biased variances, number of elements."""
     engine, exchange = engine_of(x), None
     options = Options(eps, arithmetic=arithmetic_of(x.dtype, arithmetic), reproducible=reproducible)
-    moments = _message(*engine.reduce_forward((x,), options))
+    moments = _message(*engine.reduce("reduce_forward", (x,), options))
     if group is not None:
         # `settings` is a text that must be equal in all processes. It does not contain the
         # arithmetic. The arithmetic depends on the element type, and the empty x of a process
@@ -123,7 +122,7 @@ def _sums(
     computed_in, exchange = arithmetic_of(x.dtype, arithmetic), None
     options = Options(arithmetic=computed_in, reproducible=reproducible)
     mean, _ = _statistics(x, _check_message("moments", moments, x))
-    local = _message(*engine_of(x).reduce((x, dy, None, mean), options))
+    local = _message(*engine_of(x).reduce("reduce", (x, dy, None, mean), options))
     if group is not None:
         settings = f"{layer}, {x.shape[1]} channels, backward, {reproducible=}, {eps=}"
         exchange = Exchange(group, settings, local)
@@ -303,8 +302,7 @@ def batch_norm(
         If gradients of the result are differentiated.
     """
     input, residual, weight, bias, *statistics = operands
-    checks.check(operands, True)
-    checks.check_residual(residual, input, options.activation)
+    check(operands, options)
     y, moments = batch_norm_with_moments(input, weight, bias, options, processes)
     if operands.running_mean is not None:
         _move(statistics, momentum, moments)

@@ -93,9 +93,9 @@ def test_reproducible_sums_equal_those_of_the_cpu(shape, channels_last):
     results = []
     for module, device in ((cpu, "cpu"), (engine, DEVICE)):
         x, dy = (each.to(device) for each in operands)
-        moments, count = module.reduce_forward((x,), EXACT)
+        moments, count = module.reduce("reduce_forward", (x,), EXACT)
         assert count == x.numel() // shape[1]
-        sums, _ = module.reduce((x, dy, None, mean.to(device)), EXACT)
+        sums, _ = module.reduce("reduce", (x, dy, None, mean.to(device)), EXACT)
         results.append((moments.cpu(), sums.cpu()))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     moments = torch.cat((mean, mean, mean[:1])).double().to(DEVICE)
@@ -123,10 +123,10 @@ def test_reproducible_sums_of_special_values_equal_those_of_the_cpu(dtype, speci
     results = []
     for module, device in ((cpu, "cpu"), (engine, DEVICE)):
         ours = x.to(device)
-        found = [module.reduce_forward((ours,), EXACT)]
+        found = [module.reduce("reduce_forward", (ours,), EXACT)]
         for each in (None, mask.to(device)):
             operands = ours, dy.to(device), each, mean.to(device)
-            found.append(module.reduce(operands, EXACT))
+            found.append(module.reduce("reduce", operands, EXACT))
         results.append([(sums.cpu(), count) for sums, count in found])
     for (sums, count), (expected, expected_count) in zip(*results, strict=True):
         assert torch.equal(sums, expected)
