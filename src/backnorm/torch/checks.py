@@ -87,25 +87,18 @@ def check(operands: Operands, options: Options) -> None:
     for name, tensor in channels.items():
         if tensor is not None:
             _check_channels(name, tensor, input, allowed)
-    training = options.training
-    if not (training and operands.running_mean is None and operands.running_var is None):
-        check_statistics(operands.running_mean, operands.running_var, training=training)
+    check_statistics(operands, options.training)
 
 
-def check_statistics(
-    running_mean: Tensor | None, running_var: Tensor | None, *, training: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Return the running statistics, or raise if one is absent or requires a gradient."""
-    if not (
-        running_mean is None
-        or running_var is None
-        # A value that is not a tensor passes here; the checks of shapes and types report it.
-        or getattr(running_mean, "requires_grad", False)
-        or getattr(running_var, "requires_grad", False)
-    ):
-        return running_mean, running_var
-    statistics = {"running_mean": running_mean, "running_var": running_var}
-    for name, tensor in statistics.items():
+def check_statistics(operands: Operands, training: bool) -> None:
+    """Raise if one of the running statistics is absent or requires a gradient.
+
+    In training, both may be absent.
+    """
+    *_, running_mean, running_var = operands
+    if training and running_mean is None and running_var is None:
+        return
+    for name, tensor in (("running_mean", running_mean), ("running_var", running_var)):
         if tensor is None:
             raise TensorValueError(
                 name,
@@ -113,13 +106,13 @@ def check_statistics(
                 if training
                 else "is required with training=False",
             )
+        # A value that is not a tensor passes here; the checks of shapes and types report it.
         if getattr(tensor, "requires_grad", False):
             raise TensorValueError(
                 name,
                 "must not require a gradient, because it is treated as a constant",
                 hint=f"pass {name}.detach()",
             )
-    raise AssertionError("unreachable")
 
 
 def check_residual(residual: Tensor | None, input: Tensor, activation: Activation | None) -> None:

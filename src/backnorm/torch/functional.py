@@ -201,20 +201,18 @@ def _by_kernels(operands: Operands, momentum: float, options: Options) -> Tensor
 
 def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y by kernels, through autograd if a gradient may be needed."""
-    input, residual, weight, bias, running_mean, running_var = operands
+    input, residual, weight, bias, *_ = operands
     wants_gradient = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (input, weight, bias, residual)
     )
     name = eager.name_of(options, residual)
+    check_statistics(operands, options.training)
     if options.training:
         check_batch(input)
-        if running_mean is not None or running_var is not None:
-            check_statistics(running_mean, running_var)
         if wants_gradient:
             y: Tensor = eager.TRAIN[name](*operands, momentum, options)
             return y
         return eager.profiled(engines.forward, name)(operands, momentum, options)[0]
-    check_statistics(running_mean, running_var)
     if not wants_gradient:
         return eager.profiled(engines.inference, name)(operands, options)
     plain = options if options.activation is None else options._replace(activation=None)

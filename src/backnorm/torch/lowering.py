@@ -46,10 +46,7 @@ def _forward_sums(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean and the biased variance of x, and the coefficients that give y."""
-    mean, variance, coefficients = _compute(
-        "forward_coefficients", (x, weight, bias), eps, True, arithmetic
-    )
-    return mean, variance, coefficients
+    return _compute("forward_coefficients", (x, weight, bias), eps, True, arithmetic)
 
 
 def _backward_sums(
@@ -63,18 +60,16 @@ def _backward_sums(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of weight and bias, and the coefficients that give dx."""
-    dweight, dbias, coefficients = _compute(
-        "backward_coefficients", (x, dy, mean, variance, weight), eps, training, arithmetic
-    )
-    return dweight, dbias, coefficients
+    operands = x, dy, mean, variance, weight
+    return _compute("backward_coefficients", operands, eps, training, arithmetic)
 
 
 def _compute(
     operation: Operation, operands: Any, eps: float, training: bool, arithmetic: str | None
-) -> Any:
-    chosen = check_arithmetic(arithmetic or LOWERED)
-    options = Options(eps, training=training, arithmetic=chosen)
-    return compute(operation, operands, options, arrays=TENSORS)
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = Options(eps, training=training, arithmetic=check_arithmetic(arithmetic or LOWERED))
+    first, second, coefficients = compute(operation, operands, options, arrays=TENSORS)
+    return first, second, coefficients
 
 
 def _constants(
