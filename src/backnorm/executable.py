@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from backnorm import arithmetics, engines
@@ -25,6 +26,12 @@ from backnorm.threads import get_num_threads
 
 # The call cache has at most this many entries. Few models have so many layers.
 _MOST = 4096
+
+#: The numbers of a call by their names: see `interfaces.Launch`.
+Numbers = Mapping[str, Any]
+
+#: The numbers of most calls.
+NO_NUMBERS: Numbers = MappingProxyType({})
 
 #: Exceptions that can be raised while an executable is looked up: when the facts of an object that
 #: is not an array are read, and when a key with an unhashable option is hashed.
@@ -97,7 +104,9 @@ class Executable:
             *[fields.index(name) if name in fields else len(fields) for name in ADDRESSES]
         )
 
-    def plain(self, operands: Operands[Any], target: Any = None, **numbers: Any) -> Results:
+    def plain(
+        self, operands: Operands[Any], target: Any = None, numbers: Numbers = NO_NUMBERS
+    ) -> Results:
         """Return the results for operands that kernels read in place.
 
         Parameters
@@ -105,12 +114,12 @@ class Executable:
         operands : sequence of arrays
         target : array, optional
             Memory to which a kernel can write the first result.
-        **numbers
+        numbers : mapping
             See `interfaces.Launch`.
         """
         arrays, forms = self._arrays, self._forms
         if arrays.have_no_memory(operands):
-            return run(self.problem, operands, target, arrays=arrays, **numbers)
+            return run(self.problem, operands, target, numbers, arrays=arrays)
         if target is None:
             results = arrays.new(forms, operands)
         else:
@@ -121,19 +130,21 @@ class Executable:
             self._refuse((*operands, *results), refused)
         return (*results, *self._rest)
 
-    def into(self, operands: Operands[Any], out: Any, **numbers: Any) -> Results:
+    def into(self, operands: Operands[Any], out: Any, numbers: Numbers = NO_NUMBERS) -> Results:
         """Return the results for operands that kernels read in place, the first in `out`."""
         arrays = self._arrays
         target = arrays.target(out, operands, self.problem, self.order, in_place=True)
-        results = self.plain(operands, target, **numbers)
+        results = self.plain(operands, target, numbers)
         return results if target is out else (arrays.put(results[0], out), *results[1:])
 
-    def run(self, operands: Operands[Any], out: Any = None, **numbers: Any) -> Results:
+    def run(
+        self, operands: Operands[Any], out: Any = None, numbers: Numbers = NO_NUMBERS
+    ) -> Results:
         """Return the results for arrays that may have to be copied: see the function `run`."""
         arrays, layout = self._arrays, (self.problem, self.order)
         ready = arrays.ready(operands, *layout)
         target = None if out is None else arrays.target(out, operands, *layout)
-        results = self.plain(ready, target, **numbers)
+        results = self.plain(ready, target, numbers)
         results = arrays.finished(results, operands, ready, *layout)
         return results if out is None else (arrays.put(results[0], out), *results[1:])
 
@@ -183,9 +194,9 @@ def run(
     problem: Problem,
     operands: Sequence[Any],
     out: Any = None,
+    numbers: Numbers = NO_NUMBERS,
     *,
     arrays: AnyArrays = NUMPY,
-    **numbers: Any,
 ) -> Results:
     """Return the results of a problem for arrays of any strides and byte order.
 
@@ -196,9 +207,9 @@ def run(
         The operands of the signature, None for an absent one.
     out : array, optional
         Memory for the first result.
-    arrays : Arrays
-    **numbers
+    numbers : mapping
         See `interfaces.Launch`.
+    arrays : Arrays
 
     Raises
     ------
@@ -207,7 +218,7 @@ def run(
         not positive.
     """
     read = arrays.read(operands, problem.signature)
-    return executable(problem, read[0], arrays=arrays).run(read, out, **numbers)
+    return executable(problem, read[0], arrays=arrays).run(read, out, numbers)
 
 
 def settings() -> tuple[object, ...]:
@@ -274,9 +285,9 @@ def compute(
         found = _first(key, operation, operands, options, arrays)
     results: Results
     if out is None:
-        results = found.plain(operands, **numbers)
+        results = found.plain(operands, None, numbers)
     else:
-        results = found.into(operands, out, **numbers)
+        results = found.into(operands, out, numbers)
     return results
 
 
@@ -289,11 +300,13 @@ class _Copying:
     problem: Problem
     arrays: AnyArrays
 
-    def plain(self, operands: Operands[Any], **numbers: Any) -> Results:
-        return run(self.problem, operands, arrays=self.arrays, **numbers)
+    def plain(
+        self, operands: Operands[Any], target: None = None, numbers: Numbers = NO_NUMBERS
+    ) -> Results:
+        return run(self.problem, operands, None, numbers, arrays=self.arrays)
 
-    def into(self, operands: Operands[Any], out: Any, **numbers: Any) -> Results:
-        return run(self.problem, operands, out, arrays=self.arrays, **numbers)
+    def into(self, operands: Operands[Any], out: Any, numbers: Numbers = NO_NUMBERS) -> Results:
+        return run(self.problem, operands, out, numbers, arrays=self.arrays)
 
 
 def _first(

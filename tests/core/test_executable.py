@@ -94,7 +94,7 @@ def test_executable_of_empty_batch_passes_no_running_statistics():
     operands = x, None, None, None, channel, channel
     launch = Recorded()
     problem = problem_of("forward", *operands)
-    Executable(problem, (0, 1, 2), NUMPY, None, launch).plain(operands, momentum=0.5)
+    Executable(problem, (0, 1, 2), NUMPY, None, launch).plain(operands, None, {"momentum": 0.5})
     named = dict(zip(ADDRESSES, launch.addresses[0], strict=True))
     assert named["running_mean"] == named["running_variance"] == 0
 

@@ -197,7 +197,7 @@ def batch_norm_backward_elemt(
     )
     operands = x, dy, None, mean, invstd, weight
     dx: np.ndarray
-    dx, _ = run(problem, operands, sums=sums, count=total)
+    dx, _ = run(problem, operands, numbers={"sums": sums, "count": total})
     return dx
 
 

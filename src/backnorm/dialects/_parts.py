@@ -108,7 +108,7 @@ def _run(
     )
     operands = {"x": x, "dy": dy, "mean": mean, "variance": variance, "gamma": gamma}
     try:
-        return run(problem, problem.signature.arranged(operands), **numbers)
+        return run(problem, problem.signature.arranged(operands), numbers=numbers)
     except ArgumentError as error:
         raise error.in_words(call.schema.words) from None
 

@@ -111,10 +111,10 @@ class BoundCall:
             memory = inputs[self.memory]
         try:
             if memory is None:
-                results = self.execute(operands, **self.numbers)
+                results = self.execute(operands, None, self.numbers)
             else:
                 check_memory(self.call.schema.words["out"], memory)
-                results = self.run(operands, memory, **self.numbers)
+                results = self.run(operands, memory, self.numbers)
         except ArgumentError as error:
             words = {**self.call.schema.words, **self.canonical.inputs}
             raise error.in_words(words) from None
