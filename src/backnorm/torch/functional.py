@@ -147,9 +147,9 @@ def batch_norm(
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
         training, momentum, eps = check_numbers(training, momentum, eps)
     reproducible = reproducible is not False and check_flag("reproducible", reproducible)
-    tensors = input, residual, weight, bias, running_mean, running_var
+    every = input, residual, weight, bias, running_mean, running_var
     is_compiling = torch.compiler.is_compiling()
-    operands = Operands(*(tensors if is_compiling else map(as_plain, tensors)))
+    operands = Operands(*(every if is_compiling else map(as_plain, every)))
     options = options_of(training, eps, activation, arithmetic, input.dtype)
     return _way_of(operands, options.training and reproducible)(operands, momentum, options)
 
