@@ -9,7 +9,9 @@ import torch
 
 from backnorm.activations import RELU, Activation
 from backnorm.conformance import relu_battery
+from backnorm.executable import compute
 from backnorm.layout import mask_size
+from backnorm.options import Options
 from backnorm.results import Gradients, GradientsWithResidual, Normalized, NormalizedWithMask
 from backnorm.torch import gpu
 from backnorm.torch.memory import array_of, tensor_of
@@ -59,18 +61,10 @@ class WithRelu:
         self, x, gamma=None, beta=None, *,
         activation=RELU, residual=None, epsilon, data_format="NCX",
     ):  # fmt: skip
-        y, mean, variance, mask = gpu.forward(
-            tensor(x, data_format),
-            tensor(residual, data_format),
-            tensor(gamma),
-            tensor(beta),
-            None,
-            None,
-            epsilon,
-            "NCX",
-            activation,
-            self.arithmetic,
-            False,
+        data = tensor(x, data_format), tensor(residual, data_format)
+        options = Options(epsilon, activation=activation, arithmetic=self.arithmetic)
+        y, mean, variance, mask = compute(
+            "forward", (*data, tensor(gamma), tensor(beta), None, None), options, arrays=gpu.TENSORS
         )
         return NormalizedWithMask(array(y, data_format), array(mean), array(variance), array(mask))
 
@@ -87,15 +81,10 @@ class WithRelu:
         epsilon,
         data_format="NCX",
     ):
-        (y,) = gpu.inference(
-            tensor(x, data_format),
-            tensor(residual, data_format),
-            *(tensor(value) for value in (mean, variance, gamma, beta)),
-            epsilon,
-            "NCX",
-            activation,
-            self.arithmetic,
-        )
+        data = tensor(x, data_format), tensor(residual, data_format)
+        channels = map(tensor, (mean, variance, gamma, beta))
+        options = Options(epsilon, activation=activation, arithmetic=self.arithmetic)
+        (y,) = compute("inference", (*data, *channels), options, arrays=gpu.TENSORS)
         return array(y, data_format)
 
     def backward(
@@ -113,20 +102,14 @@ class WithRelu:
         training=True,
     ):
         assert mask is None or mask.size == mask_size(x.size)
-        dx, dgamma, dbeta, dresidual = gpu.backward(
+        operands = (
             tensor(x, data_format),
             tensor(dy, data_format),
             None if mask is None else torch.from_numpy(mask.copy()).to(DEVICE),
-            tensor(mean),
-            tensor(variance),
-            tensor(gamma),
-            epsilon,
-            "NCX",
-            training,
-            residual,
-            self.arithmetic,
-            False,
+            *map(tensor, (mean, variance, gamma)),
         )
+        options = Options(epsilon, training=training, residual=residual, arithmetic=self.arithmetic)
+        dx, dgamma, dbeta, dresidual = compute("backward", operands, options, arrays=gpu.TENSORS)
         return GradientsWithResidual(
             array(dx, data_format),
             array(dgamma),

@@ -16,10 +16,12 @@ from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
 from backnorm.conformance.relu_battery import examine_relu, relu_case
+from backnorm.executable import compute
 from backnorm.gpu.kernels.parameters import Sizes, encoded
 from backnorm.gpu.kernels.tuning import CONFIGURATIONS
 from backnorm.gpu.plan import plan_gpu
 from backnorm.layout import extents_of
+from backnorm.options import Options
 from backnorm.torch import cpu, gpu
 from backnorm.torch.memory import unpack_mask
 from tests.support import internals
@@ -95,18 +97,18 @@ def test_forced_schedule_matches_cpu_within_one_ulp(shape, schedule, layout, rel
         residual = None
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     operands = x, residual, weight, bias, None, None
-    options = 1e-5, "NCX", RELU if relu else None, None, False
-    *ours, mask = gpu.forward(*there(operands), *options)
-    *theirs, bits = cpu.forward(*operands, *options)
+    options = Options(1e-5, activation=RELU if relu else None)
+    *ours, mask = compute("forward", there(operands), options, arrays=gpu.TENSORS)
+    *theirs, bits = compute("forward", operands, options, arrays=cpu.TENSORS)
     compare(ours, theirs)
     if relu:
         positive = unpack_mask(bits, x)
         assert torch.equal(unpack_mask(mask.cpu(), x), positive)
         assert torch.equal(unpack_mask(mask, *there([x])).cpu(), positive)
     operands = x, dy, bits, *theirs[1:], weight
-    options = 1e-5, "NCX", True, relu, None, False
-    *ours, dresidual = gpu.backward(*there(operands), *options)
-    *theirs, expected = cpu.backward(*operands, *options)
+    options = Options(1e-5, residual=relu)
+    *ours, dresidual = compute("backward", there(operands), options, arrays=gpu.TENSORS)
+    *theirs, expected = compute("backward", operands, options, arrays=cpu.TENSORS)
     compare(ours, theirs)
     if relu:
         assert torch.equal(dresidual.cpu(), expected)
@@ -174,13 +176,16 @@ def training_step(shape, layout, dtype, arithmetic):
     weight, bias = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
     running = torch.zeros(shape[1]), torch.ones(shape[1])
     operands = there([x, residual, weight, bias, *running])
-    options = 1e-5, "NCX", RELU, arithmetic, False
-    y, mean, variance, mask = gpu.forward(*operands, *options, momentum=0.3)
-    saved = *there([x, dy]), mask, mean, variance, operands[2]
-    options = 1e-5, "NCX", True, True, arithmetic, False
+    options = Options(1e-5, activation=RELU, arithmetic=arithmetic)
+    y, mean, variance, mask = compute(
+        "forward", operands, options, arrays=gpu.TENSORS, momentum=0.3
+    )
+    x, out = there([x, dy])
     # dx overwrites a copy of dy.
-    out = saved[1].clone(memory_format=torch.preserve_format)
-    gradients = gpu.backward(saved[0], out, *saved[2:], *options, out)
+    out = out.clone(memory_format=torch.preserve_format)
+    saved = x, out, mask, mean, variance, operands[2]
+    options = Options(1e-5, residual=True, arithmetic=arithmetic)
+    gradients = compute("backward", saved, options, out, arrays=gpu.TENSORS)
     return [
         each.cpu().contiguous().view(torch.uint8)
         for each in (y, mean, variance, unpack_mask(mask, y), *operands[4:], *gradients)

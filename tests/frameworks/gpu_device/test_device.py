@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import backnorm.torch
-from backnorm.executable import forget
+from backnorm.executable import compute, forget
 from backnorm.gpu.kernels import backward, forward
 from backnorm.gpu.kernels.tuning import CONFIGURATIONS
+from backnorm.options import Options
 from backnorm.torch import engines, gpu
 from backnorm.torch.checks import Operands
 from backnorm.torch.options import options_of
@@ -210,8 +211,8 @@ def test_tuning_restores_what_a_kernel_overwrites(monkeypatch):
 
     def backward_over(out):
         operands = x, out, None, *statistics, weight
-        options = 1e-5, "NCX", True, False, "float64", False
-        return gpu.backward(*operands, *options, out)[0]
+        options = Options(1e-5, arithmetic="float64")
+        return compute("backward", operands, options, out, arrays=gpu.TENSORS)[0]
 
     for kernel in TUNED:
         monkeypatch.setattr(kernel, "cache", {})
