@@ -30,7 +30,7 @@ from backnorm.options import Options
 from backnorm.torch import engines, library
 from backnorm.torch.activations import activate, derivative
 from backnorm.torch.checks import Operands, renamed
-from backnorm.torch.dispatch import by_operators, needs_dispatcher
+from backnorm.torch.dispatch import PLAIN, by_operators, needs_dispatcher
 from backnorm.torch.engines import Saved
 from backnorm.torch.memory import order_of, unpack_mask
 
@@ -54,7 +54,7 @@ class _Normalisation(Function):
         saved, has_residual = Saved(x, weight, mean, variance, mask, bias), needed[1]
         # The kernels take plain tensors only; x may be of a subclass if a saved-tensor hook
         # returned it.
-        if torch.is_grad_enabled() or needs_dispatcher(dy, x):
+        if torch.is_grad_enabled() or needs_dispatcher(dy) or type(x) not in PLAIN:
             gradients = by_operators(
                 _by_library, saved, dy, ctx.options, dy=dy, input=x, weight=weight
             )
