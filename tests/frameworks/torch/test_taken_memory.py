@@ -110,5 +110,5 @@ def test_backward_with_replaced_saved_tensors_returns_same_dx_or_raises():
 
     with refused:
         gradient(emptied)
-    with pytest.raises(backnorm.ArgumentError, match="dy: must be on the device of x"):
+    with pytest.raises(backnorm.ArgumentError, match="input: has no elements in memory"):
         gradient(lambda tensor: tensor.to("meta"))
