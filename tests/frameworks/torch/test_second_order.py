@@ -127,8 +127,9 @@ def test_double_backward_by_operators_allocates_at_most_8_blocks(dtype, monkeypa
 def test_double_backward_on_cpu_allocates_little_beyond_results():
     x, dy, ddx = (torch.randn(16, 8, 128, 128) for _ in range(3))
     one = torch.ones(8)
-    # The first call imports modules.
-    cpu.double_backward((x[:1], dy[:1], ddx[:1]), [one] * 5, 1e-5, True)
+    # The first call, and the first use of `Live`, import modules.
+    with Live(x):
+        cpu.double_backward((x[:1], dy[:1], ddx[:1]), [one] * 5, 1e-5, True)
     tracemalloc.start()
     try:
         with Live(x, dy, ddx, one) as live:
