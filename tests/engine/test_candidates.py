@@ -93,7 +93,7 @@ def test_candidates_have_the_same_bits(data, operation):
     for decided in candidates(problem, extents, _MACHINE):
         launch = Launch(problem, decided, HEADER)
         run = Executable(problem, axes(data), NUMPY, decided, launch).plain
-        arrays = run(operands, **numbers)
+        arrays = run(operands, None, numbers)
         found = [np.asarray(each).tobytes() for each in arrays if each is not None]
         expected = expected or found
         assert found == expected, decided
