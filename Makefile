@@ -5,7 +5,7 @@
 #   make mutants       break one adapter after another; the tests of `make test` must fail
 #   make test-torch    run the tests of one framework; also test-core, test-jax, test-keras-jax, ...
 #                      test-core needs no framework and no kernels: 0.2 GB instead of 5 GB
-#   make kernels       compile all kernels for this processor: two minutes on two processors, once
+#   make kernels       compile all kernels for this processor: a minute on two processors, once
 #   make wheel-check   install the wheels with every Python that the machine has, and run the demo
 #   make bench         run the whole benchmark, with all peers
 #   make bench-quick   run a small part of the benchmark

@@ -100,8 +100,8 @@ class NumPy(Arrays[np.ndarray, Place]):
         if addresses.HEADER:
             # Machine code reads the addresses of elements from the array objects.
             return [*map(id, operands), *map(id, results), 0]
-        arrays = (*operands, *results)
-        return [*(0 if array is None else addresses.address_of(array) for array in arrays), 0]
+        arrays = (*operands, *results, None)
+        return [0 if array is None else addresses.address_of(array) for array in arrays]
 
     def place(self, x: np.ndarray | None) -> Place:
         return engines.place()

@@ -66,8 +66,8 @@ class _CpuTensors(Tensors[Place]):
         }
 
     def addresses(self, operands: TensorOperands, results: Sequence[Tensor]) -> list[int]:
-        arrays = (*operands, *results)
-        return [*(0 if tensor is None else tensor.data_ptr() for tensor in arrays), 0]
+        arrays = (*operands, *results, None)
+        return [0 if tensor is None else tensor.data_ptr() for tensor in arrays]
 
     def place(self, x: Tensor | None) -> Place:
         engines.kernels("tensors of PyTorch")

@@ -57,6 +57,7 @@ def is_opaque(tensor: Tensor) -> bool:
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
+_is_functional = torch._is_functional_tensor
 
 #: is_batched(tensor): whether a tensor is a batch of gradients. If the argument
 #: ``is_grads_batched`` of `torch.autograd.grad` is true, a backward pass is called with such a
@@ -64,13 +65,14 @@ _tracing = torch._C._get_tracing_state
 is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def needs_dispatcher(*tensors: Tensor | None) -> bool:
+def needs_dispatcher(first: Tensor, *others: Tensor | None) -> bool:
     """Whether a call on tensors must run as operators of PyTorch's dispatcher, not directly.
 
     The result is True in these cases: under `torch.compile` and `torch.export` (`is_compiling`);
     under `torch.func` and forward-mode differentiation; under modes that see every operator (fake
-    tensors, `make_fx`, FLOP counters); under `torch.jit.trace`; for a tensor that is opaque, such
-    as a batch of gradients (``is_grads_batched``), or of a subclass other than `Parameter`.
+    tensors, `make_fx`, FLOP counters); under `torch.jit.trace`; if the first tensor is a batch of
+    gradients (``is_grads_batched``); for a tensor of a subclass other than `Parameter`, on another
+    device than a CPU or a CUDA device, or in a wrapper of functionalisation.
     """
     return (
         is_compiling()
@@ -78,15 +80,22 @@ def needs_dispatcher(*tensors: Tensor | None) -> bool:
         or _modes() > 0
         or forward_ad._current_level >= 0
         or _tracing() is not None
-        or not _are_in_memory(tensors)
+        or is_batched(first)
+        or _are_elsewhere((first, *others))
     )
 
 
-def _are_in_memory(tensors: Sequence[Tensor | None]) -> bool:
+def _are_elsewhere(tensors: Sequence[Tensor | None]) -> bool:
     for tensor in tensors:
-        if tensor is not None and (type(tensor) not in PLAIN or is_opaque(tensor)):
-            return False
-    return True
+        # `is_opaque` says more, but reads dispatch keys, which takes longer than these tests. A
+        # sparse tensor gets through here, and kernels refuse it.
+        if tensor is not None and (
+            type(tensor) not in PLAIN
+            or not (tensor.is_cpu or tensor.is_cuda)
+            or _is_functional(tensor)
+        ):
+            return True
+    return False
 
 
 def is_transformed() -> bool:

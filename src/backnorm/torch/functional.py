@@ -147,11 +147,15 @@ def batch_norm(
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
         training, momentum, eps = check_numbers(training, momentum, eps)
     reproducible = reproducible is not False and check_flag("reproducible", reproducible)
-    every = input, residual, weight, bias, running_mean, running_var
-    is_compiling = torch.compiler.is_compiling()
-    operands = Operands(*(every if is_compiling else map(as_plain, every)))
+    operands = Operands(input, residual, weight, bias, running_mean, running_var)
     options = options_of(training, eps, activation, arithmetic, input.dtype)
-    return _way_of(operands, options.training and reproducible)(operands, momentum, options)
+    in_phases = options.training and reproducible
+    way = _way_of(operands, in_phases)
+    if way is not _by_kernels and not torch.compiler.is_compiling():
+        # Tensors of subclasses that have memory are computed like plain tensors.
+        operands = Operands(*map(as_plain, operands))
+        way = _way_of(operands, in_phases)
+    return way(operands, momentum, options)
 
 
 def _way_of(operands: Operands, in_phases: bool) -> Callable[[Operands, float, Options], Tensor]:
@@ -202,8 +206,11 @@ def _by_kernels(operands: Operands, momentum: float, options: Options) -> Tensor
 def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y by kernels, through autograd if a gradient may be needed."""
     input, residual, weight, bias, *_ = operands
-    wants_gradient = torch.is_grad_enabled() and any(
-        each is not None and each.requires_grad for each in (input, weight, bias, residual)
+    wants_gradient = torch.is_grad_enabled() and (
+        input.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
     )
     name = eager.name_of(options, residual)
     check_statistics(operands, options.training)
