@@ -25,7 +25,7 @@ from backnorm.gpu.kernels.arithmetic import (
     zeros,
 )
 from backnorm.gpu.kernels.formulas import (
-    Coefficients,
+    coefficients_of,
     derivative,
     inverse_deviation,
     solve_backward,
@@ -224,12 +224,7 @@ def _coefficients(channels, b_sum_dy, b_sum_dy_xmu, count, i_channels, FORM: tl.
     if channels.gamma is not None:
         b_gain = tl.load(channels.gamma + i_channels).to(tl.float64) * b_scale
     b_shift, b_slope = solve_backward(b_sum_dy, b_sum_dy_xmu, b_scale, count)
-    return Coefficients(
-        rounded(per_column(b_mean, FORM), FORM.arithmetic),
-        rounded(per_column(b_shift, FORM), FORM.arithmetic),
-        rounded(per_column(b_slope, FORM), FORM.arithmetic),
-        rounded(per_column(b_gain, FORM), FORM.arithmetic),
-    )
+    return coefficients_of(b_mean, b_shift, b_slope, b_gain, FORM)
 
 
 @triton.jit

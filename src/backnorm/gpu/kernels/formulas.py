@@ -30,6 +30,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from backnorm.gpu.kernels.arithmetic import rounded
+from backnorm.gpu.kernels.tiles import per_column
+
 
 class Coefficients(NamedTuple):
     """The coefficients of the formulas, for each column of a tile or for the whole tile."""
@@ -38,6 +41,17 @@ class Coefficients(NamedTuple):
     shift: Any
     slope: Any
     gain: Any
+
+
+@triton.jit
+def coefficients_of(b_mean, b_shift, b_slope, b_gain, FORM: tl.constexpr):
+    """Return coefficients in the arithmetic of elements, in a shape that broadcasts with a tile."""
+    return Coefficients(
+        rounded(per_column(b_mean, FORM), FORM.arithmetic),
+        rounded(per_column(b_shift, FORM), FORM.arithmetic),
+        rounded(per_column(b_slope, FORM), FORM.arithmetic),
+        rounded(per_column(b_gain, FORM), FORM.arithmetic),
+    )
 
 
 @triton.jit

@@ -24,13 +24,12 @@ from backnorm.gpu.kernels.arithmetic import (
     add_compensated,
     join,
     narrow,
-    rounded,
     two_sum,
     widen,
     zeros,
 )
 from backnorm.gpu.kernels.formulas import (
-    Coefficients,
+    coefficients_of,
     fold_forward,
     inverse_deviation,
     normalised,
@@ -299,12 +298,7 @@ def _coefficients(channels, b_mean, b_rest, b_variance, i_channels, FORM: tl.con
     if channels.beta is not None:
         b_beta = tl.load(channels.beta + i_channels).to(tl.float64)
     b_shift, b_slope = fold_forward(b_mean, b_rest, b_beta, b_gain, FORM)
-    return Coefficients(
-        rounded(per_column(b_mean, FORM), FORM.arithmetic),
-        rounded(per_column(b_shift, FORM), FORM.arithmetic),
-        rounded(per_column(b_slope, FORM), FORM.arithmetic),
-        rounded(per_column(b_gain, FORM), FORM.arithmetic),
-    )
+    return coefficients_of(b_mean, b_shift, b_slope, b_gain, FORM)
 
 
 @triton.jit
