@@ -96,11 +96,10 @@ class NumPy(Arrays[np.ndarray, Place]):
     def new(self, forms: Sequence[_Form], operands: _Operands) -> list[np.ndarray]:
         return [*map(call, forms)]
 
-    def addresses(self, operands: _Operands, results: Sequence[np.ndarray]) -> list[int]:
+    def addresses(self, arrays: _Operands) -> list[int]:
         if addresses.HEADER:
             # Machine code reads the addresses of elements from the array objects.
-            return [*map(id, operands), *map(id, results), 0]
-        arrays = (*operands, *results, None)
+            return [*map(id, arrays)]
         return [0 if array is None else addresses.address_of(array) for array in arrays]
 
     def place(self, x: np.ndarray | None) -> Place:

@@ -118,14 +118,17 @@ class Executable:
             See `interfaces.Launch`.
         """
         arrays, forms = self._arrays, self._forms
-        if arrays.have_no_memory(operands):
+        addresses = arrays.addresses(operands)
+        if addresses is None:
             return run(self.problem, operands, target, numbers, arrays=arrays)
         if target is None:
             results = arrays.new(forms, operands)
         else:
             results = [target, *arrays.new(forms[1:], operands)]
-        addresses = arrays.addresses(operands, results)
-        refused = self.stage(self._fields(addresses), **numbers)
+        of_results = arrays.addresses(results)
+        assert of_results is not None, "a new array has memory"
+        every = (*addresses, *of_results, arrays.absent)
+        refused = self.stage(self._fields(every), **numbers)
         if refused >= 0:
             self._refuse((*operands, *results), refused)
         return (*results, *self._rest)

@@ -133,9 +133,12 @@ class Arrays(ABC, Generic[A, P]):
     classes : tuple of type
         The classes of operands whose facts can be trusted, among them the class of None. A subclass
         may override its shape.
+    absent
+        The address that stands for an absent array.
     """
 
     classes: ClassVar[tuple[type, ...]]
+    absent: ClassVar[Any] = 0
 
     @abstractmethod
     def place(self, x: A | None) -> P:
@@ -169,14 +172,10 @@ class Arrays(ABC, Generic[A, P]):
         """Return a new array of each form. `operands` are in the form that kernels read."""
 
     @abstractmethod
-    def addresses(self, operands: Operands[A], results: Sequence[A]) -> list[Any]:
-        """Return the address of each operand (for None, anything) and of each result, and behind
-        them the address that stands for an absent array.
+    def addresses(self, arrays: Operands[A]) -> list[Any] | None:
+        """Return the address of each array (for None, anything); None if an array has lost its
+        memory, which its facts do not show.
         """
-
-    def have_no_memory(self, operands: Operands[A]) -> bool:
-        """Whether an operand has lost its memory, which its facts do not show."""
-        return False
 
     def read(self, operands: Sequence[Any], signature: Signature) -> Operands[A]:
         """Return the operands as arrays of type A; raise if one is missing or not an array."""

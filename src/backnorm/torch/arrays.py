@@ -54,17 +54,18 @@ class Tensors(Arrays[Tensor, P]):
     def new(self, forms: Sequence[Form], operands: TensorOperands) -> list[Tensor]:
         return [form(operands) for form in forms]
 
-    def have_no_memory(self, operands: TensorOperands) -> bool:
+    def addresses(self, arrays: TensorOperands) -> list[Any] | None:
+        addresses = []
         try:
-            for tensor in operands:
-                if tensor is not None:
-                    address = tensor.data_ptr()
-                    if address < _LOW and has_no_memory(tensor, address):
-                        return True
+            for tensor in arrays:
+                address = 0 if tensor is None else tensor.data_ptr()
+                if address < _LOW and tensor is not None and has_no_memory(tensor, address):
+                    return None
+                addresses.append(address)
         except RuntimeError:
             # A tensor without storage, such as that of a transform that is over, has no address.
-            return True
-        return False
+            return None
+        return addresses
 
     def order_of(self, x: Tensor) -> Order:
         return order_of(x)

@@ -65,10 +65,6 @@ class _CpuTensors(Tensors[Place]):
             "coefficients": lambda _: torch.empty_like(coefficients),
         }
 
-    def addresses(self, operands: TensorOperands, results: Sequence[Tensor]) -> list[int]:
-        arrays = (*operands, *results, None)
-        return [0 if tensor is None else tensor.data_ptr() for tensor in arrays]
-
     def place(self, x: Tensor | None) -> Place:
         engines.kernels("tensors of PyTorch")
         return engines.place()

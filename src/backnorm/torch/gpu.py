@@ -28,7 +28,7 @@ from backnorm.problem import Problem
 from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
 from backnorm.signature import Kind, Operation
-from backnorm.torch.arrays import Tensors
+from backnorm.torch.arrays import TensorOperands, Tensors
 from backnorm.torch.memory import as_type, contiguous, dense, order_of, unpack_mask
 
 # The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
@@ -122,6 +122,8 @@ class _Launches(Launch):
 
 
 class _CudaTensors(Tensors[torch.device]):
+    absent = None
+
     def facts(self, operands: Sequence[Any], mask: int | None) -> list[Hashable]:
         return [
             None
@@ -160,9 +162,9 @@ class _CudaTensors(Tensors[torch.device]):
             "sums": lambda operands: operands[0].new_empty((2, channels), dtype=torch.float64),
         }
 
-    def addresses(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Tensor | None]:
+    def addresses(self, arrays: TensorOperands) -> list[Any] | None:
         # Triton takes tensors in place of addresses.
-        return [*operands, *results, None]
+        return None if super().addresses(arrays) is None else [*arrays]
 
     def place(self, x: Tensor) -> torch.device:
         return x.device
