@@ -264,7 +264,7 @@ def _named(versions: Mapping[str, str]) -> str:
 
 
 def _versions(result: Result) -> dict[str, str]:
-    ours = "(kernels of this version)" if _is_current(result) else "(an earlier version)"
+    ours = "(this version)" if _is_current(result) else "(an earlier version)"
     return result.environment["versions"] | {"backnorm": ours}
 
 
