@@ -117,8 +117,8 @@ class TensorSpec:
     type : str
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
-        data: the shape of x. channel: (C,). kept: the shape of x with 1 for each axis that is
-        reduced. vector: rank 1, of a length that depends on the attributes. opaque: neither
+        data: the shape of x. channel: (C,), but as kept if x has several channel axes. kept: the
+        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends on the attributes. opaque: neither
         checked nor used.
     required : bool
     summary : str
@@ -163,8 +163,8 @@ class AttributeSpec:
         As in the dialect. The value of an ``f32`` attribute is rounded to float32.
     role : str or None
         The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
-        ``"training"``; ``"frozen"`` is the opposite of ``"training"``, and ``"reduced_axes"`` are
-        all axes that are not channel axes.
+        ``"training"``; ``"frozen"`` is the opposite of ``"training"`` (of several such attributes,
+        one that is true is enough), and ``"reduced_axes"`` are all axes that are not channel axes.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
@@ -381,9 +381,9 @@ class OperatorSchema(Rules):
         ):
             for spec in getattr(self, table):
                 yield f"{table}: the role of {spec.name} (each role once)", spec.role, roles
-                # A role may occur only once in a table. So the role of this tensor or attribute is
-                # removed from the roles that the following ones may have.
-                if spec.role not in ("ignored", "empty", None):
+                # Most roles may occur only once in a table. So the role of this tensor or attribute
+                # is removed from the roles that the following ones may have.
+                if spec.role not in ("ignored", "empty", "frozen", None):
                     roles.remove(spec.role)
         names = {tensor.role for tensor in self.inputs}
         # Only the operators of these three operations must have all required operands. An operator
