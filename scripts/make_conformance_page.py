@@ -4,7 +4,7 @@ With --measure: first run every implementation and write docs/conformance.json; 
 minutes, and needs the whole dependency group `test`. With --check: say whether the page is current,
 and write nothing.
 
-Usage: python scripts/make_conformance_page.py [--measure | --check]
+Usage: python -m scripts.make_conformance_page [--measure | --check]
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, bound
-from conformance_field import REPRODUCTION, measured
-from generated import between, options, write_or_check
+from scripts.conformance_field import REPRODUCTION, measured
+from scripts.generated import between, options, write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "docs" / "conformance.json"

@@ -7,8 +7,6 @@ import importlib
 import inspect
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -381,32 +379,3 @@ def test_page_has_no_operation_without_results():
     (row,) = (line for line in page.splitlines() if line.startswith("| double_backward |"))
     results = "gradient of `x`, gradient of `dy`, gradient of `gamma`"
     assert row.split(" | ")[2] == results
-
-
-PAGE_SCRIPTS = pytest.mark.parametrize(
-    "script",
-    [
-        "make_conformance_page.py",
-        "make_dialects_page.py",
-        "make_features_page.py",
-    ],
-)
-
-
-@PAGE_SCRIPTS
-@pytest.mark.parametrize(("flag", "status"), [("--help", 0), ("--chek", 2)])
-def test_page_script_with_help_or_unknown_flag_prints_usage(script, flag, status):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), flag], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == status
-    assert f"usage: {script} [-h]" in done.stdout + done.stderr
-
-
-@PAGE_SCRIPTS
-def test_committed_pages_are_current(script):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), "--check"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
