@@ -37,21 +37,17 @@ SHAPES = {"NCX": (4, CHANNELS, 3, 3), "NXC": (4, 3, 3, CHANNELS)}
 
 
 class Subject:
-    """One operator in one revision, with good arguments."""
+    """One operator with good arguments."""
 
     def __init__(self, operator, schema):
         self.operator, self.schema = operator, schema
         self.attributes = attributes_in_training(schema, 1e-3)
-        if schema.revision:
-            self.attributes["revision"] = schema.revision
         self.shape = SHAPES[schema.formats[0].layout]
         self.kept = tuple(n if n == CHANNELS else 1 for n in self.shape)
         rule = schema.type_rules[0]
         self.types = {"data": ELEMENT_TYPE_NAMES[rule.data]}
-        self.name = "-".join(filter(None, (schema.dialect, schema.op, schema.revision)))
-        self.is_configured = schema.style == "configured"
-        self.callable = operator(**self.attributes) if self.is_configured else operator
-        self.fixed = {} if self.is_configured else dict(self.attributes)
+        self.name = f"{schema.dialect}-{schema.op}"
+        self.callable, self.fixed = operator, dict(self.attributes)
         if schema.choice == "output_mask":
             self.fixed["output_mask"] = [True] * len(schema.outputs)
         self.inputs = schema.inputs
@@ -72,12 +68,7 @@ class Subject:
 
     def call(self, inputs, **changed):
         """Return the results of a call by keyword, in a list."""
-        function = self.callable
-        if self.is_configured:
-            attributes = {n: changed.pop(n) for n in [*changed] if n in self.known}
-            if attributes:
-                function = self.operator(**self.attributes | attributes)
-        result = function(**inputs, **self.fixed | changed)
+        result = self.callable(**inputs, **self.fixed | changed)
         return list(result) if isinstance(result, tuple) else [result]
 
     def fresh(self, inputs, **changed):
@@ -92,17 +83,10 @@ class Subject:
         attributes = self.attributes | changed
         return list(self.operator.invoke(inputs, attributes, outputs, **settings).values())
 
-    @property
-    def known(self):
-        """The names of the attributes."""
-        return [spec.name for spec in self.schema.attributes]
-
     def options(self):
         """Yield the name of an attribute, or of a choice of outputs, and what stands there."""
         for spec in self.schema.attributes:
-            # What is None where revisions have several defaults is the revision's own.
-            if not self.schema.revision:
-                yield spec.name, Kind("absent", None, None, refused=not spec.nullable)
+            yield spec.name, Kind("absent", None, None, refused=not spec.nullable)
             for kind in values():
                 good = accepts(spec, kind.plain)
                 yield spec.name, kind._replace(refused=kind.refused or not good)
@@ -210,8 +194,7 @@ def accepts(spec, plain):
 def subjects() -> Iterator[Subject]:
     for dialect in DIALECTS:
         for operator in operators(dialect).values():
-            for schema in operator.schemas.values():
-                yield Subject(operator, schema)
+            yield Subject(operator, operator.schema)
 
 
 def outcome(subject, name, kind, inputs, changed):

@@ -28,16 +28,16 @@ def test_absent_operand_cases_cover_operands_and_options_of_operators(cases):
     found = cases.found
     for dialect in DIALECTS:
         for operator in operators(dialect).values():
-            for schema in operator.schemas.values():
-                name = "-".join(filter(None, (dialect, schema.op, schema.revision)))
-                for tensor in schema.inputs:
-                    among = [case for case in found if case.startswith(f"{name}: {tensor.name} ")]
-                    assert len(among) > 150, (name, tensor.name)
-                choice = [] if schema.choice == "all" else [schema.choice]
-                memory = [schema.outputs[0].name] if schema.takes_memory else []
-                for option in [*(spec.name for spec in schema.attributes), *choice, *memory]:
-                    among = [case for case in found if case.startswith(f"{name}: {option} ")]
-                    assert len(among) > 80, (name, option)
+            schema = operator.schema
+            name = f"{dialect}-{schema.op}"
+            for tensor in schema.inputs:
+                among = [case for case in found if case.startswith(f"{name}: {tensor.name} ")]
+                assert len(among) > 150, (name, tensor.name)
+            choice = [] if schema.choice == "all" else [schema.choice]
+            memory = [schema.outputs[0].name] if schema.takes_memory else []
+            for option in [*(spec.name for spec in schema.attributes), *choice, *memory]:
+                among = [case for case in found if case.startswith(f"{name}: {option} ")]
+                assert len(among) > 80, (name, option)
 
 
 @pytest.mark.parametrize("name", [f"{dialect}-{op}" for dialect in PARTS for op in parts(dialect)])

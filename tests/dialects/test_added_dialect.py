@@ -23,24 +23,10 @@ from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.run import graded
 from backnorm.conformance.verify.subjects import OfDialect, RefusedError
 from backnorm.dialects import registry, stablehlo
-<<<<<<< HEAD
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data
 from backnorm.dialects.schema import FormatSpec
-from tests.crashers import cases, driver, subjects
-from tests.crashers.test_crashers import fault
-=======
-from backnorm.dialects.operator import Operator, by_name
-from backnorm.dialects.schema import (
-    REQUIRED,
-    AttributeSpec,
-    FormatSpec,
-    OperatorSchema,
-    channel,
-    data,
-)
 from tests.crashers.cases import cases_of
->>>>>>> main
 from tests.pages import run
 from tests.support import calls
 

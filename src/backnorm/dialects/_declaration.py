@@ -55,9 +55,10 @@ def schema_of(
         tensors, described = _roles(parameter, entries.get(parameter.name, ""))
         inputs += tensors
         attributes += described
-    accepted = next((a.choices for a in attributes if a.role == "data_format"), None)
     known = {tensor.name for tensor in inputs} | {each.name for each in attributes}
-    is_keyword = {p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()}
+    order = tuple(each for each in parameters if each != "arithmetic")
+    kind = inspect.Parameter.KEYWORD_ONLY
+    accepted = next((a.choices for a in attributes if a.role == "data_format"), None)
     return OperatorSchema(
         **{
             **vars(rules),
@@ -75,10 +76,10 @@ def schema_of(
         summary=summary,
         formula=formula.strip("\n"),
         notes=tuple(bullets(text.get("Notes", ""))),
-        style="keywords" if is_keyword == {True} else "positional",
-        order=tuple(each for each in parameters if each in known),
+        order=order,
+        keyword_only=tuple(each for each in order if parameters[each].kind is kind),
         choice=next((choice for choice in _CHOICES if choice in parameters), "all"),
-        takes_memory=next(iter(results)) in parameters.keys() - known,
+        takes_memory=next(iter(results)) in {*order} - known,
     )
 
 

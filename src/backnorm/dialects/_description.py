@@ -1,8 +1,7 @@
 """Complete a schema with the parameters, defaults and documentation of the operator's class.
 
 Parameters, defaults and documentation are read from the signature and the docstring of
-``__call__``. If the operator is configured before it is called, attributes are read from the
-signature of ``__init__`` and the class docstring.
+``__call__``.
 """
 
 from __future__ import annotations
@@ -29,55 +28,34 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     `cls` may also be a function that computes a part of a gradient.
     """
     is_function = inspect.isfunction(cls)
-    is_configured = not is_function and cls.__init__ is not object.__init__
     function = cls if is_function else cls.__call__
     call = _parameters(function)
-    parameters = _parameters(cls.__init__) if is_configured else call
-    by_name = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
-    if not is_function and rules.revision is None:
-        _check_parameters(rules, {**call, **parameters})
+    if not is_function:
+        _check_parameters(rules, call)
     text = sections(function)
-    of_attributes = sections(cls) if is_configured else text
     inputs = entries_of(text.get("Parameters", ""))
     outputs = entries_of(text.get("Returns", ""))
-    attributes = entries_of(of_attributes.get("Parameters", ""))
     summary, _, formula = text.get("", "").partition("\n")
     known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
-    # If an operator has several revisions, the signature of its ``__call__`` has no names of
-    # inputs. The order of the inputs is then that of the rules of the revision.
-    order = tuple(name for name in call if name in known) or tuple(t.name for t in rules.inputs)
-    if is_function:
-        # For a function, the inputs have the order of the parameters in its signature, because a
-        # function may have parameters that its rules do not list.
-        order = tuple(name for name in call if name != "arithmetic")
+    order = tuple(name for name in call if name not in ("self", "arithmetic"))
     schema = replace(
         rules,
         source=rules.source.replace("{op}", rules.op),
         inputs=tuple(replace(t, summary=inputs.get(t.name, "")) for t in rules.inputs),
         outputs=tuple(replace(t, summary=outputs.get(t.name, "")) for t in rules.outputs),
         attributes=tuple(
-            _completed(spec, parameters, attributes.get(spec.name, "")) for spec in rules.attributes
+            _completed(spec, call, inputs.get(spec.name, "")) for spec in rules.attributes
         ),
         summary=summary,
         formula=formula.strip("\n"),
         notes=tuple(bullets(text.get("Notes", ""))),
-        style="configured" if is_configured else "keywords" if by_name else "positional",
         order=order,
-        configuration=_listed(parameters, rules) if is_configured else (),
+        keyword_only=tuple(name for name in order if call[name].kind is _KEYWORD),
         choice=next((choice for choice in _CHOICES if choice in call), "all"),
         takes_memory=rules.outputs[0].name in call.keys() - known,
     )
     _check_defaults(schema)
     return schema
-
-
-def _listed(parameters: Mapping[str, inspect.Parameter], rules: OperatorSchema) -> tuple[str, ...]:
-    """Return the names of parameters that are attributes; "*" precedes keyword-only ones."""
-    names = [attribute.name for attribute in rules.attributes]
-    listed = [parameter for name, parameter in parameters.items() if name in names]
-    before = [parameter.name for parameter in listed if parameter.kind is not _KEYWORD]
-    after = [parameter.name for parameter in listed if parameter.kind is _KEYWORD]
-    return (*before, *(["*", *after] if after else []))
 
 
 def _check_defaults(schema: OperatorSchema) -> None:

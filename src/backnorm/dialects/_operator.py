@@ -130,10 +130,6 @@ class Operator:
         # Pickle stores the name of the function, and takes the operator from the function.
         return getattr, (self.function, "operator")
 
-    @property
-    def schemas(self) -> Mapping[str, OperatorSchema]:
-        return {"": self.schema}
-
     def frozen_schema(self, schema: OperatorSchema) -> OperatorSchema:
         return schema.with_constants
 

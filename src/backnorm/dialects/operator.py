@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,9 +26,8 @@ from backnorm.dialects._operator import operator as operator
 from backnorm.dialects._run import Arrays, BoundCall, bound
 from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.errors import ArgumentTypeError
 from backnorm.executable import CALLS, NO_FACTS, settings
-from backnorm.scalars import check_word
 from backnorm.signature import SIGNATURES
 
 __all__ = ["Operator", "Outputs", "by_name", "operator"]
@@ -48,16 +45,10 @@ class Operator:
         The table of each revision; the first is the default.
     schema : OperatorSchema
         The schema of the instance's revision; in the class, that of the first revision.
-    schemas : mapping of str to OperatorSchema
-        The schemas by revision; the key is "" if there is only one.
-    attributes : mapping
-        The checked attributes of an operator that was configured.
     """
 
     rules: ClassVar[tuple[OperatorSchema, ...]] = ()
-    schemas: ClassVar[Mapping[str, OperatorSchema]]
     schema: OperatorSchema
-    attributes: Mapping[str, object] = MappingProxyType({})
     # The keys of the operator's calls in the call cache begin with this tuple.
     _identity: tuple[Hashable, ...]
 
@@ -65,18 +56,14 @@ class Operator:
         if not cls.rules:
             # A class without rules is only a base class of operators.
             return
-        schemas = [described(rules, cls) for rules in cls.rules]
-        cls.schemas = MappingProxyType({schema.revision or "": schema for schema in schemas})
-        cls.schema = schemas[0]
+        (rules,) = cls.rules
+        cls.schema = described(rules, cls)
         cls._identity = (cls.schema.dialect, cls.schema.op)
 
     @classmethod
     def schema_for(cls, attributes: Mapping[str, object]) -> OperatorSchema:
         """Return the schema that a call with these attributes follows."""
-        schema = next(iter(cls.schemas.values()))
-        if schema.revision is None:
-            return schema
-        return cls.schemas[_revision(attributes.get("revision", schema.revision), cls)]
+        return cls.schema
 
     @classmethod
     def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
@@ -89,7 +76,7 @@ class Operator:
             for spec in schema.attributes
             if spec.role in ("training", "frozen")
         }
-        return cls.schema_for({**flags, "revision": schema.revision}) if flags else schema
+        return cls.schema_for(flags) if flags else schema
 
     @classmethod
     def translate(cls, call: Call) -> CanonicalCall:
@@ -187,9 +174,6 @@ class Operator:
     ) -> tuple[np.ndarray, ...]:
         """Return the outputs. `inputs` and `attributes` are in the order in which the rules list
         them.
-
-        Operators of some dialects are configured: they get their attributes before the call, and
-        keep them in `self.attributes`. For such an operator, the argument `attributes` is empty.
         """
         key: tuple[object, ...] | None
         options = (*attributes, outputs, arithmetic)
@@ -228,9 +212,7 @@ class Operator:
     ) -> tuple[np.ndarray, ...]:
         """Check and run a call; cache the bound call, unless `key` is None."""
         named = dict(zip((tensor.name for tensor in self.schema.inputs), inputs, strict=True))
-        values = self.attributes or dict(
-            zip((spec.name for spec in self.schema.attributes), attributes, strict=True)
-        )
+        values = dict(zip((spec.name for spec in self.schema.attributes), attributes, strict=True))
         call = self.bind(named, values, outputs, arithmetic)
         found = self._bound(call)
         results: tuple[np.ndarray, ...] = found(_in_order(call), memory)
@@ -238,21 +220,10 @@ class Operator:
             CALLS.keep(key, found)
         return results
 
-    def _configure(self, attributes: Mapping[str, object]) -> None:
-        """Set the attributes of an operator that is configured before it is called."""
-        self.schema = self.schema_for(attributes)
-        self.attributes = MappingProxyType(check_attributes(self.schema, attributes))
-        values = self.attributes.values()
-        self._identity = (*self._identity, *values, *map(type, values))
-
     def __repr__(self) -> str:
-        name = f"backnorm.dialects.{self.schema.dialect}.{self.schema.op}"
-        values = ", ".join(f"{key}={value!r}" for key, value in self.attributes.items())
-        return f"{name}({values})" if self.attributes else name
+        return f"backnorm.dialects.{self.schema.dialect}.{self.schema.op}"
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        if self.schema.style == "configured":
-            return partial(type(self), **self.attributes), ()
+    def __reduce__(self) -> str:
         # Pickle stores only this name. To load the operator again, it looks up the name in the
         # operator's module.
         return self.schema.op
@@ -270,16 +241,3 @@ def by_name(*operators: Any) -> dict[str, Operator | type[Operator]]:
 def _in_order(call: Call) -> tuple[np.ndarray | None, ...]:
     """Return the inputs of a call in the order of its schema, None for those that are absent."""
     return tuple(call.inputs.get(tensor.name) for tensor in call.schema.inputs)
-
-
-def _revision(value: object, operator: type[Operator]) -> str:
-    accepted = tuple(operator.schemas)
-    word = check_word("revision", value, accepted=" or ".join(accepted))
-    if word not in accepted:
-        raise ArgumentValueError(
-            "revision",
-            f"unknown revision of {operator.schema.op}-1",
-            came=shown(word),
-            accepted=" or ".join(map(repr, accepted)),
-        )
-    return word

@@ -82,7 +82,6 @@ AttributeRole = Literal[
 ]
 AttributeType = Literal["f32", "f64", "i64", "string", "bool", "axes"]
 Range = Literal["positive", "not negative", "any"]
-Style = Literal["positional", "keywords", "configured"]
 Choice = Literal["all", "outputs", "output_mask"]
 ChannelAxes = Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], tuple[int, ...]]
 
@@ -118,8 +117,8 @@ class TensorSpec:
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
         data: the shape of x. channel: (C,), but as kept if x has several channel axes. kept: the
-        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends on the attributes. opaque: neither
-        checked nor used.
+        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends on
+        the attributes. opaque: neither checked nor used.
     required : bool
     summary : str
         From the operator's docstring.
@@ -317,22 +316,16 @@ class OperatorSchema(Rules):
     inputs, outputs : tuple of TensorSpec
         In the dialect's order.
     attributes : tuple of AttributeSpec
-    revision : str or None
-        The revision of a specification that has several, e.g. ``"2020-21"``.
     summary : str
         The first line of the operator's docstring.
     formula : str
         The text between the first line and the sections of the docstring.
     notes : tuple of str
         The notes in the docstring: rules that no table expresses, and divergences.
-    style : {"positional", "keywords", "configured"}
-        How the operator is called. positional: with inputs and attributes, in `order`. keywords:
-        with inputs and attributes by name only. configured: the attributes are passed to the class,
-        and the inputs to the instance.
     order : tuple of str
-        Inputs and attributes in the order of a call.
-    configuration : tuple of str
-        The parameters of a configured operator's class; those after ``"*"`` are keyword-only.
+        Inputs, attributes and arguments without a role in the order of a call.
+    keyword_only : tuple of str
+        The keyword-only ones.
     choice : {"all", "outputs", "output_mask"}
         The parameter that selects outputs.
     takes_memory : bool
@@ -344,13 +337,11 @@ class OperatorSchema(Rules):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     attributes: tuple[AttributeSpec, ...]
-    revision: str | None = None
     summary: str = ""
     formula: str = ""
     notes: tuple[str, ...] = ()
-    style: Style = "positional"
     order: tuple[str, ...] = ()
-    configuration: tuple[str, ...] = ()
+    keyword_only: tuple[str, ...] = ()
     choice: Choice = "all"
     takes_memory: bool = False
 
@@ -453,15 +444,9 @@ class OperatorSchema(Rules):
     @property
     def call(self) -> str:
         """The signature of a call, as text."""
-        names = list(self.order)
-        if self.choice != "all":
-            names.append(self.choice)
-        if self.takes_memory:
-            names.append(self.outputs[0].name)
-        if self.style == "keywords":
-            names.insert(0, "*")
-        first = f"({', '.join(self.configuration)})" if self.style == "configured" else ""
-        return f"{self.op}{first}({', '.join(names)})"
+        before = [name for name in self.order if name not in self.keyword_only]
+        after = ["*", *self.keyword_only] if self.keyword_only else []
+        return f"{self.op}({', '.join([*before, *after])})"
 
     @property
     def encoding(self) -> str:
@@ -495,7 +480,7 @@ class OperatorSchema(Rules):
         tensor = "name", "role", "type", "kind", "shape", "required", "summary"
         attribute = "name", "role", "type", "required", "default", "choices", "range", "extension"
         return {
-            **_values(self, "dialect", "op", "revision", "operation", "summary", "source"),
+            **_values(self, "dialect", "op", "operation", "summary", "source"),
             "inputs": [_values(each, *tensor) for each in self.inputs],
             "outputs": [_values(each, *tensor) for each in self.outputs],
             "attributes": [_values(each, *attribute, "summary") for each in self.attributes],

@@ -129,9 +129,8 @@ class OfDialect:
     Parameters
     ----------
     function : callable
-        Takes the inputs and attributes in the order of the operator's call, or by name if the
-        operator has only keywords. If the operator is configured, takes the attributes by name, and
-        returns a function of the inputs.
+        Takes the inputs and attributes as the operator does: by position in the operator's order,
+        and keyword-only ones by name.
     schema : OperatorSchema
     """
 
@@ -140,18 +139,11 @@ class OfDialect:
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         schema, values = self._schema, self.arguments(inputs, case)
-        if schema.style == "configured":
-            attributes = [spec.name for spec in schema.attributes if not spec.extension]
-            configured = self._function(**{name: values[name] for name in attributes})
-            results = configured(*[values[name] for name in schema.order])
-        elif schema.style == "keywords":
-            named = {n: values[n] for n in schema.order if not self._is_extension(n)}
-            results = self._function(**named)
-        else:
-            operands = [values[n] for n in schema.order if not self._is_extension(n)]
-            if schema.choice == "output_mask":
-                operands.append([True] * len(schema.outputs))
-            results = self._function(*operands)
+        if schema.choice == "output_mask":
+            values["output_mask"] = [True] * len(schema.outputs)
+        operands = {n: values[n] for n in schema.order if n in values and not self._is_extension(n)}
+        named = {n: operands.pop(n) for n in schema.keyword_only if n in operands}
+        results = self._function(*operands.values(), **named)
         found = _by_name([tensor.role for tensor in schema.outputs], results)
         for tensor in schema.outputs:
             array = found[tensor.role]
