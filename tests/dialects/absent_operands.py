@@ -20,7 +20,7 @@ from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, channel
 from tests.support.attributes import attributes_in_training
 from tests.support.contract import begin, report, sampled, share_of
 
-from ..kinds import (
+from ..support.kinds import (
     Kind,
     attempt,
     is_integer,
