@@ -16,7 +16,7 @@ import pytest
 import backnorm
 from backnorm.conformance import pytest as bn
 from backnorm.conformance.verify.cases import Selection, selected
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 from . import right_subjects
 

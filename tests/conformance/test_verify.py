@@ -31,7 +31,7 @@ from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.run import STATUSES, Job, Results, Verdict, verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.errors import ArgumentValueError
-from tests.required import require
+from tests.support.required import require
 
 from .wrong_subjects import WRONG
 

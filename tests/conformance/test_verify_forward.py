@@ -21,8 +21,8 @@ from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.proof import proves
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import subject_of
-from tests.required import require
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.required import require
 
 from . import forward_subjects
 from .forward_subjects import RIGHT, WRONG

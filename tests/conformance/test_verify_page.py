@@ -14,7 +14,7 @@ import pytest
 
 import backnorm
 from backnorm.conformance.verify.run import STATUSES
-from tests.pages import ROOT, blocks
+from tests.support.pages import ROOT, blocks
 
 PAGE = "docs/how-to/verify.md"
 _SCREENS = re.findall(

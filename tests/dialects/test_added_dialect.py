@@ -32,8 +32,8 @@ from backnorm.dialects.schema import (
     data,
 )
 from tests.crashers.cases import cases_of
-from tests.pages import run
 from tests.support import calls
+from tests.support.pages import run
 
 from .test_values import calls_of, check_call
 
