@@ -58,18 +58,6 @@ _DTYPES = {"float32": "float32", "bfloat16": "16 bits", "float16": "16 bits", "f
 
 _CHANNELS = {"NCX": "channels first", "NXC": "channels last"}
 
-_CALL = "a call from Python costs more than the work; oneDNN's primitive is made beforehand"
-# Reasons for the ratios of cells, by the number of caches (a core's, the shared one) that x
-# exceeds, and by layout.
-_WHY = {
-    (0, "NCX"): _CALL,
-    (0, "NXC"): _CALL,
-    (1, "NCX"): "a group of channels is summed and written while it is cached",
-    (1, "NXC"): "oneDNN computes in float32, and writes dx by streaming stores",
-    (2, "NCX"): "three passes over memory where others make five",
-    (2, "NXC"): "memory limits the fastest peers as it limits us",
-}
-
 # The most bytes of the processor's last-level cache that a virtual machine can rely on.
 _MOST_SHARED = 32 << 20
 
@@ -323,7 +311,7 @@ def _steps(results: Iterable[Result]) -> str:
 
 
 def _kinds(shown: _Operator) -> pd.DataFrame:
-    """Return the compared cells by the size of x and by layout, the keys of `_WHY`."""
+    """Return the compared cells by the number of caches that x exceeds, and by layout."""
     cells, texts = shown.compared(), [bytes_text(size) for size in shown.caches]
     best = beside_best(cells)
     cells = cells.assign(
@@ -340,7 +328,6 @@ def _kinds(shown: _Operator) -> pd.DataFrame:
             "mean": f"**{_mean(found.ratio)}**",
             "best cell": found.text[found.ratio.idxmin()],
             "worst cell": found.text[found.ratio.idxmax()],
-            "why": _WHY[kind],
             "slower": _with_slower(found.ratio),
         }
         for kind, found in cells.groupby([exceeded, cells.layout])
