@@ -27,7 +27,8 @@ from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.policies import POLICIES
-from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Job, Results, verify
+from backnorm.conformance.verify.run import Job, Results, verify
+from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
 
 __all__ = ["REPRODUCTION", "SUBJECTS", "measured"]
 
