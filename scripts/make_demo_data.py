@@ -11,7 +11,7 @@ gamma, and the mean and biased variance of x, all float32, channels first:
 
 Needs torch and scikit-learn. Run from the repository root:
 
-    python scripts/make_demo_data.py [OUTPUT.npz]
+    python -m scripts.make_demo_data [OUTPUT.npz]
 """
 
 from __future__ import annotations

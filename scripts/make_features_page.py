@@ -1,6 +1,6 @@
 """Write docs/features.md from tests/frameworks/features.toml, whose tests must exist.
 
-Usage: python scripts/make_features_page.py [--check]
+Usage: python -m scripts.make_features_page [--check]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from generated import options, write_or_check
+from scripts.generated import options, write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "features.md"

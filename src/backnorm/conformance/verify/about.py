@@ -7,10 +7,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.battery import Case
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.ladder import GradientLadder
 from backnorm.conformance.verify.operations import catches
 
