@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from scripts import conformance_field
 from tests.pages import ROOT
 
 SCRIPTS = pytest.mark.parametrize(
@@ -33,3 +35,28 @@ def test_page_script_with_help_or_unknown_flag_prints_usage(script, flag, status
 def test_committed_pages_are_current(script):
     done = run(script, "--check")
     assert done.returncode == 0, done.stderr
+
+
+def test_subject_of_command_has_its_verdicts_and_findings():
+    command = (
+        "BACKNORM_ARITHMETIC=float32 backnorm verify "
+        "tests/conformance/wrong_subjects.py:DbetaWithS --only 'diagnostic-bfloat16*'"
+    )
+    row = conformance_field.subject("Wrong", "numpy", command)
+    assert (row["label"], row["command"]) == ("Wrong", command)
+    assert row["version"] == f"numpy {np.__version__}"
+    assert (row["cases"], row["of"], row["judged"], row["passed"]) == (2, 2, 6, 4)
+    assert row["cells"]["float32 NCX"]["dx"] == "not_run"
+    for layout in ("NCX", "NXC"):
+        cells = row["cells"][f"bfloat16 {layout}"]
+        assert cells.pop("dbeta") == "wrong"
+        assert not {*cells.values()} & {"wrong", "not_run"}
+    (finding,) = row["findings"]
+    assert finding["cases"] == 2
+    assert finding["reproduce"].startswith("BACKNORM_ARITHMETIC=float32 backnorm verify tests/")
+    assert "--timeout" not in finding["reproduce"]
+
+
+def test_output_of_failing_command_raises_system_exit():
+    with pytest.raises(SystemExit, match="exit status 2"):
+        conformance_field.subject("Unknown", "numpy", "backnorm verify nothing")

@@ -1,9 +1,9 @@
-"""Each bad argument of each operator of each dialect is refused in the documented words.
+"""Each bad argument of each operator is refused in the documented words.
 
 `refusals.json` has, for each operator, rows of changes to good arguments and the message. A change
 of an attribute is the attribute's value. A change of an array is: null, no array; a list, an array
-of this shape; a word, an array of this element type, or another argument "reversed"; a number, one
-element; a boolean, which is passed. "(deleted)" deletes the argument.
+of this shape; a word, an array of this element type, another argument, also "reversed", or
+"read-only"; a number, one element; a boolean, which is passed. "(deleted)" deletes the argument.
 """
 
 from __future__ import annotations
@@ -16,24 +16,30 @@ import pytest
 
 from backnorm import ArgumentError
 from backnorm.dialects.registry import DIALECTS
-from tests.support.calls import SCHEMAS, call, good_arguments, good_tensor, invoked
+from tests.support.calls import PARTS_OF_GRADIENTS, SUBJECTS
 
 TABLE = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
+ALL = SUBJECTS | PARTS_OF_GRADIENTS
 
 
-def changed(schema, change):
+def changed(subject, change):
     """Return good arguments with a row's changes."""
-    good = good_arguments(schema)
-    tensors = {tensor.name: tensor for tensor in (schema.outputs[0], *schema.inputs)}
+    good = subject.good()
+    # Memory for an output is not among good arguments.
+    like = {"out": "x", subject.schema.outputs[0].name: "x"}
+    for tensor in subject.schema.inputs:
+        like[tensor.name] = {"data": "x"}.get(tensor.kind, "gamma")
     for name, value in change.items():
-        is_array = name in tensors or isinstance(good.get(name), np.ndarray)
         if value == "(deleted)":
             del good[name]
-        elif not is_array or value is None or isinstance(value, bool):
+        elif value is None or isinstance(value, bool):
             good[name] = value
+        elif isinstance(good.get(name), np.ndarray):
+            good[name] = array_of(value, good[name], good)
+        elif name in like:
+            good[name] = array_of(value, good[subject.schema.words[like[name]]].copy(), good)
         else:
-            array = good[name] if name in good else good_tensor(schema, tensors[name])
-            good[name] = array_of(value, array, good)
+            good[name] = value
     return good
 
 
@@ -44,21 +50,30 @@ def array_of(value, array, others):
     if not isinstance(value, str):
         array.flat[1] = value
         return array
+    if value == "read-only":
+        array.flags.writeable = False
+        return array
+    if value in others:
+        return others[value]
     of = value.removesuffix(" reversed")
     return others[of][::-1] if of in others else array.astype(value)
 
 
-def messages(schema, change):
+def messages(subject, change):
     """Return the messages of both ways to call an operator, each once; one way may not apply."""
-    arguments = changed(schema, change)
+    arguments = changed(subject, change)
     is_python = "(deleted)" in change.values() or any("no_such" in name for name in change)
-    ways = [] if is_python else [call]
-    if schema.dialect in DIALECTS and not arguments.keys() & {"output_mask", "input_g", "count"}:
-        ways.append(invoked)
+    ways = [] if is_python else [subject.call]
+    if subject.schema.dialect in DIALECTS and not arguments.keys() & {
+        "output_mask",
+        "input_g",
+        "count",
+    }:
+        ways.append(subject.invoke)
     said = []
     for way in ways:
         try:
-            said.append(f"a result: {way(schema, arguments)}")
+            said.append(f"a result: {way(**arguments)}")
         except ArgumentError as error:
             said.append(str(error))
     return list(dict.fromkeys(said))
@@ -66,12 +81,13 @@ def messages(schema, change):
 
 @pytest.mark.parametrize("name", TABLE)
 def test_bad_arguments_of_operator_are_refused_with_documented_messages(name):
-    said = [[change, *messages(SCHEMAS[name], change)] for change, _ in TABLE[name]]
+    said = [[change, *messages(ALL[name], change)] for change, _ in TABLE[name]]
     assert said == TABLE[name]
 
 
 def test_refusals_name_each_argument_of_each_operator():
-    for name, schema in SCHEMAS.items():
+    for name, subject in ALL.items():
+        schema = subject.schema
         checked = [tensor.name for tensor in schema.inputs if tensor.kind != "opaque"]
         checked += [spec.name for spec in schema.attributes if spec.name != "revision"]
         named = {message.partition(":")[0] for _, message in TABLE[name]}

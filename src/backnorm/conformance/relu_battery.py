@@ -17,6 +17,7 @@ import numpy as np
 from backnorm import reference
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
+from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.battery import Case, Subject, computed_in, subjects
 from backnorm.conformance.data import LayerData, read_only, realistic_data
 from backnorm.conformance.judge import (
@@ -24,7 +25,6 @@ from backnorm.conformance.judge import (
     check_relu_forward,
     check_relu_inference,
 )
-from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact

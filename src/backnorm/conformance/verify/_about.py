@@ -6,10 +6,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.battery import Case
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.ladder import GradientLadder
 from backnorm.conformance.verify.proof import catches
 
