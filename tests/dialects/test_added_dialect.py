@@ -13,15 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import tests.dialects.test_registry as of_registry
 import tests.dialects.test_schema as of_schema
 from backnorm import batch_norm_forward
 from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import graded
 from backnorm.conformance.verify.subjects import OfDialect, RefusedError
+from backnorm.conformance.verify.verdicts import graded
 from backnorm.dialects import registry, stablehlo
 from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
@@ -32,9 +31,11 @@ from backnorm.dialects.schema import (
     channel,
     data,
 )
-from tests.crashers import cases, driver, subjects
-from tests.crashers.test_crashers import fault
-from tests.pages import run
+from tests.crashers.cases import cases_of
+from tests.support import calls
+from tests.support.pages import run
+
+from .test_values import calls_of, check_call
 
 PAGE = run("docs/how-to/add-a-dialect.md", __name__="acme")
 ON_PAGE = PAGE["norm_grad"]
@@ -108,7 +109,7 @@ def acme(monkeypatch, request):
     monkeypatch.setitem(sys.modules, "acme", SimpleNamespace(OPERATORS=found))
     others = {name: registry.DIALECTS[name] for name in ("ngraph", "cudnn")}
     dialects = {"acme": "acme", **others}
-    for module in (registry, subjects):
+    for module in (registry, calls):
         monkeypatch.setattr(module, "DIALECTS", dialects)
     return found
 
@@ -117,28 +118,27 @@ def test_dialect_page_module_exports_its_operators():
     assert {*PAGE["__all__"]} == {"OPERATORS", *PAGE["OPERATORS"]}
 
 
-def test_added_dialect_passes_schema_tests(acme, required):
+def test_added_dialect_passes_schema_tests(acme):
     for op, found in acme.items():
         of_schema.test_operator_has_own_docstring_and_literal_types_of_choices("acme", op)
         of_schema.test_call_parameters_have_the_names_order_and_defaults_of_the_table("acme", op)
         of_schema.test_schema_has_the_names_of_its_dialect_and_operator_in_the_registry("acme", op)
         of_schema.test_schema_to_dict_returns_plain_json(found.schema)
         of_schema.test_schema_has_unique_names_summary_and_valid_defaults(found.schema)
-        of_schema.test_operator_returns_described_outputs_for_each_type_rule(found.schema, required)
 
 
-@pytest.mark.parametrize("layout", [0, 1])
-def test_added_dialect_has_the_bits_of_its_canonical_calls(acme, batch, layout, required):
-    of_registry.test_canonical_call_has_the_bits_of_operator(batch, "acme", layout, required)
+def test_added_dialect_has_the_bits_of_its_canonical_calls(acme):
+    for found in acme.values():
+        for call in calls_of(calls.Subject(found.schema)):
+            check_call(*call)
 
 
 def test_added_dialect_passes_crasher_cases(acme):
-    for subject in subjects.dialect_subjects():
+    for subject in calls.dialect_subjects():
         if subject.name.startswith("acme"):
-            found = list(cases.cases_of(subject))
-            faults = [fault(case, driver.outcome(case)) for case in found]
-            assert len(found) > 40
-            assert faults == [None] * len(found)
+            outcomes = {case.name: case.outcome() for case in cases_of(subject)}
+            assert len(outcomes) > 40
+            assert {*outcomes.values()} == {"error", "result"}, outcomes
 
 
 def test_added_dialect_passes_demo_in_both_layouts(acme, monkeypatch):
