@@ -29,9 +29,9 @@ from backnorm.conformance.verify import _onednn as onednn
 from backnorm.conformance.verify import audit_data
 from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
+from backnorm.conformance.verify.operations import catches
 from backnorm.conformance.verify.policies import POLICIES
-from backnorm.conformance.verify.proof import catches
-from backnorm.conformance.verify.run import STATUSES, UNJUDGED
+from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
 from benchmarks.peers.base import Data
 from benchmarks.studies.errors import gradients_of
 

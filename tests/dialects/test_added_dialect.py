@@ -19,8 +19,8 @@ from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import graded
 from backnorm.conformance.verify.subjects import OfDialect, RefusedError
+from backnorm.conformance.verify.verdicts import graded
 from backnorm.dialects import registry, stablehlo
 from backnorm.dialects.operator import Operator, by_name
 from backnorm.dialects.schema import (
@@ -32,8 +32,8 @@ from backnorm.dialects.schema import (
     data,
 )
 from tests.crashers.cases import cases_of
-from tests.pages import run
 from tests.support import calls
+from tests.support.pages import run
 
 from .test_values import calls_of, check_call
 
