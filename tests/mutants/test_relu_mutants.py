@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backnorm.activations import Activation
-from backnorm.conformance.relu_battery import examine_relu, relu_cases
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT64
+from tests.support.relu_battery import examine_relu, relu_cases
 
 from .relu import BROKEN, MaskBeforeRounding, WithRelu
 

@@ -7,8 +7,8 @@ import pytest
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from backnorm.conformance.relu_battery import relu_case
 from tests.support.dtypes import FLOAT32
+from tests.support.relu_battery import relu_case
 
 OPERANDS = {
     "forward": ("x", "gamma", "beta", "residual"),
