@@ -9,15 +9,17 @@ import itertools
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 import backnorm
 from backnorm import reference
+from backnorm.conformance.battery import Case
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify._peers import PEERS
 from backnorm.conformance.verify.cases import DTYPES
+from backnorm.conformance.verify.subjects import subject_of
 
 # The problem of the picture: M = 25,088 elements a channel.
 _SHAPE = (32, 28, 28, 16)
@@ -29,12 +31,10 @@ def _points(name: str) -> list[list[float]]:
     """Return [condition, relative error] of the worst element of dx and of random ones, by bin."""
     rng = np.random.default_rng(_SEED)
     data = realistic_data(_SHAPE, DTYPES["float32"], data_format="NXC", rng=rng)
-    x, dy, *channels = data.backward_inputs
-    operands = x, (dy + np.float32(0.5)), *channels
-    options = data.options | {"training": True}
-    ladder = GradientLadder.of(*operands, **options)
+    case = Case("points", replace(data, dy=data.dy + np.float32(0.5)))
+    ladder = GradientLadder.of(*case.operands, **case.options)
     exact, terms = ladder.value("dx"), ladder.terms("dx")
-    dx = np.asarray(PEERS[name](*operands, **options)[0])
+    dx = subject_of(name)(case.inputs, case)["dx"]
     error = np.abs((dx.astype(np.float64) - exact.hi) - exact.lo) / np.abs(exact.hi)
     condition = terms / np.abs(exact.hi)
     order = np.argsort(condition, axis=None)

@@ -21,13 +21,13 @@ from backnorm import machine
 from backnorm.conformance.formula import BACKWARD, WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify import _onednn as onednn
 from backnorm.conformance.verify import audit_data
 from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.findings import counts, findings
 from backnorm.conformance.verify.policies import POLICIES
 from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Job, Results, verify
+from backnorm.peers import onednn
 
 __all__ = ["REPRODUCTION", "SUBJECTS", "measured"]
 
@@ -67,14 +67,10 @@ SUBJECTS = (
     Contestant(
         "TensorFlow, oneDNN", "tensorflow", ("tensorflow-cpu",), {"TF_ENABLE_ONEDNN_OPTS": "1"}
     ),
-    Contestant(
-        "TensorFlow, XLA",
-        "scripts/conformance_subjects.py:tensorflow_xla",
-        ("tensorflow-cpu",),
-    ),
+    Contestant("TensorFlow, XLA", "tensorflow-xla", ("tensorflow-cpu",)),
     Contestant("JAX, flax's formula", "jax", ("jax",)),
     Contestant("oneDNN, primitive", "onednn", ()),
-    Contestant("oneDNN, Graph", "scripts/conformance_subjects.py:onednn_graph", ()),
+    Contestant("oneDNN, Graph", "onednn-graph", ()),
     Contestant("NumPy, textbook", "numpy", ("numpy",)),
     Contestant("backnorm", "backnorm", ("backnorm",)),
     Contestant(
@@ -150,9 +146,7 @@ def _cells(results: Results) -> dict[str, dict[str, str]]:
 
 def _version(contestant: Contestant) -> str:
     if not contestant.packages:
-        path = onednn.find()
-        assert path is not None
-        return f"oneDNN {onednn.Library(path, 1).version}"
+        return f"oneDNN {onednn.Library(1).version}"
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in contestant.packages)
 
 

@@ -3,8 +3,7 @@
 ``cases``       the inputs; ``_huge``: a case with more than 2**31 elements
 ``operations``  backward and forward, with the functions that grade and diagnose their results
 ``subjects``    the functions that are judged, and their calling conventions
-``_peers``      functions of other packages by name (``_forward_peers``: of the forward pass);
-                ``_onednn``: oneDNN's C API
+``peers``       functions of other packages by name
 ``_command``    a subject that is a program
 ``_child``      the process that runs a subject, on arrays between unreadable pages (``_memory``)
 ``run``         starts children, handles their crashes and grades the outputs

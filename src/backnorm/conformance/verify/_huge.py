@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.verify._peers import RefusedError
-from backnorm.conformance.verify.operations import operation_of
+from backnorm.conformance.verify.operations import RefusedError, operation_of
 
 _GIB = 1 << 30
 _MEMINFO = Path("/proc/meminfo")

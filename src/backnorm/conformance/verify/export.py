@@ -28,9 +28,8 @@ import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, GradientLadder, Ladder
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files
-from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.cases import DTYPES, TIERS, Selection, check_names, selected
-from backnorm.conformance.verify.operations import OPERATIONS, operation_of
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError, operation_of
 from backnorm.conformance.verify.proof import catches
 from backnorm.conformance.verify.run import Job, Results, Status, Verdict, absent, graded
 from backnorm.conformance.verify.subjects import schema_of

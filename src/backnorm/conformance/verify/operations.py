@@ -16,10 +16,14 @@ from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, Quantity
 from backnorm.conformance.ladder import ForwardLadder, GradientLadder, Ladder
 from backnorm.dtypes import FLOAT32, is_16_bit
 
-__all__ = ["OPERATIONS", "Operation", "OperationName", "operation_of"]
+__all__ = ["OPERATIONS", "Operation", "OperationName", "RefusedError", "operation_of"]
 
 OperationName = Literal["backward", "forward"]
 Outputs = Mapping[str, np.ndarray | None]
+
+
+class RefusedError(Exception):
+    """A subject does not support a case."""
 
 
 @dataclass(frozen=True, slots=True)

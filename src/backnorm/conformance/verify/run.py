@@ -28,7 +28,7 @@ from backnorm.conformance.verify.operations import (
     varied_input,
 )
 from backnorm.conformance.verify.proof import proves
-from backnorm.conformance.verify.subjects import received, schema_of
+from backnorm.conformance.verify.subjects import received, schema_of_subject
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentValueError
 
@@ -252,12 +252,9 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
 
 def judged_cases(job: Job) -> Iterator[Case]:
     """Yield the cases of a job, with the numbers by which its subject is judged."""
-    if job.dialect is None:
-        yield from selected(job.selection)
-        return
-    schema = schema_of(job.dialect, job.op, job.selection.operation)
+    schema = schema_of_subject(job.subject, job.dialect, job.op, job.selection.operation)
     for case in selected(job.selection):
-        yield received(case, schema)
+        yield case if schema is None else received(case, schema)
 
 
 def _child(job: Job, done: list[str], folder: Path) -> Iterator[dict[str, Any]]:
