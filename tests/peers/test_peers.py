@@ -13,7 +13,7 @@ from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.peers import PEERS, missing_package
 from backnorm.conformance.verify.run import Job, verify
-from tests.required import require
+from tests.support.required import require
 
 pytestmark = [pytest.mark.peer, pytest.mark.long]
 

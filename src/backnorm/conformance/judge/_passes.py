@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Required, TypedDict, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from backnorm import reference
-from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
+from backnorm.conformance._grade import Grade
+from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.judge._budget import GRADIENTS, Quantity
-from backnorm.conformance.judge._grade import Grade
 from backnorm.conformance.judge._judge import judge_all
-from backnorm.conformance.judge._ulps import ulp_at
-from backnorm.reference import Exact
+from backnorm.reference import BackwardOptions, Exact, ForwardOptions, SecondOptions
 from backnorm.results import Gradients, Normalized, SecondGradients
-
-
-class _Options(TypedDict, total=False):
-    """Options of all passes of the oracle."""
-
-    epsilon: Required[float]
-    data_format: str
-
-
-class ForwardOptions(_Options, total=False):
-    """Options of the oracle's forward and inference passes."""
-
-    activation: Activation
-    residual: np.ndarray | None
-
-
-class BackwardOptions(_Options, total=False):
-    """Options of the oracle's backward pass."""
-
-    training: bool
-
-
-class _SecondOptions(BackwardOptions, total=False):
-    ddx: np.ndarray | None
-    ddgamma: np.ndarray | None
-    ddbeta: np.ndarray | None
 
 
 def check_backward(
@@ -113,7 +86,7 @@ def check_double_backward(
     *,
     wide: bool = True,
     in_parts: bool = False,
-    **options: Unpack[_SecondOptions],
+    **options: Unpack[SecondOptions],
 ) -> dict[str, Grade]:
     """Judge second-order gradients: see :func:`reference.double_backward`.
 

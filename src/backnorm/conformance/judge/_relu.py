@@ -9,15 +9,14 @@ import numpy as np
 from backnorm import reference
 from backnorm.activations import RELU
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance.judge._grade import Grade, refused
+from backnorm.conformance._grade import Grade, refused
 from backnorm.conformance.judge._passes import (
-    BackwardOptions,
-    ForwardOptions,
     check_backward,
     check_forward,
     check_inference,
 )
 from backnorm.layout import mask_size
+from backnorm.reference import BackwardOptions, ForwardOptions
 
 
 def check_relu_forward(
