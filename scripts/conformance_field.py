@@ -25,29 +25,19 @@ from backnorm.conformance.data import realistic_data
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify import _onednn as onednn
 from backnorm.conformance.verify import audit_data
 from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
+from backnorm.conformance.verify.operations import catches
 from backnorm.conformance.verify.policies import POLICIES
-from backnorm.conformance.verify.proof import catches
-from backnorm.conformance.verify.run import STATUSES, UNJUDGED
+from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
+from backnorm.peers import onednn
 from benchmarks.peers.base import Data
 from benchmarks.studies.errors import gradients_of
 
-__all__ = ["REPRODUCTION", "SHAPE", "SUBJECTS", "measured"]
+__all__ = ["SHAPE", "SUBJECTS", "measured"]
 
 ROOT = Path(__file__).resolve().parents[1]
-
-#: PyTorch's defect, as the page shows it.
-REPRODUCTION = """\
-import torch
-
-x, dy = torch.rand(2, 50, 400, 8, generator=torch.manual_seed(0)).bfloat16().transpose(2, 3)
-for a, b in ((x, dy), (x.contiguous(), dy.contiguous())):
-    (layer := torch.nn.BatchNorm1d(8))(a).backward(b)
-    print(layer.bias.grad[:4].round().tolist(), dy.double().sum((0, 2))[:4].round().tolist())
-"""
 
 #: The implementations in the order of the page: label, package, and the command that judges it.
 SUBJECTS = (
@@ -57,11 +47,10 @@ SUBJECTS = (
      "TF_ENABLE_ONEDNN_OPTS=0 backnorm verify tensorflow"),
     ("TensorFlow, oneDNN", "tensorflow-cpu",
      "TF_ENABLE_ONEDNN_OPTS=1 backnorm verify tensorflow"),
-    ("TensorFlow, XLA", "tensorflow-cpu",
-     "backnorm verify scripts/conformance_subjects.py:tensorflow_xla"),
+    ("TensorFlow, XLA", "tensorflow-cpu", "backnorm verify tensorflow-xla"),
     ("JAX, flax's formula", "jax", "backnorm verify jax"),
     ("oneDNN, primitive", "oneDNN", "backnorm verify onednn"),
-    ("oneDNN, Graph", "oneDNN", "backnorm verify scripts/conformance_subjects.py:onednn_graph"),
+    ("oneDNN, Graph", "oneDNN", "backnorm verify onednn-graph"),
     ("NumPy, textbook", "numpy", "backnorm verify numpy"),
     ("backnorm", "backnorm", "backnorm verify backnorm"),
     ("backnorm, float32", "backnorm", "BACKNORM_ARITHMETIC=float32 backnorm verify backnorm"),
@@ -89,7 +78,6 @@ def measured() -> dict[str, Any]:
         "subjects": list(itertools.starmap(subject, SUBJECTS)),
         "tests": list(_tests()),
         "battery": _battery(),
-        "reproduction": _output(sys.executable, "-c", REPRODUCTION),
         "points": {name: points(name) for name in _DRAWN},
     }
 
@@ -132,11 +120,7 @@ def subject(label: str, package: str, command: str) -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
-    if package != "oneDNN":
-        return importlib.metadata.version(package)
-    path = onednn.find()
-    assert path is not None
-    return onednn.Library(path, 1).version
+    return onednn.Library(1).version if package == "oneDNN" else importlib.metadata.version(package)
 
 
 def points(name: str) -> list[list[float]]:

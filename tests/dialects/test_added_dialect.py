@@ -20,15 +20,15 @@ from backnorm.cli import demo
 from backnorm.cli.demo import LAYERS, run_demo
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.run import graded
 from backnorm.conformance.verify.subjects import OfDialect, RefusedError
+from backnorm.conformance.verify.verdicts import graded
 from backnorm.dialects import registry, stablehlo
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data
 from backnorm.dialects.schema import FormatSpec
 from tests.crashers.cases import cases_of
-from tests.pages import run
 from tests.support import calls
+from tests.support.pages import run
 
 from .test_values import calls_of, check_call
 

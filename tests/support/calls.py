@@ -177,7 +177,6 @@ class Subject:
             "data_format": (self.format or self.schema.formats[0]).name,
             "training": True,
             "frozen": False,
-            "reduced_axes": tuple(axis for axis in range(4) if axis != self.axis),
         }
         return {
             spec.name: values.get(spec.role, spec.usual)
@@ -197,13 +196,31 @@ class Subject:
             found |= {name: np.ones(CHANNELS, "f") for name in ("sum_dy", "sum_dy_xmu")} | count
         return found
 
-    def good(self) -> dict[str, Any]:
+    def good(self, types: tuple[Any, Any] = (np.float32, np.float32), seed: int = 7) -> Arrays:
         """Return the arguments of a good call by name."""
-        return self.named(self.arrays()) | self.attributes() | self.options()
+        inputs = self.named(self.arrays(None, *types, seed=seed))
+        return inputs | self.attributes() | self.options()
 
     def call(self, **arguments: Any) -> Any:
         """Call the operator as its users do, by the names of its specification."""
         return self.operator(**arguments)
+
+    def returned(self, **arguments: Any) -> list[Any]:
+        """Return the results of `call` in a list."""
+        results = self.call(**arguments)
+        return list(results) if isinstance(results, tuple) else [results]
+
+    def fresh(self, **arguments: Any) -> list[Any]:
+        """Return the same of a call that finds nothing of earlier calls."""
+        if self.name in PARTS_OF_GRADIENTS:
+            return self.returned(**arguments)
+        mask = arguments.pop("output_mask", None)
+        if mask is None:
+            return list(self.invoke(**arguments).values())
+        names = [tensor.name for tensor in self.schema.outputs]
+        outputs = [name for name, flag in zip(names, mask, strict=True) if flag]
+        found = self.invoke(**arguments, outputs=outputs)
+        return [found.get(name) for name in names]
 
     def invoke(self, **arguments: Any) -> dict[str, np.ndarray]:
         """Call the operator by its name in the registry."""
@@ -228,11 +245,10 @@ class Subject:
         """Call the operator with inputs by role; return results by role, one axis per channel."""
         memory = {} if out is None else {self.memory: out}
         inputs = self.named(arrays) | self.attributes(epsilon) | self.options()
-        returned = self.call(**inputs, **memory)
-        returned = (returned,) if isinstance(returned, np.ndarray) else returned
+        returned = zip(self.schema.outputs, self.returned(**inputs, **memory), strict=True)
         return {
             tensor.role: array.reshape(-1) if tensor.kind == "kept" else array
-            for tensor, array in zip(self.schema.outputs, returned, strict=True)
+            for tensor, array in returned
         }
 
 

@@ -3,6 +3,9 @@
 As in :mod:`backnorm.conformance.battery`, each case detects a plausible mistake that the other
 cases may miss. Forward and backward are judged separately: the backward pass gets a random mask
 instead of the mask that the operator's forward pass returned.
+
+The operators have three methods, with the arguments of `backnorm.batch_norm_forward`,
+`batch_norm_inference` and `batch_norm_backward`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,47 +21,20 @@ from backnorm import reference
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance._ulps import ulp_at
-from backnorm.conformance.battery import Case, Subject, computed_in, subjects
+from backnorm.conformance.battery import Case, Variant, computed_in, variants
 from backnorm.conformance.data import LayerData, read_only, realistic_data
-from backnorm.conformance.judge import (
-    check_relu_backward,
-    check_relu_forward,
-    check_relu_inference,
-)
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact
-
-__all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_case", "relu_cases"]
 
 # Odd sizes, so that the last byte of a mask is not full.
 _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
-class ReluOperators(Protocol):
-    """The operators to judge: a batch normalisation that is fused with a ReLU.
-
-    The three methods take the arguments of `backnorm.batch_norm_forward`, `batch_norm_inference`
-    and `batch_norm_backward`.
-    """
-
-    def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
-        """Return y, mean, variance, mask."""
-
-    def inference(
-        self, x: np.ndarray, mean: Any, variance: Any, gamma: Any, beta: Any, **options: Any
-    ) -> Any:
-        """Return y."""
-
-    def backward(
-        self, x: np.ndarray, dy: np.ndarray, mean: Any, variance: Any, gamma: Any, **options: Any
-    ) -> Any:
-        """Return dx, dgamma, dbeta, dresidual."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReluCase(Case):
-    """The arguments of one call of each operator of `ReluOperators`.
+    """The arguments of one call of each operator.
 
     `scaled` says whether gamma and beta are passed.
 
@@ -114,14 +90,14 @@ def relu_cases(
 
 def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
     rng = np.random.default_rng(seed)
-    for subject in subjects(_SHAPES):
-        for case in _of_subject(subject, rng):
+    for variant in variants(_SHAPES):
+        for case in _of_variant(variant, rng):
             yield replace(case, activation=activation)
         if activation.ceiling is not None:
-            yield _about(activation.ceiling, subject, rng)
+            yield _about(activation.ceiling, variant, rng)
 
 
-def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Grade]:
+def examine_relu(operators: Any, case: ReluCase) -> dict[str, Grade]:
     """Run the operators on `case` and judge all results."""
     data = case.data
     judged: Any = {"arithmetic": case.arithmetic}
@@ -130,13 +106,13 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Grade]:
     residual = None if case.residual is None else read_only(case.residual)
     options: Any = {**data.options, "activation": case.activation, "residual": residual}
     y = operators.forward(x, gamma, beta, **options)
-    forward = check_relu_forward(x, gamma, beta, y, **options, **judged)
+    forward = check_forward(x, gamma, beta, y, **options, **judged)
     y = operators.inference(x, mean, variance, gamma, beta, **options)
-    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **options, **judged)
+    inference = check_inference(x, mean, variance, gamma, beta, y, **options, **judged)
     masked: Any = {"mask": read_only(case.mask), "residual": residual is not None}
     options = {**data.options, **masked, "training": case.training}
     gradients = operators.backward(x, dy, mean, variance, gamma, **options)
-    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **options, **judged)
+    backward = check_backward(x, dy, mean, variance, gamma, gradients, **options, **judged)
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
         f"{name} {quantity}": grade
@@ -145,10 +121,10 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Grade]:
     }
 
 
-def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase]:
-    dtype, _, data_format = subject
-    types = subject.name
-    real: Callable[..., LayerData] = partial(realistic_data, **subject.options, rng=rng)
+def _of_variant(variant: Variant, rng: np.random.Generator) -> Iterator[ReluCase]:
+    dtype, _, data_format = variant
+    types = variant.name
+    real: Callable[..., LayerData] = partial(realistic_data, **variant.options, rng=rng)
     plain = real(_SHAPES[data_format])
     yield relu_case(f"residual-{types}", plain, rng)
     yield relu_case(f"no-residual-{types}", plain, rng, with_residual=False)
@@ -167,14 +143,14 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield _with_nan(f"nan-{types}", plain, rng)
 
 
-def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCase:
+def _about(ceiling: float, variant: Variant, rng: np.random.Generator) -> ReluCase:
     """Return a case whose y are within a few ulps of the ceiling."""
-    data = realistic_data(_SHAPES[subject.data_format], **subject.options, rng=rng)
-    near = ceiling * ulp_at(Exact.of(0.5), subject.dtype)
+    data = realistic_data(_SHAPES[variant.data_format], **variant.options, rng=rng)
+    near = ceiling * ulp_at(Exact.of(0.5), variant.dtype)
     data = replace(
         data, gamma=np.full_like(data.gamma, near), beta=np.full_like(data.beta, ceiling)
     )
-    name = f"about-the-ceiling-{subject.name}"
+    name = f"about-the-ceiling-{variant.name}"
     return relu_case(name, data, rng, with_residual=False, activation=Activation("relu", ceiling))
 
 
