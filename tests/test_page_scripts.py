@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scripts import conformance_field
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 SCRIPTS = pytest.mark.parametrize(
     "script", ["make_conformance_page", "make_dialects_page", "make_features_page"]

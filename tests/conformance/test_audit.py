@@ -12,8 +12,8 @@ from backnorm.conformance.verify.audit import audit
 from backnorm.conformance.verify.policies import POLICIES, policy_of
 from backnorm.conformance.verify.tolerances import Comparison, from_function, from_text
 from backnorm.errors import ArgumentValueError
-from tests.pages import ROOT
 from tests.support.dtypes import FLOAT32
+from tests.support.pages import ROOT
 
 SHAPE = (16, 8, 14, 14)
 

@@ -21,7 +21,7 @@ from backnorm.conformance.verify.operations import OPERATIONS
 from backnorm.conformance.verify.subjects import RefusedError, subject_of
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentValueError
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 from .wrong_kernels import DgammaWithGamma
 

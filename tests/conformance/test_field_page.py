@@ -9,7 +9,7 @@ import pytest
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.policies import POLICIES
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 
 @pytest.fixture(scope="module")

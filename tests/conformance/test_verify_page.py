@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.conformance.verify.run import STATUSES
-from tests.pages import ROOT, blocks
+from backnorm.conformance.verify.verdicts import STATUSES
+from tests.support.pages import ROOT, blocks
 
 PAGE = "docs/how-to/verify.md"
 _SCREENS = re.findall(

@@ -16,7 +16,7 @@ from backnorm.dialects.registry import canonical, invoke
 from tests.support.calls import FLAGS, PARTS_OF_GRADIENTS, SUBJECTS, dialect_subjects
 from tests.support.contract import begin, report, sampled, share_of
 
-from ..kinds import (
+from ..support.kinds import (
     Kind,
     attempt,
     is_integer,

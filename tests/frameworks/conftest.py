@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import required
+from tests.support import required
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 

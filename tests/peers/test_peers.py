@@ -14,8 +14,8 @@ from backnorm import reference
 from backnorm.conformance.battery import Case
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import budget, ulp_error
-from tests.required import require
 from tests.support.dtypes import FLOAT16, FLOAT32
+from tests.support.required import require
 
 from . import peers
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 _CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n?```text\n(.*?)^```)?", re.S | re.M)
 # backnorm.dialects.tensorflow is NumPy's.
