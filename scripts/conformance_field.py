@@ -29,25 +29,15 @@ from backnorm.conformance.verify import _onednn as onednn
 from backnorm.conformance.verify import audit_data
 from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
+from backnorm.conformance.verify.operations import catches
 from backnorm.conformance.verify.policies import POLICIES
-from backnorm.conformance.verify.proof import catches
-from backnorm.conformance.verify.run import STATUSES, UNJUDGED
+from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
 from benchmarks.peers.base import Data
 from benchmarks.studies.errors import gradients_of
 
-__all__ = ["REPRODUCTION", "SHAPE", "SUBJECTS", "measured"]
+__all__ = ["SHAPE", "SUBJECTS", "measured"]
 
 ROOT = Path(__file__).resolve().parents[1]
-
-#: PyTorch's defect, as the page shows it.
-REPRODUCTION = """\
-import torch
-
-x, dy = torch.rand(2, 50, 400, 8, generator=torch.manual_seed(0)).bfloat16().transpose(2, 3)
-for a, b in ((x, dy), (x.contiguous(), dy.contiguous())):
-    (layer := torch.nn.BatchNorm1d(8))(a).backward(b)
-    print(layer.bias.grad[:4].round().tolist(), dy.double().sum((0, 2))[:4].round().tolist())
-"""
 
 #: The implementations in the order of the page: label, package, and the command that judges it.
 SUBJECTS = (
@@ -89,7 +79,6 @@ def measured() -> dict[str, Any]:
         "subjects": list(itertools.starmap(subject, SUBJECTS)),
         "tests": list(_tests()),
         "battery": _battery(),
-        "reproduction": _output(sys.executable, "-c", REPRODUCTION),
         "points": {name: points(name) for name in _DRAWN},
     }
 

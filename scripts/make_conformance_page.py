@@ -21,7 +21,7 @@ import numpy as np
 
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, bound
-from scripts.conformance_field import REPRODUCTION, SHAPE, measured
+from scripts.conformance_field import SHAPE, measured
 from scripts.generated import between, options, write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +46,6 @@ def page(text: str, result: dict[str, Any]) -> str:
         "machine": f"Measured on {result['date']} on {result['machine']}.\n",
         "rungs": _rungs(subjects),
         "findings": _findings(subjects),
-        "reproduction": f"```python\n{REPRODUCTION}```\n\n```text\n{result['reproduction']}```\n",
         "tests": _tests(result),
         "subjects": _subjects(subjects),
     }

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from benchmarks.cells import LEAST_PASSES, OURS, OURS_IN_FLOAT32, PASSES, SWEEP
+from benchmarks.cells import LEAST_PASSES, OURS, OURS_IN_FLOAT32, PASSES
 from benchmarks.models.cases import LAYOUTS
-from benchmarks.models.report import FASTER, batches, comparisons, plot_comparisons
+from benchmarks.models.report import FASTER, batches, comparisons, models_lines, plot_comparisons
 from benchmarks.results import (
     DASH,
     Result,
@@ -29,7 +29,9 @@ from benchmarks.results import (
     geometric_mean,
     markdown,
     nbytes,
+    operator_lines,
     operator_plot,
+    operator_table,
     ratio_text,
     ratio_to_floor,
     ratios,
@@ -45,9 +47,6 @@ MEASURED = "docs/measurements"
 #: The first day of results of this version: the last change of speed was before this day.
 SINCE = "2026-11-27"
 
-# The result of `benchmarks operator` that pages show while there is none of this version.
-RESULT = "zen5.json"
-
 # Tables by cell have the project's main operator and the most common type in training.
 _OP, _DTYPE = "backward", "float32"
 _KIND = ["op", "dtype"]
@@ -55,18 +54,6 @@ _KIND = ["op", "dtype"]
 _DTYPES = {"float32": "float32", "bfloat16": "16 bits", "float16": "16 bits", "float64": "64 bits"}
 
 _CHANNELS = {"NCX": "channels first", "NXC": "channels last"}
-
-_CALL = "a call from Python costs more than the work; oneDNN's primitive is made beforehand"
-# Reasons for the ratios of cells, by the number of caches (a core's, the shared one) that x
-# exceeds, and by layout.
-_WHY = {
-    (0, "NCX"): _CALL,
-    (0, "NXC"): _CALL,
-    (1, "NCX"): "a group of channels is summed and written while it is cached",
-    (1, "NXC"): "oneDNN computes in float32, and writes dx by streaming stores",
-    (2, "NCX"): "three passes over memory where others make five",
-    (2, "NXC"): "memory limits the fastest peers as it limits us",
-}
 
 # The most bytes of the processor's last-level cache that a virtual machine can rely on.
 _MOST_SHARED = 32 << 20
@@ -97,20 +84,6 @@ _LAYOUTS = {
 }
 _BATCHES = {"small": "8 x 160", "large": "16 x 224"}
 _ALLOCATORS = {"default": "default allocator", "keeping": "allocator that keeps memory"}
-
-# Columns of the tables of models: heading, variant, quantity, variant and quantity that it is
-# divided by.
-_COLUMNS = (
-    ("share", "torch", "normalization", "torch", "step"),
-    ("normalisation", "backnorm-fused", "normalization", "torch", "normalization"),
-    ("memory", "backnorm-fused", "memory", "torch", "memory"),
-)
-_VARIANTS = {
-    "ours": "backnorm",
-    "ours, float32": "backnorm-float32",
-    "fused": "backnorm-fused",
-    "fused, float32": "backnorm-fused-float32",
-}
 
 _GRADIENT = (
     "The gradient alone (`batch_norm_backward` in float32), compared with the fastest of PyTorch, "
@@ -147,7 +120,7 @@ class _Operator(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The results in docs/bench: of the operator, first the one that pages show; of PyTorch's
+    """The results in docs/bench: of the operator, the newest first, which pages show; of PyTorch's
     models, with this version and with earlier ones; of the models of other frameworks.
     """
 
@@ -159,16 +132,15 @@ class _Measured(NamedTuple):
 
 def _measured(root: Path) -> _Measured:
     results = {path.name: read(path) for path in sorted((root / BENCH).glob("*.json"))}
-    operator = {name: r for name, r in results.items() if r.environment["command"] == "operator"}
-    newest = sorted(operator, key=lambda name: operator[name].environment["date"], reverse=True)
-    shown = next(filter(lambda name: _is_current(operator[name]), newest), RESULT)
+    operator = [
+        _Operator(name, result, _cells(result.frame))
+        for name, result in results.items()
+        if result.environment["command"] == "operator"
+    ]
     models = [r for r in results.values() if r.environment["command"] == "models"]
     of_torch = [r for r in models if "torch.step" in r.frame]
     return _Measured(
-        [
-            _Operator(name, operator[name], _cells(operator[name].frame))
-            for name in sorted(newest, key=lambda name: name != shown)
-        ],
+        sorted(operator, key=lambda each: str(each.environment["date"]), reverse=True),
         [r for r in of_torch if _is_current(r)],
         [r for r in of_torch if not _is_current(r)],
         [r for r in models if "torch.step" not in r.frame],
@@ -234,19 +206,17 @@ def _machine(where: dict[str, Any]) -> str:
     return " ".join(where["cpu"].replace("(R)", "").removesuffix("Processor").split())
 
 
-def _where(*results: Result) -> str:
-    """Return the processor, the threads if all results have equally many, the date, versions."""
-    where = results[-1].environment
+def _where(result: Result) -> str:
+    """Return the processor, the threads, the date and the versions of a run."""
+    where = result.environment
     kind = where.get("microarchitecture")
-    threads = {result.environment["threads"] for result in results}
-    count = f", {where['threads']} thread{'s' * (threads != {1})}" if len(threads) == 1 else ""
-    versions: dict[str, str] = {}
-    for result in results:
-        ours = "(this version)" if _is_current(result) else "(an earlier version)"
-        versions |= result.environment["versions"] | {"backnorm": ours}
-    named = ", ".join(f"{name} {text}" for name, text in versions.items())
-    cpu = f"{where['cpu']} ({kind})" if kind else where["cpu"]
-    return f"{cpu}{count}, {where['date'][:10]}; {named}"
+    ours = "(this version)" if _is_current(result) else "(an earlier version)"
+    versions = where["versions"] | {"backnorm": ours}
+    return (
+        f"{where['cpu']}{f' ({kind})' if kind else ''}, "
+        f"{where['threads']} thread{'s' * (where['threads'] != 1)}, {where['date'][:10]}; "
+        f"{', '.join(f'{name} {text}' for name, text in versions.items())}"
+    )
 
 
 def _table(table: pd.DataFrame) -> str:
@@ -272,10 +242,6 @@ def _range(found: pd.Series) -> str:
     found = found.dropna()
     ends = DASH.join(map(ratio_text, (found.min(), found.max())))
     return f"{_mean(found)} ({ends}; {len(found)})" if len(found) else NONE
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
 
 
 def _numbers(measured: _Measured) -> str:
@@ -341,7 +307,7 @@ def _steps(results: Iterable[Result]) -> str:
 
 
 def _kinds(shown: _Operator) -> pd.DataFrame:
-    """Return the compared cells by the size of x and by layout, the keys of `_WHY`."""
+    """Return the compared cells by the number of caches that x exceeds, and by layout."""
     cells, texts = shown.compared(), [bytes_text(size) for size in shown.caches]
     best = beside_best(cells)
     cells = cells.assign(
@@ -358,7 +324,6 @@ def _kinds(shown: _Operator) -> pd.DataFrame:
             "mean": f"**{_mean(found.ratio)}**",
             "best cell": found.text[found.ratio.idxmin()],
             "worst cell": found.text[found.ratio.idxmax()],
-            "why": _WHY[kind],
             "slower": _with_slower(found.ratio),
         }
         for kind, found in cells.groupby([exceeded, cells.layout])
@@ -374,127 +339,53 @@ def _operator(measured: _Measured) -> str:
     )
 
 
-def _models(measured: _Measured) -> str:
-    return "\n".join(map(_by_model, measured.current))
+def _models(results: Iterable[Result]) -> str:
+    """Return the means of each result, and a line for each model and layout.
 
-
-def _by_model(result: Result) -> str:
-    """Return a line for each model and layout of a result: its steps under each condition."""
-    tables, layouts, index = [], (*LAYOUTS, FASTER), ["model", "layout"]
-    for (batch, precision), found in comparisons(result).groupby(["batch", "precision"]):
-        rows = pd.MultiIndex.from_product([found.model.unique(), layouts], names=index)
-        table, means = (
-            pd.DataFrame(index=rows),
-            pd.DataFrame(index=pd.Index(layouts, name="layout")),
-        )
-        for (variant, base, allocator), each in found.groupby(["variant", "base", "allocator"]):
-            own = "PyTorch" if base == "torch" else "PyTorch compiled"
-            ours = f"{variant.removeprefix('backnorm-')}, {allocator}"
-            of_rows = each.set_index(index)
-            table[f"{own}, {allocator}"] = of_rows.base_step.map(_whole_milliseconds)
-            table[ours] = of_rows.ratio.map(ratio_text)
-            means[ours] = each.groupby("layout").ratio.agg(_mean).map("**{}**".format)
-        table = table.fillna(DASH)
-        if "backnorm-fused.step" in result.frame:
-            table = _quantities(result, batch, precision).reindex(rows).join(table)
-        last = means.reset_index().assign(model="geometric mean")
-        text = markdown(pd.concat([table.reset_index(), last]).fillna(""))
-        tables.append(f"{_where(result)}; batch {_BATCHES[batch]}, {precision}.\n\n{text}")
-    return "\n".join(tables)
-
-
-def _quantities(result: Result, batch: str, precision: str) -> pd.DataFrame:
-    """Return texts of fused layers, share, normalisation and memory; means over allocators."""
-    frame = result.frame
-    numbers = {
-        heading: column(frame, f"{variant}.{quantity}") / column(frame, f"{beside}.{other}")
-        for heading, variant, quantity, beside, other in _COLUMNS
-    }
-    layers = frame.fused.astype(str) + " of " + frame.layers.astype(str)
-    chosen = (batches(frame) == batch) & (frame.precision == precision)
-    grouped = frame.assign(layers=layers, **numbers)[chosen].groupby(["model", "layout"])
-    return pd.DataFrame(
-        {
-            "fused layers": grouped.layers.first(),
-            **{name: grouped[name].agg(_mean) for name in numbers},
-        }
-    )
-
-
-def _frameworks(measured: _Measured) -> str:
-    """Return the text and the table of other frameworks; each result has another thread count."""
-    lines = []
-    for result in measured.frameworks:
-        for _, row in result.frame.iterrows():
-            own = row.model.split("-")[0]
-            step, images = row[f"{own}.step"], row["shape"].split(",")
-            low, high = (row[f"{own}.{each}"] / step for each in ("p20", "p80"))
-            lines.append(
-                {
-                    "model, batch": f"{row.model}, {shape_text(','.join(images[:1] + images[2:]))}",
-                    "threads": result.environment["threads"],
-                    "own layers": f"{_whole_milliseconds(step)} ({low:.2f} to {high:.2f})",
-                }
-                | {
-                    heading: ratio_text(row.get(f"{variant}.ratio", float("nan")))
-                    for heading, variant in _VARIANTS.items()
-                }
+    The columns have seconds of steps with the framework's own layers, and our ratios to them.
+    """
+    parts, index = [], ["model", "layout"]
+    for result in results:
+        # Results of other frameworks have too few cases for means.
+        lines = models_lines(result) if "torch.step" in result.frame else []
+        parts += [f"{_where(result)}.\n", *(f"- {line}" for line in lines)]
+        for (batch, precision), found in comparisons(result).groupby(["batch", "precision"]):
+            compiled = found.variant.str.contains("compiled").map({True: ", compiled", False: ""})
+            long = pd.concat(
+                [
+                    found.assign(of="own" + compiled, text=found.base_step.map("{:.3f} s".format)),
+                    found.assign(of=found.variant, text=found.ratio.map(ratio_text)),
+                ]
             )
-    return f"{_where(*measured.frameworks)}.\n\n{markdown(pd.DataFrame(lines))}"
+            table = long.assign(of=long.of + ", " + long.allocator)
+            table = table.drop_duplicates([*index, "of"]).pivot(
+                index=index, columns="of", values="text"
+            )
+            rows = pd.MultiIndex.from_product(
+                [found.model.unique(), [*LAYOUTS, FASTER]], names=index
+            )
+            table = table.reindex(rows[rows.isin(table.index)])
+            table = table.join(_quantities(result.frame, batch, precision)).fillna(DASH)
+            table = table.reset_index()
+            parts += [f"\n{batch} batch, {precision}:\n", markdown(table)]
+    return "\n".join(parts)
 
 
-def _whole_milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms"
+def _quantities(frame: pd.DataFrame, batch: str, precision: str) -> pd.DataFrame:
+    """Return the known ones of share and normalisation, by model and layout."""
+    frame = frame[(batches(frame) == batch) & (frame.precision == precision)]
+    own, ours = (column(frame, f"{each}.normalization") for each in ("torch", "backnorm-fused"))
+    known = frame.assign(share=own / column(frame, "torch.step"), normalisation=ours / own)
+    known = known[["model", "layout", "share", "normalisation"]].dropna(axis=1, how="all")
+    return known.groupby(["model", "layout"]).agg(_mean)
 
 
 def _bench(measured: _Measured) -> str:
-    """Return the means of the shown result, and every cell of `_OP` and `_DTYPE`."""
-    shown, cells = measured.operator[0], measured.operator[0].compared()
-    return "\n".join(
-        [
-            f"{_where(shown.result)}. {shown.every_cell}\n",
-            "## Means\n",
-            markdown(_means(shown)),
-            f"## {_OP}, {_DTYPE}\n",
-            markdown(_by_shape(cells[cells.suite != SWEEP])),
-        ]
-    )
-
-
-def _means(shown: _Operator) -> pd.DataFrame:
-    """Return a line for every operation and type.
-
-    Means of ratios to peers leave out the sweep; the worst ratio and means to the floor include it.
-    """
-    cells = shown.cells
-    every = cells.groupby(_KIND, observed=True)
-    workload = cells[cells.suite != SWEEP].groupby(_KIND, observed=True)
-    beyond = cells[cells.nbytes > shown.caches[-1]].groupby(_KIND, observed=True)
-    table = pd.DataFrame(
-        {
-            "cells": workload.ratio.count().astype(str),
-            "to the best peer": workload.ratio.agg(_mean),
-            "worst": every.ratio.max().map(ratio_text),
-            "in float32 arithmetic": workload.in_float32.agg(_mean),
-            "share of the floor": (1 / every.floor.agg(geometric_mean)).map(_percent),
-            "beyond the cache": (1 / beyond.floor.agg(geometric_mean)).map(_percent),
-        },
-    )
-    table.insert(0, "", [", ".join(kind) for kind in table.index])
-    return table
-
-
-def _by_shape(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per shape, both layouts side by side, and their geometric means."""
-    best, sides = beside_best(cells), []
-    table = pd.DataFrame({"ms": best.ours, "best peer": best.peer + " " + best.time})
-    table = table.assign(ratio=best.ratio, shape=cells["shape"].map(shape_text))
-    for layout, found in cells.groupby("layout"):
-        side = table.loc[found.index].set_index("shape")
-        side.loc["geometric mean"] = ["", "", f"**{_mean(found.ratio)}**"]
-        sides.append(side.add_prefix(f"{layout}, "))
-    shapes = [*table["shape"].unique(), "geometric mean"]
-    return pd.concat(sides, axis=1).reindex(shapes).fillna(DASH).reset_index()
+    """Return the means and every cell of the shown result."""
+    shown = measured.operator[0]
+    lines = [f"- {line}" for line in operator_lines(shown.result)]
+    head = f"{_where(shown.result)}. {shown.every_cell}\n"
+    return "\n".join([head, *lines, "", markdown(operator_table(shown.result))])
 
 
 def _slower(measured: _Measured) -> str:
@@ -561,9 +452,9 @@ _PARTS: tuple[tuple[str, str, Callable[[_Measured], str]], ...] = (
     ("docs/performance.md", "choices", _choices),
     ("docs/performance.md", "steps", lambda measured: _steps(measured.current)),
     ("docs/performance.md", "operator", _operator),
-    (f"{MEASURED}/training-steps.md", "models", _models),
+    (f"{MEASURED}/training-steps.md", "models", lambda measured: _models(measured.current)),
     (f"{MEASURED}/training-steps.md", "earlier", lambda measured: _steps(measured.earlier)),
-    (f"{MEASURED}/training-steps.md", "frameworks", _frameworks),
+    (f"{MEASURED}/training-steps.md", "frameworks", lambda measured: _models(measured.frameworks)),
     (f"{MEASURED}/operator.md", "bench", _bench),
     (f"{MEASURED}/slower.md", "slower", _slower),
     (f"{MEASURED}/machines.md", "machines", _machines),

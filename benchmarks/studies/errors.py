@@ -20,7 +20,7 @@ from backnorm import ArgumentError, reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import GRADIENTS, ulp_error
 from backnorm.dtypes import FLOAT32, FLOAT64
-from backnorm.reference import Exact, FloatArray
+from benchmarks.accuracy import Truth, truth_of
 from benchmarks.cells import OURS, OURS_IN_FLOAT32, Cell, Layout
 from benchmarks.child import Child, ChildEndedError, serve_parent
 from benchmarks.peers import CONTESTANTS
@@ -29,7 +29,7 @@ from benchmarks.studies import arguments, show
 from benchmarks.worker import load
 
 __all__ = ["PLANES", "RATIOS", "Errors", "compiled", "errors_of", "exact_gradients", "gradients_of",
-           "make", "measured", "second_order", "tables", "truth_of"]  # fmt: skip
+           "make", "measured", "second_order", "tables"]  # fmt: skip
 
 #: Elements of a side of a plane, and mean over standard deviation.
 PLANES, RATIOS = (7, 14, 28, 56, 112), (1.0, 1e2, 1e4)
@@ -52,9 +52,6 @@ Errors = dict[str, tuple[float, float]]
 
 #: Errors by title, plane and ratio.
 Found = Mapping[str, Mapping[tuple[int, float], Errors]]
-
-#: Exact results, and the magnitudes of their terms.
-Truth = Mapping[str, tuple[Exact, FloatArray]]
 
 
 def make(plane: int, ratio: float, layout: str) -> Data:
@@ -79,12 +76,8 @@ def exact_gradients(data: Data, *, takes_inverse: bool) -> Truth:
         inverse = (1.0 / np.sqrt(variance.astype(FLOAT64) + epsilon)).astype(FLOAT32)
         variance, epsilon = 1.0 / inverse.astype(FLOAT64) ** 2, 0.0
     inputs = data.x, data.dy, data.mean, variance, data.gamma
-    return truth_of(reference.backward(*inputs, epsilon=epsilon, data_format=data.data_format))
-
-
-def truth_of(exact: reference.ExactGradients) -> dict[str, tuple[Exact, FloatArray]]:
-    """Return the exact gradients with the magnitudes of their terms, by name."""
-    return {name: (getattr(exact, name), getattr(exact, f"{name}_terms")) for name in GRADIENTS}
+    exact = reference.backward(*inputs, epsilon=epsilon, data_format=data.data_format)
+    return truth_of(exact, GRADIENTS)
 
 
 def errors_of(results: Mapping[str, np.ndarray], truth: Truth) -> Errors:
@@ -173,7 +166,7 @@ def compiled(planes: Iterable[int], ratios: Iterable[float]) -> Found:
             exact = reference.forward(data.x, data.gamma, data.beta, epsilon=1e-5)
             moments = exact.mean.hi, exact.variance.hi
             backward = reference.backward(data.x, data.dy, *moments, data.gamma, epsilon=1e-5)
-            truth = truth_of(backward) | {"y": (exact.y, exact.y_terms)}
+            truth = {**truth_of(backward, GRADIENTS), **truth_of(exact, ["y"])}
             x, dy = (
                 torch.tensor(each).contiguous(memory_format=memory) for each in (data.x, data.dy)
             )

@@ -15,8 +15,9 @@ from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, Selection
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import OPERATIONS
-from backnorm.conformance.verify.run import Job, graded, verify
+from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import RefusedError, received, schema_of, subject_of
+from backnorm.conformance.verify.verdicts import graded
 from backnorm.dialects import registry
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit

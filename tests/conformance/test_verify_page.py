@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.conformance.verify.run import STATUSES
+from backnorm.conformance.verify.verdicts import STATUSES
 from tests.support.pages import ROOT, blocks
 
 PAGE = "docs/how-to/verify.md"

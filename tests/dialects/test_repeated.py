@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm import BacknormError
 from backnorm.dialects import ngraph, onednn_graph, onednn_spec, stablehlo, tensorflow
 from backnorm.dialects.registry import DIALECTS, operators
 from backnorm.executable import CALLS
+from tests.support.calls import dialect_subjects
 
-from .absent_operands import subjects
-
-SUBJECTS = {subject.name: subject for subject in subjects()}
+SUBJECTS = {subject.name: subject for subject in dialect_subjects()}
 ALL = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
 
 
@@ -33,94 +31,90 @@ def assert_same(actual, expected):
         np.testing.assert_array_equal(a, e, strict=True)
 
 
+def good_arguments(subject, seed=7):
+    """Return arguments of the first of the operator's element types, in new arrays."""
+    return subject.good(subject.type_pairs[0], seed)
+
+
 @ALL
 def test_repeated_call_with_other_values_equals_fresh_call(subject):
     for seed in range(4):
-        inputs = subject.good(seed)
-        expected = subject.fresh({n: a.copy() for n, a in inputs.items()})
-        assert_same(subject.call(inputs), expected)
+        expected = subject.fresh(**good_arguments(subject, seed))
+        assert_same(subject.returned(**good_arguments(subject, seed)), expected)
 
 
 @ALL
 def test_repeated_call_does_not_call_bind(subject, monkeypatch):
-    inputs = subject.good()
-    subject.call(inputs)
-    monkeypatch.setattr(type(subject.callable), "bind", None)
-    subject.call(inputs)
+    good = good_arguments(subject)
+    subject.call(**good)
+    cls = subject.operator if isinstance(subject.operator, type) else type(subject.operator)
+    monkeypatch.setattr(cls, "bind", None)
+    subject.call(**good)
 
 
 @ALL
 def test_repeated_calls_return_arrays_without_shared_memory(subject):
-    inputs = {t.name: subject.good()[t.name] for t in subject.schema.inputs if t.required}
-    arrays = [*inputs.values(), *subject.call(inputs), *subject.call(inputs)]
+    good = good_arguments(subject)
+    arrays = [a for a in good.values() if isinstance(a, np.ndarray)]
+    arrays += [*subject.returned(**good), *subject.returned(**good)]
     for k, array in enumerate(arrays):
         assert not any(np.may_share_memory(array, other) for other in arrays[:k])
 
 
 @ALL
 def test_repeated_call_with_invalid_variance_raises_same_message(subject):
-    inputs = subject.good()
-    subject.call(inputs)
-    roles = {tensor.role: tensor.name for tensor in subject.schema.inputs}
-    name = roles.get("inverse_deviation", roles.get("variance"))
+    good, words = good_arguments(subject), subject.schema.words
+    subject.call(**good)
+    name = words.get("inverse_deviation", words.get("variance"))
     if name is None:
         pytest.skip("the operator has no input of the variance")
-    inputs[name].reshape(-1)[2] = -3
-    said = []
+    good[name].reshape(-1)[2] = -3
+    said = set()
     for call in (subject.fresh, subject.call, subject.call):
         with pytest.raises(ValueError, match=rf"^{name}: .*channel 2; got .*-3") as error:
-            call(dict(inputs))
-        assert isinstance(error.value, BacknormError)
-        said.append(str(error.value))
-    assert len(set(said)) == 1
+            call(**good)
+        said.add(str(error.value))
+    assert len(said) == 1
 
 
 @ALL
 def test_repeated_call_with_other_thread_count_has_the_same_bits(subject):
-    inputs = subject.good()
-    expected = subject.call({n: a.copy() for n, a in inputs.items()})
+    expected = subject.returned(**good_arguments(subject))
     for threads in (1, 2, 1):
         with backnorm.num_threads(threads):
-            assert_same(subject.call({n: a.copy() for n, a in inputs.items()}), expected)
+            assert_same(subject.returned(**good_arguments(subject)), expected)
 
 
 @ALL
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_repeated_call_with_other_arithmetic_equals_fresh_call(subject, name):
-    inputs = subject.good()
-    data = next(tensor.name for tensor in subject.schema.inputs if tensor.role == "x")
-    if name == "float32" and inputs[data].dtype == np.float64:
+    if name == "float32" and subject.type_pairs[0][0] == np.float64:
         with pytest.raises(ValueError, match=r"^arithmetic: float64 elements are computed in"):
-            subject.call(inputs, arithmetic=name)
+            subject.call(**good_arguments(subject), arithmetic=name)
         return
-
-    def call(**options):
-        return subject.call({n: a.copy() for n, a in inputs.items()}, **options)
-
-    call()
-    expected = subject.fresh({n: a.copy() for n, a in inputs.items()}, arithmetic=name)
-    assert_same(call(arithmetic=name), expected)
+    subject.call(**good_arguments(subject))
+    expected = subject.fresh(**good_arguments(subject), arithmetic=name)
+    assert_same(subject.returned(**good_arguments(subject), arithmetic=name), expected)
     known = set(CALLS)
     with backnorm.arithmetic(name):
-        assert_same(call(), expected)
+        assert_same(subject.returned(**good_arguments(subject)), expected)
     assert set(CALLS) > known
 
 
 @pytest.mark.covering(0)
 @ALL
 def test_operator_call_does_not_keep_input_arrays(subject):
-    inputs = subject.good(7)
-    references = [weakref.ref(array) for array in inputs.values()]
-    subject.call(inputs)
-    del inputs
+    good = good_arguments(subject)
+    references = [weakref.ref(a) for a in good.values() if isinstance(a, np.ndarray)]
+    subject.call(**good)
+    del good
     gc.collect()
     assert not any(reference() is not None for reference in references)
 
 
 @ALL
 def test_operator_docstring_lists_outputs_and_has_all_sections(subject):
-    call = subject.callable.__call__
-    text = inspect.getdoc(call)
+    text = inspect.getdoc(getattr(subject.operator, "function", subject.operator.__call__))
     schema = subject.schema
     if schema.revision in (None, "latest"):
         # The summaries are the entries of the docstring.

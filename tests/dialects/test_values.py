@@ -84,8 +84,7 @@ def check_call(subject, arguments, types):
     constant = arguments.get(schema.words.get("frozen"), schema.frozen)
     training = arguments.get(schema.words.get("training"), not constant)
     assert call.training == (training and call.operation != "inference")
-    returned = subject.call(**arguments, **subject.options())
-    returned = (returned,) if isinstance(returned, np.ndarray) else returned
+    returned = subject.returned(**arguments, **subject.options())
     x = arguments[schema.words["x"]]
     outputs = {tensor.name: tensor for tensor in schema.outputs}
     shapes = {"data": x.shape, "channel": (CHANNELS,), "vector": (0,)}

@@ -197,9 +197,10 @@ class Subject:
             found |= {name: np.ones(CHANNELS, "f") for name in ("sum_dy", "sum_dy_xmu")} | count
         return found
 
-    def good(self) -> dict[str, Any]:
+    def good(self, types: tuple[Any, Any] = (np.float32, np.float32), seed: int = 7) -> Arrays:
         """Return the arguments of a good call by name."""
-        return self.named(self.arrays()) | self.attributes() | self.options()
+        inputs = self.named(self.arrays(None, *types, seed=seed))
+        return inputs | self.attributes() | self.options()
 
     def call(self, **arguments: Any) -> Any:
         """Call the operator as its users do, by the names of its specification."""
@@ -208,10 +209,27 @@ class Subject:
             names = [spec.name for spec in schema.attributes]
             attributes = {name: value for name, value in arguments.items() if name in names}
             if schema.revision:
-                attributes["revision"] = schema.revision
+                attributes.setdefault("revision", schema.revision)
             function = function(**attributes)
             arguments = {name: value for name, value in arguments.items() if name not in names}
         return function(**arguments)
+
+    def returned(self, **arguments: Any) -> list[Any]:
+        """Return the results of `call` in a list."""
+        results = self.call(**arguments)
+        return list(results) if isinstance(results, tuple) else [results]
+
+    def fresh(self, **arguments: Any) -> list[Any]:
+        """Return the same of a call that finds nothing of earlier calls."""
+        if self.name in PARTS_OF_GRADIENTS:
+            return self.returned(**arguments)
+        mask = arguments.pop("output_mask", None)
+        if mask is None:
+            return list(self.invoke(**arguments).values())
+        names = [tensor.name for tensor in self.schema.outputs]
+        outputs = [name for name, flag in zip(names, mask, strict=True) if flag]
+        found = self.invoke(**arguments, outputs=outputs)
+        return [found.get(name) for name in names]
 
     def invoke(self, **arguments: Any) -> dict[str, np.ndarray]:
         """Call the operator by its name in the registry."""
@@ -231,18 +249,17 @@ class Subject:
         inputs = {name: arguments[name] for name in names if name in arguments}
         attributes = {name: arguments[name] for name in arguments if name not in inputs}
         if self.schema.revision:
-            attributes["revision"] = self.schema.revision
+            attributes.setdefault("revision", self.schema.revision)
         return self.schema.dialect, self.schema.op, inputs, attributes
 
     def run(self, arrays: Arrays, epsilon: object = 1e-3, out: object = None) -> Arrays:
         """Call the operator with inputs by role; return results by role, one axis per channel."""
         memory = {} if out is None else {self.memory: out}
         inputs = self.named(arrays) | self.attributes(epsilon) | self.options()
-        returned = self.call(**inputs, **memory)
-        returned = (returned,) if isinstance(returned, np.ndarray) else returned
+        returned = zip(self.schema.outputs, self.returned(**inputs, **memory), strict=True)
         return {
             tensor.role: array.reshape(-1) if tensor.kind == "kept" else array
-            for tensor, array in zip(self.schema.outputs, returned, strict=True)
+            for tensor, array in returned
         }
 
 

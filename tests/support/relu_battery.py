@@ -21,7 +21,7 @@ from backnorm import reference
 from backnorm.activations import RELU, Activation
 from backnorm.arithmetics import Arithmetic
 from backnorm.conformance._ulps import ulp_at
-from backnorm.conformance.battery import Case, Subject, computed_in, subjects
+from backnorm.conformance.battery import Case, Variant, computed_in, variants
 from backnorm.conformance.data import LayerData, read_only, realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.conformance.ladder import Grade
@@ -90,11 +90,11 @@ def relu_cases(
 
 def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
     rng = np.random.default_rng(seed)
-    for subject in subjects(_SHAPES):
-        for case in _of_subject(subject, rng):
+    for variant in variants(_SHAPES):
+        for case in _of_variant(variant, rng):
             yield replace(case, activation=activation)
         if activation.ceiling is not None:
-            yield _about(activation.ceiling, subject, rng)
+            yield _about(activation.ceiling, variant, rng)
 
 
 def examine_relu(operators: Any, case: ReluCase) -> dict[str, Grade]:
@@ -121,10 +121,10 @@ def examine_relu(operators: Any, case: ReluCase) -> dict[str, Grade]:
     }
 
 
-def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase]:
-    dtype, _, data_format = subject
-    types = subject.name
-    real: Callable[..., LayerData] = partial(realistic_data, **subject.options, rng=rng)
+def _of_variant(variant: Variant, rng: np.random.Generator) -> Iterator[ReluCase]:
+    dtype, _, data_format = variant
+    types = variant.name
+    real: Callable[..., LayerData] = partial(realistic_data, **variant.options, rng=rng)
     plain = real(_SHAPES[data_format])
     yield relu_case(f"residual-{types}", plain, rng)
     yield relu_case(f"no-residual-{types}", plain, rng, with_residual=False)
@@ -143,14 +143,14 @@ def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[ReluCase
     yield _with_nan(f"nan-{types}", plain, rng)
 
 
-def _about(ceiling: float, subject: Subject, rng: np.random.Generator) -> ReluCase:
+def _about(ceiling: float, variant: Variant, rng: np.random.Generator) -> ReluCase:
     """Return a case whose y are within a few ulps of the ceiling."""
-    data = realistic_data(_SHAPES[subject.data_format], **subject.options, rng=rng)
-    near = ceiling * ulp_at(Exact.of(0.5), subject.dtype)
+    data = realistic_data(_SHAPES[variant.data_format], **variant.options, rng=rng)
+    near = ceiling * ulp_at(Exact.of(0.5), variant.dtype)
     data = replace(
         data, gamma=np.full_like(data.gamma, near), beta=np.full_like(data.beta, ceiling)
     )
-    name = f"about-the-ceiling-{subject.name}"
+    name = f"about-the-ceiling-{variant.name}"
     return relu_case(name, data, rng, with_residual=False, activation=Activation("relu", ceiling))
 
 

@@ -104,29 +104,6 @@ def test_vmap_with_relu_matches_composed(added, operands):
     agree(mapped(ours), mapped(composed))
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("arithmetic", [None, "float32", "float64"])
-def test_relu_without_residual_has_the_bits_of_two_passes(dtype, arithmetic, normal):
-    x, dy = (normal(4, 5, 6, 40).astype(dtype) for _ in range(2))
-    gamma, beta = (normal(40).astype(jnp.float32) for _ in range(2))
-    settings = {"epsilon": EPSILON, "arithmetic": arithmetic}
-
-    def two(*arguments):
-        y, *_ = bn.batch_norm(*arguments, **settings)
-        return jax.nn.relu(y)
-
-    def one(*arguments):
-        return bn.batch_norm(*arguments, **settings, activation="relu")[0]
-
-    for mine, other in zip(
-        jax.tree.leaves([(y, pull(dy)) for y, pull in [jax.vjp(one, x, gamma, beta)]]),
-        jax.tree.leaves([(y, pull(dy)) for y, pull in [jax.vjp(two, x, gamma, beta)]]),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(mine, other)
-
-
 def test_relu_with_residual_compiles_to_one_kernel_call(operands):
     x, gamma, beta, residual = operands((6, 3, 4, 5), -1, True)
     compiled = jax.jit(ours).lower(x, gamma, beta, residual).compile().as_text()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.verify._events import ended
 from backnorm.conformance.verify._file_cases import as_in_files
 from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.export import export_inputs, reader
-from backnorm.conformance.verify.run import ended
 from backnorm.conformance.verify.subjects import Inputs, Outputs
 from backnorm.errors import ArgumentValueError
 
@@ -42,6 +42,7 @@ class OfCommand:
             raise ArgumentValueError("SUBJECT", "no such program", came=self._words[0])
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        """Run the command on a case."""
         with tempfile.TemporaryDirectory(prefix="backnorm-command-") as place:
             folders = {name: Path(place, name) for name in ("inputs", "outputs")}
             export_inputs(folders["inputs"], case, inputs)

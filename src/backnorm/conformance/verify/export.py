@@ -29,11 +29,18 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, GradientLadder, Ladder
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files
 from backnorm.conformance.verify._peers import RefusedError
-from backnorm.conformance.verify.cases import DTYPES, TIERS, Selection, check_names, selected
-from backnorm.conformance.verify.operations import OPERATIONS, operation_of
-from backnorm.conformance.verify.proof import catches
-from backnorm.conformance.verify.run import Job, Results, Status, Verdict, absent, graded
+from backnorm.conformance.verify.cases import (
+    DTYPES,
+    TIERS,
+    Selection,
+    check_names,
+    recipes,
+    selected,
+)
+from backnorm.conformance.verify.operations import OPERATIONS, catches, operation_of
+from backnorm.conformance.verify.run import Job, Results
 from backnorm.conformance.verify.subjects import schema_of
+from backnorm.conformance.verify.verdicts import Status, Verdict, judged
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
@@ -44,6 +51,9 @@ __all__ = ["FORMATS", "export", "judge"]
 
 #: The file formats of arrays.
 FORMATS = ("raw", "npy", "npz", "safetensors")
+
+#: Reads the outputs of a case; see :func:`reader`.
+Reader = Callable[[FileCase], tuple[dict[str, np.ndarray], str]]
 
 _VERSION = 1
 _NO_RESULT = "the case has no result"
@@ -248,11 +258,11 @@ def judge(cases: Path, results: Path) -> Results:
     if not results.exists():
         raise ArgumentValueError("RESULTS", "no such file or folder", came=str(results))
     dialect, op = (None, None) if schema is None else (schema.dialect, schema.op)
-    found = Results(Job(str(results), selection, dialect, op, files=True))
+    known = {recipe.name: recipe for recipe in recipes(selection) if recipe.name in names}
+    found = Results(Job(str(results), selection, dialect, op, files=True), recipes=known)
     read = reader(results)
-    for case in selected(selection):
-        if case.name in names:
-            found.verdicts += _judged(as_in_files(case, schema), read, found)
+    for recipe in known.values():
+        _judge(as_in_files(recipe.case(selection.seed), schema), read, found)
     if all(verdict.text.endswith(_NO_RESULT) for verdict in found.verdicts):
         raise ArgumentValueError(
             "RESULTS", "has no result of any case", came=str(results),
@@ -295,25 +305,24 @@ def _of_manifest(path: Path) -> tuple[Selection, set[str], OperatorSchema | None
     return selection, names, schema
 
 
-def _judged(file_case: FileCase, read: Any, found: Results) -> Iterator[Verdict]:
-    case, results = file_case.case, operation_of(file_case.case).results
-    known = str(case.data.x.dtype), case.data.data_format
+def _judge(file_case: FileCase, read: Reader, found: Results) -> None:
+    """Add the verdicts on a case whose results are files."""
+    case = file_case.case
     outputs, text = read(file_case)
     if not outputs:
         status: Status = "refused" if text else "not_written"
-        for output in results:
+        types = str(case.data.x.dtype), case.data.data_format
+        for output in operation_of(case).results:
             reason = text or f"no {output}; {_NO_RESULT}"
-            yield Verdict(case.name, output, *known, status, reason)
+            found.verdicts.append(Verdict(case.name, output, *types, status, reason))
         return
-    if case.name.startswith("diagnostic"):
-        found.outputs[case.name] = outputs
-    grades = graded(case, outputs)
-    names = file_case.outputs.values()
-    for name in results:
-        yield Verdict(case.name, name, *known, *grades.get(name) or absent(case, name, names))
+    judgement = judged(case, outputs, file_case.outputs.values())
+    found.verdicts += judgement.verdicts
+    if judgement.diagnosis is not None:
+        found.diagnoses[case.name] = judgement.diagnosis
 
 
-def reader(results: Path) -> Callable[[FileCase], tuple[dict[str, np.ndarray], str]]:
+def reader(results: Path) -> Reader:
     """Return a function that reads the outputs of a case from `results`, which is a file or a
     folder.
 

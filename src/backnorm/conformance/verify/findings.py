@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backnorm.conformance._naming import AS_ROUNDED, FEW_BITS
-from backnorm.conformance.battery import Case
-from backnorm.conformance.diagnosis import Diagnosis
-from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
+from backnorm.conformance.battery import Recipe
+from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection
-from backnorm.conformance.verify.run import Job, Results, Status, Verdict, judged_cases
+from backnorm.conformance.verify.run import Job, Results
+from backnorm.conformance.verify.verdicts import Status, Verdict
 from backnorm.errors import counted
 
-__all__ = ["Finding", "counts", "findings"]
+__all__ = ["Finding", "findings", "mistake_of", "sentence"]
 
 _FAULTS = {
     "changed_input": "the subject writes to an input",
@@ -58,8 +58,6 @@ class Finding:
         Numbers that support the finding.
     reproduce : str
         The command that reproduces it.
-    known : bool
-        Whether no output with this mistake is worse than in an earlier report.
     is_diagnosis : bool
         Whether the finding is a diagnosis of the outputs of a diagnostic case.
     """
@@ -72,28 +70,18 @@ class Finding:
     first: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     reproduce: str = ""
-    known: bool = False
     is_diagnosis: bool = False
+
+    @property
+    def mistake(self) -> str:
+        """The text by which the mistake is recognised in another run: a diagnosis, or the id. It
+        has no errors in ulps, because these differ from run to run.
+        """
+        return self.says if self.is_diagnosis else self.id
 
     def explains(self, verdict: Verdict) -> bool:
         """Whether the output of a verdict has this mistake."""
         return verdict.case in self.cases and verdict.output in self.outputs
-
-
-def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
-    """Return the number of verdicts (one for each output of a case) with each status.
-
-    The key "judged" has the number of all judged outputs, and "passed" that of the outputs which
-    are at least as accurate as the rung `at_least`.
-    """
-    found = {"judged": 0, "passed": 0}
-    for verdict in results.verdicts:
-        found[verdict.status] = found.get(verdict.status, 0) + 1
-        if verdict.is_judged:
-            found["judged"] += 1
-        if is_at_least(verdict.status, at_least):
-            found["passed"] += 1
-    return found
 
 
 def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
@@ -130,17 +118,8 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 
 
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
-    """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
-
-    If the finding is a diagnosis, the text is the finding's sentence (`says`), followed by the
-    numbers of the finding's evidence. For any other finding, the text is the finding's id. The text
-    contains no errors in ulps, because these differ from run to run.
-    """
-    finding = next((each for each in found if each.explains(verdict)), None)
-    if finding is None or not finding.is_diagnosis:
-        return None if finding is None else finding.id
-    numbers = ", ".join(f"{n} {v:.2g}" for n, v in finding.evidence.items() if n != "residual")
-    return f"{finding.says} ({numbers})" if numbers else finding.says
+    """Return the mistake of the first finding that explains a verdict; None: there is none."""
+    return next((each.mistake for each in found if each.explains(verdict)), None)
 
 
 def _of_formula(results: Results) -> Iterator[Finding]:
@@ -152,23 +131,18 @@ def _of_formula(results: Results) -> Iterator[Finding]:
     if not inexact:
         return
     names = {verdict.case for verdict in inexact}
-    groups: dict[str, tuple[str, str, bool]] = {}
+    groups = {name: _group(recipe) for name, recipe in results.recipes.items()}
     # The names of cases with at most one element per channel, so that a sum has one term.
-    single = set()
+    single = {name for name, recipe in results.recipes.items() if recipe.count <= 1}
     # Maps the text of a diagnosis to all cases that have this diagnosis.
-    diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
-    for case in judged_cases(results.job):
-        groups[case.name] = _group(case)
-        if case.name in names and case.name in results.outputs:
-            diagnosis = _diagnosis(case, results)
-            if diagnosis.kind not in ("right", "unknown"):
-                diagnosed.setdefault(diagnosis.says, []).append((case, diagnosis))
-        if case.data.x.size <= case.data.mean.size:
-            single.add(case.name)
-    of_diagnosed = {case.name for each in diagnosed.values() for case, _ in each}
+    diagnosed: dict[str, list[str]] = {}
+    for case, diagnosis in results.diagnoses.items():
+        if case in names:
+            diagnosed.setdefault(diagnosis.says, []).append(case)
+    of_diagnosed = {case for each in diagnosed.values() for case in each}
     for says, each in diagnosed.items():
-        case, diagnosis = each[0]
-        shown = {_group(case) for case, _ in each}
+        diagnosis = results.diagnoses[each[0]]
+        shown = {groups[case] for case in each}
         explained = [verdict for verdict in inexact if groups[verdict.case] in shown]
         outputs = {verdict.output for verdict in explained if verdict.case in of_diagnosed}
         if diagnosis.kind == "precision" and any(
@@ -182,7 +156,7 @@ def _of_formula(results: Results) -> Iterator[Finding]:
             tuple(output for output in results.operation.results if output in outputs),
             frozenset(verdict.case for verdict in explained if verdict.output in outputs),
             _judged(results),
-            case.name,
+            each[0],
             diagnosis.evidence,
             is_diagnosis=True,
         )
@@ -195,19 +169,11 @@ def _exceeds_few_bits(verdict: Verdict) -> bool:
     return abs(grade.got - grade.exact) > FEW_BITS * grade.condition * abs(grade.exact)
 
 
-def _group(case: Case) -> tuple[str, str, bool]:
+def _group(recipe: Recipe) -> tuple[str, str, bool]:
     """Return a case's element type, its layout, and whether it is a case of training. If two cases
     agree in all three, the diagnosis of one case also explains errors of the other.
     """
-    return str(case.data.x.dtype), case.data.data_format, case.training
-
-
-def _diagnosis(case: Case, results: Results) -> Diagnosis:
-    """Return the diagnosis of a diagnostic case."""
-    # Outputs of a wrong type or shape have no grade, and are not diagnosed.
-    graded = [v.output for v in results.verdicts if v.case == case.name and v.grade is not None]
-    outputs = results.outputs[case.name]
-    return results.operation.diagnosis(case, {output: outputs[output] for output in graded})
+    return str(recipe.variant.dtype), recipe.variant.data_format, recipe.training
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:

@@ -1,9 +1,9 @@
 """Each bad argument of each operator is refused in the documented words.
 
-`refusals.json` has, for each operator, rows of changes to good arguments and the message. A change
-of an attribute is the attribute's value. A change of an array is: null, no array; a list, an array
-of this shape; a word, an array of this element type, another argument, also "reversed", or
-"read-only"; a number, one element; a boolean, which is passed. "(deleted)" deletes the argument.
+`operators.json` has, for each operator, rows of changes to good arguments, and the message. A
+change of an attribute is the attribute's value. A change of an array is: null, no array; a list, an
+array of this shape; a word, an array of this element type, another argument, also "reversed", or
+"read-only"; a number, one element; a boolean, which is passed. "(deleted)" deletes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import backnorm
 from backnorm import ArgumentError
 from backnorm.dialects.registry import DIALECTS
 from tests.support.calls import PARTS_OF_GRADIENTS, SUBJECTS
 
-TABLE = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
+TABLE = json.loads(Path(__file__).with_name("operators.json").read_text(encoding="utf-8"))
 ALL = SUBJECTS | PARTS_OF_GRADIENTS
 
 
 def changed(subject, change):
     """Return good arguments with a row's changes."""
     good = subject.good()
-    # Memory for an output is not among good arguments.
-    like = {"out": "x", subject.schema.outputs[0].name: "x"}
+    # Arrays that are not among good arguments, and those of which they have shape and type.
+    x, words = good[subject.schema.words["x"]], subject.schema.words
+    others = {subject.memory: x} if subject.memory else {}
     for tensor in subject.schema.inputs:
-        like[tensor.name] = {"data": "x"}.get(tensor.kind, "gamma")
+        others[tensor.name] = x if tensor.kind == "data" else good.get(words.get("gamma"), x)
+    if subject.schema.dialect == "backnorm":
+        others |= own_arrays(subject, x)
     for name, value in change.items():
         if value == "(deleted)":
             del good[name]
@@ -36,11 +40,18 @@ def changed(subject, change):
             good[name] = value
         elif isinstance(good.get(name), np.ndarray):
             good[name] = array_of(value, good[name], good)
-        elif name in like:
-            good[name] = array_of(value, good[subject.schema.words[like[name]]].copy(), good)
+        elif name in others:
+            good[name] = array_of(value, others[name].copy(), good)
         else:
             good[name] = value
     return good
+
+
+def own_arrays(subject, x):
+    """Return the arrays that a call with a ReLU takes, too."""
+    if subject.schema.operation == "backward":
+        return {"mask": backnorm.batch_norm_forward(x, epsilon=0.1, activation="relu").mask}
+    return {"residual": x}
 
 
 def array_of(value, array, others):

@@ -1,9 +1,9 @@
-"""A process that runs a subject on cases: ``python -m backnorm.conformance.verify._child``.
+"""A process that runs a subject on cases: ``python -m backnorm.conformance.verify._worker``.
 
-The process reads a job, one line of JSON, from its standard input. It writes a line of JSON for
-each event to the file descriptor that the job names, and the outputs of each case to a file. The
-subject may print to standard output, because events are not written there. If the subject ends the
-process (for example by a crash), the last event names the case that was running.
+The process reads a job, one line of JSON, from its standard input. It writes its events
+(:mod:`._events`) to the file descriptor that the job names. The subject may print to standard
+output, because events are not written there. If the subject ends the process (for example by a
+crash), the last event names the case that was running.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import faulthandler
 import json
 import os
 import sys
-import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,24 @@ import numpy as np
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify._command import CommandError, OfCommand
-from backnorm.conformance.verify._huge import (
+from backnorm.conformance.verify._events import (
+    Calls,
+    Event,
+    Fault,
+    Outcome,
+    Prepares,
+    Unusable,
+    save,
+    write,
+)
+from backnorm.conformance.verify._memory import (
+    Guarded,
     available_bytes,
     limited_memory,
     repeated,
     worst_parts,
 )
-from backnorm.conformance.verify._memory import Guarded
-from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.operations import operation_of, varied_input
 from backnorm.conformance.verify.subjects import described, is_unsupported, subject_of
 from backnorm.errors import ArgumentError
@@ -42,41 +49,21 @@ _REPEATED = 1 << 22
 # If the job sets no memory limit, a huge case may use all available memory except this many bytes.
 _RESERVED = 1 << 30
 
-
 _Outputs = dict[str, np.ndarray | None]
 _Inputs = dict[str, Guarded | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The outputs of a call, and what was observed in this call and in further calls.
-
-    `again` has the outputs of another call with equal inputs, if these outputs differ from the
-    first call's. If `is_repeatable`, they differ because of the alignment of the arrays.
-
-    The subject is also called with another dy (in a forward pass: another x). `unchanged` names the
-    outputs that had the same bits in the call with another dy (or x) as in the first call.
-    """
-
-    outputs: _Outputs
-    again: _Outputs | None = None
-    is_repeatable: bool = False
-    faults: list[str] = field(default_factory=list)
-    unchanged: list[str] = field(default_factory=list)
 
 
 class WroteOutsideError(Exception):
     """A subject wrote outside of the memory of an output."""
 
 
-class Runner:
+class Worker:
     """Runs a subject on cases and writes events and outputs."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.events = os.fdopen(job["events"], "w", buffering=1)
         self.folder = Path(job["folder"])
         self.memory = job["memory"] << 20
-        self.say(event="import")
         try:
             self.subject: Any = (
                 OfCommand(job["subject"])
@@ -89,85 +76,42 @@ class Runner:
                 )
             )
         except ArgumentError as error:
-            self.say(event="unusable", error=error.parts())
+            self.say(Unusable(error.parts()))
             sys.exit(1)
         except Exception as error:
             sys.exit(described(error))
-        self.say(event="ready")
 
-    def say(self, **event: Any) -> None:
+    def say(self, event: Event) -> None:
         """Write an event."""
-        self.events.write(json.dumps(event) + "\n")
+        write(event, self.events)
 
-    def run(self, case: Case) -> None:
-        """Run a case, and write an event with the outcome."""
-        self.say(event="begin", case=case.name)
-        started = time.perf_counter()
-        try:
-            if case.repeats > 1:
-                calls = _Calls(self._of_huge(case))
-            else:
-                self.say(event="call")
-                calls = self._calls(case)
-        except CommandError as error:
-            self.say(event="crash", case=case.name, text=str(error))
-            return
-        except WroteOutsideError as error:
-            self.say(event="wrote_outside", case=case.name, text=str(error))
-            return
-        except Exception as error:
-            kind = "refused" if is_unsupported(error) else "error"
-            self.say(event=kind, case=case.name, text=described(error))
-            return
-        self.say(
-            event="end",
-            case=case.name,
-            outputs=self._saved(case.name, calls.outputs),
-            names=list(calls.outputs),
-            again=None if calls.again is None else self._saved(f"{case.name}-again", calls.again),
-            is_repeatable=calls.is_repeatable,
-            faults=calls.faults,
-            unchanged=calls.unchanged,
-            seconds=time.perf_counter() - started,
-        )
-
-    def _saved(self, name: str, outputs: dict[str, np.ndarray | None]) -> dict[str, Any]:
-        """Write arrays to a file as bytes. Return the path of the file, and the types and shapes of
-        the arrays, which the file does not contain.
-        """
-        path = self.folder / f"{name}.npz"
-        arrays = {name: array for name, array in outputs.items() if array is not None}
-        # Arrays are stored as bytes, because NumPy's file format does not support bfloat16.
-        stored: dict[str, Any] = {
-            name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()
-        }
-        np.savez(path, **stored)
-        return {
-            "file": str(path),
-            "types": {name: str(array.dtype) for name, array in arrays.items()},
-            "shapes": {name: array.shape for name, array in arrays.items()},
-        }
-
-    def _calls(self, case: Case) -> _Calls:
+    def outcome(self, case: Case) -> Outcome:
         """Call the subject on a case. If the case is small, call the subject twice more: with one
         input changed, and then with the original inputs in arrays that end at an unreadable page.
         """
+        try:
+            return self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+        except Exception as error:
+            is_own = isinstance(error, CommandError | WroteOutsideError)
+            text = str(error) if is_own else described(error)
+            return Outcome(case.name, _fault_of(error, text), text)
+
+    def _of_calls(self, case: Case) -> Outcome:
         inputs = _guarded(case)
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
-        first = self._called(inputs, case)
-        faults = [
-            f"changed_input: {n}"
-            for n, g in inputs.items()
-            if g is not None and before[n] != g.array.tobytes()
-        ]
-        size = case.data.x.size
-        if faults or not size or size > _REPEATED:
-            return _Calls(first, faults=faults)
-        # Call again with the same buffers, which now contain another dy (in a forward pass: another
-        # x). The results must differ from those of the first call.
+        # Call again with the same buffers, which then contain another dy (in a forward pass:
+        # another x). The results must differ from those of the first call.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         original = varied.array.copy()
+        self.say(Calls(case.name))
+        first = self._called(inputs, case)
+        changed = tuple(
+            n for n, g in inputs.items() if g is not None and before[n] != g.array.tobytes()
+        )
+        size = case.data.x.size
+        if changed or not size or size > _REPEATED:
+            return self._saved(case, first, changed=changed)
         varied.array[...] = varied_input(original)
         second = self._called(inputs, case)
         varied.array[...] = original
@@ -180,36 +124,43 @@ class Runner:
             for arrays, outputs in ((tight, third), (inputs, first)):
                 again = self._called(arrays, case)
                 if not _are_equal(outputs, again):
-                    return _Calls(outputs, again)
+                    return self._saved(case, outputs, again)
             again = third
-        unchanged: list[str] = [
+        unchanged = tuple(
             name
             for name, array in first.items()
             if array is not None
             and np.any(np.nan_to_num(array.astype(float)))
             and _equal(array, second[name])
-        ]
-        return _Calls(first, again, is_repeatable=True, unchanged=unchanged)
+        )
+        return self._saved(case, first, again, is_repeatable=True, unchanged=unchanged)
 
-    def _of_huge(self, case: Case) -> _Outputs:
+    def _of_huge(self, case: Case) -> Outcome:
         """Call the subject once, on a case with repeated channels.
 
-        Every copy of a channel should have the same results. Return, for each output, the copy of
-        the channels that differs most from the first copy.
+        Every copy of a channel should have the same results. For each output, the copy of the
+        channels is returned that differs most from the first copy.
         """
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
-            # The time limit applies from "call" to the next event: the time to fill and to compare
-            # the arrays does not count.
-            self.say(event="call")
             if getattr(self.subject, "writes", False):
                 memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}
+                self.say(Calls(case.name))
                 outputs = self.subject(arrays, large, memory)
             else:
+                self.say(Calls(case.name))
                 outputs = self.subject(arrays, large)
-            self.say(event="called")
-            return worst_parts(outputs, case)
+            self.say(Prepares(case.name))
+            return self._saved(case, worst_parts(outputs, case))
+
+    def _saved(
+        self, case: Case, outputs: _Outputs, again: _Outputs | None = None, **observed: Any
+    ) -> Outcome:
+        self.say(Prepares(case.name))
+        first = save(outputs, self.folder, case.name)
+        other = None if again is None else save(again, self.folder, f"{case.name}-again")
+        return Outcome(case.name, outputs=first, again=other, **observed)
 
     def _called(self, inputs: _Inputs, case: Case) -> _Outputs:
         arrays = {name: None if g is None else g.array for name, g in inputs.items()}
@@ -245,14 +196,19 @@ def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def _remaining(job: dict[str, Any]) -> Iterator[Case]:
-    """Yield the cases of a job that were not run yet."""
-    fields: dict[str, Any] = {name: _tuples(value) for name, value in job["selection"].items()}
-    selection = Selection(**fields)
-    done = set(job["done"])
-    for case in selected(selection):
-        if case.name not in done:
-            yield case
+def _fault_of(error: Exception, text: str) -> Fault:
+    """Return the status that an exception of a call means."""
+    if isinstance(error, WroteOutsideError):
+        return "wrote_outside"
+    if "MemoryError" in text:
+        return "out_of_memory"
+    if isinstance(error, CommandError):
+        return "crash"
+    return "refused" if is_unsupported(error) else "error"
+
+
+def _selection_of(fields: dict[str, Any]) -> Selection:
+    return Selection(**{name: _tuples(value) for name, value in fields.items()})
 
 
 def _tuples(value: Any) -> Any:
@@ -270,10 +226,11 @@ def main() -> None:
 
         limit = job["memory"] << 20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    runner = Runner(job)
-    for case in _remaining(job):
-        runner.run(case)
-    runner.say(event="finished")
+    worker, selection, waiting = Worker(job), _selection_of(job["selection"]), set(job["waiting"])
+    for recipe in recipes(selection):
+        if recipe.name in waiting:
+            worker.say(Prepares(recipe.name))
+            worker.say(worker.outcome(recipe.case(selection.seed)))
 
 
 if __name__ == "__main__":

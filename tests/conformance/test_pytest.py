@@ -1,13 +1,11 @@
-"""The decorator and the plug-in of pytest."""
+"""The decorator for tests of pytest."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,9 @@ import pytest
 
 import backnorm
 from backnorm.conformance import pytest as bn
+from backnorm.conformance.battery import Recipe
 from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.dialects import tensorflow
 from tests.support.pages import ROOT
 
 from . import right_subjects
@@ -113,6 +113,7 @@ def test_check_of_subject_that_writes_to_dy_raises_assertion_error():
         ({"layouts": ["NCHW"]}, "layouts: unknown; got 'NCHW'; expected NCX, NXC"),
         ({"at_least": "perfect"}, "at_least: unknown; got 'perfect'; expected exact, float64"),
         ({"tier": "huge"}, "tier: unknown; got 'huge'; expected smoke, full"),
+        ({"operation": "both"}, "operation: unknown; got 'both'; expected backward, forward"),
         ({"only": ["nothing"]}, "only: no case is selected"),
     ],
 )
@@ -127,15 +128,6 @@ def test_cases_with_string_for_list_raises_type_error(argument):
         bn.cases(**{argument: "NCX"})
 
 
-def run_pytest(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "_backnorm_pytest",
-         *arguments],
-        cwd=folder, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": SOURCES, "PATH": "/usr/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )  # fmt: skip
-
-
 def test_cases_decorator_reports_name_of_mistake(tmp_path):
     (tmp_path / "test_mine.py").write_text(
         "import importlib.util\n"
@@ -147,100 +139,51 @@ def test_cases_decorator_reports_name_of_mistake(tmp_path):
         "def test_mine(case):\n"
         "    case.check(wrong.DgammaWithGamma)\n"
     )
-    done = run_pytest(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": SOURCES, "PATH": "/usr/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
     assert done.returncode == 1
     assert "dgamma is multiplied by gamma" in done.stdout
     # The source of `check` is not shown.
     assert "conformance/pytest.py" not in done.stdout, done.stdout
 
 
-def test_plugin_without_option_does_not_import_backnorm(tmp_path):
-    (tmp_path / "test_nothing.py").write_text(
-        "import sys\ndef test_it():\n    assert 'backnorm' not in sys.modules\n"
-    )
-    assert run_pytest(tmp_path).returncode == 0
-
-
-def test_cases_keep_no_data_until_a_test_runs():
-    tracemalloc.start()
-    mark = bn.cases()
-    assert tracemalloc.get_traced_memory()[0] < 2**20
-    tracemalloc.stop()
+@pytest.mark.parametrize("tier", ["smoke", "full"])
+def test_cases_draw_no_data_until_a_test_asks_for_them(tier, monkeypatch):
+    drawn = []
+    case = Recipe.case
+    monkeypatch.setattr(Recipe, "case", lambda r, seed: drawn.append(r.name) or case(r, seed))
+    mark = bn.cases(tier=tier)
+    assert drawn == []
     by_name = {case.name: case for case in selected(Selection())}
     # Tests may run in any order.
-    for param in [*mark.args[1][:3], *mark.args[1][9::-4]]:
+    for param in [*mark.args[1][:3], *mark.args[1][9:60:-4]]:
         (checked,) = param.values
         assert (checked.name, checked.case.name) == (param.id, param.id)
+        assert drawn[-1] == param.id
         np.testing.assert_array_equal(checked.case.data.x, by_name[param.id].data.x)
 
 
-def test_plugin_in_workers_of_xdist_runs_cases_once(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import os\n"
-        "from backnorm import batch_norm_backward\n"
-        "print(os.getpid(), file=open('processes', 'a'))\n"
-        "def backward(*inputs, **options):\n"
-        "    dx, dgamma, dbeta = batch_norm_backward(*inputs, **options)\n"
-        "    return dx, dgamma, -dbeta\n"
-    )
-    done = run_pytest(
-        tmp_path, "--backnorm", "mine.py:backward", "--backnorm-dtypes", "float32",
-        "-p", "xdist", "-n", "2", "-k", "diagnostic-float32-float32-NCX",
-        "--backnorm-report", "report.json",
-    )  # fmt: skip
-    assert "1 failed, 2 passed" in done.stdout, done.stdout
-    assert "dbeta is wrong: dbeta" in done.stdout
-    assert len((tmp_path / "processes").read_text().splitlines()) == 1
-    assert json.loads((tmp_path / "report.json").read_text())["findings"]
+@bn.cases(operation="forward", dtypes=["float32"], only=["diagnostic-*", "no-gamma-*"])
+def test_check_of_backnorm_forward_passes(case):
+    case.check(backnorm.batch_norm_forward)
 
 
-def test_plugin_with_subject_runs_one_test_per_output(tmp_path):
-    done = run_pytest(
-        tmp_path, "--backnorm", f"{WRONG_FILE}:DbetaWithS", "--backnorm-dtypes", "float32",
-        "-k", "diagnostic-float32-float32-NCX", "--backnorm-report", "report.json",
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "1 failed, 2 passed" in done.stdout, done.stdout
-    assert "dbeta is wrong: dbeta is multiplied by s; error " in done.stdout
-    assert json.loads((tmp_path / "report.json").read_text())["findings"][0]["id"] == "dbeta-s"
+@bn.cases(operation="forward", dtypes=["float32"], only=["realistic-*"])
+def test_check_of_operator_of_forward_passes(case):
+    case.check(tensorflow.FusedBatchNormV3, dialect="tensorflow", op="FusedBatchNormV3")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["nosuch:f"], "no such module"),
-        ([f"{WRONG_FILE}:zeros", "--backnorm-dtypes", "float33"], "--backnorm-dtypes: unknown"),
-        ([f"{WRONG_FILE}:zeros", "--backnorm-at-least", "best"], "--backnorm-at-least: unknown"),
-    ],
-)
-def test_plugin_with_bad_option_reports_one_usage_error(options, message, tmp_path):
-    done = run_pytest(tmp_path, "--backnorm", *options)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert (done.stdout + done.stderr).count(message) == 1
+def test_check_of_wrong_forward_names_the_mistake():
+    def unbiased(x, gamma, beta, **options):
+        y, mean, variance = backnorm.batch_norm_forward(x, gamma, beta, **options)
+        count = x.size // mean.size
+        return y, mean, variance * np.float32(count / (count - 1))
 
-
-@pytest.mark.parametrize(
-    ("body", "text", "counts"),
-    [
-        ("return dx, None, dbeta", "dgamma is not_written: no dgamma", "1 failed, 2 passed"),
-        ("return {}['dx']", "dx is error: KeyError: 'dx'", "3 failed"),
-        ("raise TypeError('float32')", "dx is error: TypeError: float32", "3 failed"),
-        ("raise NotImplementedError", "nothing is judged: NotImplementedError", "3 failed"),
-    ],
-)
-def test_plugin_with_missing_results_fails_with_reason(body, text, counts, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from backnorm import batch_norm_backward\n"
-        "def backward(*a, **k):\n"
-        "    if a[0].shape != (7, 13, 3, 13):\n"
-        "        raise NotImplementedError\n"
-        "    dx, dgamma, dbeta = batch_norm_backward(*a, **k)\n"
-        f"    {body}\n"
-    )
-    done = run_pytest(
-        tmp_path, "--backnorm", f"{tmp_path}/mine.py:backward", "--backnorm-dtypes", "float32",
-        "-k", "diagnostic-float32-float32-NCX",
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert text in done.stdout, done.stdout
-    assert counts in done.stdout, done.stdout
+    only = ["diagnostic-float32-float32-NCX"]
+    (each,) = bn.cases(operation="forward", dtypes=["float32"], only=only).args[1]
+    with pytest.raises(AssertionError, match="M - 1") as raised:
+        each.values[0].check(unbiased)
+    assert "variance is wrong, not serial or better" in str(raised.value)

@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import numpy as np
-from rich.console import Console
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.battery import Case
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify.proof import catches
+from backnorm.conformance.verify.operations import catches
+
+__all__ = ["about"]
 
 
-def show_about(case: Case, console: Console) -> None:
-    """Print the inputs of a case, the bounds of its outputs, and the wrong kernels that fail it."""
+def about(case: Case) -> Group:
+    """Return the inputs of a case, the bounds of its outputs, and the kernels that fail it."""
     ladder = GradientLadder.of(*case.operands, **case.options)
     caught = catches(case, ladder)
     passed = [mistake.name for mistake in WRONG if mistake.name not in caught]
     statistics = "training" if case.training else "frozen statistics"
-    console.print(
-        f"{case.name}: {statistics}, {case.data.data_format}, epsilon {case.data.epsilon:g}, "
-        f"{ladder.count} elements a channel",
-        soft_wrap=True,
+    return Group(
+        _line(
+            f"{case.name}: {statistics}, {case.data.data_format}, epsilon {case.data.epsilon:g}, "
+            f"{ladder.count} elements a channel"
+        ),
+        "",
+        _inputs(case),
+        "",
+        _outputs(ladder),
+        _line("condition: median of T over the exact value; rungs: median bounds in ulps"),
+        "",
+        *(
+            _line(f"{verb} {len(names)} of {len(WRONG)} wrong kernels: {', '.join(names)}")
+            for verb, names in (("rejects", caught), ("lets pass", passed))
+        ),
     )
-    for table in (_inputs(case), _outputs(ladder)):
-        console.print()
-        console.print(table)
-    console.print("condition: median of T over the exact value; rungs: median bounds in ulps")
-    console.print()
-    for verb, names in (("rejects", caught), ("lets pass", passed)):
-        text = f"{verb} {len(names)} of {len(WRONG)} wrong kernels: {', '.join(names)}"
-        console.print(text)
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _inputs(case: Case) -> Table:
