@@ -8,7 +8,6 @@ import pytest
 import backnorm
 from backnorm.conformance.data import realistic_data
 from tests.support.dtypes import FLOAT32
-from tests.support.relu_battery import relu_case
 
 
 @pytest.fixture
