@@ -258,7 +258,10 @@ def _explained(
     # the fitted coefficients of a few channels.
     if tensor is None or not wrong_end(tensor):
         mistakes = formula.known_mistakes(channels)
+        own = {name: term.own for name, term in terms.items()}
         found = named(numbers, wrong, predicted, agrees, mistakes) or special()
+        for mistake in formula.fitted_mistakes(channels, own):
+            found = found or named(numbers, wrong, predicted, agrees, [mistake])
     if found is None and tensor is not None and tensor.is_wrong:
         found = truncated(tensor)
     found = found or partly_wrong(tensor, others)
