@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from backnorm.conformance.audit.policies import POLICIES
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.ladder import RUNGS
-from backnorm.conformance.verify.policies import POLICIES
 from tests.support.pages import ROOT
 
 
