@@ -55,7 +55,6 @@ def schema_of(
         tensors, described = _roles(parameter, entries.get(parameter.name, ""))
         inputs += tensors
         attributes += described
-    known = {tensor.name for tensor in inputs} | {each.name for each in attributes}
     order = tuple(each for each in parameters if each != "arithmetic")
     kind = inspect.Parameter.KEYWORD_ONLY
     accepted = next((a.choices for a in attributes if a.role == "data_format"), None)
@@ -79,8 +78,13 @@ def schema_of(
         order=order,
         keyword_only=tuple(each for each in order if parameters[each].kind is kind),
         choice=next((choice for choice in _CHOICES if choice in parameters), "all"),
-        takes_memory=next(iter(results)) in {*order} - known,
+        takes_memory=_takes_memory(parameters, next(iter(results))),
     )
+
+
+def _takes_memory(parameters: Mapping[str, inspect.Parameter], result: str) -> bool:
+    """Whether a parameter without a role has the name of the first result."""
+    return result in parameters and not _marks(parameters[result].annotation)
 
 
 def _roles(

@@ -119,6 +119,13 @@ class Operator:
         self._translate, self._finish, self._compute = translate, finish, compute
         self._signature = inspect.signature(function, eval_str=True)
         self._names = tuple(self._signature.parameters)
+        known = {*schema.names, "arithmetic", "outputs", "output_mask"}
+        if schema.takes_memory:
+            known.add(schema.outputs[0].name)
+        # Only `compute` gets the arguments that have no role.
+        self._others = [name for name in self._names if name not in known]
+        if self._others and compute is None:
+            raise ValueError(f"{self}: the parameter {self._others[0]} has no role")
         returned = self._signature.return_annotation
         is_class = isinstance(returned, type) and issubclass(returned, (tuple, np.ndarray))
         self._outcome = returned if is_class else tuple
@@ -174,9 +181,7 @@ class Operator:
             outputs = [name for name in returned if name is not None]
         call = self.bind(inputs, attributes, outputs, arithmetic)
         if self._compute is not None:
-            known = {*schema.order, "arithmetic"}
-            others = {name: arguments.get(name) for name in self._names if name not in known}
-            return self._compute(call, **others)
+            return self._compute(call, **{name: arguments.get(name) for name in self._others})
         if schema.choice == "outputs":
             returned = [*call.outputs]
         names = (*self._names[: len(args)], *kwargs)

@@ -434,6 +434,11 @@ class OperatorSchema(Rules):
             for name in _in_braces(getattr(self.phrases, phrase) or ""):
                 yield f"phrases: the name in braces in {phrase}", name, accepted
 
+    @property
+    def names(self) -> list[str]:
+        """The names of inputs and attributes."""
+        return [*(tensor.name for tensor in self.inputs), *(each.name for each in self.attributes)]
+
     @cached_property
     def with_constants(self) -> OperatorSchema:
         """The schema that calls with constant statistics follow."""
