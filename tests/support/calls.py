@@ -23,14 +23,12 @@ from backnorm.dialects.registry import (
     operators,
     parts,
 )
+from backnorm.dialects.roles import channel, data
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
-    REQUIRED,
     AttributeSpec,
     FormatSpec,
     OperatorSchema,
-    channel,
-    data,
     type_rules,
 )
 
@@ -177,9 +175,10 @@ class Subject:
             "data_format": (self.format or self.schema.formats[0]).name,
             "training": True,
             "frozen": False,
+            "reduced_axes": tuple(axis for axis in range(4) if axis != self.axis),
         }
         return {
-            spec.name: values.get(spec.role, spec.usual)
+            spec.name: values.get(spec.role, spec.example)
             for spec in self.schema.attributes
             if spec.required
             or spec.role in ("epsilon", "training", "frozen")
@@ -261,18 +260,17 @@ def dialect_subjects() -> Iterator[Subject]:
 
 def _own() -> Iterator[Subject]:
     """Yield backnorm's own operators. They are always called with `data_format`."""
-    x, dy = data("x", "x", ""), data("dy", "dy", "")
-    statistics = channel("mean", "mean", ""), channel("variance", "variance", "")
-    gamma, beta = (channel(name, name, "", required=False) for name in ("gamma", "beta"))
-    dx, y = data("dx", "dx", ""), data("y", "y", "")
-    parameters = channel("dgamma", "dgamma", ""), channel("dbeta", "dbeta", "")
+    x, dy, dx, y = (data(name, "", name=name) for name in ("x", "dy", "dx", "y"))
+    statistics = tuple(channel(name, "", name=name) for name in ("mean", "variance"))
+    gamma, beta = (channel(name, "", name=name, required=False) for name in ("gamma", "beta"))
+    parameters = tuple(channel(name, "", name=name) for name in ("dgamma", "dbeta"))
     own = partial(
         OperatorSchema,
         dialect="backnorm",
         source="backnorm",
         attributes=(
-            AttributeSpec("epsilon", "f64", "epsilon", default=1e-5),
-            AttributeSpec("data_format", "string", "data_format", ("NCX", "NXC"), default=REQUIRED),
+            AttributeSpec("f64", "epsilon", name="epsilon", required=False, default=1e-5),
+            AttributeSpec("string", "data_format", name="data_format", choices=("NCX", "NXC")),
         ),
         type_rules=type_rules(f64="f64", f32="f32", f16="f16 f32", bf16="bf16 f32"),
         formats=(FormatSpec("NCX", "NCX"), FormatSpec("NXC", "NXC")),

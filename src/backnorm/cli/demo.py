@@ -73,7 +73,7 @@ class Case:
             "reduced_axes": tuple(k for k in range(rank) if k != axis),
         }
         return {
-            spec.name: values[spec.role] if spec.role is not None else spec.usual
+            spec.name: values[spec.role] if spec.role is not None else spec.example
             for spec in self.schema.attributes
             if spec.role is not None or spec.required
         }

@@ -69,7 +69,7 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
         )  # fmt: skip
     schema = known[op].schema
     roles = {tensor.name: tensor.role for tensor in schema.inputs}
-    frozen = known[op].frozen_schema(schema).inputs
+    frozen = schema.with_constants.inputs
     return {
         "dialect": dialect,
         "op": op,

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from backnorm.arithmetics import Arithmetic, resolved
-from backnorm.dialects._check import check_inputs
-from backnorm.dialects._description import described
+from backnorm.arithmetics import Arithmetic
+from backnorm.dialects._call import Call
 from backnorm.dialects._statistics import check_inverse, common_type, native
-from backnorm.dialects.schema import (
-    REQUIRED,
-    FormatSpec,
-    OperatorSchema,
-    Phrases,
-    Required,
-    channel,
-    data,
-    type_rules,
-)
+from backnorm.dialects.operator import operator
+from backnorm.dialects.roles import channel, data
+from backnorm.dialects.schema import FormatSpec, Phrases, Rules, type_rules
 from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.executable import run
@@ -29,10 +22,7 @@ from backnorm.operators import reduce
 from backnorm.problem import Problem
 from backnorm.scalars import as_array, check_flag
 
-#: `common_rules(...)` returns the rules of an operator of ATen. The arguments are those rules that
-#: differ between the operators.
-common_rules = partial(
-    OperatorSchema,
+RULES = Rules(
     dialect="aten",
     source="PyTorch 2.13, native_functions.yaml, {op}",
     type_rules=type_rules(f64="f64", f32="f32", f16="f16 f32", bf16="bf16 f32"),
@@ -43,47 +33,56 @@ common_rules = partial(
         channel_size="must hold one value per channel of input ({channels})",
     ),
 )
+# The per-channel tensors of one call of a phase may have different types: on a GPU, a model of
+# 16-bit numbers has 16-bit weights and float32 statistics.
+_PHASE = replace(RULES, one_channel_type=False)
 
-GRAD_OUT = data("grad_out", "dy", "T")
-INPUT = data("input", "x", "T")
-WEIGHT = channel("weight", "gamma", "U", required=False)
+GradOut = Annotated[ArrayLike, data("dy", "T")]
+Input = Annotated[ArrayLike, data("x", "T")]
+Weight = Annotated[ArrayLike, channel("gamma", "U")]
+Mean = Annotated[ArrayLike, channel("mean", "V")]
+InvStd = Annotated[ArrayLike, channel("inverse_deviation", "V")]
 
-_STATISTICS = (
-    channel("mean", "mean", "V"),
-    channel("invstd", "inverse_deviation", "V"),
+
+def _reduce(
+    call: Call, *, input_g: object, weight_g: object, bias_g: object
+) -> tuple[np.ndarray | None, ...]:
+    wanted = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
+    for name, flag in wanted.items():
+        wanted[name] = check_flag(name, flag)
+    arrays = call.inputs
+    check_inverse("invstd", arrays["invstd"])
+    center = arrays["mean"]
+    sums = reduce(arrays["input"], arrays["grad_out"], center, arithmetic=call.arithmetic)
+    sum_type, parameter_type = native(center), native(arrays.get("weight", center))
+    with np.errstate(all="ignore"):
+        grad_weight = sums.sum_dy_xmu * arrays["invstd"].astype(FLOAT64)
+    return (
+        rounded(sums.sum_dy, sum_type) if wanted["input_g"] else None,
+        rounded(sums.sum_dy_xmu, sum_type) if wanted["input_g"] else None,
+        rounded(grad_weight, parameter_type) if wanted["weight_g"] else None,
+        rounded(sums.sum_dy, parameter_type).copy() if wanted["bias_g"] else None,
+    )
+
+
+@operator(
+    _PHASE,
+    "reduce",
+    compute=_reduce,
+    sum_dy=channel("sum_dy", "V", required=False),
+    sum_dy_xmu=channel("sum_dy_xmu", "V", required=False),
+    grad_weight=channel("dgamma", "V", required=False),
+    grad_bias=channel("dbeta", "V", required=False),
 )
-INPUTS = (GRAD_OUT, INPUT, *_STATISTICS, WEIGHT)
-
-
-# The per-channel tensors of one call may have different types: on a GPU, a model of 16-bit numbers
-# has 16-bit weights and float32 statistics.
-_phase = partial(common_rules, inputs=INPUTS, attributes=(), one_channel_type=False)
-_REDUCE = _phase(
-    op="batch_norm_backward_reduce",
-    operation="reduce",
-    outputs=(
-        channel("sum_dy", "sum_dy", "V", required=False),
-        channel("sum_dy_xmu", "sum_dy_xmu", "V", required=False),
-        channel("grad_weight", "dgamma", "V", required=False),
-        channel("grad_bias", "dbeta", "V", required=False),
-    ),
-)
-_ELEMT = _phase(
-    op="batch_norm_backward_elemt",
-    operation="apply",
-    outputs=(data("grad_input", "dx", "T"),),
-)
-
-
 def batch_norm_backward_reduce(
-    grad_out: ArrayLike | None = None,
-    input: ArrayLike | None = None,
-    mean: ArrayLike | None = None,
-    invstd: ArrayLike | None = None,
-    weight: ArrayLike | None = None,
-    input_g: bool | Required = REQUIRED,
-    weight_g: bool | Required = REQUIRED,
-    bias_g: bool | Required = REQUIRED,
+    grad_out: GradOut,
+    input: Input,
+    mean: Mean,
+    invstd: InvStd,
+    weight: Weight | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
     *,
     arithmetic: Arithmetic | None = None,
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
@@ -120,32 +119,47 @@ def batch_norm_backward_reduce(
     ArgumentTypeError, ArgumentValueError
         If an argument does not match its description; the error names the argument.
     """
-    wanted = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
-    for name, flag in wanted.items():
-        wanted[name] = check_flag(name, None if flag is REQUIRED else flag)
-    arrays = _checked(_REDUCE, grad_out, input, mean, invstd, weight)
-    center = arrays["mean"]
-    sums = reduce(arrays["input"], arrays["grad_out"], center, arithmetic=arithmetic)
-    sum_type, parameter_type = native(center), native(arrays.get("weight", center))
-    with np.errstate(all="ignore"):
-        grad_weight = sums.sum_dy_xmu * arrays["invstd"].astype(FLOAT64)
-    return (
-        rounded(sums.sum_dy, sum_type) if wanted["input_g"] else None,
-        rounded(sums.sum_dy_xmu, sum_type) if wanted["input_g"] else None,
-        rounded(grad_weight, parameter_type) if wanted["weight_g"] else None,
-        rounded(sums.sum_dy, parameter_type).copy() if wanted["bias_g"] else None,
+
+
+def _apply(
+    call: Call, *, sum_dy: ArrayLike | None, sum_dy_xmu: ArrayLike | None, count: ArrayLike | None
+) -> np.ndarray:
+    arrays = call.inputs
+    check_inverse("invstd", arrays["invstd"])
+    x, dy = arrays["input"], arrays["grad_out"]
+    sums = tuple(
+        _sum(name, value, arrays["mean"])
+        for name, value in {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu}.items()
     )
+    total = _total(count, x)
+    common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
+    mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
+    problem = Problem(
+        "apply",
+        x.shape,
+        (1,),
+        native(x),
+        native(mean),
+        has_gamma=weight is not None,
+        inverse=True,
+        arithmetic=call.arithmetic,
+    )
+    operands = x, dy, None, mean, invstd, weight
+    dx: np.ndarray
+    dx, _ = run(problem, operands, numbers={"sums": sums, "count": total})
+    return dx
 
 
+@operator(_PHASE, "apply", compute=_apply, grad_input=data("dx", "T"))
 def batch_norm_backward_elemt(
-    grad_out: ArrayLike | None = None,
-    input: ArrayLike | None = None,
-    mean: ArrayLike | None = None,
-    invstd: ArrayLike | None = None,
-    weight: ArrayLike | None = None,
-    sum_dy: ArrayLike | None = None,
-    sum_dy_xmu: ArrayLike | None = None,
-    count: ArrayLike | None = None,
+    grad_out: GradOut,
+    input: Input,
+    mean: Mean,
+    invstd: InvStd,
+    weight: Weight | None,
+    sum_dy: ArrayLike,
+    sum_dy_xmu: ArrayLike,
+    count: ArrayLike,
     *,
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
@@ -176,42 +190,6 @@ def batch_norm_backward_elemt(
     ArgumentTypeError, ArgumentValueError
         If an argument does not match its description; the error names the argument.
     """
-    arrays = _checked(_ELEMT, grad_out, input, mean, invstd, weight)
-    x, dy = arrays["input"], arrays["grad_out"]
-    sums = tuple(
-        _sum(name, value, arrays["mean"])
-        for name, value in {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu}.items()
-    )
-    total = _total(count, x)
-    common = common_type({n: a for n, a in arrays.items() if n in ("mean", "invstd", "weight")})
-    mean, invstd, weight = common["mean"], common["invstd"], common.get("weight")
-    problem = Problem(
-        "apply",
-        x.shape,
-        (1,),
-        native(x),
-        native(mean),
-        has_gamma=weight is not None,
-        inverse=True,
-        arithmetic=resolved(native(x), arithmetic),
-    )
-    operands = x, dy, None, mean, invstd, weight
-    dx: np.ndarray
-    dx, _ = run(problem, operands, numbers={"sums": sums, "count": total})
-    return dx
-
-
-PARTS = {
-    "batch_norm_backward_reduce": described(_REDUCE, batch_norm_backward_reduce),
-    "batch_norm_backward_elemt": described(_ELEMT, batch_norm_backward_elemt),
-}
-
-
-def _checked(schema: OperatorSchema, *values: ArrayLike | None) -> dict[str, np.ndarray]:
-    names = [tensor.name for tensor in schema.inputs]
-    arrays = check_inputs(schema, {}, dict(zip(names, values, strict=True)))
-    check_inverse("invstd", arrays["invstd"])
-    return arrays
 
 
 def _sum(name: str, value: ArrayLike | None, mean: np.ndarray) -> np.ndarray:

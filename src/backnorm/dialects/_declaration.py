@@ -13,17 +13,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from backnorm.dialects._docstring import bullets, entries_of, sections
-from backnorm.dialects.schema import (
-    REQUIRED,
-    AttributeSpec,
-    Choice,
-    OperatorSchema,
-    Rules,
-    TensorSpec,
-)
+from backnorm.dialects.schema import AttributeSpec, OperatorSchema, Rules, TensorSpec
 from backnorm.signature import Operation
-
-_CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
 
 
 def schema_of(
@@ -57,12 +48,19 @@ def schema_of(
         attributes += described
     order = tuple(each for each in parameters if each != "arithmetic")
     kind = inspect.Parameter.KEYWORD_ONLY
-    accepted = next((a.choices for a in attributes if a.role == "data_format"), None)
+    # `Literal` types are cached, and two with the same words in another order are equal. So formats
+    # have the order of the rules.
+    formats = rules.formats
+    for place, each in enumerate(attributes):
+        if each.role == "data_format":
+            formats = tuple(form for form in formats if form.name in each.choices)
+            choices = tuple(form.name for form in formats)
+            attributes[place] = replace(each, choices=choices)
     return OperatorSchema(
         **{
             **vars(rules),
             "source": rules.source.replace("{op}", name),
-            "formats": tuple(f for f in rules.formats if accepted is None or f.name in accepted),
+            "formats": formats,
         },
         op=name,
         operation=operation,
@@ -77,14 +75,7 @@ def schema_of(
         notes=tuple(bullets(text.get("Notes", ""))),
         order=order,
         keyword_only=tuple(each for each in order if parameters[each].kind is kind),
-        choice=next((choice for choice in _CHOICES if choice in parameters), "all"),
-        takes_memory=_takes_memory(parameters, next(iter(results))),
     )
-
-
-def _takes_memory(parameters: Mapping[str, inspect.Parameter], result: str) -> bool:
-    """Whether a parameter without a role has the name of the first result."""
-    return result in parameters and not _marks(parameters[result].annotation)
 
 
 def _roles(
@@ -107,13 +98,12 @@ def _roles(
         return [replace(of_training, frozen=of_constants)], []
     if tensors:
         return [replace(tensors[0], required=not is_optional)], []
-    default = REQUIRED if parameter.default is parameter.empty else parameter.default
+    required = parameter.default is parameter.empty
     literals = [each for each in types if get_origin(each) is Literal]
     choices = tuple(word for each in literals for word in get_args(each))
-    return [], [
-        replace(role, name=name, summary=summary, default=default, choices=choices)
-        for role in roles
-    ]
+    default = None if required else parameter.default
+    attribute = {"name": name, "choices": choices, "required": required, "default": default}
+    return [], [replace(role, summary=summary, **attribute) for role in roles]
 
 
 def _types(annotation: Any) -> Iterator[Any]:

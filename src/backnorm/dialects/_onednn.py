@@ -23,7 +23,7 @@ RunningVariance = Annotated[ArrayLike, channel("running_variance", "T2")]
 Gamma = Annotated[ArrayLike, channel("gamma", "T2")]
 Beta = Annotated[ArrayLike, channel("beta", "T2")]
 Epsilon = Annotated[float, attribute("f32", "epsilon", range="positive")]
-DataFormat = Annotated[Literal["NCX", "NXC"], attribute("string", "data_format")]
+DataFormat = Annotated[Literal["NXC", "NCX"], attribute("string", "data_format")]
 Momentum = Annotated[float | None, attribute("f32", range="positive")]
 
 

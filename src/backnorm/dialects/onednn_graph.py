@@ -103,7 +103,7 @@ def BatchNormTrainingBackward(
         scale; absent: 1
     epsilon : float, finite and positive, rounded to float32
         added to the variance
-    data_format : {"NCX", "NXC"}, default "NXC"
+    data_format : {"NXC", "NCX"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     single_output : {"specification", "onednn"}, default "specification"
         formula of diff_src when neither diff_gamma nor diff_beta is requested; an extension of
@@ -206,7 +206,7 @@ def BatchNormForwardTraining(
     momentum : float, finite and positive, rounded to float32, optional
         weight of the old running statistics; not given: 0.5, as in the oneDNN library (the guide
         has no default)
-    data_format : {"NCX", "NXC"}, default "NXC"
+    data_format : {"NXC", "NCX"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     dst : numpy.ndarray, optional
         memory for this output; may be src, which is then overwritten
@@ -277,7 +277,7 @@ def BatchNormInference(
         variance to normalise with
     epsilon : float, finite and positive, rounded to float32
         added to the variance
-    data_format : {"NCX", "NXC"}, default "NXC"
+    data_format : {"NXC", "NCX"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     dst : numpy.ndarray, optional
         memory for this output; may be src, which is then overwritten

@@ -138,7 +138,7 @@ def BatchNormTrainingBackprop(
         offset, in the older revisions; checked, but not used
     epsilon : float, finite and positive, rounded to float32
         added to the variance
-    data_format : {"NCX", "NXC"}, default "NXC"
+    data_format : {"NXC", "NCX"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     is_training : bool, default True
         False: mean and variance are running statistics and constant; only the older revisions have
@@ -254,7 +254,7 @@ def BatchNormForwardTraining(
         weight of the old running statistics; not given: 0.5, as in the oneDNN library, and 0.1 in
         the revision "early". The specification's own rule, the average over all batches, would
         need their number, which is no input
-    data_format : {"NCX", "NXC"}, default "NXC"
+    data_format : {"NXC", "NCX"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     output : numpy.ndarray, optional
         memory for this output; may be input, which is then overwritten
@@ -359,7 +359,7 @@ def BatchNormInference(
         variance to normalise with
     epsilon : float, finite and positive, rounded to float32
         added to the variance
-    data_format : {"NCX", "NXC"}, default "NXC"
+    data_format : {"NXC", "NCX"}, default "NXC"
         channel axis: 1 for NCX, the last for NXC; X is any number of spatial axes
     output : numpy.ndarray, optional
         memory for this output; may be input, which is then overwritten

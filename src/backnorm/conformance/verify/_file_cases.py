@@ -13,8 +13,7 @@ from backnorm.conformance.judge import Quantity
 from backnorm.conformance.verify.operations import operation_of
 from backnorm.conformance.verify.subjects import arguments, received
 from backnorm.dialects._attributes import check_attribute
-from backnorm.dialects._check import kept_shape
-from backnorm.dialects.schema import OperatorSchema
+from backnorm.dialects.schema import OperatorSchema, kept_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def as_in_files(case: Case, schema: OperatorSchema | None = None) -> FileCase:
         "attributes": {
             spec.name: {
                 "type": spec.type,
-                "value": _plain(check_attribute(spec, attributes[spec.name], schema)),
+                "value": _plain(check_attribute(spec, attributes[spec.name])),
             }
             for spec in schema.attributes
             if attributes.get(spec.name) is not None
