@@ -135,10 +135,13 @@ def test_judge_counts_missing_and_unsupported_results(tmp_path):
     results = judge(tmp_path / "cases", tmp_path / "results")
     by_case = {v.case: (v.status, v.text) for v in results.verdicts}
     assert by_case[names[0]] == ("refused", "no frozen statistics")
-    assert by_case[names[1]] == ("not_written", "no dbeta; the case has no result")
+    status, text = by_case[names[1]]
+    assert status == "not_written"
+    assert text.startswith("no dbeta (missing or None); expected an array of shape (13,), ")
     found = findings(results)
     assert [finding.outputs for finding in found] == [("dx",), ("dgamma",), ("dbeta",)]
-    assert found[0].says.startswith(f"no dx in {len(names) - 1} cases: {names[1]}, {names[2]}")
+    number = f"{len(names) - 1} cases"
+    assert found[0].says.startswith(f"no dx (missing or None) in {number}: {names[1]}, {names[2]}")
     assert {finding.reproduce for finding in found} == {""}
 
 

@@ -168,18 +168,8 @@ def _summary(report: Report) -> str:
 
 def _as_elements(report: Report) -> Group:
     """Return each output's status, and the element whose error rules out the next better rung."""
-    return Group(
-        *(
-            _line(
-                f"{v.case} {v.output}[{', '.join(map(str, grade.where))}]: {v.status}; got "
-                f"{grade.got!r} ({float(grade.got).hex()}), exact {grade.exact!r} "
-                f"({float(grade.exact).hex()}), error {grade.ulp:.4g} ulp, condition "
-                f"{grade.condition:.3g}"
-            )
-            for v in report.results.verdicts
-            if (grade := v.grade) is not None and grade.where
-        )
-    )
+    graded = (v for v in report.results.verdicts if v.grade is not None and v.grade.where)
+    return Group(*(_line(f"{verdict.case} {verdict.says}") for verdict in graded))
 
 
 def _as_json(report: Report) -> str:
