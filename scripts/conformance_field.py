@@ -28,10 +28,10 @@ from backnorm.conformance.data import realistic_data
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify import _onednn as onednn
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.operations import catches
 from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
+from backnorm.peers import onednn
 from benchmarks.peers.base import Data
 from benchmarks.studies.errors import gradients_of
 
@@ -47,11 +47,10 @@ SUBJECTS = (
      "TF_ENABLE_ONEDNN_OPTS=0 backnorm verify tensorflow"),
     ("TensorFlow, oneDNN", "tensorflow-cpu",
      "TF_ENABLE_ONEDNN_OPTS=1 backnorm verify tensorflow"),
-    ("TensorFlow, XLA", "tensorflow-cpu",
-     "backnorm verify scripts/conformance_subjects.py:tensorflow_xla"),
+    ("TensorFlow, XLA", "tensorflow-cpu", "backnorm verify tensorflow-xla"),
     ("JAX, flax's formula", "jax", "backnorm verify jax"),
     ("oneDNN, primitive", "oneDNN", "backnorm verify onednn"),
-    ("oneDNN, Graph", "oneDNN", "backnorm verify scripts/conformance_subjects.py:onednn_graph"),
+    ("oneDNN, Graph", "oneDNN", "backnorm verify onednn-graph"),
     ("NumPy, textbook", "numpy", "backnorm verify numpy"),
     ("backnorm", "backnorm", "backnorm verify backnorm"),
     ("backnorm, float32", "backnorm", "BACKNORM_ARITHMETIC=float32 backnorm verify backnorm"),
@@ -121,11 +120,7 @@ def subject(label: str, package: str, command: str) -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
-    if package != "oneDNN":
-        return importlib.metadata.version(package)
-    path = onednn.find()
-    assert path is not None
-    return onednn.Library(path, 1).version
+    return onednn.Library(1).version if package == "oneDNN" else importlib.metadata.version(package)
 
 
 def points(name: str) -> list[list[float]]:

@@ -47,9 +47,6 @@ MEASURED = "docs/measurements"
 #: The first day of results of this version: the last change of speed was before this day.
 SINCE = "2026-11-27"
 
-# The result of `benchmarks operator` that pages show while there is none of this version.
-RESULT = "zen5.json"
-
 # Tables by cell have the project's main operator and the most common type in training.
 _OP, _DTYPE = "backward", "float32"
 _KIND = ["op", "dtype"]
@@ -123,7 +120,7 @@ class _Operator(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The results in docs/bench: of the operator, first the one that pages show; of PyTorch's
+    """The results in docs/bench: of the operator, the newest first, which pages show; of PyTorch's
     models, with this version and with earlier ones; of the models of other frameworks.
     """
 
@@ -135,16 +132,15 @@ class _Measured(NamedTuple):
 
 def _measured(root: Path) -> _Measured:
     results = {path.name: read(path) for path in sorted((root / BENCH).glob("*.json"))}
-    operator = {name: r for name, r in results.items() if r.environment["command"] == "operator"}
-    newest = sorted(operator, key=lambda name: operator[name].environment["date"], reverse=True)
-    shown = next(filter(lambda name: _is_current(operator[name]), newest), RESULT)
+    operator = [
+        _Operator(name, result, _cells(result.frame))
+        for name, result in results.items()
+        if result.environment["command"] == "operator"
+    ]
     models = [r for r in results.values() if r.environment["command"] == "models"]
     of_torch = [r for r in models if "torch.step" in r.frame]
     return _Measured(
-        [
-            _Operator(name, operator[name], _cells(operator[name].frame))
-            for name in sorted(newest, key=lambda name: name != shown)
-        ],
+        sorted(operator, key=lambda each: str(each.environment["date"]), reverse=True),
         [r for r in of_torch if _is_current(r)],
         [r for r in of_torch if not _is_current(r)],
         [r for r in models if "torch.step" not in r.frame],

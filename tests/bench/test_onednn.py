@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from backnorm.conformance.verify import _onednn as onednn_library
+from backnorm.peers import onednn as onednn_library
 from benchmarks.cells import Cell
 from benchmarks.operators import OperatorRun
 from benchmarks.peers.base import Missing

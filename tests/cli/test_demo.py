@@ -54,7 +54,7 @@ def test_demo_prints_engine_verdict_and_a_row_per_type(cli, monkeypatch):
     # Each call has three gradients on the layer.
     count = 3 * len(list(cases()))
     engine, verdict, *_ = result.stdout.splitlines()
-    assert engine == f"Engine: {engines.described()}"
+    assert engine == f"Engine: {engines.summary()}"
     assert verdict.startswith(f"PASSED: {count} gradients equal the exact ones")
     calls = 2 * len(DIALECTS)
     judged = f"{3 * calls} of {3 * calls}"

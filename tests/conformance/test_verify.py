@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS, Grade
 from backnorm.conformance.verify._memory import Guarded
-from backnorm.conformance.verify._peers import missing_package
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import Finding, findings
 from backnorm.conformance.verify.renderers import RENDERERS
@@ -94,22 +93,6 @@ def test_finding_in_float64_has_reproduce_command_with_dtype():
     selection = Selection(dtypes=("float64",), only=("diagnostic-float64-*",))
     _, found = found_in(f"{WRONG_FILE}:DgammaWithGamma", selection)
     assert "--dtypes float64 --only" in found[0].reproduce
-
-
-@pytest.mark.long
-@pytest.mark.peer
-@pytest.mark.parametrize(
-    "name", ["numpy", "torch", "torch-compiled", "jax", "tensorflow", "onednn", "onnxruntime"]
-)
-def test_verify_of_peer_package_has_no_finding(name):
-    if name == "onnxruntime" and missing_package(name):
-        pytest.skip("not installed: onnxruntime-training")
-    require(missing_package(name) is None, missing_package(name))
-    layouts = ("NXC",) if name == "tensorflow" else ("NCX",)
-    selection = Selection(dtypes=("float32",), layouts=layouts, only=("diagnostic-*", "no-gamma*"))
-    results, found = found_in(name, selection)
-    assert found == []
-    assert Report.of(results).counts["judged"] >= 6
 
 
 def test_subject_of_missing_package_raises_error_naming_it(monkeypatch):

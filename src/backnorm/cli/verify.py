@@ -133,7 +133,8 @@ def verify(
         typer.Argument(
             metavar="SUBJECT...",
             help="module:function, file.py:function, library.so:symbol, or one of numpy, torch, "
-            "torch-compiled, jax, tensorflow, onednn, onnxruntime, backnorm.",
+            "torch-compiled, jax, tensorflow, tensorflow-xla, onednn, onednn-graph, "
+            "onnxruntime, backnorm.",
         ),
     ],
     dialect: Annotated[

@@ -118,8 +118,8 @@ class TensorSpec:
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
         data: the shape of x. channel: (C,), but as kept if x has several channel axes. kept: the
-        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends on the attributes. opaque: neither
-        checked nor used.
+        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends
+        on the attributes. opaque: neither checked nor used.
     required : bool
     summary : str
         From the operator's docstring.

@@ -19,11 +19,6 @@ from backnorm.conformance.judge._passes import (
     check_forward,
     check_inference,
 )
-from backnorm.conformance.judge._relu import (
-    check_relu_backward,
-    check_relu_forward,
-    check_relu_inference,
-)
 
 __all__ = [
     "FORWARD_RESULTS",
@@ -35,9 +30,6 @@ __all__ = [
     "check_double_backward",
     "check_forward",
     "check_inference",
-    "check_relu_backward",
-    "check_relu_forward",
-    "check_relu_inference",
     "judge",
     "ulp_error",
 ]

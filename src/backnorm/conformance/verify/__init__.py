@@ -16,8 +16,7 @@ Beside the pipe:
 ``operations``  backward and forward, with the functions that grade and diagnose their results, and
                 the wrong kernels that a case rejects
 ``subjects``    the functions that are judged, and their calling conventions
-``_peers``      functions of other packages by name (``_forward_peers``: of the forward pass);
-                ``_onednn``: oneDNN's C API
+``peers``       functions of other packages by name
 ``_command``    a subject that is a program
 ``about``       a case as tables
 ``export``      cases and results as files, with the names in ``_file_cases``

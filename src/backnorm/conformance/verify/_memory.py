@@ -26,8 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.verify._peers import RefusedError
-from backnorm.conformance.verify.operations import operation_of
+from backnorm.conformance.verify.operations import RefusedError, operation_of
 
 __all__ = ["Guarded", "available_bytes", "limited_memory", "repeated", "worst_parts"]
 

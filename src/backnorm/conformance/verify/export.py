@@ -29,7 +29,6 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, GradientLadder, Ladder
 from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files
-from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.cases import (
     DTYPES,
     TIERS,
@@ -38,7 +37,7 @@ from backnorm.conformance.verify.cases import (
     recipes,
     selected,
 )
-from backnorm.conformance.verify.operations import OPERATIONS, catches, operation_of
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError, catches, operation_of
 from backnorm.conformance.verify.run import Job, Results
 from backnorm.conformance.verify.subjects import schema_of
 from backnorm.dialects.schema import OperatorSchema

@@ -23,6 +23,7 @@ __all__ = [
     "OPERATIONS",
     "Operation",
     "OperationName",
+    "RefusedError",
     "catches",
     "operation_of",
     "proves",
@@ -31,6 +32,10 @@ __all__ = [
 
 OperationName = Literal["backward", "forward"]
 Outputs = Mapping[str, np.ndarray | None]
+
+
+class RefusedError(Exception):
+    """A subject does not support a case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from backnorm.conformance.verify._events import (
 )
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.operations import OPERATIONS, Operation
-from backnorm.conformance.verify.subjects import received, schema_of
+from backnorm.conformance.verify.subjects import received, schema_of_subject
 from backnorm.conformance.verify.verdicts import (
     Verdict,
     judged,
@@ -90,9 +90,7 @@ class Job:
     @property
     def schema(self) -> OperatorSchema | None:
         """The rules of the operator whose signature the subject has."""
-        if self.dialect is None:
-            return None
-        return schema_of(self.dialect, self.op, self.selection.operation)
+        return schema_of_subject(self.subject, self.dialect, self.op, self.selection.operation)
 
     def case(self, recipe: Recipe) -> Case:
         """Draw a case, with the numbers by which the subject is judged."""

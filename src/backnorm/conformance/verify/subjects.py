@@ -1,8 +1,10 @@
 """Subjects: the functions that are judged, and their calling conventions.
 
-A subject takes the inputs of a case and returns the operation's results by name. The function that
-a user names has one of three calling conventions: the canonical one (:class:`Function`), that of a
-specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
+A subject takes the inputs of a case and returns the operation's results by name. Each class of
+subjects has one calling convention: the canonical one (:class:`Function`), that of a specification
+(:class:`OfDialect`; :class:`OfPeer` for packages that are known by name), or that of C
+(:class:`OfLibrary`). :class:`Permuted` passes arrays in another layout to a subject. For another
+convention or another kind of arrays, add a class, and a line to :func:`subject_of`.
 """
 
 from __future__ import annotations
@@ -26,16 +28,18 @@ import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.verify import _peers as peers
-from backnorm.conformance.verify._forward_peers import FORWARD_OMITTED, FORWARD_PEERS
-from backnorm.conformance.verify._peers import RefusedError
-from backnorm.conformance.verify.operations import OPERATIONS, operation_of
+from backnorm.conformance.verify.operations import (
+    OPERATIONS,
+    OperationName,
+    RefusedError,
+    operation_of,
+)
+from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
 from backnorm.dialects import registry
-from backnorm.dialects._attributes import check_attribute
 from backnorm.dialects._check import kept_shape
-from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema
+from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit, rounded
-from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 
@@ -139,20 +143,11 @@ class OfDialect:
         self._function, self._schema = function, schema
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        schema, values = self._schema, self.arguments(inputs, case)
-        if schema.style == "configured":
-            attributes = [spec.name for spec in schema.attributes if not spec.extension]
-            configured = self._function(**{name: values[name] for name in attributes})
-            results = configured(*[values[name] for name in schema.order])
-        elif schema.style == "keywords":
-            named = {n: values[n] for n in schema.order if not self._is_extension(n)}
-            results = self._function(**named)
-        else:
-            operands = [values[n] for n in schema.order if not self._is_extension(n)]
-            if schema.choice == "output_mask":
-                operands.append([True] * len(schema.outputs))
-            results = self._function(*operands)
-        found = _by_name([tensor.role for tensor in schema.outputs], results)
+        schema = self._schema
+        found = _by_name(
+            [tensor.role for tensor in schema.outputs],
+            self._results(*arguments(schema, inputs, case)),
+        )
         for tensor in schema.outputs:
             array = found[tensor.role]
             if tensor.kind == "kept" and array is not None and array.shape == _kept_shape(case):
@@ -160,78 +155,113 @@ class OfDialect:
         # `found` may have more results, such as an inverse deviation, which are not judged.
         return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
 
-    def arguments(self, inputs: Inputs, case: Case) -> dict[str, Any]:
-        """Return the inputs and attributes by the operator's names; None: not passed.
+    def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
+        """Return what the function returns; inputs and attributes are by the operator's names."""
+        schema, values = self._schema, inputs | attributes
+        if schema.style == "configured":
+            return self._function(**attributes)(*[values[name] for name in schema.order])
+        named = {name: values[name] for name in schema.order if name in values}
+        if schema.style == "keywords":
+            return self._function(**named)
+        mask = [[True] * len(schema.outputs)] if schema.choice == "output_mask" else []
+        return self._function(*named.values(), *mask)
 
-        Raises
-        ------
-        RefusedError
-            If the operator does not accept the case.
-        """
-        values = self._inputs(inputs, case) | self._attributes(case)
-        missing = [t.name for t in self._schema.inputs if t.required and values[t.name] is None]
-        if missing:
-            raise RefusedError(f"the operator needs {missing[0]}")
-        return values
 
-    def _is_extension(self, name: str) -> bool:
-        return any(spec.name == name and spec.extension for spec in self._schema.attributes)
+class OfPeer(OfDialect):
+    """The function of a peer, which calls the operator of a dialect in another package."""
 
-    def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
-        mean, variance = case.data.mean, case.data.variance
-        known: dict[str, Any] = dict(inputs)
-        if self._schema.operation == "backward":
-            known |= {"inverse_deviation": _inverse_deviation(case, self._schema)}
-            known.setdefault("beta", np.zeros_like(variance))
-        if not case.training or self._schema.operation == "forward":
-            known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
-        # The value of an input that the specification requires but the operator does not read.
-        known["ignored"] = np.empty(0, mean.dtype)
-        values = {}
-        for tensor in _schema_of_call(case, self._schema).inputs:
-            value = known.get(tensor.role)
-            if value is not None and tensor.kind == "vector" and case.training:
-                value = value[:0]
-            if value is not None and tensor.kind == "kept":
-                value = value.reshape(_kept_shape(case))
-            values[tensor.name] = value
-        return values
+    def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
+        return self._function(self._schema, inputs, attributes)
 
-    def _attributes(self, case: Case) -> dict[str, Any]:
-        rank, schema = case.data.x.ndim, self._schema
-        flags = _flags(case, schema)
-        if not flags and case.training == schema.frozen:
-            kind = "statistics of training" if schema.frozen else "frozen statistics"
-            raise RefusedError(f"the operator has no {kind}")
-        if schema.copies_one and case.training and case.data.x.size == case.data.mean.size:
-            raise RefusedError("the operator copies a batch of one element per channel")
-        low, high = schema.ranks
-        if rank < low or (high and rank > high):
-            raise RefusedError(f"the operator takes rank {schema.rank_text}")
-        rules = {ELEMENT_TYPE_NAMES[rule.data]: rule.channel for rule in schema.type_rules}
-        x, mean = case.data.x.dtype, case.data.mean.dtype
-        if mean not in [ELEMENT_TYPE_NAMES[name] for name in rules.get(x, ())]:
-            raise RefusedError(f"the operator does not take x of {x} with statistics of {mean}")
-        fitting = [f for f in schema.formats if f.is_any or f.layout == case.data.data_format]
-        fitting = [f for f in fitting if f.rank in (None, rank)]
-        if not fitting:
-            raise RefusedError(f"the operator has no layout {case.data.data_format}")
-        for spec in schema.attributes:
-            if spec.role == "epsilon":
-                try:
-                    check_attribute(spec, case.data.epsilon, schema)
-                except ArgumentValueError as error:
-                    raise RefusedError("the operator takes only a positive epsilon") from error
-        known = {
-            "epsilon": _epsilon(case, schema),
-            "channel_axis": case.data.channel_axis,
-            "reduced_axes": tuple(k for k in range(rank) if k != case.data.channel_axis),
-            "data_format": fitting[0].name,
-        }
-        return {
-            spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
-            for spec in schema.attributes
-        } | flags
+
+class Permuted:
+    """A subject that takes arrays in NCX with any strides; those in NXC are passed as views."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        data = case.data
+        if data.data_format == "NCX":
+            return self._subject(inputs, case)
+        moved = {name: _moved(array, -1, 1) for name, array in inputs.items()}
+        x, dy = _moved(data.x, -1, 1), _moved(data.dy, -1, 1)
+        permuted = replace(case, data=replace(data, x=x, dy=dy, data_format="NCX"))
+        outputs = self._subject(moved, permuted)
+        return {name: _moved(array, 1, -1) for name, array in outputs.items()}
+
+
+def _moved(array: Any, source: int, target: int) -> Any:
+    """Return a view with an axis at another place; an array of one value a channel unchanged."""
+    return array if array is None or array.ndim == 1 else np.moveaxis(array, source, target)
+
+
+def arguments(
+    schema: OperatorSchema, inputs: Inputs, case: Case
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the inputs and the attributes of a call by the operator's names; None: not passed.
+
+    If the operator requires gamma or beta, and the case has none, ones or zeros are passed. An
+    attribute that only backnorm has is not passed.
+
+    Raises
+    ------
+    RefusedError
+        If the operator does not accept the case.
+    """
+    data, rank = case.data, case.data.x.ndim
+    flags = _flags(case, schema)
+    if not flags and case.training == schema.frozen:
+        kind = "statistics of training" if schema.frozen else "frozen statistics"
+        raise RefusedError(f"the operator has no {kind}")
+    if schema.copies_one and case.training and data.x.size == data.mean.size:
+        raise RefusedError("the operator copies a batch of one element per channel")
+    formats = [f for f in schema.formats if f.is_any or f.layout == data.data_format]
+    if not formats:
+        raise RefusedError(f"the operator has no layout {data.data_format}")
+    # If the operator has no layout of this rank, the dialect's rules refuse the rank.
+    fitting = next((f for f in formats if f.rank in (None, rank)), formats[0])
+    known = {
+        "epsilon": _epsilon(case, schema),
+        "channel_axis": data.channel_axis,
+        "reduced_axes": tuple(k for k in range(rank) if k != data.channel_axis),
+        "data_format": fitting.name,
+    }
+    attributes = {
+        spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
+        for spec in schema.attributes
+        if not spec.extension
+    } | flags
+    taken = _inputs(schema, inputs, case)
+    try:
+        registry.canonical(schema.dialect, schema.op, taken, attributes)
+    except ArgumentError as error:
+        accepted = f"; expected {error.accepted}" if error.accepted else ""
+        raise RefusedError(f"{error.argument}: {error.problem}{accepted}") from error
+    return taken, attributes
+
+
+def _inputs(schema: OperatorSchema, inputs: Inputs, case: Case) -> dict[str, Any]:
+    mean, variance = case.data.mean, case.data.variance
+    usual = {"gamma": np.ones_like(mean), "beta": np.zeros_like(mean)}
+    known: dict[str, Any] = dict(inputs)
+    if schema.operation == "backward":
+        known |= {"inverse_deviation": _inverse_deviation(case, schema), "beta": usual["beta"]}
+    if not case.training or schema.operation == "forward":
+        known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
+    # The value of an input that the specification requires but the operator does not read.
+    known["ignored"] = np.empty(0, mean.dtype)
+    values = {}
+    for tensor in _schema_of_call(case, schema).inputs:
+        value = known.get(tensor.role)
+        if value is None and tensor.required:
+            value = usual.get(tensor.role)
+        if value is not None and tensor.kind == "vector" and case.training:
+            value = value[:0]
+        if value is not None and tensor.kind == "kept":
+            value = value.reshape(_kept_shape(case))
+        values[tensor.name] = value
+    return values
 
 
 def received(case: Case, schema: OperatorSchema) -> Case:
@@ -273,6 +303,15 @@ def _flags(case: Case, schema: OperatorSchema) -> dict[str, bool]:
     values = {"training": case.training, "frozen": not case.training}
     named = {spec.name: spec.role for spec in schema.attributes}
     return {name: values[role] for name, role in named.items() if role in values}
+
+
+def schema_of_subject(
+    name: str, dialect: str | None, op: str | None, operation: OperationName
+) -> OperatorSchema | None:
+    """Return the rules of the operator whose arguments a subject has; None: the canonical ones."""
+    if dialect is None and name in PEERS and operation in PEERS[name]:
+        dialect = PEERS[name][operation].dialect
+    return None if dialect is None else schema_of(dialect, op, operation)
 
 
 def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
@@ -352,7 +391,7 @@ def subject_of(
     *,
     dialect: str | None = None,
     op: str | None = None,
-    operation: str = "backward",
+    operation: OperationName = "backward",
 ) -> Any:
     """Return the subject that a name on the command line refers to.
 
@@ -370,7 +409,7 @@ def subject_of(
     ArgumentTypeError, ArgumentValueError
         If there is no such module, file, function or operator.
     """
-    known = peers.PEERS if operation == "backward" else FORWARD_PEERS
+    known = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
     place, colon, attribute = name.partition(":")
     is_library = place.endswith((".so", ".dylib"))
     if not colon and name not in known:
@@ -387,14 +426,9 @@ def subject_of(
             came=dialect,
             hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
         )
+    schema = schema_of_subject(name, dialect, op, operation)
     if not colon:
-        package = peers.missing_package(name)
-        if package is not None:
-            raise ArgumentValueError(
-                "SUBJECT", f"needs {package}, which is not installed", came=name
-            )
-        omitted = () if operation == "backward" else FORWARD_OMITTED.get(name, ())
-        return Function(known[name], omitted)
+        return _peer(name, known[name], schema)
     if is_library:
         if operation != "backward":
             raise ArgumentValueError(
@@ -402,9 +436,19 @@ def subject_of(
             )
         return OfLibrary(str(Path(place).resolve()), attribute)
     found = function_of(name, "SUBJECT")
-    if dialect is None:
-        return Function(found)
-    return OfDialect(found, schema_of(dialect, op, operation))
+    return Function(found) if schema is None else OfDialect(found, schema)
+
+
+def _peer(name: str, known: Pass, schema: OperatorSchema | None) -> Subject:
+    package = missing_package(name)
+    if package is not None:
+        raise ArgumentValueError("SUBJECT", f"needs {package}, which is not installed", came=name)
+    subject: Subject = (
+        Function(known.function, known.omitted)
+        if schema is None
+        else OfPeer(known.function, schema)
+    )
+    return Permuted(subject) if known.is_strided else subject
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:

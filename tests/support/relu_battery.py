@@ -3,6 +3,9 @@
 As in :mod:`backnorm.conformance.battery`, each case detects a plausible mistake that the other
 cases may miss. Forward and backward are judged separately: the backward pass gets a random mask
 instead of the mask that the operator's forward pass returned.
+
+The operators have three methods, with the arguments of `backnorm.batch_norm_forward`,
+`batch_norm_inference` and `batch_norm_backward`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,45 +23,18 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.battery import Case, Variant, computed_in, variants
 from backnorm.conformance.data import LayerData, read_only, realistic_data
-from backnorm.conformance.judge import (
-    check_relu_backward,
-    check_relu_forward,
-    check_relu_inference,
-)
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact
-
-__all__ = ["ReluCase", "ReluOperators", "examine_relu", "random_mask", "relu_case", "relu_cases"]
 
 # Odd sizes, so that the last byte of a mask is not full.
 _SHAPES = {"NCX": (3, 5, 7, 3), "NXC": (3, 7, 3, 5)}
 
 
-class ReluOperators(Protocol):
-    """The operators to judge: a batch normalisation that is fused with a ReLU.
-
-    The three methods take the arguments of `backnorm.batch_norm_forward`, `batch_norm_inference`
-    and `batch_norm_backward`.
-    """
-
-    def forward(self, x: np.ndarray, gamma: Any, beta: Any, **options: Any) -> Any:
-        """Return y, mean, variance, mask."""
-
-    def inference(
-        self, x: np.ndarray, mean: Any, variance: Any, gamma: Any, beta: Any, **options: Any
-    ) -> Any:
-        """Return y."""
-
-    def backward(
-        self, x: np.ndarray, dy: np.ndarray, mean: Any, variance: Any, gamma: Any, **options: Any
-    ) -> Any:
-        """Return dx, dgamma, dbeta, dresidual."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReluCase(Case):
-    """The arguments of one call of each operator of `ReluOperators`.
+    """The arguments of one call of each operator.
 
     `scaled` says whether gamma and beta are passed.
 
@@ -121,7 +97,7 @@ def _all_cases(seed: int, activation: Activation) -> Iterator[ReluCase]:
             yield _about(activation.ceiling, variant, rng)
 
 
-def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Grade]:
+def examine_relu(operators: Any, case: ReluCase) -> dict[str, Grade]:
     """Run the operators on `case` and judge all results."""
     data = case.data
     judged: Any = {"arithmetic": case.arithmetic}
@@ -130,13 +106,13 @@ def examine_relu(operators: ReluOperators, case: ReluCase) -> dict[str, Grade]:
     residual = None if case.residual is None else read_only(case.residual)
     options: Any = {**data.options, "activation": case.activation, "residual": residual}
     y = operators.forward(x, gamma, beta, **options)
-    forward = check_relu_forward(x, gamma, beta, y, **options, **judged)
+    forward = check_forward(x, gamma, beta, y, **options, **judged)
     y = operators.inference(x, mean, variance, gamma, beta, **options)
-    inference = check_relu_inference(x, mean, variance, gamma, beta, y, **options, **judged)
+    inference = check_inference(x, mean, variance, gamma, beta, y, **options, **judged)
     masked: Any = {"mask": read_only(case.mask), "residual": residual is not None}
     options = {**data.options, **masked, "training": case.training}
     gradients = operators.backward(x, dy, mean, variance, gamma, **options)
-    backward = check_relu_backward(x, dy, mean, variance, gamma, gradients, **options, **judged)
+    backward = check_backward(x, dy, mean, variance, gamma, gradients, **options, **judged)
     passes = {"forward": forward, "inference": inference, "backward": backward}
     return {
         f"{name} {quantity}": grade
