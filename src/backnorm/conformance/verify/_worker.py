@@ -98,8 +98,6 @@ class Worker:
     def _of_calls(self, case: Case) -> Outcome:
         inputs = _guarded(case)
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
-        # Call again with the same buffers, which then contain another dy (in a forward pass:
-        # another x). The results must differ from those of the first call.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         original = varied.array.copy()
@@ -111,6 +109,8 @@ class Worker:
         size = case.data.x.size
         if changed or not size or size > _REPEATED:
             return Outcome(case.name, outputs=first, changed=changed)
+        # Call again with the same buffers, which now contain another dy (in a forward pass: another
+        # x). The results must differ from those of the first call.
         varied.array[...] = varied_input(original)
         second = self._called(inputs, case)
         varied.array[...] = original
