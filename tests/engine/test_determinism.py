@@ -1,4 +1,4 @@
-"""The same bits for any number of threads, any schedule, and any run."""
+"""The same bits for any number of threads, in any run; `test_forced_plans`: for any schedule."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.engines import Place
-from backnorm.executable import executable, run
-from backnorm.problem import problem_of
-from backnorm_kernels import plan
-from tests.support import internals
 
 # A shape of every kind: segments in pieces, segments in rows, grouped columns, columns, joined
 # rows with a rest; large enough to be shared out.
@@ -75,42 +70,6 @@ def test_backward_bits_do_not_depend_on_thread_count(
         bits = _bits(gradients)
         reference = reference or bits
         assert bits == reference
-
-
-@pytest.mark.parametrize("shape", _SHAPES[:3], ids=str)
-@pytest.mark.parametrize(
-    ("dtype", "arithmetic"),
-    [(np.float32, "float64"), (np.float32, "float32"), (np.float64, "float64")],
-)
-def test_backward_in_two_passes_has_the_bits_of_grouped_schedule(
-    rng, shape, dtype, arithmetic, monkeypatch
-):
-    x, dy, mean, variance, gamma = _case(rng, shape, dtype)
-    operands = x, dy, None, mean, variance, gamma
-    problem = problem_of("backward", *operands, epsilon=1e-5, arithmetic=arithmetic)
-    internals.group_all(monkeypatch)
-    grouped = run(problem, operands)
-    internals.group_all(monkeypatch, grouped=False)
-    apart = run(problem, operands)
-    monkeypatch.undo()
-    plan.plan.cache_clear()
-    internals.forget_plans()
-    assert _bits(grouped[:3]) == _bits(apart[:3])
-    sums = backnorm.reduce(x, dy, mean, arithmetic=arithmetic)
-    dx = backnorm.apply(x, dy, mean, variance, gamma, sums, epsilon=1e-5, arithmetic=arithmetic)
-    assert dx.tobytes() == grouped[0].tobytes()
-
-
-def test_backward_with_streaming_stores_has_the_bits_of_ordinary_call(rng):
-    tiny = backnorm.machine.Machine(2, 1 << 10, 1 << 12, "tiny caches")
-    for shape in _SHAPES:
-        x, dy, mean, variance, gamma = case = _case(rng, shape, np.float32)
-        ordinary = backnorm.batch_norm_backward(*case, epsilon=1e-5)
-        problem = problem_of("backward", x, dy, None, mean, variance, gamma, epsilon=1e-5)
-        found = executable(problem, x, place=Place("kernels", tiny))
-        assert found.plan.streaming
-        streamed = found.run((x, dy, None, mean, variance, gamma))
-        assert _bits(ordinary) == _bits(streamed[:3])
 
 
 def test_backward_called_repeatedly_has_the_same_bits(rng):

@@ -103,15 +103,6 @@ def plan_for(monkeypatch, machine):
     monkeypatch.setattr(engines, "_machine", lambda threads: machine)
 
 
-def group_all(monkeypatch, grouped=True):
-    """Let every plan be grouped, or none."""
-    from backnorm_kernels import plan
-
-    monkeypatch.setattr(plan, "_group", lambda *_: (grouped, "forced"))
-    plan.plan.cache_clear()
-    executable.forget()
-
-
 def forget_number_of_threads(monkeypatch):
     """Let no number of threads be set, and processors be counted again."""
     monkeypatch.setattr(threads, "_most", None)
