@@ -1,4 +1,4 @@
-"""Results are judged before they are timed: right ones pass, wrong ones do not."""
+"""The benchmark judges results before it times them: right ones pass, wrong ones do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests change, count or read of the package's private state, by the name of its purpose.
+"""Private state of the package that tests change, count or read, by the name of its purpose.
 
 Functions that change something take pytest's `monkeypatch`, which undoes it. The kernels and
 modules of frameworks are imported by the functions that need them.
