@@ -77,7 +77,7 @@ def check_call(subject, arguments, types):
         # Statistics that are computed in float64 are no operands of backnorm's own operator.
         return
     is_single = subject.epsilon is not None and subject.epsilon.type == "f32"
-    epsilon = np.float32(EPSILON) if is_single else EPSILON
+    epsilon = float(np.float32(EPSILON)) if is_single else EPSILON
     takes_inverse = schema.words.get("inverse_deviation") in arguments
     assert call.epsilon == (0.0 if takes_inverse else epsilon)
     assert call.data_format == subject.layout

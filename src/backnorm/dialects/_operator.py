@@ -178,7 +178,7 @@ class Operator:
             outputs = [name for name in returned if name is not None]
         call = self.bind(inputs, attributes, outputs, arithmetic)
         if self._compute is not None:
-            known = {*inputs, *attributes, "arithmetic"}
+            known = {*schema.order, "arithmetic"}
             others = {name: arguments.get(name) for name in self._names if name not in known}
             return self._compute(call, **others)
         if schema.choice == "outputs":

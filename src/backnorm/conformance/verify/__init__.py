@@ -20,8 +20,4 @@ Beside the pipe:
 ``_command``    a subject that is a program
 ``about``       a case as tables
 ``export``      cases and results as files, with the names in ``_file_cases``
-``audit``       `backnorm tolerance`: finds the wrong kernels that a test accepts. ``audit_data``
-                has the inputs on which the kernels are tested. ``tolerances`` has the comparisons
-                of gradients that a test may use. ``policies`` has the tolerances with which other
-                projects test.
 """

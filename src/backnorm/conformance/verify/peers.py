@@ -57,14 +57,7 @@ class Pass:
 
 
 def _textbook_backward(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    *,
-    epsilon: float,
-    training: bool,
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, epsilon: float, training: bool
 ) -> tuple[np.ndarray, ...]:
     """Compute the gradients with NumPy: in float64 if x is float64, otherwise in float32."""
     wide, others, kept = _sizes(x)
@@ -85,9 +78,7 @@ def _textbook_backward(
         )
 
 
-def _textbook_forward(
-    x: np.ndarray, gamma: np.ndarray | None, beta: np.ndarray | None, *, epsilon: float
-) -> tuple[np.ndarray, ...]:
+def _textbook_forward(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> tuple[np.ndarray, ...]:
     """Return y, mean and variance, computed by NumPy in float32 (in float64 if x is float64)."""
     wide, others, kept = _sizes(x)
     v = x.astype(wide)
@@ -134,9 +125,7 @@ def aten(
     return operator(**tensors)
 
 
-def _native_batch_norm(
-    x: np.ndarray, gamma: np.ndarray | None, beta: np.ndarray | None, *, epsilon: float
-) -> Any:
+def _native_batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     """Return y and the mean of PyTorch's native_batch_norm on the CPU.
 
     PyTorch returns the inverse standard deviation instead of the variance, so only y and the mean
@@ -180,7 +169,7 @@ def raw_op(
         # This error can mean that the kernel has no implementation for the layout.
         if "only support" not in error.message:
             raise
-        raise RefusedError(error.message.partition("}} ")[2]) from None
+        raise RefusedError(error.message.partition("}} ")[2].partition(" [Op:")[0]) from None
 
 
 def microsoft(schema: OperatorSchema, inputs: _Inputs, attributes: _Attributes) -> Any:
@@ -234,14 +223,7 @@ def onednn_graph(schema: OperatorSchema, inputs: _Inputs, attributes: _Attribute
 
 
 def _onednn_backward(
-    x: np.ndarray,
-    dy: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    gamma: np.ndarray | None,
-    *,
-    epsilon: float,
-    training: bool,
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, *, epsilon: float, training: bool
 ) -> tuple[np.ndarray, ...]:
     """Return the gradients of oneDNN's primitive."""
     if mean.dtype != FLOAT32:
@@ -306,6 +288,11 @@ def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> 
     return framework.jit(backward)
 
 
+def _both(*fields: Any) -> dict[OperationName, Pass]:
+    """Return the passes of a package whose function calls the operators of both."""
+    return {"backward": Pass(*fields), "forward": Pass(*fields)}
+
+
 #: The passes of each package, by the name that ``backnorm verify`` has for it, and by operation.
 PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
     {
@@ -317,27 +304,13 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
             "backward": Pass(aten, "aten", is_strided=True),
             "forward": Pass(_native_batch_norm, is_strided=True, omitted=("variance",)),
         },
-        "torch-compiled": {
-            "backward": Pass(partial(aten, compiled=True), "aten", is_strided=True),
-        },
+        "torch-compiled": {"backward": Pass(partial(aten, compiled=True), "aten", is_strided=True)},
         "jax": {"backward": Pass(_flax_backward)},
-        "tensorflow": {
-            "backward": Pass(raw_op, "tensorflow"),
-            "forward": Pass(raw_op, "tensorflow"),
-        },
-        "tensorflow-xla": {
-            "backward": Pass(partial(raw_op, compiled=True), "tensorflow"),
-            "forward": Pass(partial(raw_op, compiled=True), "tensorflow"),
-        },
+        "tensorflow": _both(raw_op, "tensorflow"),
+        "tensorflow-xla": _both(partial(raw_op, compiled=True), "tensorflow"),
         "onednn": {"backward": Pass(_onednn_backward, is_strided=True)},
-        "onednn-graph": {
-            "backward": Pass(onednn_graph, "onednn_graph"),
-            "forward": Pass(onednn_graph, "onednn_graph"),
-        },
-        "onnxruntime": {
-            "backward": Pass(microsoft, "onnxruntime"),
-            "forward": Pass(microsoft, "onnxruntime"),
-        },
+        "onednn-graph": _both(onednn_graph, "onednn_graph"),
+        "onnxruntime": _both(microsoft, "onnxruntime"),
         "backnorm": {
             "backward": Pass(backnorm.batch_norm_backward),
             "forward": Pass(backnorm.batch_norm_forward),

@@ -184,17 +184,16 @@ class Permuted:
         data = case.data
         if data.data_format == "NCX":
             return self._subject(inputs, case)
-        x, dy = (np.moveaxis(array, -1, 1) for array in (data.x, data.dy))
-        outputs = self._subject(
-            {
-                n: a if a is None or a.ndim == 1 else np.moveaxis(a, -1, 1)
-                for n, a in inputs.items()
-            },
-            replace(case, data=replace(data, x=x, dy=dy, data_format="NCX")),
-        )
-        return {
-            n: a if a is None or a.ndim == 1 else np.moveaxis(a, 1, -1) for n, a in outputs.items()
-        }
+        moved = {name: _moved(array, -1, 1) for name, array in inputs.items()}
+        x, dy = _moved(data.x, -1, 1), _moved(data.dy, -1, 1)
+        permuted = replace(case, data=replace(data, x=x, dy=dy, data_format="NCX"))
+        outputs = self._subject(moved, permuted)
+        return {name: _moved(array, 1, -1) for name, array in outputs.items()}
+
+
+def _moved(array: Any, source: int, target: int) -> Any:
+    """Return a view with an axis at another place; an array of one value a channel unchanged."""
+    return array if array is None or array.ndim == 1 else np.moveaxis(array, source, target)
 
 
 def arguments(

@@ -9,17 +9,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from backnorm.conformance.verify.tolerances import Comparison, Test, close, from_text
+from backnorm.conformance.audit.tolerances import Comparison, Test, close, from_function, from_text
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["POLICIES", "Policy", "policy_of"]
+__all__ = ["POLICIES", "Policy", "of_function", "of_text", "policy_of"]
 
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A project's test.
+    """A test, such as a project's.
 
     Attributes
     ----------
@@ -29,16 +29,16 @@ class Policy:
         The tolerance of dx by the element type of x; of all gradients if `parameters` is absent.
     parameters : mapping of str to str, optional
         The tolerance of dgamma and dbeta.
-    derived : callable, optional
-        Computes a tolerance from the inputs, instead of `tolerance` and `parameters`.
+    decides : callable, optional
+        Tests a gradient. `tolerance` is then only a description.
     data, loss, epsilon
-        The data of the test: see :func:`backnorm.conformance.verify.audit_data.runs`.
+        The data of the test: see :func:`backnorm.conformance.audit.data.runs`.
     """
 
     source: str
     tolerance: Mapping[str, str]
     parameters: Mapping[str, str] | None = None
-    derived: Callable[[Comparison], float] | None = None
+    decides: Test | None = None
     data: str = "randn"
     loss: str = "none"
     epsilon: float = 1e-5
@@ -64,12 +64,22 @@ class Policy:
         :meth:`text` does.
         """
         self.text(dtype)
-        if self.derived is not None:
-            derived = self.derived
-            return lambda c: close(derived(c), derived(c))(c)
+        if self.decides is not None:
+            return self.decides
         own = from_text(self.tolerance[dtype])
         parameters = from_text((self.parameters or self.tolerance)[dtype])
         return lambda c: (own if c.output == "dx" else parameters)(c)
+
+
+def of_text(tolerance: str) -> Policy:
+    """Return a policy of one tolerance for all types; :func:`from_text` reads it."""
+    from_text(tolerance)
+    return Policy("", _all(tolerance))
+
+
+def of_function(name: str, function: Callable[[np.ndarray, np.ndarray], object]) -> Policy:
+    """Return a policy that calls a function of the actual and the expected array."""
+    return Policy("", _all(name), decides=from_function(function))
 
 
 def policy_of(name: str) -> Policy:
@@ -90,7 +100,13 @@ def _all(text: str) -> dict[str, str]:
     return dict.fromkeys(_TYPES, text)
 
 
-def _hipdnn(comparison: Comparison) -> float:
+def _hipdnn(comparison: Comparison) -> bool:
+    """Test a gradient with the tolerance that hipDNN derives from the inputs."""
+    tolerance = _hipdnn_tolerance(comparison)
+    return close(tolerance, tolerance)(comparison)
+
+
+def _hipdnn_tolerance(comparison: Comparison) -> float:
     """Return hipDNN's tolerance for float32, computed from the largest magnitudes of the inputs.
 
     hipDNN's formula assumes that the inverse deviation is 1/max|x| (apart from epsilon), so that a
@@ -170,7 +186,7 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
             "ROCm/rocm-libraries projects/hipdnn/test_sdk/include/hipdnn_test_sdk/utilities/"
             "DynamicTolerancesBatchNorm.hpp",
             {"float32": "derived"},
-            derived=_hipdnn,
+            decides=_hipdnn,
             data="small",
         ),
         "miopen": Policy("ROCm/MIOpen test/gtest/bn.hpp", _all("rms=4e-3"), data="uniform"),
