@@ -28,7 +28,7 @@ EXPECTED = [
     (8, 'Missing positional argument "feature_index" in call to "batch_norm_grad"'),
     (9, 'Argument "epsilon" to "batch_norm_grad" has incompatible type "str"; expected "float"'),
     (10, 'Argument "data_format" to "BatchNormTrainingBackprop" has incompatible type '
-         '''"Literal['NHWC']"; expected "Literal['NCX', 'NXC']"'''),
+         '''"Literal['NHWC']"; expected "Literal['NXC', 'NCX']"'''),
     (11, 'Missing positional arguments "mean", "variance" in call to '
          '"BatchNormTrainingBackprop_early"'),
     (11, 'Missing named argument "epsilon" for "BatchNormTrainingBackprop_early"'),

@@ -137,8 +137,8 @@ def test_registry_lists_expected_operators():
 
 def test_registry_lists_expected_parts():
     assert [(schema.dialect, schema.op) for schema in FUNCTIONS] == [
-        ("aten", "batch_norm_backward_elemt"),
         ("aten", "batch_norm_backward_reduce"),
+        ("aten", "batch_norm_backward_elemt"),
         ("mpsgraph", "normalizationBetaGradient"),
         ("mpsgraph", "normalizationGammaGradient"),
         ("mpsgraph", "normalizationGradient"),
