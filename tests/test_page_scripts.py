@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from backnorm.conformance.verify.policies import POLICIES
+from backnorm.conformance.audit.policies import POLICIES
 from scripts import conformance_field
 from tests.support.pages import ROOT
 
