@@ -12,7 +12,6 @@ import pytest
 from backnorm import reference
 from backnorm.conformance.battery import cases
 from backnorm.conformance.formula import BACKWARD, WRONG
-from backnorm.conformance.judge import budget
 from backnorm.conformance.ladder import (
     RUNGS,
     GradientLadder,
@@ -112,15 +111,6 @@ def test_guaranteed_bounds_do_not_decrease_from_rung_to_rung(quantity, dtype, co
     terms = [limit.terms for limit in bounds]
     assert terms == sorted(terms)
     assert {limit.ulps for limit in bounds} == {0.5}
-
-
-@pytest.mark.parametrize("quantity", QUANTITIES)
-@pytest.mark.parametrize("data", ELEMENT_TYPES, ids=str)
-def test_guaranteed_bound_without_float32_sums_equals_budget(quantity, data):
-    for rung in set(rungs(data)) & {"float64", "float32"}:
-        limit = bound(rung, quantity, data, data, 1000, kind="guaranteed")
-        allowed = budget(quantity, data, data, rung)
-        assert (limit.ulps, limit.terms) == (allowed.ulps, allowed.terms)
 
 
 def test_serial_bound_grows_with_count_or_with_its_square_root():
