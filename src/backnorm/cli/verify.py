@@ -88,7 +88,7 @@ class _Output:
         cls, at_least: Rung, show: bool, xfail: Path | None, files: Mapping[str, Path | None]
     ) -> _Output:
         """Read the known failures, and raise if a file could not be written after the run."""
-        from backnorm.conformance.verify.xfail import read_xfail
+        from backnorm.conformance.verify.report import read_xfail
 
         paths = {form: path for form, path in files.items() if path is not None}
         known = [] if xfail is None else read_xfail(xfail)
@@ -294,8 +294,8 @@ def cases_show(
     seed: Seed = 0,
 ) -> None:
     """Print the inputs of a case, its bounds, and which wrong kernels it rejects."""
-    from backnorm.conformance.verify.about import about
     from backnorm.conformance.verify.cases import DTYPES, Selection, recipes
+    from backnorm.conformance.verify.renderers import about
 
     every = recipes(Selection(tier, tuple(DTYPES)))
     recipe = next((each for each in every if each.name == name), None)

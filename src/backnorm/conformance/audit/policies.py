@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from types import MappingProxyType
 
 import numpy as np
@@ -130,94 +132,17 @@ def _hipdnn_tolerance(comparison: Comparison) -> float:
     return largest_gamma * inverse * (means + 5 * unit * element)
 
 
-def _benchdnn(threshold: float) -> dict[str, str]:
-    """Return oneDNN's relative thresholds, which are larger for types with fewer digits than
-    float32.
-    """
-    digits = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
-    return {t: f"l2={threshold * 2.0 ** max(0, 24 - d):.4g}" for t, d in digits.items()}
+def _policies() -> Iterator[tuple[str, Policy]]:
+    text = (
+        resources.files("backnorm.conformance.audit").joinpath("policies.toml").read_text("utf-8")
+    )
+    for name, fields in tomllib.loads(text).items():
+        for key in {"tolerance", "parameters"} & fields.keys():
+            if isinstance(fields[key], str):
+                fields[key] = _all(fields[key])
+        yield name, Policy(**fields, decides=_DECIDES.get(name))
 
 
-#: Policies by name. oneDNN's test first compares the error of each element with the threshold. If
-#: an error exceeds the threshold, the test computes the norm of all errors, and this norm alone
-#: decides whether the test fails. So oneDNN's policy here has only the norm, `l2`.
-POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {
-        "pytorch": Policy(
-            "pytorch/pytorch torch/testing/_comparison.py",
-            {
-                "float32": "rtol=1.3e-6,atol=1e-5",
-                "bfloat16": "rtol=1.6e-2,atol=1e-5",
-                "float16": "rtol=1e-3,atol=1e-5",
-                "float64": "rtol=1e-7,atol=1e-7",
-            },
-        ),
-        "tensorflow": Policy(
-            "tensorflow/tensorflow tensorflow/python/ops/nn_fused_batchnorm_test.py",
-            {
-                "float32": "rtol=1e-6,atol=1e-3",
-                "bfloat16": "rtol=1e-6,atol=2e-2",
-                "float16": "rtol=1e-6,atol=2e-3",
-            },
-            _all("rtol=1e-6,atol=1e-3"),
-            data="rand",
-            epsilon=1e-3,
-        ),
-        "onednn": Policy(
-            "uxlfoundation/oneDNN tests/benchdnn/bnorm/bnorm.cpp",
-            _benchdnn(6e-7),
-            _benchdnn(5e-6),
-            data="sparse",
-            epsilon=1 / 16,
-        ),
-        "hipdnn": Policy(
-            "ROCm/rocm-libraries projects/hipdnn/test_sdk/include/hipdnn_test_sdk/utilities/"
-            "TestTolerances.hpp",
-            {
-                "float32": "rtol=2e-3,atol=2e-3",
-                "bfloat16": "rtol=3e-3,atol=3e-3",
-                "float16": "rtol=4e-4,atol=4e-4",
-                "float64": "rtol=1e-7,atol=1e-7",
-            },
-            _all("rtol=2e-3,atol=2e-3"),
-            data="small",
-        ),
-        "hipdnn-derived": Policy(
-            "ROCm/rocm-libraries projects/hipdnn/test_sdk/include/hipdnn_test_sdk/utilities/"
-            "DynamicTolerancesBatchNorm.hpp",
-            {"float32": "derived"},
-            decides=_hipdnn,
-            data="small",
-        ),
-        "miopen": Policy("ROCm/MIOpen test/gtest/bn.hpp", _all("rms=4e-3"), data="uniform"),
-        "onnxruntime": Policy(
-            "microsoft/onnxruntime orttraining/orttraining/test/gradient/gradient_ops_test.cc",
-            _all("rtol=0,atol=0.02"),
-            data="rand",
-        ),
-        "webnn": Policy("web-platform-tests/wpt webnn/resources/utils.js", _all("ulp=6")),
-        "torchcts": Policy("torchcts 0.4.1", _all("rtol=1e-4,atol=1e-4")),
-        "numpy": Policy(
-            "numpy/numpy numpy/testing/_private/utils.py", _all("rtol=1e-7,atol=0")
-        ),
-        "kernelbench": Policy(
-            "ScalingIntelligence/KernelBench src/kernelbench/eval.py",
-            {
-                "float32": "rtol=1e-4,atol=1e-4",
-                "bfloat16": "rtol=1e-2,atol=1e-2",
-                "float16": "rtol=1e-2,atol=1e-2",
-            },
-        ),
-        "robust-kbench": Policy("SakanaAI/robust-kbench", _all("rtol=1e-5,atol=1e-5")),
-        "mxnet": Policy("apache/mxnet pull request 11544", _all("rtol=0.16,atol=1e-2")),
-        "tt-metal": Policy(
-            "tenstorrent/tt-metal models/common/utility_functions.py", _all("pcc=0.99")
-        ),
-        "paddle-npu": Policy(
-            "PaddlePaddle/PaddleCustomDevice issue 592", _all("cosine=0.999"), data="rand"
-        ),
-        "burn": Policy(
-            "tracel-ai/burn batch_norm_grads", _all("rtol=0.1,atol=1e-3"), loss="sum"
-        ),
-    }
-)  # fmt: skip
+_DECIDES: Mapping[str, Test] = {"hipdnn-derived": _hipdnn}
+#: Policies by name.
+POLICIES: Mapping[str, Policy] = MappingProxyType(dict(_policies()))

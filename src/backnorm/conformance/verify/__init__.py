@@ -8,8 +8,8 @@ A run is a pipe. Each stage takes what the one above it returns:
                 ``_events`` are lines of JSON
 ``verdicts``    judges the outputs of a case: grades and the diagnosis
 ``findings``    summarises verdicts as sentences
-``report``      findings, counts, and the known failures of a file (``xfail``)
-``renderers``   a report as text, JSON, JUnit, Markdown
+``report``      findings, counts, and the known failures of a file
+``renderers``   a report as text, JSON, JUnit, Markdown; a case as tables
 
 Beside the pipe:
 
@@ -19,6 +19,5 @@ Beside the pipe:
 ``dialect_calls`` a case as the call of a dialect's operator
 ``peers``       functions of other packages by name
 ``_command``    a subject that is a program
-``about``       a case as tables
 ``export``      cases and results as files, with the names in ``_file_cases``
 """
