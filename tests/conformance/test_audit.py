@@ -1,4 +1,4 @@
-"""What a test's tolerance lets through."""
+"""Wrong kernels that the tolerance of a test accepts."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from backnorm.conformance.formula import WRONG
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import FORMATS, export, judge
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.operations import OPERATIONS
-from backnorm.conformance.verify.subjects import RefusedError, subject_of
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
+from backnorm.conformance.verify.subjects import subject_of
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentValueError
 from tests.support.pages import ROOT

@@ -1,4 +1,4 @@
-"""Wrong subjects are found and named, right ones are graded, and no end of a subject is ours."""
+"""`backnorm verify` names wrong subjects and grades right ones; no subject ends the command."""
 
 from __future__ import annotations
 

@@ -14,16 +14,13 @@ from backnorm.conformance import battery
 from backnorm.conformance.forward_battery import forward_cases
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, Selection, selected
+from backnorm.conformance.verify.dialect_calls import arguments, received, schema_of
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.operations import OPERATIONS
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import (
     Function,
     Permuted,
-    RefusedError,
-    arguments,
-    received,
-    schema_of,
     subject_of,
 )
 from backnorm.conformance.verify.verdicts import graded

@@ -43,6 +43,9 @@ def calls_of(subject):
     for (form, rank), (schema, flags), types, only_required in itertools.product(
         formats_of(subject.schema), flags_of(subject), subject.type_pairs, choices
     ):
+        if rank != 4 and types != subject.type_pairs[0]:
+            # The rank decides about axes, the type about rounding: neither about the other.
+            continue
         of_call = Subject(schema, form)
         arrays = of_call.arrays(of_call.shape(*OTHERS[rank]), *types)
         if "inverse_deviation" in arrays:

@@ -1,4 +1,4 @@
-"""Which plans are legal: no two items write to the same byte of a mask."""
+"""A plan is legal only if no two items write to the same byte of a mask."""
 
 from __future__ import annotations
 

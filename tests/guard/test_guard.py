@@ -1,4 +1,4 @@
-"""Nothing is read or written beside an array: problems between unreadable pages.
+"""Kernels read and write no memory beside an array: problems between unreadable pages.
 
 See `driver`, which computes them in processes of their own: 2,000 in every run, a million in a
 sweep. A failure names the seed; ``python driver.py --seed`` computes that problem alone.

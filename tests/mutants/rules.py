@@ -164,6 +164,56 @@ MUTANTS = (
         "np.float32(number)",
         _VALUES,
     ),
+    Mutant(
+        "dialects: reduced axes may occur twice",
+        _ATTRIBUTES,
+        "if any(axis < 0 for axis in axes) or len(set(axes)) < len(axes):",
+        "if any(axis < 0 for axis in axes):",
+        _REFUSALS,
+    ),
+    # What one specification says.
+    Mutant(
+        "tensorflow dialect: statistics that are read have any size",
+        "dialects/tensorflow.py",
+        "        if size != channels:",
+        "        if size > channels:",
+        _REFUSALS,
+    ),
+    Mutant(
+        "cudnn dialect: an output without memory counts as zeros",
+        "dialects/cudnn.py",
+        "if memory is None and call.number(beta) != 0.0:",
+        "if memory is None and call.number(beta) > 1.0:",
+        _REFUSALS,
+    ),
+    Mutant(
+        "onnxruntime dialect: any training mode is accepted",
+        "dialects/onnxruntime.py",
+        "    if mode not in (0, 1):",
+        "    if mode not in (0, 1, 2):",
+        _REFUSALS,
+    ),
+    Mutant(
+        "directml dialect: statistics of another rank are accepted",
+        "dialects/directml.py",
+        "    if len(mean) != len(shape):",
+        "    if len(mean) > len(shape):",
+        _REFUSALS,
+    ),
+    Mutant(
+        "cann dialect: empty data is accepted",
+        "dialects/cann.py",
+        "    if 0 in shape:",
+        "    if 0 in shape[:1]:",
+        _REFUSALS,
+    ),
+    Mutant(
+        "aten dialect: a count is a number of any type",
+        "dialects/_aten_phases.py",
+        'if array.dtype.kind not in "iu":',
+        'if array.dtype.kind not in "iuf":',
+        _REFUSALS,
+    ),
     # Values.
     Mutant(
         "dialects: constant statistics are those of a batch",

@@ -28,6 +28,7 @@ from backnorm.conformance.verify.cases import (
     check_names,
     recipes,
 )
+from backnorm.conformance.verify.dialect_calls import received, schema_of
 from backnorm.conformance.verify.operations import OPERATIONS, OperationName, operation_of
 from backnorm.conformance.verify.subjects import (
     Function,
@@ -35,8 +36,6 @@ from backnorm.conformance.verify.subjects import (
     Subject,
     described,
     is_unsupported,
-    received,
-    schema_of,
 )
 from backnorm.conformance.verify.verdicts import diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError

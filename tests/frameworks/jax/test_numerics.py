@@ -183,7 +183,7 @@ def test_invalid_values_and_variances_give_nan_in_their_channel(normal):
 
 
 class TestFormulas:
-    """What other platforms run, here on the CPU."""
+    """The formula that other platforms run, here on the CPU."""
 
     @pytest.mark.covering(1)
     @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)

@@ -1,4 +1,4 @@
-"""What is refused, eagerly and while tracing: the type of the error and what it says."""
+"""Arguments that are refused, eagerly and while tracing: type and text of the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the functions return, beside the exact results and beside TensorFlow's operator."""
+"""Results of the functions, beside the exact ones and beside those of TensorFlow's operator."""
 
 from __future__ import annotations
 

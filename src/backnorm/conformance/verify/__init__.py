@@ -16,6 +16,7 @@ Beside the pipe:
 ``operations``  backward and forward, with the functions that grade and diagnose their results, and
                 the wrong kernels that a case rejects
 ``subjects``    the functions that are judged, and their calling conventions
+``dialect_calls`` a case as the call of a dialect's operator
 ``peers``       functions of other packages by name
 ``_command``    a subject that is a program
 ``export``      cases and results as files, with the names in ``_file_cases``

@@ -37,9 +37,9 @@ from backnorm.conformance.verify.cases import (
     recipes,
     selected,
 )
+from backnorm.conformance.verify.dialect_calls import schema_of
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError, catches, operation_of
 from backnorm.conformance.verify.run import Job, Results
-from backnorm.conformance.verify.subjects import schema_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError

@@ -27,8 +27,9 @@ from backnorm.conformance.verify._events import (
     read,
 )
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.operations import OPERATIONS, Operation
-from backnorm.conformance.verify.subjects import received, schema_of_subject
+from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
     Verdict,
     judged,
