@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 
 from backnorm import machine
+from backnorm.conformance.audit import RIGHT, audit
+from backnorm.conformance.audit import data as audit_data
+from backnorm.conformance.audit.policies import POLICIES
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify import audit_data
-from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
 from backnorm.conformance.verify.operations import catches
-from backnorm.conformance.verify.policies import POLICIES
 from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
 from backnorm.peers import onednn
 from benchmarks.peers.base import Data

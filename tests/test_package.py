@@ -1,4 +1,4 @@
-"""What importing the package does, and what it offers."""
+"""Effects of importing the package, and its public names."""
 
 from __future__ import annotations
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from backnorm.conformance.audit.policies import POLICIES
 from scripts import conformance_field
 from tests.support.pages import ROOT
 
@@ -35,6 +37,13 @@ def test_page_script_with_help_or_unknown_flag_prints_usage(script, flag, status
 def test_committed_pages_are_current(script):
     done = run(script, "--check")
     assert done.returncode == 0, done.stderr
+
+
+def test_measured_result_has_the_policies_of_the_package():
+    result = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+    stored = {row["label"]: (row["tolerance"], row["source"]) for row in result["tests"]}
+    policies = {name: (each.text("float32"), each.source) for name, each in POLICIES.items()}
+    assert policies.items() <= stored.items()
 
 
 def test_subject_of_command_has_its_verdicts_and_findings():

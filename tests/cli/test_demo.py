@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import resources
 
 import numpy as np
@@ -93,9 +94,10 @@ class Spoiled:
     def __getattr__(self, name):
         return getattr(self._case, name)
 
-    def inputs(self, layer):
-        inputs = self._case.inputs(layer)
-        return inputs | {"gamma": inputs["gamma"] * inputs["gamma"].dtype.type(self._factor)}
+    def of_layer(self, layer):
+        case = self._case.of_layer(layer)
+        gamma = case.data.gamma * case.data.gamma.dtype.type(self._factor)
+        return replace(case, data=replace(case.data, gamma=gamma))
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Cases show wrong formulas, and those that show none are no evidence."""
+"""A case proves something only if wrong formulas fail it."""
 
 from __future__ import annotations
 

@@ -14,16 +14,13 @@ from backnorm.conformance import battery
 from backnorm.conformance.forward_battery import forward_cases
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, Selection, selected
+from backnorm.conformance.verify.dialect_calls import arguments, received, schema_of
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.operations import OPERATIONS
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import (
     Function,
     Permuted,
-    RefusedError,
-    arguments,
-    received,
-    schema_of,
     subject_of,
 )
 from backnorm.conformance.verify.verdicts import graded
@@ -89,7 +86,7 @@ def test_judge_of_operator_with_16_bit_statistics_finds_it_on_its_rung(dialect, 
     wrong = {
         name: each
         for name, each in found.items()
-        if any(s not in passing for s, *_ in each.values())
+        if any(v.status not in passing for v in each.values())
     }
     assert wrong == {}
     assert found

@@ -1,4 +1,4 @@
-"""A case of repeated channels: each copy counts, and memory that is missing is no crash."""
+"""A case of repeated channels: each copy is judged, and too little memory is no crash."""
 
 from __future__ import annotations
 

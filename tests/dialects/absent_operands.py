@@ -20,7 +20,6 @@ from ..support.kinds import (
     Kind,
     attempt,
     is_integer,
-    is_number,
     kinds,
     own,
     values,
@@ -43,20 +42,16 @@ def arguments_of(subject):
 def options(subject):
     """Yield the name of an attribute, or of a choice of outputs, and what stands there."""
     schema = subject.schema
-    for spec in schema.attributes:
-        if spec.role == "reduced_axes":
-            # Which axes fit depends on the shapes of others.
-            continue
+    # Which axes fit depends on the shapes of others.
+    names = [spec.name for spec in schema.attributes if spec.role != "reduced_axes"]
+    for name in (*names, *(flag for flag in FLAGS if flag in schema.order), "arithmetic"):
         # What is None where revisions have several defaults is the revision's own.
         if not schema.revision:
-            yield spec.name, Kind("absent", None, None, refused=not spec.nullable)
+            yield name, Kind("absent", None, None)
         for kind in values():
-            good = accepts(spec, kind.plain)
-            yield spec.name, kind._replace(refused=kind.refused or not good)
-    for flag in FLAGS:
-        for kind in values() if flag in schema.order else ():
-            yield flag, kind._replace(refused=type(kind.plain) is not bool)
-    yield from arithmetics(np.dtype(np.float32))
+            yield name, kind
+    word = own_arithmetic(np.dtype(np.float32))
+    yield "arithmetic", Kind("a word of NumPy", np.str_(word), word)
     choice, names = schema.choice, [tensor.name for tensor in schema.outputs]
     if choice == "outputs":
         yield choice, Kind("absent", None, None)
@@ -69,8 +64,7 @@ def options(subject):
         yield choice, Kind("a name", names[0], None, refused=True)
         yield choice, Kind("of arrays", [np.array(names)], None, refused=True)
         for kind in values():
-            good = is_integer(kind.plain) and not kind.refused
-            yield choice, kind._replace(refused=not good)
+            yield choice, kind
     elif choice == "output_mask":
         mask = [True, False, True]
         for kind in (list, tuple, np.array, lambda mask: [np.bool_(each) for each in mask]):
@@ -80,33 +74,6 @@ def options(subject):
         for kind in values():
             refused = type(kind.plain) is not list or kind.plain != mask
             yield choice, kind._replace(refused=refused)
-
-
-def arithmetics(dtype):
-    """Yield what may stand in the place of the arithmetic, which no schema has."""
-    name = own_arithmetic(dtype)
-    yield "arithmetic", Kind("absent", None, None)
-    yield "arithmetic", Kind("a word of NumPy", np.str_(name), name)
-    for kind in values():
-        yield "arithmetic", kind._replace(refused=kind.refused or kind.plain is not None)
-
-
-def accepts(spec, plain):
-    """Whether an attribute may have a plain value."""
-    if plain is None:
-        return spec.nullable
-    if spec.type == "bool":
-        return type(plain) is bool
-    if spec.type == "string":
-        return type(plain) is str and (not spec.choices or plain in spec.choices)
-    if spec.type == "i64":
-        return is_integer(plain) and (spec.range == "any" or plain >= 0)
-    if not is_number(plain):
-        return False
-    with np.errstate(all="ignore"):
-        number = np.float32(plain) if spec.type == "f32" else np.float64(plain)
-    least = {"any": -np.inf, "not negative": 0.0, "positive": np.nextafter(0.0, 1.0)}
-    return bool(np.isfinite(number)) and number >= least[spec.range]
 
 
 def outcome(subject, name, kind, inputs, others):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from backnorm import batch_norm_backward, reference
+from backnorm import reference
 from backnorm.conformance.judge import judge
 from backnorm.dialects import directml
 
@@ -25,6 +25,8 @@ SETS = [
     for shape in SHAPES
     for size in range(len(shape) + 1)
     for axes in itertools.combinations(range(len(shape)), size)
+    # Of rank 5, the sets of two axes.
+    if len(shape) < 5 or size == 2
 ]
 
 
@@ -71,18 +73,6 @@ def test_backward_over_each_set_of_axes_is_within_budget(shape, axes, dtype, tra
         terms = getattr(exact, f"{name}_terms")
         verdict = judge(name, array, getattr(exact, name), terms, x.dtype)
         assert verdict.passed, verdict.detail
-
-
-@pytest.mark.parametrize(("shape", "axes"), [s for s in SETS if len(s[0]) > 1 and len(s[1]) > 1])
-def test_backward_with_several_kept_axes_has_the_bits_of_one_axis(shape, axes, training):
-    operands = inputs_of(shape, axes)
-    dx, dgamma, dbeta = call(operands, training)
-    x, dy = (flat(operands[name], axes) for name in NAMES[:2])
-    channels = [operands[name].reshape(-1) for name in NAMES[2:]]
-    expected = batch_norm_backward(x, dy, *channels, epsilon=F32_EPSILON, training=training)
-    np.testing.assert_array_equal(flat(dx, axes), expected.dx)
-    np.testing.assert_array_equal(dgamma.reshape(-1), expected.dgamma)
-    np.testing.assert_array_equal(dbeta.reshape(-1), expected.dbeta)
 
 
 @pytest.mark.parametrize("axes", [(1,), (1, 2), (0, 3), (2, 3), (0, 2)])

@@ -94,7 +94,7 @@ def test_recorded_cases_have_expected_number():
 @pytest.mark.parametrize("use_global_stats", [False, True])
 @pytest.mark.parametrize("trainable_statistics", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("types", TYPES.items())
+@pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "f32")])
 def test_batch_norm_grad_with_flags_is_within_error_budget(
     batch, layout, types, is_test, use_global_stats, trainable_statistics
 ):

@@ -151,17 +151,6 @@ def test_repeated_call_rejects_feature_index_true_after_index_1(batch):
         stablehlo.batch_norm_grad(*args, 0.1, True)
 
 
-def test_repeated_call_from_node_order_equals_documented_order(batch, same):
-    b = batch((2, 3, 4), "NCX")
-    documented = [b[name] for name in ("x", "gamma", "beta", "mean", "variance", "dy")]
-    node = [b[name] for name in ("gamma", "beta", "x", "mean", "variance", "dy")]
-    call = ngraph.BatchNormTrainingBackprop
-    for _ in range(2):
-        same(call.from_node_order(*node, 0.1), call(*documented, 0.1))
-    names = list(inspect.signature(call.from_node_order).parameters)
-    assert names[:3] == ["gamma", "beta", "input"]
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_pickle_and_copy_of_operator_return_same_object(dialect):
     for operator in operators(dialect).values():

@@ -266,7 +266,8 @@ def test_schema_of_part_matches_signature_and_has_summaries(schema):
     assert list(parameters)[: len(inputs)] == inputs
     assert all(tensor.summary for tensor in schema.inputs)
     for attribute in schema.attributes:
-        assert parameters[attribute.name].default == attribute.default
+        default = parameters[attribute.name].default
+        assert attribute.default == (REQUIRED if default is inspect.Parameter.empty else default)
         assert attribute.summary
 
 

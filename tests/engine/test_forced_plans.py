@@ -263,7 +263,7 @@ def forced(monkeypatch):
 
 @pytest.fixture
 def arithmetic(request):
-    """What all calls of a test compute in."""
+    """The arithmetic of all calls of a test."""
     with backnorm.arithmetic(request.param):
         yield request.param
 

@@ -1,4 +1,4 @@
-"""What the tests of all frameworks share; imports none of them.
+"""Fixtures of the tests of all frameworks; this module imports no framework.
 
 Each folder here is a run of pytest of its own in the Makefile (`make test-torch`), and Keras's one
 for each of its backends: no two frameworks share a process. Where they do, in an editor or in plain

@@ -1,4 +1,4 @@
-"""However arrays lie in memory, the operators with a ReLU take them; bits are in the order of x."""
+"""Operators with a ReLU accept arrays in any order of memory; the mask's bits follow that of x."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may stand in the place of an operand or an option, for all front doors: the one list.
+"""Values that replace an operand or an option in tests of all front doors: the one list.
 
 Imports no framework. Frameworks add their own tensors. Every kind says whether it must be refused;
 if not, it may be refused all the same, or else means the plain value that is given beside it.
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
 
 class RudeError(Exception):
-    """What no caller foresees, and cannot even print."""
+    """An object whose representation cannot be printed."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -391,7 +391,7 @@ def kinds(array: np.ndarray) -> Iterator[Kind]:
 
 
 class Attempt(NamedTuple):
-    """What came of a call: results, or an error of ours, or something else in words."""
+    """The outcome of a call: results, an error of backnorm's, or another error in words."""
 
     results: list[np.ndarray] | None = None
     error: backnorm.ArgumentError | None = None

@@ -1,4 +1,4 @@
-"""What tests want beside the package: without it they are skipped, or fail."""
+"""Packages and programs that some tests need; without these, the tests are skipped, or fail."""
 
 from __future__ import annotations
 

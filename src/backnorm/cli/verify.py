@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
 from backnorm.cli.progress import progress
@@ -90,7 +88,7 @@ class _Output:
         cls, at_least: Rung, show: bool, xfail: Path | None, files: Mapping[str, Path | None]
     ) -> _Output:
         """Read the known failures, and raise if a file could not be written after the run."""
-        from backnorm.conformance.verify.xfail import read_xfail
+        from backnorm.conformance.verify.report import read_xfail
 
         paths = {form: path for form, path in files.items() if path is not None}
         known = [] if xfail is None else read_xfail(xfail)
@@ -296,8 +294,8 @@ def cases_show(
     seed: Seed = 0,
 ) -> None:
     """Print the inputs of a case, its bounds, and which wrong kernels it rejects."""
-    from backnorm.conformance.verify.about import about
     from backnorm.conformance.verify.cases import DTYPES, Selection, recipes
+    from backnorm.conformance.verify.renderers import about
 
     every = recipes(Selection(tier, tuple(DTYPES)))
     recipe = next((each for each in every if each.name == name), None)
@@ -397,19 +395,52 @@ def tolerance(
     ] = None,
 ) -> None:
     """Print the error bounds of right kernels, or the wrong kernels that a tolerance accepts."""
+    from backnorm.conformance.audit import audit as audit_of
+    from backnorm.conformance.audit import bounds, lines, policies
+    from backnorm.conformance.audit import data as audit_data
+
     tests = {"--audit": audit, "--policy": policy, "--compare": compare}
     named = [option for option, value in tests.items() if value is not None]
     if len(named) > 1:
         raise ArgumentValueError(
             named[1], "must be the only test", came=" and ".join(named), accepted="one of them"
         )
-    if named:
-        _check_absent(f"with {named[0]}", **{"--elements": elements})
-        _print_audit(audit, policy, compare, dtype, data, shape, loss)
-    else:
+    if not named:
         unused = {"--data": data, "--shape": shape, "--loss": loss}
         _check_absent("without --audit, --policy or --compare", **unused)
-        _print_bounds(_DTYPE if dtype is None else dtype, elements or _ELEMENTS)
+        own = _element_type(_DTYPE if dtype is None else dtype)
+        LiteralConsole().print(bounds(own, elements or _ELEMENTS))
+        return
+    _check_absent(f"with {named[0]}", **{"--elements": elements})
+    if policy is not None:
+        chosen, label = policies.policy_of(policy), f"{policy}: "
+    elif compare is not None:
+        chosen, label = policies.of_function(compare, _comparison(compare)), ""
+    else:
+        assert audit is not None
+        chosen, label = policies.of_text(audit), ""
+    data = data or chosen.data
+    if data.endswith(".npz"):
+        unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
+        _check_absent("with a file of x and dy", **unused)
+        runs = [audit_data.read(Path(data), chosen.epsilon)]
+        dtype = str(runs[0].inputs[0].dtype)
+        about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
+        has_every_mistake = False
+    else:
+        of_loss, dtype = loss or chosen.loss, _DTYPE if dtype is None else dtype
+        sizes = _shape(_SHAPE if shape is None else shape)
+        runs = list(audit_data.runs(data, sizes, of_loss, chosen.epsilon, _element_type(dtype)))
+        about = f"{data}, loss {of_loss}, {dtype}, x of {','.join(map(str, sizes))}"
+        about += f", {len(runs)} seeds"
+        has_every_mistake = data == "layer" and of_loss in ("none", "cube")
+    print(visible(f"{label}{chosen.text(dtype)} on {about}"))
+    if chosen.source:
+        print(f"  {chosen.source}")
+    for line in lines(audit_of(chosen.test(dtype), runs)):
+        print(f"  {line}")
+    if not has_every_mistake:
+        print("  --data layer --loss cube shows every mistake that a loss can show.")
 
 
 def _check_absent(condition: str, **options: object) -> None:
@@ -421,63 +452,6 @@ def _check_absent(condition: str, **options: object) -> None:
             raise ArgumentValueError(
                 option, f"has no effect {condition}", came=str(value), hint="leave it out"
             )
-
-
-def _print_audit(
-    tolerance: str | None,
-    policy: str | None,
-    compare: str | None,
-    dtype: str | None,
-    data: str | None,
-    shape: str | None,
-    loss: str | None,
-) -> None:
-    from backnorm.conformance.formula import IMPRECISE
-    from backnorm.conformance.verify import audit_data, policies, tolerances
-    from backnorm.conformance.verify.audit import audit
-
-    project = None if policy is None else policies.policy_of(policy)
-    epsilon = 1e-5 if project is None else project.epsilon
-    data = data or ("randn" if project is None else project.data)
-    if data.endswith(".npz"):
-        unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
-        _check_absent("with a file of x and dy", **unused)
-        runs = [audit_data.read(Path(data), epsilon)]
-        dtype = str(runs[0].inputs[0].dtype)
-        about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
-    else:
-        loss = loss or ("none" if project is None else project.loss)
-        dtype = _DTYPE if dtype is None else dtype
-        sizes = _shape(_SHAPE if shape is None else shape)
-        runs = list(audit_data.runs(data, sizes, loss, epsilon, _element_type(dtype)))
-        about = f"{data}, loss {loss}, {dtype}, x of {','.join(map(str, sizes))}, {len(runs)} seeds"
-    if project is not None:
-        test, text = project.test(dtype), f"{policy}: {project.text(dtype)}"
-    elif compare is not None:
-        test, text = tolerances.from_function(_comparison(compare)), compare
-    else:
-        assert tolerance is not None
-        test, text = tolerances.from_text(tolerance), tolerance
-    print(visible(f"{text} on {about}"))
-    if project is not None:
-        print(f"  {project.source}")
-    found = audit(test, runs)
-    # Imprecise kernels have a list of their own, because a right kernel in float32 may be no more
-    # accurate than they are.
-    for is_imprecise, noun in ((False, "wrong formula"), (True, "imprecise kernel")):
-        caught, missed, invisible = (
-            [each for each in mistakes if (each in IMPRECISE) == is_imprecise]
-            for mistakes in (found.caught, found.missed, found.invisible)
-        )
-        judged = counted(len(caught) + len(missed), noun)
-        print(f"  {len(caught)} of {judged} caught." + " These pass:" * bool(missed))
-        _print_mistakes(missed)
-        print(f"  {counted(len(invisible), noun)} with the right results on such data:")
-        _print_mistakes(invisible)
-    for name, number in found.false_alarms.items():
-        print(f"  a right kernel, {name}: rejected in {number} of {found.runs}")
-    if data != "layer" or loss not in ("none", "cube"):
-        print("  --data layer --loss cube shows every mistake that a loss can show.")
 
 
 def _comparison(name: str) -> Callable[..., Any]:
@@ -498,38 +472,6 @@ def _comparison(name: str) -> Callable[..., Any]:
             hint=described(error),
         ) from error  # fmt: skip
     return function
-
-
-def _print_mistakes(mistakes: list[Any]) -> None:
-    for mistake in mistakes:
-        print(f"    {mistake.says} ({mistake.name})")
-
-
-def _print_bounds(dtype: str, elements: int) -> None:
-    from backnorm.conformance.judge import GRADIENTS
-    from backnorm.conformance.ladder import KINDS, bound, rungs
-    from backnorm.dtypes import statistics_types
-
-    own = _element_type(dtype)
-    statistics = statistics_types(own)[-1]
-    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
-    title = f"{dtype}, {elements} elements a channel"
-    table = Table(title=title, box=None, title_justify="left", pad_edge=False)
-    for head in ("rung", "output", "expected", "guaranteed"):
-        table.add_column(head, no_wrap=head != "expected")
-    for rung in rungs(own):
-        for name in GRADIENTS:
-            output = own if name == "dx" else statistics
-            texts = [
-                bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS
-            ]
-            table.add_row(rung, name, *texts)
-    console = LiteralConsole()
-    console.print(table)
-    console.print(
-        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum "
-        "of the magnitudes of the terms; V, S, R: see docs/tolerance.md, which derives the bounds."
-    )
 
 
 def _selection(

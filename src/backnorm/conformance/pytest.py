@@ -19,6 +19,7 @@ import pytest
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
+from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify.cases import (
     DTYPES,
     LAYOUTS,
@@ -27,6 +28,7 @@ from backnorm.conformance.verify.cases import (
     check_names,
     recipes,
 )
+from backnorm.conformance.verify.dialect_calls import received, schema_of
 from backnorm.conformance.verify.operations import OPERATIONS, OperationName, operation_of
 from backnorm.conformance.verify.subjects import (
     Function,
@@ -34,10 +36,8 @@ from backnorm.conformance.verify.subjects import (
     Subject,
     described,
     is_unsupported,
-    received,
-    schema_of,
 )
-from backnorm.conformance.verify.verdicts import absent, diagnosis_of, graded
+from backnorm.conformance.verify.verdicts import diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["CheckedCase", "cases"]
@@ -96,11 +96,11 @@ class CheckedCase:
         # This name makes pytest show the message of a failed test, but not the source of this
         # method.
         __tracebackhide__ = True
-        case = judged = self.case
+        case = received_case = self.case
         subject: Subject = Function(function)
         if dialect is not None:
             schema = schema_of(dialect, op, operation_of(case).name)
-            subject, judged = OfDialect(function, schema), received(case, schema)
+            subject, received_case = OfDialect(function, schema), received(case, schema)
         # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
         # which are read-only, NumPy's ValueError would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in case.inputs.items()}
@@ -111,25 +111,19 @@ class CheckedCase:
             if is_unsupported(error):
                 pytest.skip(described(error))
             raise
-        outputs = {n: a for n, a in found.items() if a is not None}
         lines = [
             f"the subject writes to {name}"
             for name, array in inputs.items()
             if array is not None and array.tobytes() != before[name]
         ]
-        grades = graded(judged, outputs)
-        for output in operation_of(case).results:
-            status, text, grade = grades.get(output) or (*absent(judged, output, found), None)
-            if status == "not_run" or is_at_least(status, self.at_least):
-                continue
-            if grade is not None:
-                line = f"{output} is {status}, not {self.at_least} or better: {output}"
-                line += f"{list(grade.where)} = {grade.got!r}, exact {grade.exact!r}, "
-                line += f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}"
-                text = f"{line} {text}".strip()
-            lines.append(text)
+        verdicts = judged(received_case, Outcome(case.name, outputs=found)).verdicts
+        lines += [
+            verdict.says
+            for verdict in verdicts
+            if verdict.status != "not_run" and not is_at_least(verdict.status, self.at_least)
+        ]
         if lines:
-            diagnosis = diagnosis_of(judged, outputs, grades)
+            diagnosis = diagnosis_of(received_case, found, verdicts)
             if diagnosis is not None:
                 lines.insert(0, diagnosis.says)
             raise AssertionError("\n".join([f"{case.name}:", *lines]))

@@ -24,6 +24,8 @@ from backnorm.dialects.schema import (
 from backnorm.signature import Operation
 
 _CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
+#: Parameters that the specification's operator does not have, or that choose its results.
+_OPTIONS = (*_CHOICES, "arithmetic")
 
 
 def schema_of(
@@ -55,14 +57,20 @@ def schema_of(
         tensors, described = _roles(parameter, entries.get(parameter.name, ""))
         inputs += tensors
         attributes += described
-    accepted = next((a.choices for a in attributes if a.role == "data_format"), None)
+    # `Annotated` types are cached, and literals with the same words are equal in any order. So the
+    # order of formats is that of the rules.
+    formats = rules.formats
+    for k, each in enumerate(attributes):
+        if each.role == "data_format":
+            formats = tuple(f for f in formats if f.name in each.choices)
+            attributes[k] = replace(each, choices=tuple(f.name for f in formats))
     known = {tensor.name for tensor in inputs} | {each.name for each in attributes}
     is_keyword = {p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()}
     return OperatorSchema(
         **{
             **vars(rules),
             "source": rules.source.replace("{op}", name),
-            "formats": tuple(f for f in rules.formats if accepted is None or f.name in accepted),
+            "formats": formats,
         },
         op=name,
         operation=operation,
@@ -76,7 +84,7 @@ def schema_of(
         formula=formula.strip("\n"),
         notes=tuple(bullets(text.get("Notes", ""))),
         style="keywords" if is_keyword == {True} else "positional",
-        order=tuple(each for each in parameters if each in known),
+        order=tuple(n for n in parameters if n in known or n not in {*results, *_OPTIONS}),
         choice=next((choice for choice in _CHOICES if choice in parameters), "all"),
         takes_memory=next(iter(results)) in parameters.keys() - known,
     )

@@ -178,8 +178,12 @@ class Operator:
             outputs = [name for name in returned if name is not None]
         call = self.bind(inputs, attributes, outputs, arithmetic)
         if self._compute is not None:
-            known = {*inputs, *attributes, "arithmetic"}
-            others = {name: arguments.get(name) for name in self._names if name not in known}
+            known = {*(t.name for t in schema.inputs), *(a.name for a in schema.attributes)}
+            others = {
+                name: arguments.get(name)
+                for name in self._names
+                if name not in known | {"arithmetic"}
+            }
             return self._compute(call, **others)
         if schema.choice == "outputs":
             returned = [*call.outputs]

@@ -156,7 +156,7 @@ def test_batch_norm_of_float64_array_without_x64_computes_as_float32(data):
 
 
 class TestFormulas:
-    """What runs where there are no kernels."""
+    """The function that runs where there are no kernels."""
 
     @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
     def test_rounded_rounds_float64_once(self, dtype, near_middles):

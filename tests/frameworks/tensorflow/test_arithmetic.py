@@ -1,4 +1,4 @@
-"""What elements are computed in: eagerly, in a graph, by gradients, by formulas."""
+"""The arithmetic of elements: eagerly, in a graph, in gradients, in formulas."""
 
 from __future__ import annotations
 

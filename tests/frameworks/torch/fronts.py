@@ -39,12 +39,12 @@ class _Front:
         for name, each in vars(data).items():
             if each is not None:
                 tensors[name] = self.tensor(each)
-                if each.ndim == 4:
+                if each.ndim > 1:
                     tensors[name] = tensors[name].movedim(options.axis, 1)
         y, gradients = self.step(tensors, options, backward)
         found = {"y": y} | {_GRADIENTS[name]: each for name, each in gradients.items()}
         return {
-            name: self.numpy(each.movedim(1, options.axis) if each.dim() == 4 else each)
+            name: self.numpy(each.movedim(1, options.axis) if each.dim() > 1 else each)
             for name, each in found.items()
         }
 
@@ -72,12 +72,12 @@ def by_function(tensors, options):
 
 def by_layer(tensors, options):
     """Call a layer; with a ReLU, the layer that has one."""
-    kind, more, residual = backnorm.torch.BatchNorm2d, {}, []
+    name, more, residual = "BatchNorm", {}, []
     if options.activation is not None:
-        kind = backnorm.torch.BatchNormReLU2d
+        name = "BatchNormReLU"
         more = {"ceiling": getattr(options.activation, "ceiling", None)}
         residual = [tensors["residual"]] if "residual" in tensors else []
-    layer = kind(
+    layer = getattr(backnorm.torch, f"{name}{max(tensors['x'].dim() - 2, 1)}d")(
         len(tensors["mean"]), eps=EPSILON, affine="gamma" in tensors,
         arithmetic=options.arithmetic, reproducible=options.reproducible, **more,
     ).train(options.training)  # fmt: skip

@@ -617,7 +617,7 @@ def _found(
 
 
 class Verdict(NamedTuple):
-    """What became of a program."""
+    """The outcome of a program."""
 
     #: "alike", "raised" by both, "unjudged", or "different".
     kind: str

@@ -1,4 +1,4 @@
-"""What elements are computed in: a call, layer, block or the environment says it."""
+"""The arithmetic of elements comes from a call, layer, block or the environment."""
 
 from __future__ import annotations
 

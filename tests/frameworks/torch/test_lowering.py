@@ -1,4 +1,4 @@
-"""What Inductor compiles in the place of our operators, judged as kernels are."""
+"""Code that Inductor compiles in the place of backnorm's operators, judged like kernels."""
 
 from __future__ import annotations
 

@@ -8,20 +8,16 @@ A run is a pipe. Each stage takes what the one above it returns:
                 ``_events`` are lines of JSON
 ``verdicts``    judges the outputs of a case: grades and the diagnosis
 ``findings``    summarises verdicts as sentences
-``report``      findings, counts, and the known failures of a file (``xfail``)
-``renderers``   a report as text, JSON, JUnit, Markdown
+``report``      findings, counts, and the known failures of a file
+``renderers``   a report as text, JSON, JUnit, Markdown; a case as tables
 
 Beside the pipe:
 
 ``operations``  backward and forward, with the functions that grade and diagnose their results, and
                 the wrong kernels that a case rejects
 ``subjects``    the functions that are judged, and their calling conventions
+``dialect_calls`` a case as the call of a dialect's operator
 ``peers``       functions of other packages by name
 ``_command``    a subject that is a program
-``about``       a case as tables
 ``export``      cases and results as files, with the names in ``_file_cases``
-``audit``       `backnorm tolerance`: finds the wrong kernels that a test accepts. ``audit_data``
-                has the inputs on which the kernels are tested. ``tolerances`` has the comparisons
-                of gradients that a test may use. ``policies`` has the tolerances with which other
-                projects test.
 """

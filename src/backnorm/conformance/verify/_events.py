@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 
@@ -17,14 +19,13 @@ __all__ = [
     "Fault",
     "Outcome",
     "Prepares",
-    "Saved",
     "Unusable",
     "ended",
-    "load",
     "read",
-    "save",
     "write",
 ]
+
+Arrays = Mapping[str, np.ndarray | None]
 
 #: The statuses of a case without outputs that could be judged.
 Fault = Literal["refused", "not_run", "wrote_outside", "error", "out_of_memory", "hang", "crash"]
@@ -51,17 +52,6 @@ class Calls:
     case: str
 
 
-class Saved(NamedTuple):
-    """An array whose bytes are in a file."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-Arrays = Mapping[str, Saved | None]
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of the calls of a subject on a case.
@@ -79,9 +69,9 @@ class Outcome:
         The outputs of another call with equal inputs, if they differ from the first call's.
     is_repeatable : bool
         Whether `again` differs because of the alignment of the arrays.
-    changed : tuple of str
+    changed : sequence of str
         The inputs to which the subject wrote.
-    unchanged : tuple of str
+    unchanged : sequence of str
         The outputs that had the same bits in a call with another dy (in a forward pass: another x).
     """
 
@@ -91,47 +81,47 @@ class Outcome:
     outputs: Arrays = field(default_factory=dict)
     again: Arrays | None = None
     is_repeatable: bool = False
-    changed: tuple[str, ...] = ()
-    unchanged: tuple[str, ...] = ()
+    changed: Sequence[str] = ()
+    unchanged: Sequence[str] = ()
 
 
 Event = Unusable | Prepares | Calls | Outcome
+# The description of an array: the file of its bytes, its type and its shape.
+_SAVED = "array_file", "dtype", "shape"
 _EVENTS: dict[str, type[Event]] = {
     each.__name__: each for each in (Unusable, Prepares, Calls, Outcome)
 }
 
 
-def write(event: Event, stream: TextIO) -> None:
-    """Write an event as a line."""
-    stream.write(json.dumps([type(event).__name__, asdict(event)]) + "\n")
+_numbers = itertools.count()
+
+
+def write(event: Event, stream: TextIO, folder: Path) -> None:
+    """Write an event as a line, and each array of it to a file in the folder."""
+
+    def saved(array: np.ndarray) -> dict[str, Any]:
+        file = folder / f"{os.getpid()}-{next(_numbers)}"
+        file.write_bytes(array.tobytes())
+        return dict(zip(_SAVED, (str(file), str(array.dtype), array.shape), strict=True))
+
+    parts = {each.name: getattr(event, each.name) for each in fields(event)}
+    stream.write(json.dumps([type(event).__name__, parts], default=saved) + "\n")
 
 
 def read(line: bytes) -> Event:
-    """Return the event that a line has."""
-    name, fields = json.loads(line)
-    return _EVENTS[name](**fields)
+    """Return the event of a line, and remove the files of its arrays."""
+    name, parts = json.loads(line, object_hook=_loaded)
+    return _EVENTS[name](**parts)
 
 
-def save(arrays: Mapping[str, np.ndarray | None], folder: Path, name: str) -> Arrays:
-    """Write each array to a file of its own, whose name begins with `name`."""
-    saved: dict[str, Saved | None] = dict.fromkeys(arrays)
-    for output, array in arrays.items():
-        if array is not None:
-            file = folder / f"{name}-{output}"
-            file.write_bytes(array.tobytes())
-            saved[output] = Saved(str(file), str(array.dtype), array.shape)
-    return saved
-
-
-def load(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Return the arrays that are not None, and remove their files."""
-    loaded = {}
-    for output, saved in arrays.items():
-        if saved is not None:
-            file, dtype, shape = saved
-            loaded[output] = np.fromfile(file, np.dtype(dtype)).reshape(shape)
-            Path(file).unlink()
-    return loaded
+def _loaded(value: dict[str, Any]) -> Any:
+    """Return the array that an object of JSON describes, or the object itself."""
+    if value.keys() != {*_SAVED}:
+        return value
+    file, dtype, shape = value.values()
+    array = np.fromfile(file, np.dtype(dtype)).reshape(shape)
+    Path(file).unlink()
+    return array
 
 
 def ended(status: int) -> str:

@@ -10,10 +10,9 @@ import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import Quantity
+from backnorm.conformance.verify.dialect_calls import arguments, received, shape_of_kept
 from backnorm.conformance.verify.operations import operation_of
-from backnorm.conformance.verify.subjects import arguments, received
 from backnorm.dialects._attributes import check_attribute
-from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import OperatorSchema
 
 
@@ -49,7 +48,7 @@ class FileCase:
         if name in ("dx", "y"):
             return dtype, data.x.shape
         if output in self.kept:
-            return dtype, kept_shape(data.x.shape, (data.channel_axis,))
+            return dtype, shape_of_kept(self.case)
         return dtype, data.mean.shape
 
 

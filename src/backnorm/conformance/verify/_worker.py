@@ -28,7 +28,6 @@ from backnorm.conformance.verify._events import (
     Outcome,
     Prepares,
     Unusable,
-    save,
     write,
 )
 from backnorm.conformance.verify._memory import (
@@ -83,7 +82,7 @@ class Worker:
 
     def say(self, event: Event) -> None:
         """Write an event."""
-        write(event, self.events)
+        write(event, self.events, self.folder)
 
     def outcome(self, case: Case) -> Outcome:
         """Call the subject on a case. If the case is small, call the subject twice more: with one
@@ -99,8 +98,6 @@ class Worker:
     def _of_calls(self, case: Case) -> Outcome:
         inputs = _guarded(case)
         before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
-        # Call again with the same buffers, which then contain another dy (in a forward pass:
-        # another x). The results must differ from those of the first call.
         varied = inputs[operation_of(case).varied]
         assert varied is not None
         original = varied.array.copy()
@@ -111,7 +108,9 @@ class Worker:
         )
         size = case.data.x.size
         if changed or not size or size > _REPEATED:
-            return self._saved(case, first, changed=changed)
+            return Outcome(case.name, outputs=first, changed=changed)
+        # Call again with the same buffers, which now contain another dy (in a forward pass: another
+        # x). The results must differ from those of the first call.
         varied.array[...] = varied_input(original)
         second = self._called(inputs, case)
         varied.array[...] = original
@@ -124,7 +123,7 @@ class Worker:
             for arrays, outputs in ((tight, third), (inputs, first)):
                 again = self._called(arrays, case)
                 if not _are_equal(outputs, again):
-                    return self._saved(case, outputs, again)
+                    return Outcome(case.name, outputs=outputs, again=again)
             again = third
         unchanged = tuple(
             name
@@ -133,7 +132,9 @@ class Worker:
             and np.any(np.nan_to_num(array.astype(float)))
             and _equal(array, second[name])
         )
-        return self._saved(case, first, again, is_repeatable=True, unchanged=unchanged)
+        return Outcome(
+            case.name, outputs=first, again=again, is_repeatable=True, unchanged=unchanged
+        )
 
     def _of_huge(self, case: Case) -> Outcome:
         """Call the subject once, on a case with repeated channels.
@@ -152,15 +153,7 @@ class Worker:
                 self.say(Calls(case.name))
                 outputs = self.subject(arrays, large)
             self.say(Prepares(case.name))
-            return self._saved(case, worst_parts(outputs, case))
-
-    def _saved(
-        self, case: Case, outputs: _Outputs, again: _Outputs | None = None, **observed: Any
-    ) -> Outcome:
-        self.say(Prepares(case.name))
-        first = save(outputs, self.folder, case.name)
-        other = None if again is None else save(again, self.folder, f"{case.name}-again")
-        return Outcome(case.name, outputs=first, again=other, **observed)
+            return Outcome(case.name, outputs=worst_parts(outputs, case))
 
     def _called(self, inputs: _Inputs, case: Case) -> _Outputs:
         arrays = {name: None if g is None else g.array for name, g in inputs.items()}

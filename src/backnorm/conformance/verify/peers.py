@@ -169,7 +169,7 @@ def raw_op(
         # This error can mean that the kernel has no implementation for the layout.
         if "only support" not in error.message:
             raise
-        raise RefusedError(error.message.partition("}} ")[2]) from None
+        raise RefusedError(error.message.partition("}} ")[2].partition(" [Op:")[0]) from None
 
 
 def microsoft(schema: OperatorSchema, inputs: _Inputs, attributes: _Attributes) -> Any:

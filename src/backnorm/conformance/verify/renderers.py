@@ -1,4 +1,4 @@
-"""Renderers: a report as text, JSON, JUnit, Markdown, and as a file of known failures."""
+"""Renderers: a report as text, JSON, JUnit, Markdown, and known failures; a case as tables."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 import backnorm
-from backnorm.conformance.ladder import RUNGS, is_at_least
+from backnorm.conformance._ulps import ulp_at
+from backnorm.conformance.battery import Case
+from backnorm.conformance.formula import WRONG
+from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.ladder import RUNGS, GradientLadder, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.findings import Finding, mistake_of, sentence
-from backnorm.conformance.verify.report import Report
+from backnorm.conformance.verify.operations import catches
+from backnorm.conformance.verify.report import Report, known_failures
 from backnorm.conformance.verify.run import Results
 from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED, Verdict
-from backnorm.conformance.verify.xfail import known_failures
 from backnorm.errors import counted, visible
 
-__all__ = ["RENDERERS"]
+__all__ = ["RENDERERS", "about"]
 
 _LEGEND = "cell: best arithmetic whose bounds hold, exact to serial (see backnorm tolerance)"
 
@@ -168,18 +173,8 @@ def _summary(report: Report) -> str:
 
 def _as_elements(report: Report) -> Group:
     """Return each output's status, and the element whose error rules out the next better rung."""
-    return Group(
-        *(
-            _line(
-                f"{v.case} {v.output}[{', '.join(map(str, grade.where))}]: {v.status}; got "
-                f"{grade.got!r} ({float(grade.got).hex()}), exact {grade.exact!r} "
-                f"({float(grade.exact).hex()}), error {grade.ulp:.4g} ulp, condition "
-                f"{grade.condition:.3g}"
-            )
-            for v in report.results.verdicts
-            if (grade := v.grade) is not None and grade.where
-        )
-    )
+    graded = (v for v in report.results.verdicts if v.grade is not None and v.grade.where)
+    return Group(*(_line(f"{verdict.case} {verdict.says}") for verdict in graded))
 
 
 def _as_json(report: Report) -> str:
@@ -301,6 +296,75 @@ def _as_xfail(report: Report) -> str:
     for finding in report.every:
         lines += map(str, known_failures(finding, results))
     return visible("\n".join(lines)) + "\n"
+
+
+def about(case: Case) -> Group:
+    """Return the inputs of a case, the bounds of its outputs, and the kernels that fail it."""
+    ladder = GradientLadder.of(*case.operands, **case.options)
+    caught = catches(case, ladder)
+    passed = [mistake.name for mistake in WRONG if mistake.name not in caught]
+    statistics = "training" if case.training else "frozen statistics"
+    return Group(
+        _line(
+            f"{case.name}: {statistics}, {case.data.data_format}, epsilon {case.data.epsilon:g}, "
+            f"{ladder.count} elements a channel"
+        ),
+        "",
+        _about_inputs(case),
+        "",
+        _about_outputs(ladder),
+        _line("condition: median of T over the exact value; rungs: median bounds in ulps"),
+        "",
+        *(
+            _line(f"{verb} {len(names)} of {len(WRONG)} wrong kernels: {', '.join(names)}")
+            for verb, names in (("rejects", caught), ("lets pass", passed))
+        ),
+    )
+
+
+def _about_inputs(case: Case) -> Table:
+    table = _case_table("", "type", "shape", "least", "greatest", "mean", "deviation")
+    for name, array in case.inputs.items():
+        if array is None:
+            table.add_row(name, "not passed")
+            continue
+        wide = array.astype(np.float64)
+        with np.errstate(all="ignore"):
+            facts = wide.min(), wide.max(), wide.mean(), wide.std()
+        shape = "x".join(map(str, array.shape))
+        table.add_row(name, str(array.dtype), shape, *(f"{fact:.4g}" for fact in facts))
+    return table
+
+
+def _about_outputs(ladder: GradientLadder) -> Table:
+    """Return a table with a column for each gradient. The rows are the gradient's type, the median
+    and the largest condition number of its elements, and the median of each rung's bound, in ulps.
+    """
+    columns: list[list[str]] = []
+    for name in GRADIENTS:
+        size, terms = np.abs(ladder.value(name).hi), ladder.terms(name)
+        dtype = ladder.element_type(name)
+        ulp = ulp_at(ladder.value(name), dtype)
+        with np.errstate(all="ignore"):
+            # For each element, `terms` has T, the sum of the magnitudes of the terms of the
+            # element's formula. If T is 0, every term is 0, so the element has no rounding error,
+            # and its condition number is set to 1.
+            condition = np.divide(terms, size, out=np.ones_like(terms), where=terms != 0)
+            bounds = [np.median(each / ulp) for each in ladder.allowances(name, dtype).values()]
+        numbers = np.median(condition), condition.max(), *bounds
+        columns.append([str(dtype), *(f"{each:.4g}" for each in numbers)])
+    heads = "type", "condition", "worst condition", *ladder.allowances("dx", ladder.data)
+    table = _case_table("", *GRADIENTS)
+    for head, *cells in zip(heads, *columns, strict=True):
+        table.add_row(head, *cells)
+    return table
+
+
+def _case_table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    return table
 
 
 #: Functions that take a report and return a text, or lines and tables that rich prints. The keys of

@@ -27,11 +27,12 @@ from backnorm.conformance.verify._events import (
     read,
 )
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.operations import OPERATIONS, Operation
-from backnorm.conformance.verify.subjects import received, schema_of_subject
+from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
     Verdict,
-    judged_outcome,
+    judged,
     with_stale_outputs,
 )
 from backnorm.dialects.schema import OperatorSchema
@@ -110,6 +111,8 @@ class Results:
         The recipes of the cases by name.
     diagnoses : dict
         The mistakes that the outputs of diagnostic cases show, by case.
+    unchanged : set
+        The cases and outputs whose bits were wrongly equal for another input.
     seconds : float
     interrupted : bool
     """
@@ -118,6 +121,7 @@ class Results:
     verdicts: list[Verdict] = field(default_factory=list)
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+    unchanged: set[tuple[str, str]] = field(default_factory=set)
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -125,6 +129,22 @@ class Results:
     def operation(self) -> Operation:
         """The operation that the run judges."""
         return OPERATIONS[self.job.selection.operation]
+
+    def add(self, outcome: Outcome, case: Case | None = None) -> None:
+        """Judge the outcome of a case. The case is drawn, unless it is passed."""
+        recipe = self.recipes[outcome.case]
+        if outcome.fault is not None:
+            types = str(recipe.variant.dtype), recipe.variant.data_format
+            self.verdicts += [
+                Verdict(recipe.name, output, *types, outcome.fault, outcome.text)
+                for output in self.operation.results
+            ]
+            return
+        found = judged(case or self.job.case(recipe), outcome, any_order=self.job.any_order)
+        self.verdicts += found.verdicts
+        self.unchanged |= {(recipe.name, output) for output in found.unchanged}
+        if found.diagnosis is not None:
+            self.diagnoses[recipe.name] = found.diagnosis
 
 
 def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Results:
@@ -148,38 +168,19 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
             "--only", "no case is selected", came=job.selection.only,
             accepted="globs such as 'realistic*'", hint="backnorm cases list prints the names",
         )  # fmt: skip
-    started, unchanged = time.perf_counter(), set[tuple[str, str]]()
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="backnorm-verify-") as folder:
         try:
             outcomes = _outcomes(job, list(results.recipes), Path(folder))
             for done, outcome in enumerate(outcomes, 1):
-                unchanged |= _add(results, outcome)
+                results.add(outcome)
                 if progress is not None:
                     progress(done, len(results.recipes))
         except KeyboardInterrupt:
             results.interrupted = True
-    results.verdicts = with_stale_outputs(results.verdicts, unchanged)
+    results.verdicts = with_stale_outputs(results.verdicts, results.unchanged)
     results.seconds = time.perf_counter() - started
     return results
-
-
-def _add(results: Results, outcome: Outcome) -> set[tuple[str, str]]:
-    """Add the verdicts on a case to the results of a run. Return the case and the name of each
-    output whose bits were wrongly equal for another input.
-    """
-    recipe = results.recipes[outcome.case]
-    if outcome.fault is not None:
-        types = str(recipe.variant.dtype), recipe.variant.data_format
-        results.verdicts += [
-            Verdict(recipe.name, output, *types, outcome.fault, outcome.text)
-            for output in results.operation.results
-        ]
-        return set()
-    found = judged_outcome(results.job.case(recipe), outcome, any_order=results.job.any_order)
-    results.verdicts += found.verdicts
-    if found.diagnosis is not None:
-        results.diagnoses[recipe.name] = found.diagnosis
-    return {(recipe.name, output) for output in found.unchanged}
 
 
 def _outcomes(job: Job, names: Sequence[str], folder: Path) -> Iterator[Outcome]:

@@ -11,7 +11,7 @@ import numpy as np
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
-from backnorm.conformance.verify._events import Fault, Outcome, load
+from backnorm.conformance.verify._events import Fault, Outcome
 from backnorm.conformance.verify.operations import operation_of, proves, varied_input
 from backnorm.dtypes import element_type
 
@@ -21,11 +21,9 @@ __all__ = [
     "Judgement",
     "Status",
     "Verdict",
-    "absent",
     "diagnosis_of",
     "graded",
     "judged",
-    "judged_outcome",
     "with_stale_outputs",
 ]
 
@@ -91,9 +89,23 @@ class Verdict:
         """Whether the output was judged: its status is not in :data:`UNJUDGED`."""
         return self.status not in UNJUDGED
 
+    @property
+    def is_inexact(self) -> bool:
+        """Whether the output has the right type and shape, but wrong numbers."""
+        return self.status in ("wrong", "nonfinite") and self.grade is not None
 
-#: The status, text and grade of an output.
-Graded = tuple[Status, str, Grade | None]
+    @property
+    def says(self) -> str:
+        """The element whose error rules out the next better rung, if there is one, and the text."""
+        grade = self.grade
+        if grade is None or not grade.where:
+            return self.text
+        element = (
+            f"{self.output}[{', '.join(map(str, grade.where))}]: {self.status}; got {grade.got!r} "
+            f"({float(grade.got).hex()}), exact {grade.exact!r} ({float(grade.exact).hex()}), "
+            f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}"
+        )
+        return f"{element} {self.text}".strip()
 
 
 class Judgement(NamedTuple):
@@ -106,19 +118,20 @@ class Judgement(NamedTuple):
     unchanged: Collection[str]
 
 
-def graded(case: Case, outputs: Mapping[str, np.ndarray]) -> dict[str, Graded]:
-    """Return the status, text and grade of each output of a case.
+def graded(case: Case, outputs: Mapping[str, np.ndarray | None]) -> dict[str, Verdict]:
+    """Return a verdict on each output of a case, by its grade alone; None is no output.
 
     If all outputs are right, but every known wrong formula also passes the case, the status of the
     outputs is "proves_nothing".
     """
     operation = operation_of(case)
     ladder = operation.ladder(case)
-    found: dict[str, Graded] = {}
+    found: dict[str, Verdict] = {}
     for name in operation.results:
-        if name not in outputs:
+        actual = outputs.get(name)
+        if actual is None:
             continue
-        actual, dtypes, shape = outputs[name], operation.types(case, name), ladder.value(name).shape
+        dtypes, shape = operation.types(case, name), ladder.value(name).shape
         if element_type(actual.dtype) not in dtypes or actual.shape != shape:
             accepted = " or ".join(map(str, dtypes))
             accepted = f"{accepted} of shape {shape}"
@@ -128,36 +141,36 @@ def graded(case: Case, outputs: Mapping[str, np.ndarray]) -> dict[str, Graded]:
                 needed = ladder.value(name).hi.size * dtypes[0].itemsize
                 came, accepted = f"{actual.size} bytes", f"{needed}: {accepted}"
             text = f"{name} has a wrong type or shape; got {came}, expected {accepted}"
-            found[name] = "wrong", text, None
+            found[name] = _verdict(case, name, "wrong", text)
         else:
             grade = ladder.grade(name, actual)
-            found[name] = grade.status, "", grade
-    if all(status in RUNGS for status, *_ in found.values()) and not proves(case, ladder):
+            found[name] = _verdict(case, name, grade.status, grade=grade)
+    if all(each.status in RUNGS for each in found.values()) and not proves(case, ladder):
         text = "the case proves nothing: every wrong formula passes"
-        return {name: ("proves_nothing", text, grade) for name, (*_, grade) in found.items()}
+        found = {n: replace(v, status="proves_nothing", text=text) for n, v in found.items()}
     return found
 
 
+def _verdict(case: Case, output: str, status: Status, text: str = "", **grade: Any) -> Verdict:
+    types = str(case.data.x.dtype), case.data.data_format
+    return Verdict(case.name, output, *types, status, text, **grade)
+
+
 def diagnosis_of(
-    case: Case, outputs: Mapping[str, np.ndarray], grades: Mapping[str, Graded]
+    case: Case, outputs: Mapping[str, np.ndarray | None], verdicts: Iterable[Verdict]
 ) -> Diagnosis | None:
     """Return the mistake that outputs show; None if none is known.
 
     Outputs of a wrong type or shape have no grade, and are not diagnosed.
     """
-    arrays = {name: outputs[name] for name, (*_, grade) in grades.items() if grade is not None}
+    arrays = {each.output: outputs[each.output] for each in verdicts if each.grade is not None}
     if not arrays:
         return None
     diagnosis = operation_of(case).diagnosis(case, arrays)
     return None if diagnosis.kind in ("right", "unknown") else diagnosis
 
 
-def judged(case: Case, outputs: Mapping[str, np.ndarray], names: Collection[str]) -> Judgement:
-    """Judge the outputs of one call. `names` are the outputs that the subject can have."""
-    return _judgement(case, outputs, names, graded(case, outputs))
-
-
-def judged_outcome(case: Case, outcome: Outcome, *, any_order: bool = False) -> Judgement:
+def judged(case: Case, outcome: Outcome, *, any_order: bool = False) -> Judgement:
     """Judge the outputs of the calls on a case, and what was observed in the calls.
 
     Parameters
@@ -168,7 +181,7 @@ def judged_outcome(case: Case, outcome: Outcome, *, any_order: bool = False) -> 
         Whether another call may give other bits if the outputs of both calls are right. The worse
         output is graded.
     """
-    outputs = load(outcome.outputs)
+    outputs = {name: array for name, array in outcome.outputs.items() if array is not None}
     grades = graded(case, outputs)
     unchanged = set(outcome.unchanged)
     if unchanged:
@@ -177,46 +190,36 @@ def judged_outcome(case: Case, outcome: Outcome, *, any_order: bool = False) -> 
     # an earlier call). But a wrong formula may also give an output that does not depend on this
     # input. So a wrong output counts as stale only if none of the outputs changed.
     is_stale = unchanged == outputs.keys()
-    faults = {name: "stale" for name in unchanged if is_stale or grades[name][0] in RUNGS}
+    faults = {name: "stale" for name in unchanged if is_stale or grades[name].status in RUNGS}
     if outcome.again is not None:
         # The outputs differ in their bits, either by chance or because the arrays had another
         # alignment (then the call is repeatable).
-        others = load(outcome.again)
-        again = graded(case, others)
+        again = graded(case, outcome.again)
         if again.keys() != grades.keys():
             faults = dict.fromkeys(outputs, "not_repeatable: another call returns other outputs")
         else:
             grades = {
-                name: max(each, again[name], key=lambda found: STATUSES.index(found[0]))
+                name: max(each, again[name], key=lambda found: STATUSES.index(found.status))
                 for name, each in grades.items()
             }
-            is_right = all(status in RUNGS for status, *_ in grades.values())
+            is_right = all(each.status in RUNGS for each in grades.values())
             if not (outcome.is_repeatable or (is_right and any_order)):
                 text = "not_repeatable" + _BOTH_RIGHT * is_right
-                faults = {n: text for n, a in outputs.items() if a.tobytes() != others[n].tobytes()}
+                faults = {n: text for n in outputs if _differ(outputs[n], outcome.again[n])}
     if outcome.changed:
         faults = dict.fromkeys(outputs, f"changed_input: {outcome.changed[0]}")
-    found = _judgement(case, outputs, outcome.outputs, grades)
-    verdicts = [_with_fault(each, faults.get(each.output)) for each in found.verdicts]
-    return found._replace(verdicts=verdicts, unchanged=unchanged)
-
-
-def _judgement(
-    case: Case,
-    outputs: Mapping[str, np.ndarray],
-    names: Collection[str],
-    grades: Mapping[str, Graded],
-) -> Judgement:
-    known = str(case.data.x.dtype), case.data.data_format
+    diagnosis = None
+    if case.name.startswith("diagnostic-") and any(v.is_inexact for v in grades.values()):
+        diagnosis = diagnosis_of(case, outputs, grades.values())
     verdicts = [
-        Verdict(case.name, name, *known, *(grades.get(name) or absent(case, name, names)))
+        _with_fault(grades.get(name) or _absent(case, name, outcome.outputs), faults.get(name))
         for name in operation_of(case).results
     ]
-    is_wrong = any(status in ("wrong", "nonfinite") for status, *_ in grades.values())
-    diagnosis = None
-    if is_wrong and case.name.startswith("diagnostic-"):
-        diagnosis = diagnosis_of(case, outputs, grades)
-    return Judgement(verdicts, diagnosis, ())
+    return Judgement(verdicts, diagnosis, unchanged)
+
+
+def _differ(one: np.ndarray, other: np.ndarray | None) -> bool:
+    return other is None or one.tobytes() != other.tobytes()
 
 
 def _with_fault(verdict: Verdict, fault: str | None) -> Verdict:
@@ -232,25 +235,26 @@ def _right_if_varied(case: Case, outputs: Mapping[str, np.ndarray]) -> set[str]:
     name = operation_of(case).varied
     changed: dict[str, Any] = {name: varied_input(getattr(case.data, name))}
     varied = replace(case, data=replace(case.data, **changed))
-    grades = graded(varied, outputs)
-    return {name for name, (status, *_) in grades.items() if status in (*RUNGS, "proves_nothing")}
+    passing = (*RUNGS, "proves_nothing")
+    return {name for name, found in graded(varied, outputs).items() if found.status in passing}
 
 
-def absent(case: Case, output: str, names: Collection[str]) -> tuple[Status, str]:
-    """Return the status and text of an output that is missing or None.
+def _absent(case: Case, output: str, names: Collection[str]) -> Verdict:
+    """Return the verdict on an output that is missing or None.
 
     `names` are the outputs that the subject can have. A function may return None for the gradients
     of parameters in a case without gamma.
     """
     if output not in names:
         lacks = "the operator has no such output"
-        return "not_run", lacks + "; its inverse deviation is not judged" * (output == "variance")
+        lacks += "; its inverse deviation is not judged" * (output == "variance")
+        return _verdict(case, output, "not_run", lacks)
     if case.inputs["gamma"] is None and output in ("dgamma", "dbeta"):
-        return "not_run", "the case has no gamma"
+        return _verdict(case, output, "not_run", "the case has no gamma")
     shape = (case.data.x if output in ("dx", "y") else case.data.mean).shape
     accepted = " or ".join(map(str, operation_of(case).types(case, output)))
     text = f"no {output} (missing or None); expected an array of shape {shape}, {accepted}"
-    return "not_written", text
+    return _verdict(case, output, "not_written", text)
 
 
 def with_stale_outputs(

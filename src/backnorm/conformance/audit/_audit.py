@@ -1,4 +1,4 @@
-"""Audit a test's tolerance: find wrong kernels that it accepts and right kernels that it rejects.
+"""Apply a test to right and wrong kernels.
 
 A test compares a kernel's gradients with a reference. :func:`audit` applies the test, on the test's
 own data, to right kernels and to kernels with the mistakes of :mod:`backnorm.conformance.formula`.
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from backnorm.conformance.audit.data import Run
+from backnorm.conformance.audit.tolerances import Comparison, Test
 from backnorm.conformance.battery import BackwardOperator
 from backnorm.conformance.formula import BACKWARD, WRONG, Channels, Mistake
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.verify.audit_data import Run
-from backnorm.conformance.verify.tolerances import Comparison, Test
 from backnorm.dtypes import FLOAT32, FLOAT64
 
 __all__ = ["RIGHT", "Audit", "audit"]
@@ -54,9 +54,9 @@ def audit(test: Test, runs: Iterable[Run]) -> Audit:
     Parameters
     ----------
     test : callable
-        A test of :mod:`backnorm.conformance.verify.tolerances`, or of a policy.
+        A test of :mod:`backnorm.conformance.audit.tolerances`, or of a policy.
     runs : iterable of Run
-        Runs of :mod:`backnorm.conformance.verify.audit_data`.
+        Runs of :mod:`backnorm.conformance.audit.data`.
     """
     runs = list(runs)
     caught, missed, invisible = [], [], []
