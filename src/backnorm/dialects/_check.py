@@ -20,6 +20,7 @@ from backnorm.dialects.schema import (
 )
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.layout import kept_shape
 from backnorm.scalars import as_array, check_integer, check_word
 
 Attributes = Mapping[str, object]
@@ -124,11 +125,6 @@ def channel_axes_of(
         assert isinstance(reduced, tuple)
         return tuple(axis for axis in range(rank) if axis not in reduced)
     return (1 if format_of(schema, attributes).layout == "NCX" else rank - 1,)
-
-
-def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
-    """Return `shape` with 1 for each reduced axis, i.e. each axis that is not in `axes`."""
-    return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
 def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:

@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from backnorm.dialects._attributes import check_attributes
-from backnorm.dialects._check import channel_axes_of, kept_shape
+from backnorm.dialects._check import channel_axes_of
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema, TensorSpec
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
+from backnorm.layout import kept_shape
 
 
 class Declared(Protocol):
