@@ -65,7 +65,7 @@ class Job:
     timeout : float
         The time limit of a case's calls in seconds.
     memory : int
-        The limit of the child's data memory in MiB; 0: no limit.
+        The limit of the worker's data memory in MiB; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
     any_order : bool
