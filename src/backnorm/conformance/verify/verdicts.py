@@ -19,6 +19,7 @@ __all__ = [
     "STATUSES",
     "UNJUDGED",
     "Judgement",
+    "Outcome",
     "Status",
     "Verdict",
     "diagnosis_of",
