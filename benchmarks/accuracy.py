@@ -5,25 +5,28 @@ Channels are independent of each other, so the oracle needs only the examined ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from backnorm import reference
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance.judge import Quantity, judge
+from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, Quantity, judge
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.reference import Exact, FloatArray
 from benchmarks.cells import OF_OURS, OURS_IN_FLOAT32, Cell
 from benchmarks.peers.base import Data
 
-__all__ = ["Examiner", "float32_loss", "sampled_channels"]
+__all__ = ["Examiner", "Truth", "float32_loss", "sampled_channels", "truth_of"]
 
 # The most channels and elements to examine. The oracle takes about 0.2 microseconds an element.
 _MOST_CHANNELS = 4
 _MOST_ELEMENTS = 1 << 18
 
 _ELEMENTWISE = ("dx", "y")
+
+#: Exact results, and the magnitudes of their terms.
+Truth = Mapping[Quantity, tuple[Exact, FloatArray]]
 
 
 def sampled_channels(channels: int, count: int) -> list[int]:
@@ -119,26 +122,21 @@ class Examiner:
         """Return the examined channels of an array of x's rank or of rank 1."""
         return np.take(array, self._channels, axis=self._axis if array.ndim > 1 else 0)
 
-    def _consult(self, cell: Cell, data: Data) -> dict[Quantity, tuple[Exact, FloatArray]]:
+    def _consult(self, cell: Cell, data: Data) -> Truth:
         x, dy, mean, variance, gamma, beta = map(
             self._sample, (data.x, data.dy, data.mean, data.variance, data.gamma, data.beta)
         )
         if cell.op == "backward":
-            g = reference.backward(x, dy, mean, variance, gamma, **data.options)
-            return {
-                "dx": (g.dx, g.dx_terms),
-                "dgamma": (g.dgamma, g.dgamma_terms),
-                "dbeta": (g.dbeta, g.dbeta_terms),
-            }
+            gradients = reference.backward(x, dy, mean, variance, gamma, **data.options)
+            return truth_of(gradients, GRADIENTS)
         if cell.op == "forward":
-            n = reference.forward(x, gamma, beta, **data.options)
-            return {
-                "y": (n.y, n.y_terms),
-                "mean": (n.mean, n.mean_terms),
-                "variance": (n.variance, n.variance_terms),
-            }
-        o = reference.inference(x, mean, variance, gamma, beta, **data.options)
-        return {"y": (o.y, o.y_terms)}
+            return truth_of(reference.forward(x, gamma, beta, **data.options), FORWARD_RESULTS)
+        return truth_of(reference.inference(x, mean, variance, gamma, beta, **data.options), ["y"])
+
+
+def truth_of(exact: object, names: Iterable[Quantity]) -> Truth:
+    """Return exact results with the magnitudes of their terms, by name."""
+    return {name: (getattr(exact, name), getattr(exact, f"{name}_terms")) for name in names}
 
 
 def _spread(data: Data) -> float:

@@ -76,7 +76,9 @@ def write(result: Result, path: Path) -> None:
 def read(path: Path) -> Result:
     """Return the result in a file."""
     file = json.loads(path.read_text(encoding="utf-8"))
-    return Result(file["environment"], pd.DataFrame(file["rows"], columns=file["columns"]))
+    frame = pd.DataFrame(file["rows"], columns=file["columns"])
+    # Early files have no notes.
+    return Result(file["environment"], frame if "notes" in frame else frame.assign(notes=""))
 
 
 def _value(value: Any) -> Any:
@@ -193,7 +195,7 @@ def operator_lines(result: Result) -> list[str]:
     # Lines are counted by contestant, form, status and the first part of the detail.
     counts = notes.str.split(": ").str[:2].str.join(": ").value_counts()
     lines += [f"{note} ({count} of {len(frame)} cells)" for note, count in counts.items()]
-    if result.environment["device"]:
+    if result.environment.get("device"):
         lines.append(f"copying: {result.environment['device']['bandwidth'] / 1e9:.0f} GB/s")
     return lines
 

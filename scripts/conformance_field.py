@@ -5,224 +5,201 @@ Every implementation runs in its own processes, one after the other.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib.metadata
+import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from backnorm import machine
-from backnorm.conformance.formula import BACKWARD, WRONG
+from backnorm.conformance.audit import RIGHT, audit
+from backnorm.conformance.audit import data as audit_data
+from backnorm.conformance.audit.policies import POLICIES
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify import _onednn as onednn
-from backnorm.conformance.verify import audit_data
-from backnorm.conformance.verify.audit import RIGHT, audit
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
-from backnorm.conformance.verify.findings import counts, findings
-from backnorm.conformance.verify.policies import POLICIES
-from backnorm.conformance.verify.run import STATUSES, UNJUDGED, Job, Results, verify
+from backnorm.conformance.verify.operations import catches
+from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
+from backnorm.peers import onednn
+from benchmarks.peers.base import Data
+from benchmarks.studies.errors import gradients_of
 
-__all__ = ["REPRODUCTION", "SUBJECTS", "measured"]
+__all__ = ["SHAPE", "SUBJECTS", "measured"]
 
-#: PyTorch's defect, as the page shows it.
-REPRODUCTION = """\
-import torch
+ROOT = Path(__file__).resolve().parents[1]
 
-x, dy = torch.rand(2, 50, 400, 8, generator=torch.manual_seed(0)).bfloat16().transpose(2, 3)
-for a, b in ((x, dy), (x.contiguous(), dy.contiguous())):
-    (layer := torch.nn.BatchNorm1d(8))(a).backward(b)
-    print(layer.bias.grad[:4].round().tolist(), dy.double().sum((0, 2))[:4].round().tolist())
-"""
+#: The implementations in the order of the page: label, package, and the command that judges it.
+SUBJECTS = (
+    ("PyTorch", "torch", "backnorm verify torch"),
+    ("PyTorch, compiled", "torch", "backnorm verify torch-compiled"),
+    ("TensorFlow, Eigen", "tensorflow-cpu",
+     "TF_ENABLE_ONEDNN_OPTS=0 backnorm verify tensorflow"),
+    ("TensorFlow, oneDNN", "tensorflow-cpu",
+     "TF_ENABLE_ONEDNN_OPTS=1 backnorm verify tensorflow"),
+    ("TensorFlow, XLA", "tensorflow-cpu", "backnorm verify tensorflow-xla"),
+    ("JAX, flax's formula", "jax", "backnorm verify jax"),
+    ("oneDNN, primitive", "oneDNN", "backnorm verify onednn"),
+    ("oneDNN, Graph", "oneDNN", "backnorm verify onednn-graph"),
+    ("NumPy, textbook", "numpy", "backnorm verify numpy"),
+    ("backnorm", "backnorm", "backnorm verify backnorm"),
+    ("backnorm, float32", "backnorm", "BACKNORM_ARITHMETIC=float32 backnorm verify backnorm"),
+)  # fmt: skip
 
-_SELECTION = Selection(dtypes=tuple(DTYPES))
-_ERRORS = str(Path(__file__).with_name("conformance_errors.py"))
+# A single case does not need this long time limit, so it is not part of shown commands.
+_TIMEOUT = " --timeout 120"
+
+# The implementations in the pictures.
+_DRAWN = ("numpy", "tensorflow", "torch", "backnorm")
+#: The shape of x in the pictures, channels last.
+SHAPE = (32, 28, 28, 16)
+# Each of this many bins of condition numbers has its worst element, and some at random.
+_BINS, _POINTS = 36, 6
+
 # Shapes of the audited tests: three sizes of the sums.
 _SHAPES = ((4, 8, 7, 7), (16, 8, 14, 14), (32, 8, 28, 28))
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A row of the table: a subject of `backnorm verify`, with its packages and environment."""
-
-    label: str
-    subject: str
-    packages: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-#: In the order of the page.
-SUBJECTS = (
-    Contestant("PyTorch", "torch", ("torch",)),
-    Contestant("PyTorch, compiled", "torch-compiled", ("torch",)),
-    Contestant(
-        "TensorFlow, Eigen", "tensorflow", ("tensorflow-cpu",), {"TF_ENABLE_ONEDNN_OPTS": "0"}
-    ),
-    Contestant(
-        "TensorFlow, oneDNN", "tensorflow", ("tensorflow-cpu",), {"TF_ENABLE_ONEDNN_OPTS": "1"}
-    ),
-    Contestant(
-        "TensorFlow, XLA",
-        "scripts/conformance_subjects.py:tensorflow_xla",
-        ("tensorflow-cpu",),
-    ),
-    Contestant("JAX, flax's formula", "jax", ("jax",)),
-    Contestant("oneDNN, primitive", "onednn", ()),
-    Contestant("oneDNN, Graph", "scripts/conformance_subjects.py:onednn_graph", ()),
-    Contestant("NumPy, textbook", "numpy", ("numpy",)),
-    Contestant("backnorm", "backnorm", ("backnorm",)),
-    Contestant(
-        "backnorm, float32", "backnorm", ("backnorm",), {"BACKNORM_ARITHMETIC": "float32"}
-    ),
-)  # fmt: skip
-#: The implementations in the picture.
-_DRAWN = {"numpy": "NumPy, textbook", "tensorflow": "TensorFlow, Eigen", "torch": "PyTorch",
-          "backnorm": "backnorm"}  # fmt: skip
-
-#: The implementations whose second order is measured.
-_SECOND = {"torch": "PyTorch", "backnorm": "backnorm"}
 
 
 def measured() -> dict[str, Any]:
     """Return everything that the page shows."""
     return {
-        "machine": _machine(),
+        "machine": f"{machine.detect().name}, {os.cpu_count()} processors",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "subjects": [_subject(each) for each in SUBJECTS],
+        "subjects": list(itertools.starmap(subject, SUBJECTS)),
         "tests": list(_tests()),
         "battery": _battery(),
-        "second_order": {
-            label: json.loads(_python(_ERRORS, "second", name)) for name, label in _SECOND.items()
-        },
-        "reproduction": _python("-c", REPRODUCTION),
-        "points": {name: json.loads(_python(_ERRORS, "points", name)) for name in _DRAWN},
+        "points": {name: points(name) for name in _DRAWN},
     }
 
 
-def _machine() -> str:
-    return f"{machine.detect().name}, {os.cpu_count()} processors"
-
-
-def _subject(contestant: Contestant) -> dict[str, Any]:
-    print(contestant.label, file=sys.stderr, flush=True)
-    with _environment(contestant.environment):
-        results = verify(Job(contestant.subject, _SELECTION, timeout=120.0))
-    known = counts(results)
-    # The environment variables of a command that repeats the run.
-    prefix = "".join(f"{name}={value} " for name, value in contestant.environment.items())
+def subject(label: str, package: str, command: str) -> dict[str, Any]:
+    """Return a row of the page, from the report of a command, which judges all types."""
+    environment, _, arguments = command.partition("backnorm ")
+    report = json.loads(
+        _output(
+            "env", *shlex.split(environment), sys.executable, "-m", "backnorm",
+            *shlex.split(f"{arguments} --dtypes {','.join(DTYPES)}{_TIMEOUT} --json -"),
+        )
+    )  # fmt: skip
+    verdicts, cells = report["verdicts"], dict[str, dict[str, str]]()
+    for dtype, layout, output in itertools.product(DTYPES, LAYOUTS, GRADIENTS):
+        own = dtype, layout, output
+        every = [v["status"] for v in verdicts if (v["dtype"], v["layout"], v["output"]) == own]
+        judged = [status for status in every if status not in UNJUDGED]
+        worst = max(judged or every, key=STATUSES.index, default="not_run")
+        cells.setdefault(f"{dtype} {layout}", {})[output] = worst
     return {
-        "label": contestant.label,
-        "version": _version(contestant),
-        "command": f"{prefix}backnorm verify {contestant.subject}",
-        "cases": len({v.case for v in results.verdicts if v.is_judged}),
-        "of": len({v.case for v in results.verdicts}),
-        "judged": known["judged"],
-        "passed": known["passed"],
-        "refused": sorted({v.text for v in results.verdicts if v.status == "refused"}),
-        "cells": _cells(results),
+        "label": label,
+        "version": f"{package} {_version(package)}",
+        "command": command,
+        "cases": len({v["case"] for v in verdicts if v["status"] not in UNJUDGED}),
+        "of": len({v["case"] for v in verdicts}),
+        "judged": report["counts"]["judged"],
+        "passed": report["counts"]["passed"],
+        "refused": sorted({v["text"] for v in verdicts if v["status"] == "refused"}),
+        "cells": cells,
         "findings": [
-            {"says": each.says, "cases": len(each.cases), "reproduce": prefix + each.reproduce}
-            # A single case does not need the long timeout.
-            for each in findings(replace(results, job=Job(contestant.subject, _SELECTION)))
+            {
+                "says": each["says"],
+                "cases": each["cases"],
+                "reproduce": environment + each["reproduce"].replace(_TIMEOUT, ""),
+            }
+            for each in report["findings"]
         ],
     }
 
 
-def _cells(results: Results) -> dict[str, dict[str, str]]:
-    """Return the worst status of an output, by type and layout."""
-    found: dict[str, dict[str, str]] = {}
-    for dtype in DTYPES:
-        for layout in LAYOUTS:
-            own = [v for v in results.verdicts if (v.dtype, v.layout) == (dtype, layout)]
-            for output in GRADIENTS:
-                every = [v.status for v in own if v.output == output]
-                judged = [status for status in every if status not in UNJUDGED]
-                worst = max(judged or every, key=STATUSES.index)
-                found.setdefault(f"{dtype} {layout}", {})[output] = worst
+def _version(package: str) -> str:
+    return onednn.Library(1).version if package == "oneDNN" else importlib.metadata.version(package)
+
+
+def points(name: str) -> list[list[float]]:
+    """Return [condition, relative error] of the worst element of dx and of random ones, by bin."""
+    rng = np.random.default_rng(0)
+    layer = realistic_data(SHAPE, DTYPES["float32"], data_format="NXC", rng=rng)
+    x, dy, *channels = layer.backward_inputs
+    dy = dy + np.float32(0.5)
+    data = Data(x, dy, *channels, layer.beta, **layer.options, out=np.empty_like(x))
+    ladder = GradientLadder.of(x, dy, *channels, **layer.options)
+    with gradients_of(name, {"TF_ENABLE_ONEDNN_OPTS": "0"}) as gradients:
+        dx = gradients(data)["dx"]
+    exact = ladder.value("dx")
+    error = np.abs((dx.astype(np.float64) - exact.hi) - exact.lo) / np.abs(exact.hi)
+    condition = ladder.terms("dx") / np.abs(exact.hi)
+    order = np.argsort(condition, axis=None)
+    edges = np.searchsorted(condition.flat[order], np.logspace(0, 6, _BINS + 1))
+    found: list[list[float]] = []
+    for own in itertools.starmap(lambda low, high: order[low:high], itertools.pairwise(edges)):
+        if len(own):
+            drawn = rng.choice(own, min(_POINTS, len(own)), replace=False)
+            chosen = sorted({*map(int, drawn), int(own[np.argmax(error.flat[own])])})
+            found += [[float(f"{v.flat[k]:.3g}") for v in (condition, error)] for k in chosen]
     return found
-
-
-def _version(contestant: Contestant) -> str:
-    if not contestant.packages:
-        path = onednn.find()
-        assert path is not None
-        return f"oneDNN {onednn.Library(path, 1).version}"
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in contestant.packages)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _tests() -> Iterator[dict[str, Any]]:
     """Yield audits of every project's test, and of one test with other losses and data."""
-    for name, policy in POLICIES.items():
-        yield _test(name, name, policy.data, policy.loss)
-    for loss in audit_data.LOSSES[1:]:
-        yield _test(f"pytorch, loss {loss}", "pytorch", "randn", loss)
-    yield _test("pytorch, random gamma and beta", "pytorch", "layer", "none")
-    yield _test("pytorch, random gamma and beta, loss cube", "pytorch", "layer", "cube")
-
-
-def _test(label: str, name: str, data: str, loss: str) -> dict[str, Any]:
-    print(label, file=sys.stderr, flush=True)
-    policy, runs = POLICIES[name], []
-    for shape in _SHAPES:
-        runs += audit_data.runs(data, shape, loss, policy.epsilon, DTYPES["float32"])
-    found = audit(policy.test("float32"), runs)
-    return {
-        "label": label,
-        "tolerance": policy.text("float32"),
-        "source": policy.source,
-        "data": data,
-        "loss": loss,
-        "caught": len(found.caught),
-        "missed": len(found.missed),
-        "invisible": len(found.invisible),
-        "false_alarms": dict(found.false_alarms),
-        "runs": found.runs,
-    }
+    rows = [(name, name, policy.data, policy.loss) for name, policy in POLICIES.items()]
+    rows += [(f"pytorch, loss {loss}", "pytorch", "randn", loss) for loss in audit_data.LOSSES[1:]]
+    random = "pytorch, random gamma and beta"
+    rows += [
+        (random, "pytorch", "layer", "none"),
+        (f"{random}, loss cube", "pytorch", "layer", "cube"),
+    ]
+    for label, name, data, loss in rows:
+        print(label, file=sys.stderr, flush=True)
+        policy, runs = POLICIES[name], []
+        for shape in _SHAPES:
+            runs += audit_data.runs(data, shape, loss, policy.epsilon, DTYPES["float32"])
+        found = audit(policy.test("float32"), runs)
+        yield {
+            "label": label,
+            "tolerance": policy.text("float32"),
+            "source": policy.source,
+            "data": data,
+            "loss": loss,
+            "caught": len(found.caught),
+            "missed": len(found.missed),
+            "invisible": len(found.invisible),
+            "false_alarms": dict(found.false_alarms),
+            "runs": found.runs,
+        }
 
 
 def _battery() -> dict[str, Any]:
     """Return the number of wrong kernels that verify rejects, and of rejected right results."""
     caught: set[str] = set()
-    alarms, number = dict.fromkeys(RIGHT, 0), 0
-    for case in selected(_SELECTION):
-        ladder, number = GradientLadder.of(*case.operands, **case.options), number + 1
-
-        def fails(kernel: Any, ladder: GradientLadder = ladder, case: Any = case) -> bool:
-            gradients = kernel(*case.operands, **case.options)
-            return not all(
-                ladder.grade(name, actual).passed
-                for name, actual in zip(GRADIENTS, gradients, strict=True)
-            )
-
-        others = [mistake for mistake in WRONG if mistake.name not in caught]
-        caught |= {mistake.name for mistake in others if fails(BACKWARD.wrong(mistake))}
+    alarms: Counter[str] = Counter(dict.fromkeys(RIGHT, 0))
+    cases = list(selected(Selection(dtypes=tuple(DTYPES))))
+    for case in cases:
+        ladder = GradientLadder.of(*case.operands, **case.options)
+        caught |= {*catches(case, ladder)}
         for name, kernel in RIGHT.items():
-            alarms[name] += fails(kernel(case.data.x.dtype))
-    return {"caught": len(caught), "of": len(WRONG), "false_alarms": alarms, "runs": number}
+            gradients = kernel(case.data.x.dtype)(*case.operands, **case.options)
+            grades = itertools.starmap(ladder.grade, zip(GRADIENTS, gradients, strict=True))
+            alarms[name] += not all(grade.passed for grade in grades)
+    return {
+        "caught": len(caught),
+        "of": len(WRONG),
+        "false_alarms": dict(alarms),
+        "runs": len(cases),
+    }
 
 
-def _python(*arguments: str) -> str:
-    """Return the output of a new Python process."""
-    environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "0"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(  # noqa: S603 (the code above)
-        command, env=environment, capture_output=True, text=True, check=True
-    )
+def _output(*command: str) -> str:
+    """Return the output of a process; its status may be 1, as that of a command with findings."""
+    print(*command[-2:], file=sys.stderr, flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)  # noqa: S603 (ours)
+    if done.returncode > 1:
+        sys.exit(f"{shlex.join(command)}: exit status {done.returncode}")
     return done.stdout

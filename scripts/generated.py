@@ -35,7 +35,10 @@ def write_or_check(texts: Mapping[Path, str], *, check: bool) -> int:
     if check:
         if stale:
             names = ", ".join(path.name for path in stale)
-            print(f"not current: {names}; run scripts/{Path(sys.argv[0]).name}", file=sys.stderr)
+            print(
+                f"not current: {names}; run python -m scripts.{Path(sys.argv[0]).stem}",
+                file=sys.stderr,
+            )
         return 1 if stale else 0
     for path in stale:
         path.write_text(texts[path], encoding="utf-8")

@@ -4,12 +4,13 @@ With --measure: first run every implementation and write docs/conformance.json; 
 minutes, and needs the whole dependency group `test`. With --check: say whether the page is current,
 and write nothing.
 
-Usage: python scripts/make_conformance_page.py [--measure | --check]
+Usage: python -m scripts.make_conformance_page [--measure | --check]
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,25 +21,22 @@ import numpy as np
 
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, bound
-from conformance_field import REPRODUCTION, measured
-from generated import between, options, write_or_check
+from scripts.conformance_field import SHAPE, measured
+from scripts.generated import between, options, write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "docs" / "conformance.json"
 PAGE = ROOT / "docs" / "conformance.md"
-PICTURE = ROOT / "docs" / "conformance.svg"
-OVERVIEW = ROOT / "docs" / "error.svg"
-
-# The style of all figures.
 STYLE = ROOT / "benchmarks" / "figures.mplstyle"
 
 # Labels and colours of the implementations in the pictures; the first is drawn above the others.
 _DRAWN = {"backnorm": ("backnorm", "C0"), "tensorflow": ("TensorFlow", "C2"),
           "torch": ("PyTorch", "C1"), "numpy": ("NumPy, textbook formula", "C3")}  # fmt: skip
-# Their data: see `conformance_errors`.
-_DATA = "x of shape (32, 28, 28, 16), channels last"
-DASH = "\N{EN DASH}"
-_ELEMENTS = 32 * 28 * 28
+# Bounds of errors in the picture: rung, kind, style of the line.
+_BOUNDS = (("serial", "guaranteed", ":"), ("serial", "expected", "--"),
+           ("float32", "guaranteed", "-"))  # fmt: skip
+_DATA = f"x of shape {SHAPE}, channels last"
+_ELEMENTS = math.prod(SHAPE[:-1])
 
 
 def page(text: str, result: dict[str, Any]) -> str:
@@ -48,8 +46,6 @@ def page(text: str, result: dict[str, Any]) -> str:
         "machine": f"Measured on {result['date']} on {result['machine']}.\n",
         "rungs": _rungs(subjects),
         "findings": _findings(subjects),
-        "second-order": _second_order(result["second_order"]),
-        "reproduction": f"```python\n{REPRODUCTION}```\n\n```text\n{result['reproduction']}```\n",
         "tests": _tests(result),
         "subjects": _subjects(subjects),
     }
@@ -84,7 +80,7 @@ def _rungs(subjects: Sequence[dict[str, Any]]) -> str:
 
 def _cell(status: str) -> str:
     if status == "refused":
-        return DASH
+        return "\N{EN DASH}"
     return status if status in (*RUNGS, "not_run") else f"**{status.upper()}**"
 
 
@@ -105,15 +101,6 @@ def _short(finding: str) -> str:
     """Return a finding without text that the heading or the table of rungs already has."""
     finding = re.sub(r" \((?:b?float\d+ \w+(?:, )?)+\)$", "", finding)
     return finding.replace(" what serial sums may lose", "")
-
-
-def _second_order(result: dict[str, dict[str, list[float]]]) -> str:
-    rows = (
-        (label, dtype, *(f"{error:g}" for error in errors))
-        for label, by_type in result.items()
-        for dtype, errors in by_type.items()
-    )
-    return _table(("Implementation", "Type", "x", "dy", "gamma"), rows)
 
 
 def _tests(result: dict[str, Any]) -> str:
@@ -139,24 +126,19 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
-def draw(points: dict[str, list[list[float]]], path: Path) -> None:
-    """Plot errors and their bounds against condition numbers."""
-    with _axes(path, (5.5, 5.5)) as axes:
-        for name in reversed(_DRAWN):
+def draw(points: dict[str, list[list[float]]]) -> None:
+    """Plot errors against condition numbers: every point, and the largest of each decade."""
+    found = {name: np.array(points[name]).T for name in reversed(_DRAWN)}
+    with _axes("conformance.svg", (5.5, 5.5), fontsize="small", markerscale=2) as axes:
+        for name, (conditions, errors) in found.items():
             label, colour = _DRAWN[name]
-            conditions, errors = np.array(points[name]).T
             shown = errors > 0
             axes.plot(
                 conditions[shown], errors[shown], "o", ms=2.5, color=colour, label=label, mew=0
             )
         single, unit = np.dtype(np.float32), 2.0**-24
-        line = axes.xaxis.label.get_color()
-        dense = np.logspace(0, 6, 61)
-        for rung, kind, style in (
-            ("serial", "guaranteed", ":"),
-            ("serial", "expected", "--"),
-            ("float32", "guaranteed", "-"),
-        ):
+        line, dense = axes.xaxis.label.get_color(), np.logspace(0, 6, 61)
+        for rung, kind, style in _BOUNDS:
             terms = bound(rung, "dx", single, single, _ELEMENTS, kind=kind).terms
             word = "never beyond" if kind == "guaranteed" else "expected"
             label = f"{word}: {rung}, {terms / unit:.0f} u T"
@@ -168,28 +150,15 @@ def draw(points: dict[str, list[list[float]]], path: Path) -> None:
             ylabel="relative error of dx",
             title=f"float32, {_DATA}",
         )
-        axes.figure.legend(loc="outside lower center", fontsize="small", ncols=2, markerscale=2)
-
-
-def draw_overview(points: dict[str, list[list[float]]], path: Path) -> None:
-    """Plot the largest error of each implementation by decade of the condition number."""
-    with _axes(path, (5.5, 4)) as axes:
-        decades = np.arange(6)
-        for name in reversed(_DRAWN):
+    with _axes("error.svg", (5.5, 4)) as axes:
+        for name, (conditions, errors) in found.items():
             label, colour = _DRAWN[name]
+            decades = np.floor(np.log10(conditions)).astype(int)
+            worst = [errors[decades == each].max() for each in range(6)]
             # TensorFlow has nearly the same errors: its line is drawn on this wide one.
-            width = 6 if name == "torch" else 2
-            conditions, errors = np.array(points[name]).T
-            decade = np.floor(np.log10(conditions)).astype(int)
-            worst = [errors[decade == each].max() for each in decades]
+            lw = 6 if name == "torch" else 2
             axes.plot(
-                10 ** (decades + 0.5),
-                worst,
-                "o-",
-                color=colour,
-                lw=width,
-                ms=width + 2,
-                label=label,
+                10 ** (np.arange(6) + 0.5), worst, "o-", color=colour, lw=lw, ms=lw + 2, label=label
             )
         axes.set(
             ylim=(1e-8, 10),
@@ -197,29 +166,28 @@ def draw_overview(points: dict[str, list[list[float]]], path: Path) -> None:
             ylabel="relative error",
             title=f"Largest error of dx in float32\n{_DATA}",
         )
-        axes.figure.legend(loc="outside lower center", ncols=2)
 
 
 @contextmanager
-def _axes(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+def _axes(name: str, size: tuple[float, float], **legend: Any) -> Iterator[Any]:
     """Yield logarithmic axes of condition numbers up to 10⁶ and of errors; then write the file."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
+    raised = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
     with plt.style.context(STYLE):
         figure, axes = plt.subplots(figsize=size)
         axes.set(xscale="log", yscale="log", xlim=(1, 1e6))
         yield axes
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"10{_raised(round(np.log10(value)))}")
-        figure.savefig(path, metadata={"Date": None})
+            axis.set_major_formatter(
+                lambda value, _: f"10{str(round(np.log10(value))).translate(raised)}"
+            )
+        figure.legend(loc="outside lower center", ncols=2, **legend)
+        figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
         plt.close(figure)
-
-
-def _raised(exponent: int) -> str:
-    return str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def main() -> int:
@@ -229,8 +197,7 @@ def main() -> int:
         RESULT.write_text(json.dumps(measured(), indent=1) + "\n", encoding="utf-8")
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     if not requested.check:
-        draw(result["points"], PICTURE)
-        draw_overview(result["points"], OVERVIEW)
+        draw(result["points"])
     pages = {PAGE: page(PAGE.read_text(encoding="utf-8"), result)}
     return write_or_check(pages, check=requested.check)
 

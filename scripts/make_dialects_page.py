@@ -1,6 +1,6 @@
 """Write docs/dialects.md from the operators' own descriptions.
 
-Usage: python scripts/make_dialects_page.py [--check]
+Usage: python -m scripts.make_dialects_page [--check]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
 from backnorm.dialects.schema import AttributeSpec, OperatorSchema, TensorRole, TensorSpec
 from backnorm.results import SecondGradients
 from backnorm.signature import SIGNATURES
-from generated import options, write_or_check
+from scripts.generated import options, write_or_check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 

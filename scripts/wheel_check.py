@@ -32,7 +32,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DISTRIBUTIONS = {"backnorm": ROOT, "backnorm_kernels": ROOT / "kernels"}
 
 _TOP = re.compile(
-    r"backnorm/|_backnorm_pytest\.py$|backnorm-[^/]+\.dist-info/"
+    r"backnorm/|backnorm-[^/]+\.dist-info/"
     r"|backnorm_kernels/|backnorm_kernels-[^/]+\.dist-info/"
 )
 # Parts of paths that must not be in the wheel.

@@ -46,7 +46,7 @@ def pytest_configure(config):
 
 
 class Cases(NamedTuple):
-    """What a script found, case by case, and how its process ended."""
+    """The outcomes of a script, case by case, and the end of its process."""
 
     done: subprocess.CompletedProcess
     found: dict[str, list[str]]

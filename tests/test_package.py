@@ -1,4 +1,4 @@
-"""What importing the package does, and what it offers."""
+"""Effects of importing the package, and its public names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import backnorm
+from backnorm.cli.info import describe
 
 ROOT = Path(__file__).parent.parent
 _INIT = "src/backnorm_kernels/__init__.py"
@@ -36,6 +37,7 @@ import sys
 import numpy as np
 
 import backnorm
+from backnorm.cli.info import describe
 x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
 backnorm.batch_norm_backward(x, x * x, x.mean((0, 2)), x.var((0, 2)), epsilon=1e-5)
 backnorm.batch_norm_forward(x, epsilon=1e-5, activation="relu")
@@ -62,14 +64,23 @@ def test_version_equals_version_of_distribution():
     assert metadata.version("backnorm") == backnorm.__version__
 
 
-def test_required_dependencies_are_six_known_packages():
+def required():
+    """Return the required packages, each with its minimum version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [line.split(";")[0] for line in project["dependencies"]]
-    names = {
-        "".join(c if c.isalnum() or c in "_-" else " " for c in line).split()[0]
-        for line in required
-    }
-    assert {name.replace("-", "_") for name in names} == {
+    return dict(line.split(";")[0].split(">=") for line in project["dependencies"])
+
+
+def test_minimum_typer_accepts_literal_options():
+    assert tuple(map(int, required()["typer"].split("."))) >= (0, 19)
+
+
+def test_info_has_version_of_each_required_package():
+    versions = describe()["versions"]
+    assert all(versions[name] for name in required())
+
+
+def test_required_dependencies_are_six_known_packages():
+    assert {name.replace("-", "_") for name in required()} == {
         "numpy",
         "ml_dtypes",
         "array_api_compat",

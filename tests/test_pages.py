@@ -9,9 +9,9 @@ from importlib.util import find_spec
 import pytest
 
 from backnorm.engines import are_kernels_installed
-from tests.required import require
+from tests.support.required import require
 
-from .pages import ROOT, blocks, pages, pages_of, run
+from .support.pages import ROOT, blocks, pages, pages_of, run
 
 # Pages that print a plan of the kernels.
 _OF_KERNELS = {"docs/explanation/speed.md"}

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from .pages import ROOT
+from .support.pages import ROOT
 
 
 @pytest.fixture(scope="module")

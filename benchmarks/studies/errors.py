@@ -1,32 +1,35 @@
-"""Measure the errors of float32 results: the tables of docs/measurements/errors.md.
+"""Measure the errors of results: the tables of docs/measurements/errors.md.
 
 Each contestant of `operator` computes gradients in its own process, from the same arrays and
 statistics. ``--compiled``: layers of PyTorch and ours under `torch.compile`, each with the
-statistics that it computes itself.
+statistics that it computes itself. ``--second``: the gradients of the backward pass.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
+import backnorm
 from backnorm import ArgumentError, reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import GRADIENTS, ulp_error
 from backnorm.dtypes import FLOAT32, FLOAT64
-from backnorm.reference import Exact, FloatArray
+from benchmarks.accuracy import Truth, truth_of
 from benchmarks.cells import OURS, OURS_IN_FLOAT32, Cell, Layout
 from benchmarks.child import Child, ChildEndedError, serve_parent
 from benchmarks.peers import CONTESTANTS
 from benchmarks.peers.base import Data, Missing, Unsupported
-from benchmarks.studies import arguments
+from benchmarks.studies import arguments, show
 from benchmarks.worker import load
 
-__all__ = ["PLANES", "RATIOS", "Errors", "compiled", "errors_of", "exact_gradients",
-           "make", "measured", "tables", "truth_of"]  # fmt: skip
+__all__ = ["PLANES", "RATIOS", "Errors", "compiled", "errors_of", "exact_gradients", "gradients_of",
+           "make", "measured", "second_order", "tables"]  # fmt: skip
 
 #: Elements of a side of a plane, and mean over standard deviation.
 PLANES, RATIOS = (7, 14, 28, 56, 112), (1.0, 1e2, 1e4)
@@ -49,9 +52,6 @@ Errors = dict[str, tuple[float, float]]
 
 #: Errors by title, plane and ratio.
 Found = Mapping[str, Mapping[tuple[int, float], Errors]]
-
-#: Exact results, and the magnitudes of their terms.
-Truth = Mapping[str, tuple[Exact, FloatArray]]
 
 
 def make(plane: int, ratio: float, layout: str) -> Data:
@@ -76,12 +76,8 @@ def exact_gradients(data: Data, *, takes_inverse: bool) -> Truth:
         inverse = (1.0 / np.sqrt(variance.astype(FLOAT64) + epsilon)).astype(FLOAT32)
         variance, epsilon = 1.0 / inverse.astype(FLOAT64) ** 2, 0.0
     inputs = data.x, data.dy, data.mean, variance, data.gamma
-    return truth_of(reference.backward(*inputs, epsilon=epsilon, data_format=data.data_format))
-
-
-def truth_of(exact: reference.ExactGradients) -> dict[str, tuple[Exact, FloatArray]]:
-    """Return the exact gradients with the magnitudes of their terms, by name."""
-    return {name: (getattr(exact, name), getattr(exact, f"{name}_terms")) for name in GRADIENTS}
+    exact = reference.backward(*inputs, epsilon=epsilon, data_format=data.data_format)
+    return truth_of(exact, GRADIENTS)
 
 
 def errors_of(results: Mapping[str, np.ndarray], truth: Truth) -> Errors:
@@ -104,14 +100,32 @@ def measured(name: str, layout: str) -> Iterator[tuple[tuple[int, float], Errors
     ------
     ChildEndedError
     """
-    child = Child("benchmarks.studies.errors")
-    try:
+    with gradients_of(name) as gradients:
         for plane, ratio in itertools.product(PLANES, RATIOS):
-            results = child.ask("results", CONTESTANTS["cpu"][name], plane, ratio, layout)
-            if isinstance(results, str):
-                raise ChildEndedError(results)
-            exact = exact_gradients(make(plane, ratio, layout), takes_inverse=name == "torch")
-            yield (plane, ratio), errors_of(results, exact)
+            data = make(plane, ratio, layout)
+            exact = exact_gradients(data, takes_inverse=name == "torch")
+            yield (plane, ratio), errors_of(gradients(data), exact)
+
+
+@contextmanager
+def gradients_of(
+    name: str, variables: Mapping[str, str] | None = None
+) -> Iterator[Callable[[Data], dict[str, np.ndarray]]]:
+    """Yield a function that returns a contestant's gradients for float32 data.
+
+    The contestant runs in its own process, with `variables` in its environment. The function raises
+    ChildEndedError if the contestant has no gradients.
+    """
+    child = Child("benchmarks.studies.errors", variables)
+
+    def gradients(data: Data) -> dict[str, np.ndarray]:
+        results: dict[str, np.ndarray] | str = child.ask("results", CONTESTANTS["cpu"][name], data)
+        if isinstance(results, str):
+            raise ChildEndedError(results)
+        return results
+
+    try:
+        yield gradients
     finally:
         child.stop()
 
@@ -119,13 +133,15 @@ def measured(name: str, layout: str) -> Iterator[tuple[tuple[int, float], Errors
 class Work:
     """The process of a contestant."""
 
-    def results(self, place: str, plane: int, ratio: float, layout: Layout) -> object:
+    def results(self, place: str, data: Data) -> object:
         """Return the contestant's gradients, or the reason why there are none."""
         try:
             contestant = load(place)()
             contestant.start(2)
-            cell = Cell("", "backward", (_SAMPLES, _CHANNELS, plane, plane), layout, "float32")
-            prepared = next(iter(contestant.prepare(cell, make(plane, ratio, layout)).values()))
+            shape = tuple(np.moveaxis(data.x, data.channel_axis, 1).shape)
+            layout: Layout = "NXC" if data.data_format == "NXC" else "NCX"
+            cell = Cell("", "backward", shape, layout, "float32")
+            prepared = next(iter(contestant.prepare(cell, data).values()))
             found = prepared.results(prepared.call())
             return {name: np.array(found[name]) for name in GRADIENTS}
         except (Missing, Unsupported, ArgumentError) as error:
@@ -150,7 +166,7 @@ def compiled(planes: Iterable[int], ratios: Iterable[float]) -> Found:
             exact = reference.forward(data.x, data.gamma, data.beta, epsilon=1e-5)
             moments = exact.mean.hi, exact.variance.hi
             backward = reference.backward(data.x, data.dy, *moments, data.gamma, epsilon=1e-5)
-            truth = truth_of(backward) | {"y": (exact.y, exact.y_terms)}
+            truth = {**truth_of(backward, GRADIENTS), **truth_of(exact, ["y"])}
             x, dy = (
                 torch.tensor(each).contiguous(memory_format=memory) for each in (data.x, data.dy)
             )
@@ -162,6 +178,56 @@ def compiled(planes: Iterable[int], ratios: Iterable[float]) -> Found:
             results["y"] = y.detach().numpy()
             found.setdefault(f"{layout}, {name}", {})[plane, ratio] = errors_of(results, truth)
     return found
+
+
+def second_order() -> Iterator[Sequence[object]]:
+    """Yield the largest errors of gradients of the backward pass, in multiples of u T.
+
+    u is the unit roundoff of the type.
+    """
+    yield "", "type", "x", "dy", "gamma"
+    for (label, function), dtype in itertools.product(_SECOND.items(), (FLOAT32, FLOAT64)):
+        rng = np.random.default_rng(0)
+        data = realistic_data((32, 16, 14, 14), dtype, rng=rng)
+        shapes = {"ddx": data.x.shape, "ddgamma": data.gamma.shape, "ddbeta": data.gamma.shape}
+        by: dict[str, Any] = {
+            name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()
+        }
+        inputs = data.backward_inputs
+        x, dy, mean, variance, gamma = inputs
+        exact = reference.double_backward(x, dy, mean, variance, gamma, **by, **data.options)
+        errors = []
+        gradients = function(inputs, by, data.epsilon)
+        for name, actual in zip(("x", "dy", "gamma"), gradients, strict=True):
+            value, terms = getattr(exact, name), getattr(exact, f"{name}_terms")
+            lost = np.abs((actual.astype(FLOAT64) - value.hi) - value.lo)
+            errors.append(f"{(lost / (np.finfo(dtype).eps / 2 * terms)).max():.2g}")
+        yield label, dtype, *errors
+
+
+def _second_of_torch(
+    inputs: Sequence[np.ndarray], by: Mapping[str, np.ndarray], epsilon: float
+) -> Iterable[np.ndarray]:
+    import torch
+
+    x, dy, mean, variance, gamma = map(torch.tensor, inputs)
+    inverse = (1 / torch.sqrt(variance.double() + epsilon)).to(variance.dtype)
+    leaves = [each.requires_grad_() for each in (x, dy, gamma)]
+    gradients = torch.ops.aten.native_batch_norm_backward(
+        dy, x, gamma, None, None, mean, inverse, True, epsilon, [True, True, True]
+    )
+    found = torch.autograd.grad(gradients, leaves, [torch.tensor(each) for each in by.values()])
+    return [each.numpy() for each in found]
+
+
+#: Functions of the second order: from the operands of the backward pass and the gradients of its
+#: results to the gradients of x, dy and gamma.
+_SECOND: dict[str, Callable[..., Iterable[np.ndarray]]] = {
+    "PyTorch": _second_of_torch,
+    "backnorm": lambda inputs, by, epsilon: backnorm.batch_norm_double_backward(
+        *inputs, **by, epsilon=epsilon
+    ),
+}
 
 
 def tables(found: Found) -> Iterator[str]:
@@ -182,9 +248,12 @@ def tables(found: Found) -> Iterator[str]:
 
 def main() -> None:
     """Measure all, and print the tables; name contestants that cannot run on standard error."""
-    of_compiled = arguments(__doc__, compiled=False).compiled
-    found = dict(compiled(PLANES, RATIOS) if of_compiled else {})
-    for title, name, layout in () if of_compiled else ENTRIES:
+    options = arguments(__doc__, compiled=False, second=False)
+    if options.second:
+        show(second_order())
+        return
+    found = dict(compiled(PLANES, RATIOS) if options.compiled else {})
+    for title, name, layout in () if options.compiled else ENTRIES:
         try:
             found[title] = dict(measured(name, layout))
         except ChildEndedError as error:

@@ -28,9 +28,11 @@ from torch.autograd import Function
 import backnorm.torch
 from backnorm import reference
 from backnorm.conformance.data import LayerData, realistic_data
+from backnorm.conformance.judge import GRADIENTS
 from backnorm.dtypes import FLOAT32
+from benchmarks.accuracy import truth_of
 from benchmarks.studies import arguments, show
-from benchmarks.studies.errors import RATIOS, errors_of, truth_of
+from benchmarks.studies.errors import RATIOS, errors_of
 
 # Channels and side of each kind of layer, and the number of such layers.
 _LAYERS = ((64, 80, 1), (64, 40, 6), (256, 40, 4), (128, 40, 1), (128, 20, 7), (512, 20, 5),
@@ -160,7 +162,7 @@ def _errors(rank: int, size: int) -> Iterator[Sequence[object]]:
         of_batch = reference.forward(data.x, data.gamma, data.beta, epsilon=data.epsilon)
         moments = of_batch.mean.hi, of_batch.variance.hi
         inputs = data.x, data.dy, *moments, data.gamma
-        truth = truth_of(reference.backward(*inputs, epsilon=data.epsilon))
+        truth = truth_of(reference.backward(*inputs, epsilon=data.epsilon), GRADIENTS)
         whole = np.arange(shape[0])
         contestants: tuple[tuple[str, Any, Any], ...] = (
             ("ours, one process", backnorm.torch.BatchNorm2d, whole),

@@ -168,7 +168,7 @@ def kernels(arrays: str) -> ModuleType:
     return cast("ModuleType", _engine("kernels"))
 
 
-def described() -> str:
+def summary() -> str:
     """Return the name of the engine that computes calls on NumPy arrays; if it is the default
     because no kernels are installed, also what installs them.
     """

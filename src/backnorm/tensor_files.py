@@ -27,7 +27,7 @@ MEBIBYTES = 1024
 # element has two bytes.
 _OPAQUE = np.dtype("V2")
 
-Selection = Callable[[Collection[str]], Mapping[str, str]]
+Names = Callable[[Collection[str]], Mapping[str, str]]
 
 
 def _all(names: Collection[str]) -> Mapping[str, str]:
@@ -35,7 +35,7 @@ def _all(names: Collection[str]) -> Mapping[str, str]:
 
 
 def read_tensors(
-    path: Path, select: Selection = _all, max_unpacked: int = MEBIBYTES
+    path: Path, select: Names = _all, max_unpacked: int = MEBIBYTES
 ) -> dict[str, np.ndarray]:
     """Return tensors of a file, in native byte order.
 
@@ -151,7 +151,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read_npz(
-    path: Path, stream: BinaryIO, select: Selection, max_unpacked: int
+    path: Path, stream: BinaryIO, select: Names, max_unpacked: int
 ) -> dict[str, np.ndarray]:
     # If a file is not a zip archive, NumPy would treat it as a pickle, and NumPy's error would be
     # misleading.

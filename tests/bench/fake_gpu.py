@@ -1,4 +1,4 @@
-"""A GPU that is not one: the device and contestants of ``--device cuda`` on CPU tensors.
+"""A made-up GPU: the device and contestants of ``--device cuda`` on CPU tensors.
 
 For worker processes: "fake_gpu:NAME", with this folder on the path.
 """

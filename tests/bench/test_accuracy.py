@@ -1,4 +1,4 @@
-"""Results are judged before they are timed: right ones pass, wrong ones do not."""
+"""The benchmark judges results before it times them: right ones pass, wrong ones do not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import backnorm
+from backnorm.conformance.formula import BACKWARD, MISTAKES
+from backnorm.conformance.judge import GRADIENTS
 from benchmarks.accuracy import Examiner, float32_loss, sampled_channels
 from benchmarks.cells import Cell
 from benchmarks.data import make_data
+from tests.mutants.single import SINGLE
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 SHAPE = (8, 20, 7, 5)
@@ -34,21 +37,9 @@ def ours(cell, data):
     return {name: value.copy() for name, value in results.items()}
 
 
-def formula(data, *, power=2, count=None, drop=(), epsilon=None, gamma=None, mean=None):
-    """Return the gradients as a float32 implementation computes them, or wrong ones."""
-    axes, column = (0, 2, 3), (1, -1, 1, 1)
-    x, dy = data.x.astype(np.float32), data.dy.astype(np.float32)
-    s = 1 / np.sqrt(data.variance + np.float32(data.epsilon if epsilon is None else epsilon))
-    centred = x - (data.mean if mean is None else mean).reshape(column)
-    m = count or x.size // x.shape[1]
-    total, product = dy.sum(axes), (dy * centred).sum(axes)
-    dx = dy.copy()
-    if "sum_dy" not in drop:
-        dx -= (total / m).reshape(column)
-    if "sum_dy_xmu" not in drop:
-        dx -= centred * (s**power * product / m).reshape(column)
-    dx *= ((data.gamma if gamma is None else gamma) * s).reshape(column)
-    return {"dx": dx.astype(data.x.dtype), "dgamma": s * product, "dbeta": total}
+def gradients(kernel, data):
+    found = kernel(*data.backward_inputs, training=True, **data.options)
+    return dict(zip(GRADIENTS, found, strict=True))
 
 
 @pytest.mark.parametrize("op", ["backward", "forward", "inference"])
@@ -66,33 +57,24 @@ def test_error_of_backnorm_results_is_empty(op, layout, dtype):
 def test_error_of_float32_arithmetic_is_reported_for_backnorm_not_peer(dtype):
     cell, data = case(dtype=dtype)
     examiner = Examiner(cell, data)
-    assert examiner.error("torch", formula(data)) == ""
+    assert examiner.error("torch", gradients(SINGLE, data)) == ""
     if dtype == "float32":
-        assert examiner.error("backnorm", formula(data))
+        assert examiner.error("backnorm", gradients(SINGLE, data))
 
 
-def mutants(data):
-    n = data.x.size // data.x.shape[1]
-    return {
-        "dropped sum_dy": formula(data, drop=("sum_dy",)),
-        "dropped sum_dy_xmu": formula(data, drop=("sum_dy_xmu",)),
-        "wrong power of s": formula(data, power=1),
-        "n - 1": formula(data, count=n - 1),
-        "no epsilon": formula(data, epsilon=1e-2),
-        "gamma of another channel": formula(data, gamma=np.roll(data.gamma, 1)),
-        "mean of another channel": formula(data, mean=np.roll(data.mean, 1)),
-        "no gamma": formula(data, gamma=np.ones_like(data.gamma)),
-        "dgamma without s": formula(data) | {"dgamma": formula(data, epsilon=0.5)["dgamma"]},
-        "half of dbeta": formula(data) | {"dbeta": formula(data)["dbeta"] / 2},
-        "dy for dx": formula(data) | {"dx": data.dy},
-    }
+# A mistake in each step of the formula.
+WRONG = (
+    "no-mean-dy", "no-projection", "projection-s", "count-less-one", "epsilon-constant",
+    "statistics-swapped", "no-gamma", "dgamma-no-s", "dbeta-mean", "frozen",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", mutants(case()[1]))
+@pytest.mark.parametrize("mistake", WRONG)
 @pytest.mark.parametrize("contestant", ["backnorm", "torch"])
-def test_error_of_a_broken_formula_is_reported(name, contestant):
+def test_error_of_a_broken_formula_is_reported(mistake, contestant):
     cell, data = case()
-    assert Examiner(cell, data).error(contestant, mutants(data)[name])
+    (row,) = (each for each in MISTAKES if each.name == mistake)
+    assert Examiner(cell, data).error(contestant, gradients(BACKWARD.wrong(row), data))
 
 
 @pytest.mark.parametrize("contestant", ["backnorm", "torch"])

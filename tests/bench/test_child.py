@@ -1,4 +1,4 @@
-"""A process at work does not outlive the one that started it."""
+"""A worker process ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from benchmarks.cuda.device import Cuda
 from benchmarks.operators import OperatorRun
 from benchmarks.peers import CONTESTANTS
 from benchmarks.peers.base import Missing
-from tests.required import require
+from tests.support.required import require
 
 GPU = {
     "backnorm": "benchmarks.peers.cuda:Backnorm",

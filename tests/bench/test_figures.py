@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks.results import STYLE
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 FIGURES = [*(ROOT / "docs").glob("*.svg"), *(ROOT / "docs" / "bench").glob("*.svg")]
 

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from backnorm.conformance.verify import _onednn as onednn_library
+from backnorm.peers import onednn as onednn_library
 from benchmarks.cells import Cell
 from benchmarks.operators import OperatorRun
 from benchmarks.peers.base import Missing
 from benchmarks.peers.onednn import OneDnn
 from benchmarks.turns import Settings
-from tests.required import require
+from tests.support.required import require
 
 # All ranks; channels that fill vectors and channels that do not; one element of space.
 SHAPES = ((33, 16), (9, 5, 7), (4, 16, 7, 9), (3, 5, 1, 1), (2, 17, 3, 5, 4), (2, 16, 2, 3, 2, 2))

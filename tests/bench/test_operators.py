@@ -11,7 +11,7 @@ import pytest
 from benchmarks import operators, worker
 from benchmarks.operators import DeviceRefusedError, OperatorRun
 from benchmarks.peers import CONTESTANTS, PLACES, peers
-from tests import required
+from tests.support import required
 
 FOLDER = Path(__file__).parent
 HOST = "benchmarks.host:Host"

@@ -8,7 +8,14 @@ import pytest
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.dialects.aten import native_batch_norm_backward
 from benchmarks.studies import errors
-from benchmarks.studies.errors import errors_of, exact_gradients, make, measured, tables
+from benchmarks.studies.errors import (
+    errors_of,
+    exact_gradients,
+    make,
+    measured,
+    second_order,
+    tables,
+)
 from tests.support.dtypes import FLOAT32
 
 
@@ -52,3 +59,13 @@ def test_tables_show_measured_errors_of_contestant(monkeypatch):
     assert found.keys() == {(3, 1.0), (3, 100.0), (4, 1.0), (4, 100.0)}
     text = "\n".join(tables({"ours": found}))
     assert text.count("| ours | 0.5, 0.29 |") == 2
+
+
+def test_second_order_of_backnorm_is_rounded_once_in_float32():
+    pytest.importorskip("torch")
+    rows = [row for row in second_order() if row[0] == "backnorm"]
+    assert [str(row[1]) for row in rows] == ["float32", "float64"]
+    errors = [[float(each) for each in row[2:]] for row in rows]
+    # Rounding loses half an ulp, which is at most u |value| and thus u T.
+    assert 0 < max(errors[0]) <= 1
+    assert 0 < max(errors[1]) < 10

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import resources
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_demo_prints_engine_verdict_and_a_row_per_type(cli, monkeypatch):
     # Each call has three gradients on the layer.
     count = 3 * len(list(cases()))
     engine, verdict, *_ = result.stdout.splitlines()
-    assert engine == f"Engine: {engines.described()}"
+    assert engine == f"Engine: {engines.summary()}"
     assert verdict.startswith(f"PASSED: {count} gradients equal the exact ones")
     calls = 2 * len(DIALECTS)
     judged = f"{3 * calls} of {3 * calls}"
@@ -93,9 +94,10 @@ class Spoiled:
     def __getattr__(self, name):
         return getattr(self._case, name)
 
-    def inputs(self, layer):
-        inputs = self._case.inputs(layer)
-        return inputs | {"gamma": inputs["gamma"] * inputs["gamma"].dtype.type(self._factor)}
+    def of_layer(self, layer):
+        case = self._case.of_layer(layer)
+        gamma = case.data.gamma * case.data.gamma.dtype.type(self._factor)
+        return replace(case, data=replace(case.data, gamma=gamma))
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from backnorm.dialects import registry
 from backnorm.dialects.random_tensors import random_tensors
 from backnorm.errors import ArgumentError
 from backnorm.graph.program import Tensor
+from tests.support.calls import dialect_subjects
 
 SCHEMA = registry.operator("onednn_graph", "BatchNormTrainingBackward").schema
 PORTS = ("src", "diff_dst", "mean", "variance", "gamma")
@@ -111,19 +112,6 @@ def test_run_with_random_fills_missing_tensors_and_reports_them(
     assert [t["random"] for t in step["inputs"]] == [False, True, True, True, True]
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_tensorflow_forward_on_random_tensors_passes_check(cli, write_json, is_training):
-    document = {
-        "dialect": "tensorflow",
-        "op": "FusedBatchNormV3",
-        "attributes": {"is_training": is_training},
-        "shapes": {"x": [3, 4, 4, 5]},
-        "types": {"x": "float16"},
-    }
-    result = cli("run", write_json(document), "--random", 0, "--check", "--json")
-    assert result.exit_code == 0, result.output
-
-
 def test_random_tensors_take_channel_axis_from_feature_index():
     schema = registry.operator("stablehlo", "batch_norm_grad").schema
     ports = {p: Tensor(p, (p,)) for p in ("scale", "mean", "variance", "grad_output")}
@@ -154,43 +142,31 @@ def test_random_inverse_equals_that_of_x_with_epsilon_of_call(rng, eps):
     np.testing.assert_allclose(made["save_invstd"], 1 / np.sqrt(x.var((0, 2)) + eps))
 
 
-USUAL = {
-    "mode": "PER_ACTIVATION",
-    "alphaDataDiff": 1.0,
-    "betaDataDiff": 0.0,
-    "alphaParamDiff": 1.0,
-    "betaParamDiff": 0.0,
-}
+@pytest.mark.parametrize("subject", [*dialect_subjects()], ids=lambda subject: subject.name)
+def test_run_of_each_operator_on_random_tensors_passes_check(cli, write_json, subject):
+    schema = subject.schema
+    revision = {"revision": schema.revision} if schema.revision else {}
+    document = {
+        "dialect": schema.dialect,
+        "op": schema.op,
+        "attributes": subject.attributes() | revision,
+        "shapes": {schema.words["x"]: subject.shape(4, 5, 2)},
+    }
+    result = cli("run", write_json(document), "--random", 0, "--check", "--json")
+    assert result.exit_code == 0, result.output
+    (step,) = json.loads(result.stdout)["steps"]
+    assert all(grade["passed"] for grade in step["check"].values())
+    assert step["check"]
 
-PADDLE = {
-    "momentum": 0.9,
-    "epsilon": 1e-5,
-    "data_format": "NCHW",
-    "is_test": False,
-    "use_global_stats": False,
-    "trainable_statistics": False,
-}
 
-
-@pytest.mark.parametrize(
-    ("dialect", "op", "data", "attributes", "shapes"),
-    [
-        ("onnxruntime", "BatchNormalizationGrad", "X", {}, {}),
-        ("onnxruntime", "BatchNormInternal", "X", {}, {}),
-        ("cudnn", "BatchNormalizationBackward", "x", USUAL | {"epsilon": 1e-5}, {}),
-        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5}, {}),
-        ("directml", "BATCH_NORMALIZATION_GRAD", "Input", {"Epsilon": 1e-5}, {}),
-        ("paddle", "batch_norm_grad", "x", PADDLE, {}),
-        ("paddle", "batch_norm_grad", "x", PADDLE | {"use_global_stats": True}, {}),
-        ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", "Input", {"Epsilon": 1e-5},
-         {"Mean": [1, 4, 1, 5], "Variance": [1, 4, 1, 5], "Scale": [1, 4, 1, 5]}),
-    ],
-)  # fmt: skip
-def test_dialects_on_random_tensors_pass_check(
-    cli, write_json, dialect, op, data, attributes, shapes
-):
-    document = {"dialect": dialect, "op": op, "attributes": attributes}
-    document["shapes"] = {data: [6, 4, 3, 5]} | shapes
+def test_run_on_random_tensors_of_declared_shapes_passes_check(cli, write_json):
+    document = {
+        "dialect": "directml",
+        "op": "BATCH_NORMALIZATION_TRAINING_GRAD",
+        "attributes": {"Epsilon": 1e-5},
+        "shapes": {"Input": [6, 4, 3, 5]}
+        | {name: [1, 4, 1, 5] for name in ("Mean", "Variance", "Scale")},
+    }
     result = cli("run", write_json(document), "--random", 0, "--check", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["passed"]

@@ -1,4 +1,4 @@
-"""What a test's tolerance lets through."""
+"""Wrong kernels that the tolerance of a test accepts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from backnorm.cli.app import app
-from backnorm.conformance.verify import audit_data
-from backnorm.conformance.verify.audit import audit
-from backnorm.conformance.verify.policies import POLICIES, policy_of
-from backnorm.conformance.verify.tolerances import Comparison, from_function, from_text
+from backnorm.conformance.audit import audit
+from backnorm.conformance.audit import data as audit_data
+from backnorm.conformance.audit.policies import POLICIES, policy_of
+from backnorm.conformance.audit.tolerances import Comparison, from_function, from_text
 from backnorm.errors import ArgumentValueError
-from tests.pages import ROOT
 from tests.support.dtypes import FLOAT32
+from tests.support.pages import ROOT
 
 SHAPE = (16, 8, 14, 14)
 

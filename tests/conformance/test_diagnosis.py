@@ -62,13 +62,6 @@ def test_diagnose_of_float64_outputs_computed_in_float32_returns_few_bits(traini
     assert re.match("dx, dgamma and dbeta are right to 2[0-6] bits, as if", found.says)
 
 
-@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_diagnose_of_training_formula_when_frozen_returns_not_frozen(dtype):
-    data = diagnostic_data(dtype)
-    outputs = outputs_of(BY_NAME["not-frozen"], data, training=False)
-    assert diagnose(data, outputs, training=False).names == ("not-frozen",)
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 def test_diagnose_of_truncated_dx_says_so(dtype, training):
@@ -377,6 +370,58 @@ def test_diagnose_of_bessel_correction_in_slope_alone_does_not_name_other_mistak
     assert found.says.startswith(
         "dx is wrong" if dtype == BFLOAT16 else "the term along x - mean of dx is 0.99"
     )
+
+
+FITTED = {
+    "epsilon-other": (
+        {"inverse_deviation": lambda w, e, _: 1.0 / np.sqrt(w + 0.014)},
+        "epsilon is 0.014, not 0.25, which was passed",
+    ),
+    "count-other": ({"count": lambda _: 12}, "12 is used for M, which is 273"),
+    "mean-other": (
+        {"statistics": lambda b: (b.mean + np.linspace(0.1, 1, 13), b.variance)},
+        "another mean is used than the one that was passed",
+    ),
+    "variance-other": (
+        {"statistics": lambda b: (b.mean, b.variance * np.linspace(0.5, 0.9, 13))},
+        "another variance is used than the one that was passed",
+    ),
+    "statistics-other": (
+        {"statistics": lambda b: (b.mean + 0.5, b.variance * np.linspace(0.5, 0.9, 13))},
+        "another mean and another variance are used than those that were passed",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@pytest.mark.parametrize(("name", "mistake"), FITTED.items(), ids=list(FITTED))
+def test_diagnose_of_other_number_than_passed_names_it(name, mistake, dtype):
+    steps, says = mistake
+    data = diagnostic_data(dtype)
+    found = diagnose(data, outputs_of(replace(BACKWARD, **steps), data))
+    assert (found.kind, found.names) == ("formula", (name,))
+    assert found.says == says or (dtype == BFLOAT16 and name == "epsilon-other")
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_diagnose_of_another_factor_in_each_channel_names_no_statistics(dtype):
+    data = diagnostic_data(dtype)
+    kernel = replace(BACKWARD, gain=lambda k: k.gain * np.linspace(1, 2, 13))
+    assert diagnose(data, outputs_of(kernel, data)).names == ()
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_diagnose_of_overlapping_vectors_reports_elements_counted_twice(dtype):
+    data = diagnostic_data(dtype)
+
+    def sums(channels, mean, c):
+        counts = np.ones(39)
+        counts[31:32] = 2
+        counts = np.tile(counts, 7)
+        return (channels.dy * counts).sum(1), (channels.dy * c * counts).sum(1)
+
+    found = diagnose(data, outputs_of(replace(BACKWARD, sums=sums), data))
+    assert found.says == "the sums count element 31 of each image twice"
 
 
 def test_diagnose_of_mistakes_that_data_cannot_distinguish_names_all_or_none():

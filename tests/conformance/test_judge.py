@@ -1,4 +1,4 @@
-"""Ulps and budgets: the yardstick itself, at the places where yardsticks go wrong."""
+"""Ulps and budgets at powers of two, overflow, NaN and cancellation."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def rows(count, rng, *, ratio=1.0, offset=0.5, channels=8, dtype=FLOAT32, statis
 
 
 class Oracle:
-    """What the exact gradients are, and the grades of kernels by them."""
+    """The exact gradients, and the grades of kernels."""
 
     options = {"epsilon": EPSILON, "data_format": "NXC", "training": True}  # noqa: RUF012
 

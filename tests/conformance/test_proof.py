@@ -1,4 +1,4 @@
-"""Cases show wrong formulas, and those that show none are no evidence."""
+"""A case proves something only if wrong formulas fail it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import GradientLadder, rungs
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
-from backnorm.conformance.verify.proof import catches, proves
-from backnorm.conformance.verify.run import graded
+from backnorm.conformance.verify.operations import catches, proves
+from backnorm.conformance.verify.verdicts import graded
 
 
 def ladder_of(case):

@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import backnorm
 from backnorm.cli.app import app
 from backnorm.conformance import battery
 from backnorm.conformance.forward_battery import forward_cases
 from backnorm.conformance.ladder import RUNGS, is_at_least
-from backnorm.conformance.verify.cases import DTYPES, Selection
+from backnorm.conformance.verify.cases import DTYPES, Selection, selected
+from backnorm.conformance.verify.dialect_calls import arguments, received, schema_of
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.operations import OPERATIONS
-from backnorm.conformance.verify.run import Job, graded, verify
-from backnorm.conformance.verify.subjects import RefusedError, received, schema_of, subject_of
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
+from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.subjects import (
+    Function,
+    Permuted,
+    subject_of,
+)
+from backnorm.conformance.verify.verdicts import graded
 from backnorm.dialects import registry
 from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
@@ -79,7 +86,7 @@ def test_judge_of_operator_with_16_bit_statistics_finds_it_on_its_rung(dialect, 
     wrong = {
         name: each
         for name, each in found.items()
-        if any(s not in passing for s, *_ in each.values())
+        if any(v.status not in passing for v in each.values())
     }
     assert wrong == {}
     assert found
@@ -109,7 +116,9 @@ def test_verify_of_dialect_refuses_epsilon_0_if_its_range_is_positive():
     selection = replace(SMALL, only=("exact-*",), operation="forward")
     op = "BatchNormForwardTraining"
     results = verify(Job(f"backnorm.dialects.onednn_graph:{op}", selection, "onednn_graph", op))
-    assert {v.text for v in results.verdicts} == {"the operator takes only a positive epsilon"}
+    assert {v.text for v in results.verdicts} == {
+        "epsilon: must be finite and positive; expected a number, finite and positive as float32"
+    }
     assert {v.status for v in results.verdicts} == {"refused"}
 
 
@@ -118,10 +127,42 @@ def test_verify_of_dialect_with_unsupported_dtype_reports_refused():
     op = "BATCH_NORMALIZATION_TRAINING_GRAD"
     results = verify(Job(f"backnorm.dialects.directml:{op}", selection, "directml", op))
     assert {v.text for v in results.verdicts} == {
-        f"the operator does not take x of {x} with statistics of float32"
-        for x in ("float16", "bfloat16")
+        "Mean: element types do not match: Input has type f16; expected f16",
+        "Input: unsupported element type; expected f32, f16",
     }
     assert {v.status for v in results.verdicts} == {"refused"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "operation", "absent"),
+    [
+        ("tensorflow", "backward", {"scale": 1.0}),
+        ("stablehlo", "forward", {"scale": 1.0, "offset": 0.0}),
+        ("aten", "backward", {"weight": None}),
+    ],
+)
+def test_arguments_of_case_without_gamma_have_usual_values_only_if_required(
+    dialect, operation, absent
+):
+    schema = schema_of(dialect, None, operation)
+    selection = Selection(dtypes=("float32",), only=("no-gamma-*-NCX",), operation=operation)
+    (case,) = selected(selection)
+    inputs, _ = arguments(schema, case.inputs, case)
+    for name, value in absent.items():
+        expected = None if value is None else [value] * case.data.mean.size
+        assert (inputs[name] if value is None else inputs[name].tolist()) == expected
+
+
+def test_permuted_subject_gets_views_in_ncx_and_its_results_are_in_nxc():
+    def backward(x, dy, mean, variance, gamma, *, epsilon):
+        strides.append(x.strides)
+        return backnorm.batch_norm_backward(x, dy, mean, variance, gamma, epsilon=epsilon)
+
+    strides = []
+    for case in selected(Selection(dtypes=("float32",), only=("realistic-*",))):
+        outputs = Permuted(Function(backward))(case.inputs, case)
+        assert {status for status, *_ in graded(case, outputs).values()} <= {*RUNGS}
+    assert [min(each) == each[1] for each in strides] == [False, True]
 
 
 @pytest.mark.parametrize(

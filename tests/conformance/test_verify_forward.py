@@ -16,13 +16,13 @@ from backnorm.conformance.diagnosis import diagnose_forward, forward_diagnostic_
 from backnorm.conformance.formula import FORWARD, FORWARD_MISTAKES, Channels
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
-from backnorm.conformance.verify.findings import counts, findings
-from backnorm.conformance.verify.operations import OPERATIONS
-from backnorm.conformance.verify.proof import proves
+from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.operations import OPERATIONS, proves
+from backnorm.conformance.verify.report import Report
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import subject_of
-from tests.required import require
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.required import require
 
 from . import forward_subjects
 from .forward_subjects import RIGHT, WRONG
@@ -51,7 +51,7 @@ def test_verify_of_wrong_forward_reports_expected_finding(name):
     results, found = found_in(name)
     assert WRONG[name] in {each.id for each in found}, [each.id for each in found]
     assert all("--operation forward" in each.reproduce for each in found)
-    assert counts(results)["judged"]
+    assert Report.of(results).counts["judged"]
 
 
 def test_verify_of_one_element_forward_does_not_report_stale_y(tmp_path):
@@ -97,7 +97,7 @@ def test_verify_forward_of_a_package_has_no_finding(name):
         require(find_spec("torch"), "torch")
     results = verify(Job(name, SMALL))
     assert findings(results) == []
-    assert counts(results)["passed"] >= 20
+    assert Report.of(results).counts["passed"] >= 20
 
 
 def test_verify_of_forward_with_wrong_dtype_reports_it(tmp_path):

@@ -1,4 +1,4 @@
-"""A case of repeated channels: each copy counts, and memory that is missing is no crash."""
+"""A case of repeated channels: each copy is judged, and too little memory is no crash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import backnorm
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
-from backnorm.conformance.verify._huge import available_bytes, repeated, worst_parts
+from backnorm.conformance.verify._memory import available_bytes, repeated, worst_parts
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.run import Job, verify

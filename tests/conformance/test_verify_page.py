@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.conformance.verify.run import STATUSES
-from tests.pages import ROOT, blocks
+from backnorm.conformance.verify.verdicts import STATUSES
+from tests.support.pages import ROOT, blocks
 
 PAGE = "docs/how-to/verify.md"
 _SCREENS = re.findall(
@@ -62,6 +62,19 @@ def test_verify_page_screen_matches_printed_lines(command, screen, tmp_path):
             continue
         assert line in found, "\n".join(found)
         found = found[found.index(line) + 1 :]
+
+
+def test_verify_page_known_failures_are_those_of_its_function(tmp_path):
+    (tmp_path / "mykernel.py").write_text(
+        next(block.code for block in blocks(PAGE) if "def backward(" in block.code)
+    )
+    page = (ROOT / PAGE).read_text("utf-8")
+    command = re.search(r"^(backnorm verify .+ --write-xfail known.txt)$", page, re.M)[1]
+    printed(command, tmp_path)
+    text = (tmp_path / "known.txt").read_text()
+    assert f"```text\n{text}```" in page
+    summary = printed(command.replace("--write-xfail", "--xfail"), tmp_path)[-1]
+    assert summary.endswith("60 expected to fail; 0 findings")
 
 
 def test_verify_page_c_code_equals_part_of_header():

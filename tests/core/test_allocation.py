@@ -1,4 +1,4 @@
-"""Memory of large arrays: used again, never shared, and given back when it should be."""
+"""Memory of large arrays is used again, is never shared, and is given back."""
 
 from __future__ import annotations
 

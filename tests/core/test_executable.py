@@ -178,7 +178,7 @@ def test_repeated_call_on_transposed_array_follows_its_order_of_axes(rng):
 
 
 class ExpiredError(Exception):
-    """What a program's own signal handler raises."""
+    """The exception that a program's own signal handler raises."""
 
 
 def expire():

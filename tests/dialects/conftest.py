@@ -6,8 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.support.attributes import attributes_in_training
-
 Batch = dict[str, np.ndarray]
 
 DTYPES = {
@@ -55,9 +53,3 @@ def batch() -> Callable[..., Batch]:
         }
 
     return make
-
-
-@pytest.fixture
-def required() -> Callable[..., dict[str, object]]:
-    """Return the attributes that a call must have, by the dialect's names."""
-    return attributes_in_training

@@ -1,4 +1,4 @@
-"""What the tests of functions that compute a part of a gradient have in common."""
+"""Cases and checks of the functions that compute a part of a gradient."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backnorm.dialects.registry import DIALECTS, PARTS, operators, parts
+from tests.support.calls import PARTS_OF_GRADIENTS, dialect_subjects
 
 pytestmark = pytest.mark.sweep
 
@@ -25,22 +25,18 @@ def test_process_with_absent_operands_exits_with_0(cases):
 
 
 def test_absent_operand_cases_cover_operands_and_options_of_operators(cases):
-    found = cases.found
-    for dialect in DIALECTS:
-        for operator in operators(dialect).values():
-            for schema in operator.schemas.values():
-                name = "-".join(filter(None, (dialect, schema.op, schema.revision)))
-                for tensor in schema.inputs:
-                    among = [case for case in found if case.startswith(f"{name}: {tensor.name} ")]
-                    assert len(among) > 150, (name, tensor.name)
-                choice = [] if schema.choice == "all" else [schema.choice]
-                memory = [schema.outputs[0].name] if schema.takes_memory else []
-                for option in [*(spec.name for spec in schema.attributes), *choice, *memory]:
-                    among = [case for case in found if case.startswith(f"{name}: {option} ")]
-                    assert len(among) > 80, (name, option)
+    for subject in dialect_subjects():
+        schema = subject.schema
+        choice = [] if schema.choice == "all" else [schema.choice]
+        memory = [schema.outputs[0].name] if schema.takes_memory else []
+        options = [*(spec.name for spec in schema.attributes), *choice, *memory]
+        least = {tensor.name: 150 for tensor in schema.inputs} | dict.fromkeys(options, 80)
+        for name, number in least.items():
+            among = [case for case in cases.found if case.startswith(f"{subject.name}: {name} ")]
+            assert len(among) > number, (subject.name, name)
 
 
-@pytest.mark.parametrize("name", [f"{dialect}-{op}" for dialect in PARTS for op in parts(dialect)])
+@pytest.mark.parametrize("name", PARTS_OF_GRADIENTS)
 def test_absent_operand_cases_cover_functions_of_parts(cases, name):
     assert sum(case.startswith(f"{name}: ") for case in cases.found) > 400
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from backnorm import BacknormError, batch_norm_backward, reference
+from backnorm import reference
 from backnorm.conformance.judge import judge
 from backnorm.dialects import directml
 
@@ -25,6 +25,8 @@ SETS = [
     for shape in SHAPES
     for size in range(len(shape) + 1)
     for axes in itertools.combinations(range(len(shape)), size)
+    # Of rank 5, the sets of two axes.
+    if len(shape) < 5 or size == 2
 ]
 
 
@@ -56,12 +58,6 @@ def flat(array, axes):
     return np.ascontiguousarray(array.transpose([*others, *axes])).reshape(count, -1)
 
 
-def rejects(training, error_type, match, **changes):
-    with pytest.raises(error_type, match=match) as error:
-        call(inputs_of((2, 3, 4, 5), (1,)), training, **changes)
-    assert isinstance(error.value, BacknormError)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("shape", "axes"), SETS)
 def test_backward_over_each_set_of_axes_is_within_budget(shape, axes, dtype, training):
@@ -77,18 +73,6 @@ def test_backward_over_each_set_of_axes_is_within_budget(shape, axes, dtype, tra
         terms = getattr(exact, f"{name}_terms")
         verdict = judge(name, array, getattr(exact, name), terms, x.dtype)
         assert verdict.passed, verdict.detail
-
-
-@pytest.mark.parametrize(("shape", "axes"), [s for s in SETS if len(s[0]) > 1 and len(s[1]) > 1])
-def test_backward_with_several_kept_axes_has_the_bits_of_one_axis(shape, axes, training):
-    operands = inputs_of(shape, axes)
-    dx, dgamma, dbeta = call(operands, training)
-    x, dy = (flat(operands[name], axes) for name in NAMES[:2])
-    channels = [operands[name].reshape(-1) for name in NAMES[2:]]
-    expected = batch_norm_backward(x, dy, *channels, epsilon=F32_EPSILON, training=training)
-    np.testing.assert_array_equal(flat(dx, axes), expected.dx)
-    np.testing.assert_array_equal(dgamma.reshape(-1), expected.dgamma)
-    np.testing.assert_array_equal(dbeta.reshape(-1), expected.dbeta)
 
 
 @pytest.mark.parametrize("axes", [(1,), (1, 2), (0, 3), (2, 3), (0, 2)])
@@ -111,74 +95,6 @@ def test_backward_with_axis_of_size_one_equals_squeezed(training):
     assert dgamma.shape == (1, 1, 3)
     squeezed = {name: array.reshape(-1, 3) for name, array in operands.items()}
     np.testing.assert_array_equal(dx[:, 0], call(squeezed, training)[0])
-
-
-def test_backward_with_mixed_or_unsupported_dtypes_raises_type_error(training):
-    for name in NAMES[1:]:
-        array = inputs_of((2, 3, 4, 5), (1,))[name].astype(np.float16)
-        rejects(training, TypeError, f"{name}: ", **{name: array})
-    for dtype in ("float64", "int32", "bool"):
-        rejects(training, TypeError, "Input: unsupported element type",
-                **inputs_of((2, 3, 4, 5), (1,), dtype))  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_backward_without_input_raises_type_error(name, training):
-    rejects(training, TypeError, f"{name}: is a required input", **{name: None})
-
-
-def test_backward_with_wrong_shape_raises_error_of_argument(training):
-    rejects(
-        training,
-        ValueError,
-        r"InputGradient: must have the shape of Input",
-        InputGradient=np.ones(3, "f"),
-    )
-    rejects(
-        training,
-        ValueError,
-        r"Mean: must have the rank of Input; got shape \(3,\)",
-        Mean=np.ones(3, "f"),
-    )
-    rejects(training, ValueError, r"Mean: must have the size of Input, or 1, in each axis; "
-            r"got shape \(1, 2, 1, 1\)", Mean=np.ones((1, 2, 1, 1), "f"))  # fmt: skip
-    for name in ("Variance", "Scale"):
-        rejects(training, ValueError, f"{name}: must have the shape of Mean",
-                **{name: np.ones((1, 3, 1, 5), "f")})  # fmt: skip
-        rejects(
-            training, ValueError, f"{name}: must have the rank of Input", **{name: np.ones(3, "f")}
-        )
-    ones = np.ones((1,) * 9, "f")
-    rejects(training, ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, ones))
-    scalar = np.float32(1)
-    rejects(training, ValueError, "Input: must have rank 1 to 8", **dict.fromkeys(NAMES, scalar))
-
-
-def test_backward_with_invalid_variance_or_epsilon_raises(training):
-    variance = np.array([1, 1, -1], "f").reshape(1, 3, 1, 1)
-    rejects(training, ValueError, r"Variance: .*channel 2; got variance -1", Variance=variance)
-    rejects(training, ValueError, "Epsilon: must be finite and not negative", Epsilon=-1.0)
-    rejects(training, TypeError, "Epsilon: must be a real number", Epsilon="1")
-
-
-@pytest.mark.parametrize(
-    ("shape", "axes"), [((0, 3), (1,)), ((2, 0, 4), (1,)), ((2, 3, 0), (0, 1))]
-)
-def test_backward_of_empty_batch_returns_zeros(shape, axes, training):
-    kept = [size if axis in axes else 1 for axis, size in enumerate(shape)]
-    x, ones = np.zeros(shape, "f"), np.ones(kept, "f")
-    dx, dgamma, dbeta = OPERATORS[training](x, x, ones, ones, ones, 0.1)
-    assert dx.shape == shape
-    np.testing.assert_array_equal(dgamma, np.zeros(kept, "f"), strict=True)
-    np.testing.assert_array_equal(dbeta, np.zeros(kept, "f"), strict=True)
-
-
-def test_dx_equals_dy_times_gain_only_without_training(training):
-    operands = inputs_of((6, 3, 5), (1,))
-    dx = call(operands, training)[0]
-    gain = operands["Scale"] / np.sqrt(operands["Variance"].astype("d") + F32_EPSILON)
-    is_product = np.allclose(dx, operands["InputGradient"] * gain, rtol=1e-6, atol=0)
-    assert is_product is not training
 
 
 def test_backward_with_broadcast_statistics_keeps_their_axes(training):

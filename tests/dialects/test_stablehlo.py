@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
-from backnorm import BacknormError, batch_norm_backward, batch_norm_forward, batch_norm_inference
+from backnorm import batch_norm_backward, batch_norm_forward, batch_norm_inference
 from backnorm.dialects import registry, stablehlo
 
 EPSILON = 1e-3
@@ -34,12 +32,6 @@ def grad(b, axis, **changes):
     operands = {name: b[key] for name, key in names.items()} | {"grad_output": b["dy"]}
     attributes = {"epsilon": EPSILON, "feature_index": axis}
     return stablehlo.batch_norm_grad(**operands | attributes | changes)
-
-
-def rejects(error_type, match, call):
-    with pytest.raises(error_type, match=match) as error:
-        call()
-    assert isinstance(error.value, BacknormError)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -116,83 +108,3 @@ def test_batch_norm_grad_keeps_strides_of_operand(batch):
     grad_operand, *_ = grad(b, 2, operand=turned)
     assert grad_operand.strides == turned.strides
     np.testing.assert_allclose(grad_operand, grad(b, 2)[0], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(("data", "channel"), list(itertools.product(TYPES, TYPES)))
-def test_batch_norm_grad_requires_equal_data_and_channel_types(batch, data, channel):
-    b = batch((3, 4, 5), "NCX", data, channel)
-    if data == channel:
-        assert {values.dtype for values in grad(b, 1)} == {b["x"].dtype}
-    else:
-        rejects(TypeError, "scale: element types do not match", lambda: grad(b, 1))
-
-
-@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
-def test_batch_norm_grad_of_many_elements_is_finite(batch, dtype):
-    b = batch((20000, 2), "NCX", dtype)
-    b["dy"] = np.abs(b["dy"]) + b["dy"].dtype.type(4)
-    grad_operand, *_ = grad(b, 1)
-    assert np.isfinite(grad_operand.astype(float)).all()
-
-
-def test_error_of_invalid_input_has_stablehlo_names(batch):
-    b = batch((3, 4, 5), "NCX")
-    for name, short in (("scale", "gamma"), ("mean", "mean"), ("variance", "variance")):
-        rejects(ValueError, rf"{name}: must have as many elements as operand has features \(4\)",
-                lambda n=name, s=short: grad(b, 1, **{n: b[s][:3]}))  # fmt: skip
-    rejects(ValueError, "grad_output: must have the shape of operand",
-            lambda: grad(b, 1, grad_output=b["dy"][:1]))  # fmt: skip
-    rejects(TypeError, "grad_output: must have the element type of operand",
-            lambda: grad(b, 1, grad_output=b["dy"].astype("f8")))  # fmt: skip
-    rejects(ValueError, "operand: must have rank 1 or more",
-            lambda: grad(b, 0, operand=np.float32(1), grad_output=np.float32(1)))  # fmt: skip
-    rejects(ValueError, r"variance: .*channel 2",
-            lambda: grad(b, 1, variance=np.array([1, 1, -1, 1], "f")))  # fmt: skip
-    rejects(ValueError, "epsilon: must be finite and not negative",
-            lambda: grad(b, 1, epsilon=-1.0))  # fmt: skip
-    rejects(TypeError, "offset: is a required input",
-            lambda: stablehlo.batch_norm_training(b["x"], b["gamma"], None, 0.1, 1))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("axis", "error", "match"),
-    [
-        (3, ValueError, "must be an axis of operand.*3 with operand of rank 3.*0 to 2"),
-        (-1, ValueError, "must be not negative.*-1"),
-        (2**70, ValueError, "must be an axis of operand"),
-        (1.0, TypeError, "must be an integer"),
-        (True, TypeError, "must be an integer"),
-        ("1", TypeError, "must be an integer"),
-        (None, TypeError, "must be an integer"),
-        (np.array([1, 2]), TypeError, "must be an integer"),
-    ],
-)
-def test_feature_index_that_is_not_an_axis_of_operand_is_rejected(batch, axis, error, match):
-    b = batch((3, 4, 5), "NCX")
-    rejects(error, f"^feature_index: {match}", lambda: grad(b, axis))
-
-
-def test_feature_index_of_numpy_integer_equals_python_integer(batch, same):
-    b = batch((3, 4, 5), "NCX")
-    same(grad(b, np.int64(1)), grad(b, 1))
-    same(grad(b, np.array(1)), grad(b, 1))
-
-
-def test_batch_norm_grad_without_required_attribute_raises_type_error(batch):
-    b = batch((3, 4, 5), "NCX")
-    inputs = (b["x"], b["gamma"], b["mean"], b["variance"], b["dy"])
-    rejects(TypeError, "epsilon: is a required attribute",
-            lambda: stablehlo.batch_norm_grad(*inputs, feature_index=1))  # fmt: skip
-    rejects(TypeError, "feature_index: is a required attribute",
-            lambda: stablehlo.batch_norm_grad(*inputs, epsilon=0.1))  # fmt: skip
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 4), (0,)])
-def test_batch_norm_grad_of_empty_tensors_returns_zero_gradients(batch, shape):
-    axis = 0 if len(shape) == 1 else 1
-    channels = shape[axis]
-    x, ones = np.zeros(shape, "f"), np.ones(channels, "f")
-    grad_operand, *others = stablehlo.batch_norm_grad(x, ones, ones, ones, x, 0.1, axis)
-    assert grad_operand.shape == shape
-    for values in others:
-        np.testing.assert_array_equal(values, np.zeros(channels, "f"), strict=True)

@@ -1,136 +1,110 @@
-"""All dialects give the canonical operator's results, bit for bit."""
+"""Each operator has the bits of backnorm's own, in each format, rank, element type and mode."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 
-from backnorm import batch_norm_backward, batch_norm_forward, batch_norm_inference
-from backnorm.dialects import ngraph, onednn_graph, onednn_spec, tensorflow
+import backnorm
+from backnorm.dialects.schema import ELEMENT_TYPE_NAMES
+from tests.support.calls import CHANNELS, Subject, dialect_subjects
 
-EPSILON = 1e-3
-F32_EPSILON = float(np.float32(EPSILON))
-NXC = {2: (7, 3), 3: (3, 5, 4), 4: (2, 3, 5, 4), 5: (2, 3, 2, 4, 3), 6: (2, 2, 3, 2, 2, 3)}
-NCX = {2: (7, 3), 3: (3, 4, 5), 4: (2, 4, 3, 5), 5: (2, 3, 3, 2, 4), 6: (2, 3, 2, 3, 2, 2)}
-SHAPES = [("NXC", shape) for shape in NXC.values()] + [("NCX", shape) for shape in NCX.values()]
-ONEDNN_TYPES = [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32")]
-TF_FORMATS = {(4, "NXC"): "NHWC", (4, "NCX"): "NCHW", (5, "NXC"): "NDHWC", (5, "NCX"): "NCDHW"}
-TF_SHAPES = [case for case in SHAPES if len(case[1]) in (4, 5)]
+SUBJECTS = {subject.name: subject for subject in dialect_subjects()}
+EPSILON = 0.01
+# The axes of data besides the channel axis, by rank.
+OTHERS = {2: (7,), 3: (3, 5), 4: (2, 5, 4), 5: (2, 3, 2, 4), 6: (2, 2, 3, 2, 2)}
 
 
-def backward(b, layout, *, epsilon=F32_EPSILON, gamma=True, training=True):
-    return batch_norm_backward(
-        b["x"], b["dy"], b["mean"], b["variance"], b["gamma"] if gamma else None,
-        epsilon=epsilon, data_format=layout, training=training,
-    )  # fmt: skip
+def formats_of(schema):
+    """Yield each format with each rank that it can have, up to 6."""
+    # A list of axes is for one rank.
+    low, high = (4, 4) if "reduced_axes" in schema.words else schema.ranks
+    for form in schema.formats:
+        for rank in OTHERS:
+            if rank == form.rank or (form.rank is None and low <= rank <= (high or rank)):
+                yield form, rank
 
 
-@pytest.mark.parametrize("types", ONEDNN_TYPES)
-@pytest.mark.parametrize(("layout", "shape"), SHAPES)
-@pytest.mark.parametrize("gamma", [True, False])
-def test_onednn_backward_equals_canonical_backward(batch, same, layout, shape, types, gamma):
-    b = batch(shape, layout, *types)
-    scale = b["gamma"] if gamma else None
-    graph = onednn_graph.BatchNormTrainingBackward(EPSILON, layout)
-    spec = onednn_spec.BatchNormTrainingBackprop(EPSILON, layout)
-    expected = backward(b, layout, gamma=gamma)
-    same(graph(b["x"], b["dy"], b["mean"], b["variance"], scale), expected)
-    same(spec(b["x"], b["dy"], b["mean"], b["variance"], scale), expected)
+def flags_of(subject):
+    """Yield the rules and the attribute of training and of constant statistics, if both are."""
+    schema = subject.schema
+    flags = [spec for spec in schema.attributes if spec.role in ("training", "frozen")]
+    yield schema, {spec.name: spec.role == "training" for spec in flags}
+    if flags:
+        frozen = subject.operator.frozen_schema(schema)
+        yield frozen, {spec.name: spec.role == "frozen" for spec in flags}
 
 
-@pytest.mark.parametrize("types", ONEDNN_TYPES)
-@pytest.mark.parametrize(("layout", "shape"), SHAPES)
-def test_onednn_forward_and_inference_equal_canonical_operators(batch, same, layout, shape, types):
-    b = batch(shape, layout, *types)
-    old = batch(shape, layout, *types, seed=1)
-    forward = batch_norm_forward(
-        b["x"], b["gamma"], b["beta"], epsilon=F32_EPSILON, data_format=layout
-    )
-    y = batch_norm_inference(
-        b["x"], b["mean"], b["variance"], b["gamma"], b["beta"],
-        epsilon=F32_EPSILON, data_format=layout,
-    )  # fmt: skip
-    for module in (onednn_graph, onednn_spec):
-        train = module.BatchNormForwardTraining(EPSILON, 0.75, layout)
-        out = train(b["x"], old["mean"], old["variance"], b["gamma"], b["beta"])
-        same((out[0], out[3], out[4]), forward)
-        infer = module.BatchNormInference(EPSILON, layout)
-        same(infer(b["x"], b["gamma"], b["beta"], b["mean"], b["variance"]), (y,))
+def calls_of(subject):
+    """Yield calls that differ in one property or several, with the element types."""
+    choices = [False, True] if any(not each.required for each in subject.schema.inputs) else [False]
+    for (form, rank), (schema, flags), types, only_required in itertools.product(
+        formats_of(subject.schema), flags_of(subject), subject.type_pairs, choices
+    ):
+        if rank != 4 and types != subject.type_pairs[0]:
+            # The rank decides about axes, the type about rounding: neither about the other.
+            continue
+        of_call = Subject(schema, form)
+        arrays = of_call.arrays(of_call.shape(*OTHERS[rank]), *types)
+        if "inverse_deviation" in arrays:
+            # A power of two, whose square is exact: so is the variance that it stands for.
+            power = 2 ** np.round(np.log2(arrays["inverse_deviation"].astype("d")))
+            arrays["inverse_deviation"] = power.astype(types[1])
+        if only_required:
+            roles = {tensor.role for tensor in schema.inputs if tensor.required}
+            arrays = {role: array for role, array in arrays.items() if role in roles}
+        yield of_call, of_call.named(arrays) | of_call.attributes(EPSILON) | flags, types
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
-@pytest.mark.parametrize("shape", NCX.values())
-def test_ngraph_equals_canonical_operators(batch, same, shape, dtype):
-    b = batch(shape, "NCX", dtype)
-    x, gamma, beta = b["x"], b["gamma"], b["beta"]
-    out = ngraph.BatchNormTrainingBackprop(
-        x, gamma, beta, b["mean"], b["variance"], b["dy"], EPSILON
-    )
-    same(out, backward(b, "NCX", epsilon=EPSILON))
-    same(
-        ngraph.BatchNormTraining(x, gamma, beta, EPSILON),
-        batch_norm_forward(x, gamma, beta, epsilon=EPSILON),
-    )
-    y = batch_norm_inference(x, b["mean"], b["variance"], gamma, beta, epsilon=EPSILON)
-    same((ngraph.BatchNormInference(x, gamma, beta, b["mean"], b["variance"], EPSILON),), (y,))
+def expected_of(canonical, inputs):
+    """Return the results, by role, of backnorm's own operation."""
+    arrays = canonical.arrays(inputs)
+    options = {"epsilon": canonical.epsilon, "data_format": canonical.data_format}
+    if canonical.operation == "backward":
+        arrays.setdefault("gamma", None)
+        options["training"] = canonical.training
+        # The variance of an inverse deviation is float64; here it is a power of two.
+        arrays["variance"] = arrays["variance"].astype(arrays["mean"].dtype)
+    result = getattr(backnorm, f"batch_norm_{canonical.operation}")(**arrays, **options)
+    return {"y": result} if canonical.operation == "inference" else result._asdict()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize(("layout", "shape"), TF_SHAPES)
-@pytest.mark.parametrize("is_training", [True, False])
-def test_tensorflow_equals_canonical_operators(batch, same, layout, shape, dtype, is_training):
-    b = batch(shape, layout, dtype, "f32")
-    options = {
-        "epsilon": EPSILON,
-        "data_format": TF_FORMATS[len(shape), layout],
-        "is_training": is_training,
-    }
-    out = tensorflow.FusedBatchNormGradV3(
-        y_backprop=b["dy"], x=b["x"], scale=b["gamma"], reserve_space_1=b["mean"],
-        reserve_space_2=b["variance"], reserve_space_3=np.empty(0, "f"), **options,
-    )  # fmt: skip
-    same(out[:3], backward(b, layout, training=is_training))
-
-    out = tensorflow.FusedBatchNormV3(
-        x=b["x"], scale=b["gamma"], offset=b["beta"], mean=b["mean"], variance=b["variance"],
-        **options,
-    )  # fmt: skip
-    if is_training:
-        same(
-            (out.y, out.reserve_space_1, out.reserve_space_2),
-            batch_norm_forward(
-                b["x"], b["gamma"], b["beta"], epsilon=F32_EPSILON, data_format=layout
-            ),
-        )
-    else:
-        y = batch_norm_inference(
-            b["x"], b["mean"], b["variance"], b["gamma"], b["beta"],
-            epsilon=F32_EPSILON, data_format=layout,
-        )  # fmt: skip
-        same((out.y,), (y,))
+def check_call(subject, arguments, types):
+    """Assert that a call has the types, shapes and bits of its canonical call."""
+    data, channel = types
+    schema = subject.schema
+    call = subject.canonical(**arguments)
+    if call.recomputes:
+        # Statistics that are computed in float64 are no operands of backnorm's own operator.
+        return
+    is_single = subject.epsilon is not None and subject.epsilon.type == "f32"
+    epsilon = float(np.float32(EPSILON)) if is_single else EPSILON
+    takes_inverse = schema.words.get("inverse_deviation") in arguments
+    assert call.epsilon == (0.0 if takes_inverse else epsilon)
+    assert call.data_format == subject.layout
+    constant = arguments.get(schema.words.get("frozen"), schema.frozen)
+    training = arguments.get(schema.words.get("training"), not constant)
+    assert call.training == (training and call.operation != "inference")
+    returned = subject.returned(**arguments, **subject.options())
+    x = arguments[schema.words["x"]]
+    outputs = {tensor.name: tensor for tensor in schema.outputs}
+    shapes = {"data": x.shape, "channel": (CHANNELS,), "vector": (0,)}
+    found = dict(zip(outputs, returned, strict=True))
+    for tensor, array in zip(outputs.values(), returned, strict=True):
+        wanted = {"data": data, "vector": np.float32}.get(tensor.kind, channel)
+        assert array.dtype == ELEMENT_TYPE_NAMES.get(tensor.type, wanted), tensor
+        assert array.shape == shapes.get(tensor.kind, array.shape), tensor
+    inputs = {name: each for name, each in arguments.items() if isinstance(each, np.ndarray)}
+    expected = expected_of(call, inputs)
+    for role, name in call.outputs.items():
+        # Without gamma, statistics have the type of the running ones.
+        wanted = expected[role].astype(found[name].dtype)
+        np.testing.assert_array_equal(found[name].reshape(wanted.shape), wanted)
 
 
-def test_gradients_of_four_dialects_have_the_same_bits(batch, same):
-    b = batch((3, 4, 5, 6), "NCX")
-    x, dy, mean, variance, gamma, beta = b.values()
-    graph = onednn_graph.BatchNormTrainingBackward(EPSILON, "NCX")(x, dy, mean, variance, gamma)
-    spec = onednn_spec.BatchNormTrainingBackprop(EPSILON, "NCX")(x, dy, mean, variance, gamma)
-    # nGraph's epsilon is a double: the same value only if it is given rounded.
-    node = ngraph.BatchNormTrainingBackprop(x, gamma, beta, mean, variance, dy, F32_EPSILON)
-    raw = tensorflow.FusedBatchNormGradV3(
-        y_backprop=dy, x=x, scale=gamma, reserve_space_1=mean, reserve_space_2=variance,
-        reserve_space_3=[], epsilon=EPSILON, data_format="NCHW",
-    )  # fmt: skip
-    for other in (spec, node, raw[:3]):
-        same(other, graph)
-
-
-def test_ngraph_epsilon_is_not_rounded_to_float32(batch):
-    b = batch((64, 2), "NCX", "f64")
-    out = ngraph.BatchNormTrainingBackprop(
-        b["x"], b["gamma"], b["beta"], b["mean"], b["variance"], b["dy"], 0.1
-    )
-    rounded = backward(b, "NCX", epsilon=float(np.float32(0.1)))
-    exact = backward(b, "NCX", epsilon=0.1)
-    assert (out[0] == exact.dx).all()
-    assert (out[0] != rounded.dx).any()
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_operator_has_the_bits_of_its_canonical_call(name):
+    for call in calls_of(SUBJECTS[name]):
+        check_call(*call)

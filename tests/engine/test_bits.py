@@ -13,11 +13,13 @@ import pytest
 from backnorm_kernels import levels, library
 
 _FOLDER = Path(__file__).parent / "bits"
+_PROGRAM = "tests.engine.bits.compute"
 
 
 def _run(*arguments, timeout=280, **environment):
     done = subprocess.run(
         [sys.executable, *arguments],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -38,7 +40,7 @@ def _compare(found):
 @pytest.mark.long
 @pytest.mark.skipif(not levels.is_x86(), reason="recorded on x86-64")
 def test_operations_have_the_recorded_bits():
-    _compare(json.loads(_run(str(_FOLDER / "compute.py"))))
+    _compare(json.loads(_run("-m", _PROGRAM)))
 
 
 @pytest.mark.sweep
@@ -49,5 +51,4 @@ def test_operations_at_each_lower_level_have_the_recorded_bits(level):
     if level not in library.supported()[1:]:
         pytest.skip("not a level below that of this processor")
     _run("-m", "backnorm_kernels.build.make", "--level", level, timeout=800)
-    program = str(_FOLDER / "compute.py")
-    _compare(json.loads(_run(program, timeout=800, BACKNORM_CPU_LEVEL=level)))
+    _compare(json.loads(_run("-m", _PROGRAM, timeout=800, BACKNORM_CPU_LEVEL=level)))

@@ -1,4 +1,4 @@
-"""Libraries as they are built: the same bytes every time, and nothing that is not wanted."""
+"""Built libraries: the same bytes each time, and no unwanted symbols."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_forward_in_float32_with_mean_far_beyond_deviation_passes_judge(data):
 
 @pytest.mark.parametrize("far", [2.0**-140, 2.0**-126])
 def test_inference_in_float32_with_tiny_beta_passes_judge(data, far):
-    """Of a y that is nearly zero nothing is lost to underflow."""
+    """A y that is nearly zero loses nothing to underflow."""
     data.x[...] = scaled(data.x, 2.0**-100)
     data.mean[...], data.variance[...], data.gamma[...] = data.mean * 2.0**-100, 0.0, far / 4
     data.beta[...] = -far * np.linspace(0.2, 3.0, data.beta.size)

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 import backnorm
+from backnorm.activations import RELU
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance import judge
 from backnorm.conformance.data import realistic_data
-from backnorm.conformance.relu_battery import random_mask
 from backnorm.executable import forget
 from backnorm_kernels import engine
 from backnorm_kernels.geometry import Columns, Segments
 from backnorm_kernels.plan import is_legal
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32
+from tests.support.relu_battery import random_mask
 
 SHAPES = {
     "long-segments": ("NCX", (2, 3, 5000)),
@@ -106,18 +107,18 @@ def verdicts(operation, data, arrays, arithmetic):
     if operation.startswith("forward"):
         return judge.check_forward(data.x, data.gamma, data.beta, arrays, **options)
     if operation == "relu forward":
-        return judge.check_relu_forward(
-            data.x, data.gamma, data.beta, arrays, residual=data.dy, **options
+        return judge.check_forward(
+            data.x, data.gamma, data.beta, arrays, residual=data.dy, activation=RELU, **options
         )
     if operation == "relu backward":
         mask = some_mask(data)
-        return judge.check_relu_backward(
+        return judge.check_backward(
             *data.backward_inputs, arrays, mask=mask, residual=True, **options
         )
     per_channel = (data.mean, data.variance, data.gamma, data.beta)
     if operation == "relu inference":
-        return judge.check_relu_inference(
-            data.x, *per_channel, *arrays, residual=data.dy, **options
+        return judge.check_inference(
+            data.x, *per_channel, *arrays, residual=data.dy, activation=RELU, **options
         )
     if operation.startswith("inference"):
         return judge.check_inference(data.x, *per_channel, *arrays, **options)
@@ -262,7 +263,7 @@ def forced(monkeypatch):
 
 @pytest.fixture
 def arithmetic(request):
-    """What all calls of a test compute in."""
+    """The arithmetic of all calls of a test."""
     with backnorm.arithmetic(request.param):
         yield request.param
 

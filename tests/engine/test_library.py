@@ -1,4 +1,4 @@
-"""Libraries of machine code: which is used, and what is said of one that is not there or damaged.
+"""Libraries of machine code: the choice of one, and messages about missing or damaged ones.
 
 Whatever a file is, a process that loads it must live on: the worst are tried in processes of
 their own.

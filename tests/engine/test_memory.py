@@ -1,4 +1,4 @@
-"""Memory beyond inputs and outputs: what records have, and that calls take no more."""
+"""Memory beyond inputs and outputs: the size of records, and the peak of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU's plan decides."""
+"""Decisions of a GPU's plan."""
 
 from __future__ import annotations
 

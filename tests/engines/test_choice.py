@@ -1,4 +1,4 @@
-"""Which engine computes: the one of the block, of the environment, or of what is installed."""
+"""The engine of a call comes from the block, the environment, or the installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of all frameworks share; imports none of them.
+"""Fixtures of the tests of all frameworks; this module imports no framework.
 
 Each folder here is a run of pytest of its own in the Makefile (`make test-torch`), and Keras's one
 for each of its backends: no two frameworks share a process. Where they do, in an editor or in plain
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import required
+from tests.support import required
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -16,7 +16,7 @@ from backnorm.errors import shown
 from backnorm.signature import SIGNATURES
 from tests.support.contract import sampled
 
-from ..kinds import Kind, arrays_like, is_integer, is_number, kinds, values
+from ..support.kinds import Kind, arrays_like, is_integer, is_number, kinds, values
 
 CHANNELS = 5
 SHAPE = (3, 4, 2, CHANNELS)

@@ -31,7 +31,7 @@ _NOTHING = -1
 
 
 class _Record:
-    """What `stage` knows of a record."""
+    """The attributes of a record that `stage` keeps."""
 
     __slots__ = ("address", "cells", "view")
 

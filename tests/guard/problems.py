@@ -264,9 +264,7 @@ def _forward(
         if sums and not (variance >= 2.0**-40 * np.square(mean)).all():
             # Reproducible sums have no pivot: what is less is not the exact variance to an ulp.
             return {}
-        if "activation" not in options:
-            return judge.check_forward(*inputs, **options)
-        return judge.check_relu_forward(*inputs, residual=arguments.get("residual"), **options)
+        return judge.check_forward(*inputs, residual=arguments.get("residual"), **options)
 
     return call, verdicts
 
@@ -298,10 +296,9 @@ def _running(
 
     def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         inputs = arguments["x"], arguments.get("gamma"), arguments.get("beta")
-        if activation is not None:
-            added = {"residual": arguments.get("residual"), "activation": activation}
-            return judge.check_relu_forward(*inputs, results[:4], **added, **options)
-        return judge.check_forward(*inputs, results[:3], **options)
+        added = {"residual": arguments.get("residual"), "activation": activation}
+        # The running statistics are last.
+        return judge.check_forward(*inputs, results[:-2], **added, **options)
 
     return call, verdicts
 
@@ -322,9 +319,7 @@ def _inference(
     def verdicts(arguments: Arrays, results: tuple[Any, ...]) -> dict[str, Any]:
         names = "x", "mean", "variance", "gamma", "beta"
         inputs = *(arguments.get(name) for name in names), results[0]
-        if "activation" not in options:
-            return judge.check_inference(*inputs, **options)
-        return judge.check_relu_inference(*inputs, residual=arguments.get("residual"), **options)
+        return judge.check_inference(*inputs, residual=arguments.get("residual"), **options)
 
     return call, verdicts
 
@@ -362,11 +357,7 @@ def _backward(
             *(arguments[name] for name in ("x", "dy", "mean", "variance")),
             arguments.get("gamma"),
         )
-        if not more:
-            return judge.check_backward(*inputs, results, **options)
-        return judge.check_relu_backward(
-            *inputs, results, mask=arguments["mask"], **more, **options
-        )
+        return judge.check_backward(*inputs, results, mask=arguments.get("mask"), **more, **options)
 
     return call, verdicts
 
@@ -396,10 +387,8 @@ def _phases(
         inputs = *(arguments[name] for name in names), arguments.get("gamma")
         mask = arguments.get("mask")
         dgamma, dbeta = backnorm.batch_norm_backward(*inputs, mask=mask, **options)[1:3]
-        if not more:
-            return judge.check_backward(*inputs, (results[0], dgamma, dbeta), **options)
-        found = results[0], dgamma, dbeta, *(results[3:] or (None,))
-        return judge.check_relu_backward(*inputs, found, mask=mask, **more, **options)
+        found = results[0], dgamma, dbeta, *results[3:]
+        return judge.check_backward(*inputs, found, mask=mask, **more, **options)
 
     return call, verdicts
 

@@ -1,4 +1,4 @@
-"""Nothing is read or written beside an array: problems between unreadable pages.
+"""Kernels read and write no memory beside an array: problems between unreadable pages.
 
 See `driver`, which computes them in processes of their own: 2,000 in every run, a million in a
 sweep. A failure names the seed; ``python driver.py --seed`` computes that problem alone.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import backnorm
+import backnorm_kernels
 from backnorm.dialects.registry import DIALECTS
 from backnorm_kernels import levels, library
 from tests.support.dtypes import ELEMENT_TYPES
@@ -116,8 +116,8 @@ _WRONG = {
     ),
     "bits of a mask are loaded where there are no elements": (
         "epilogue.py",
-        "if count is not None:\n        # Without",
-        "if False:\n        # Without",
+        "if count is not None:\n        # If count is 0",
+        "if False:\n        # If count is 0",
         ["operation=relu backward", "type=float16"],
     ),
 }
@@ -128,10 +128,11 @@ _WRONG = {
 def test_guard_detects_changed_sources_of_kernels(wrong, tmp_path):
     """The sources of a kernel are changed, and compiled when they are called."""
     file, right, other, only = _WRONG[wrong]
-    package = tmp_path / "backnorm"
-    shutil.copytree(Path(backnorm.__file__).parent, package, ignore=shutil.ignore_patterns("lib"))
+    package = tmp_path / "backnorm_kernels"
+    of_package = Path(backnorm_kernels.__file__).parent
+    shutil.copytree(of_package, package, ignore=shutil.ignore_patterns("lib"))
     # Of other sources, and therefore built once more.
-    source = package / "cpu" / "kernels" / file
+    source = package / "kernels" / file
     text = source.read_text()
     assert text.count(right) == 1
     options = "--count", 2000, "--only", *only

@@ -1,8 +1,6 @@
-"""Right operators with a ReLU, in steps and slow, and broken ones that each get one step wrong."""
+"""Right operators with a ReLU, in steps and slow, and steps of which each makes them wrong."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,11 +13,10 @@ Wide = np.longdouble
 
 
 class WithRelu:
-    """The right operators."""
+    """The right operators. `steps` replace methods."""
 
-    wrong: ClassVar[str] = ""
-    # Whether it is right without a ceiling.
-    needs_ceiling: ClassVar[bool] = False
+    def __init__(self, **steps):
+        vars(self).update(steps)
 
     @np.errstate(all="ignore")
     def forward(
@@ -110,232 +107,114 @@ class WithRelu:
         return masked
 
 
-class MaskIgnored(WithRelu):
-    wrong = "the backward pass ignores the mask"
+RIGHT = WithRelu()
 
-    def masked(self, dy, positive):
-        return dy
 
+def reversed_bits(mask):
+    return np.packbits(np.unpackbits(mask, bitorder="little"))
 
-class MaskAppliedToDx(WithRelu):
-    wrong = "the mask is applied to dx instead of dy"
 
-    def afterwards(self, gradients, positive, unmasked):
-        return self.masked(unmasked[0], positive), *gradients[1:]
+def in_order_of_indices(x):
+    return np.empty(x.shape, x.dtype)
 
 
-class MaskAppliedToDxToo(WithRelu):
-    wrong = "the mask is applied to dy and again to dx"
+def without_its_end(positive, x):
+    mask = reference.pack_mask(positive, x)
+    mask[x.size // 8 :] = 0
+    return mask
 
-    def afterwards(self, gradients, positive, unmasked):
-        return self.masked(gradients[0], positive), *gradients[1:]
 
+def relu_before_addition(z, residual, ceiling, dtype):
+    y = RIGHT.joined(RIGHT.relu(z), residual).astype(dtype)
+    return y, y.astype(Wide) > 0
 
-class SumsOfTheUnmasked(WithRelu):
-    wrong = "dgamma and dbeta are sums of dy without the mask"
 
-    def afterwards(self, gradients, positive, unmasked):
-        return gradients[0], *unmasked[1:]
-
-
-class MaskMultiplied(WithRelu):
-    wrong = "dy is multiplied by the mask, so that NaN stays"
-
-    def masked(self, dy, positive):
-        return dy * positive.astype(dy.dtype)
-
-
-class MaskInverted(WithRelu):
-    wrong = "the backward pass takes dy where the mask is not set"
-
-    def masked(self, dy, positive):
-        return np.where(positive, np.zeros((), dy.dtype), dy)
-
-
-class ResidualGradientUnmasked(WithRelu):
-    wrong = "dresidual is dy without the mask"
-
-    def dresidual(self, dy, masked):
-        return dy
-
-
-class ResidualGradientLost(WithRelu):
-    wrong = "dresidual is not returned"
-
-    def dresidual(self, dy, masked):
-        return None
-
-
-class ResidualGradientUnwanted(WithRelu):
-    wrong = "dresidual is returned though there is no residual"
-
-    def backward(self, *inputs, residual=False, **options):
-        return super().backward(*inputs, residual=True, **options)
-
-
-class BitsReversedForward(WithRelu):
-    wrong = "the first element of a byte is its highest bit"
-
-    def pack(self, positive, x):
-        mask = reference.pack_mask(positive, x)
-        return np.packbits(np.unpackbits(mask, bitorder="little"))
-
-
-class BitsReversedBackward(WithRelu):
-    wrong = "the backward pass reads the highest bit of a byte first"
-
-    def unpack(self, mask, x):
-        return reference.unpack_mask(np.packbits(np.unpackbits(mask, bitorder="little")), x)
-
-
-class MaskInOrderOfIndices(WithRelu):
-    wrong = "bits follow the indices of x, and not its memory"
-
-    def pack(self, positive, x):
-        return reference.pack_mask(positive, np.empty(x.shape, x.dtype))
-
-
-class MaskReadInOrderOfIndices(WithRelu):
-    wrong = "the backward pass reads bits by the indices of x, and not by its memory"
-
-    def unpack(self, mask, x):
-        return reference.unpack_mask(mask, np.empty(x.shape, x.dtype))
-
-
-class MaskShiftedByOne(WithRelu):
-    wrong = "the mask begins a bit late"
-
-    def pack(self, positive, x):
-        return reference.pack_mask(np.roll(positive.ravel(), 1).reshape(x.shape), x)
-
-
-class MaskWithoutItsEnd(WithRelu):
-    wrong = "bits after the last whole byte are left out"
-
-    def pack(self, positive, x):
-        mask = reference.pack_mask(positive, x)
-        mask[x.size // 8 :] = 0
-        return mask
-
-
-class MaskNotPadded(WithRelu):
-    wrong = "the mask has no padding"
-
-    def pack(self, positive, x):
-        return reference.pack_mask(positive, x)[: -(-x.size // 8)].copy()
-
-
-class MaskOfBytes(WithRelu):
-    wrong = "the mask has a byte for each element"
-
-    def pack(self, positive, x):
-        return positive.astype(np.uint8).ravel()
-
-
-class MaskOfZeroToo(WithRelu):
-    wrong = "the bit is set where y is 0"
-
-    def positive(self, z, total, y):
-        return y.astype(Wide) >= 0
-
-
-class MaskBeforeRounding(WithRelu):
-    wrong = "the bit is set where y was positive before it was rounded to 0"
-
-    def positive(self, z, total, y):
-        return total > 0
-
-
-class MaskBeforeAddition(WithRelu):
-    wrong = "the bit is that of the normalised value without the residual"
-
-    def positive(self, z, total, y):
-        return z > 0
-
-
-class MaskOfNaN(WithRelu):
-    wrong = "the bit is set where y is NaN"
-
-    def positive(self, z, total, y):
-        return ~(y.astype(Wide) <= 0)
-
-
-class ReluBeforeAddition(WithRelu):
-    wrong = "the residual is added after the ReLU"
-
-    def output(self, z, residual, ceiling, dtype):
-        y = self.relu(z) if residual is None else self.relu(z) + residual.astype(Wide)
-        return y.astype(dtype), y.astype(dtype).astype(Wide) > 0
-
-
-class ReluForgotten(WithRelu):
-    wrong = "y has no ReLU"
-
-    def relu(self, total):
-        return total
-
-
-class ReluOfNaNIsZero(WithRelu):
-    wrong = "NaN becomes 0"
-
-    def relu(self, total):
-        return np.where(total > 0, total, 0)
-
-
-class CeilingIgnored(WithRelu):
-    wrong = "y has no ceiling"
-    needs_ceiling = True
-
-    def below(self, y, ceiling):
-        return y
-
-
-class CeilingOfNaN(WithRelu):
-    wrong = "NaN becomes the ceiling"
-    needs_ceiling = True
-
-    def below(self, y, ceiling):
-        return y if np.isinf(ceiling) else np.where(y < ceiling, y, ceiling)
-
-
-class MaskIgnoresCeiling(WithRelu):
-    wrong = "the bit is set where y has reached the ceiling"
-    needs_ceiling = True
-
-    def unbounded(self, total, y, ceiling):
-        return np.ones(y.shape, bool)
-
-
-class CeilingBeforeRounding(WithRelu):
-    wrong = "the bit is set where y was below the ceiling before it was rounded to it"
-    needs_ceiling = True
-
-    def unbounded(self, total, y, ceiling):
-        return total < ceiling
-
-
-class ResidualIgnored(WithRelu):
-    wrong = "the residual is ignored"
-
-    def joined(self, z, residual):
+def of_seven_bits(z, residual):
+    if residual is None:
         return z
+    fraction, exponent = np.frexp(residual.astype(np.float64))
+    return z + np.ldexp(np.rint(fraction * 128) / 128, exponent).astype(Wide)
 
 
-class ResidualSubtracted(WithRelu):
-    wrong = "the residual is subtracted"
-
-    def joined(self, z, residual):
-        return z if residual is None else z - residual.astype(Wide)
-
-
-class ResidualRounded(WithRelu):
-    wrong = "the residual is rounded to 7 bits before it is added"
-
-    def joined(self, z, residual):
-        if residual is None:
-            return z
-        fraction, exponent = np.frexp(residual.astype(np.float64))
-        return z + np.ldexp(np.rint(fraction * 128) / 128, exponent).astype(Wide)
-
-
-BROKEN = WithRelu.__subclasses__()
+#: A mistake -> the wrong steps.
+WRONG = {
+    "the backward pass ignores the mask": {"masked": lambda dy, positive: dy},
+    "the mask is applied to dx instead of dy": {
+        "afterwards": lambda right, positive, unmasked: (
+            RIGHT.masked(unmasked[0], positive),
+            *right[1:],
+        ),
+    },
+    "the mask is applied to dy and again to dx": {
+        "afterwards": lambda right, positive, _: (RIGHT.masked(right[0], positive), *right[1:]),
+    },
+    "dgamma and dbeta are sums of dy without the mask": {
+        "afterwards": lambda right, positive, unmasked: (right[0], *unmasked[1:]),
+    },
+    "dy is multiplied by the mask, so that NaN stays": {
+        "masked": lambda dy, positive: dy * positive.astype(dy.dtype),
+    },
+    "the backward pass takes dy where the mask is not set": {
+        "masked": lambda dy, positive: RIGHT.masked(dy, ~positive),
+    },
+    "dresidual is dy without the mask": {"dresidual": lambda dy, masked: dy},
+    "dresidual is not returned": {"dresidual": lambda dy, masked: None},
+    "dresidual is returned though there is no residual": {
+        "backward": lambda *inputs, residual, **options: RIGHT.backward(
+            *inputs, residual=True, **options
+        ),
+    },
+    "the first element of a byte is its highest bit": {
+        "pack": lambda positive, x: reversed_bits(reference.pack_mask(positive, x)),
+    },
+    "the backward pass reads the highest bit of a byte first": {
+        "unpack": lambda mask, x: reference.unpack_mask(reversed_bits(mask), x),
+    },
+    "bits follow the indices of x, and not its memory": {
+        "pack": lambda positive, x: reference.pack_mask(positive, in_order_of_indices(x)),
+    },
+    "the backward pass reads bits by the indices of x, and not by its memory": {
+        "unpack": lambda mask, x: reference.unpack_mask(mask, in_order_of_indices(x)),
+    },
+    "the mask begins a bit late": {
+        "pack": lambda positive, x: reference.pack_mask(
+            np.roll(positive.ravel(), 1).reshape(x.shape), x
+        ),
+    },
+    "bits after the last whole byte are left out": {"pack": without_its_end},
+    "the mask has no padding": {
+        "pack": lambda positive, x: reference.pack_mask(positive, x)[: -(-x.size // 8)].copy(),
+    },
+    "the mask has a byte for each element": {
+        "pack": lambda positive, x: positive.astype(np.uint8).ravel(),
+    },
+    "the bit is set where y is 0": {"positive": lambda z, total, y: y.astype(Wide) >= 0},
+    "the bit is set where y was positive before it was rounded to 0": {
+        "positive": lambda z, total, y: total > 0,
+    },
+    "the bit is that of the normalised value without the residual": {
+        "positive": lambda z, total, y: z > 0,
+    },
+    "the bit is set where y is NaN": {"positive": lambda z, total, y: ~(y.astype(Wide) <= 0)},
+    "the residual is added after the ReLU": {"output": relu_before_addition},
+    "y has no ReLU": {"relu": lambda total: total},
+    "NaN becomes 0": {"relu": lambda total: np.where(total > 0, total, 0)},
+    "the residual is ignored": {"joined": lambda z, residual: z},
+    "the residual is subtracted": {
+        "joined": lambda z, residual: z if residual is None else z - residual.astype(Wide),
+    },
+    "the residual is rounded to 7 bits before it is added": {"joined": of_seven_bits},
+}
+#: The same, of steps that are right without a ceiling.
+WRONG_WITH_CEILING = {
+    "y has no ceiling": {"below": lambda y, ceiling: y},
+    "NaN becomes the ceiling": {
+        "below": lambda y, ceiling: y if np.isinf(ceiling) else np.where(y < ceiling, y, ceiling),
+    },
+    "the bit is set where y has reached the ceiling": {
+        "unbounded": lambda total, y, ceiling: np.ones(y.shape, bool),
+    },
+    "the bit is set where y was below the ceiling before it was rounded to it": {
+        "unbounded": lambda total, y, ceiling: total < ceiling,
+    },
+}

@@ -1,8 +1,6 @@
-"""A right second order in steps, and broken ones that each get one step wrong."""
+"""A right second order in steps, and steps of which each makes it wrong."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import numpy as np
 
@@ -10,9 +8,10 @@ Wide = np.longdouble
 
 
 class SecondOrder:
-    """The right closed form, training; x is (N, C, ...)."""
+    """The right closed form, training; x is (N, C, ...). `steps` replace methods."""
 
-    wrong: ClassVar[str] = ""
+    def __init__(self, **steps):
+        vars(self).update(steps)
 
     def __call__(
         self, x, dy, mean, variance, gamma, *, ddx, ddgamma, ddbeta, epsilon, data_format, training
@@ -62,81 +61,48 @@ class SecondOrder:
         return ddbeta
 
 
-class TwiceForThrice(SecondOrder):
-    wrong = "the deviation enters s**2 twice, and not s once more"
-
-    def by_x(self, g, s, count, h, p, q, r, c_d, c_e):
-        return g * s**2 / count * (h * (2 * p * q / count - r) - p * c_d - q * c_e)
+RIGHT = SecondOrder()
 
 
-class CovarianceNotCentred(SecondOrder):
-    wrong = "sum(dy * ddx) is taken without its means"
-
-    def covariance(self, d, e, c_d, c_e):
-        return (d * e).sum(1, keepdims=True)
+def with_mean_of_dy(g, s, count, h, p, q, r, c_d, c_e):
+    return RIGHT.by_x(g, s, count, h, p, q, r, c_d + 0.1, c_e)
 
 
-class StatisticsFrozenInX(SecondOrder):
-    wrong = "the variance is a constant when differentiating by x"
-
-    def by_x(self, g, s, count, h, p, q, r, c_d, c_e):
-        return -g * s**2 / count * (p * c_d + q * c_e)
+def with_one_s(g, s, *factors):
+    return RIGHT.by_x(g, s, *factors) / s
 
 
-class OneSided(SecondOrder):
-    wrong = "the term along ddx is left out"
-
-    def by_x(self, g, s, count, h, p, q, r, c_d, c_e):
-        return g * s**2 / count * (h * (3 * p * q / count - r) - p * c_d)
-
-
-class MeanLeftIn(SecondOrder):
-    wrong = "dy is not centred in the term along P"
-
-    def by_x(self, g, s, count, h, p, q, r, c_d, c_e):
-        return super().by_x(g, s, count, h, p, q, r, c_d + 0.1, c_e)
-
-
-class PowerOfS(SecondOrder):
-    wrong = "s instead of s**2 in the gradient of x"
-
-    def by_x(self, g, s, count, h, p, q, r, c_d, c_e):
-        return super().by_x(g, s, count, h, p, q, r, c_d, c_e) / s
-
-
-class GammaLeftOut(SecondOrder):
-    wrong = "gamma does not scale the gradient of dy"
-
-    def by_dy(self, g, s, count, h, p, e, c_e):
-        return super().by_dy(1, s, count, h, p, e, c_e)
-
-
-class FrozenInDy(SecondOrder):
-    wrong = "the gradient of dy is that of frozen statistics"
-
-    def by_dy(self, g, s, count, h, p, e, c_e):
-        return g * s * e
-
-
-class DgammaNotProjected(SecondOrder):
-    wrong = "the gradient of dgamma is that of frozen statistics"
-
-    def by_x_of_dgamma(self, dg, s, count, h, q, d, c_d):
-        return dg * s * d
-
-
-class GammaWithoutProjection(SecondOrder):
-    wrong = "the gradient of gamma lacks the product of the sums along x"
-
-    def by_gamma(self, s, count, p, q, r):
-        return s * r
-
-
-class BetaLeftOut(SecondOrder):
-    wrong = "ddbeta is ignored"
-
-    def beta(self, ddbeta):
-        return 0 * ddbeta
-
-
-BROKEN = SecondOrder.__subclasses__()
+#: A mistake -> the wrong steps.
+WRONG = {
+    "the deviation enters s**2 twice, and not s once more": {
+        "by_x": lambda g, s, count, h, p, q, r, c_d, c_e: (
+            g * s**2 / count * (h * (2 * p * q / count - r) - p * c_d - q * c_e)
+        ),
+    },
+    "sum(dy * ddx) is taken without its means": {
+        "covariance": lambda d, e, c_d, c_e: (d * e).sum(1, keepdims=True),
+    },
+    "the variance is a constant when differentiating by x": {
+        "by_x": lambda g, s, count, h, p, q, r, c_d, c_e: -g * s**2 / count * (p * c_d + q * c_e),
+    },
+    "the term along ddx is left out": {
+        "by_x": lambda g, s, count, h, p, q, r, c_d, c_e: (
+            g * s**2 / count * (h * (3 * p * q / count - r) - p * c_d)
+        ),
+    },
+    "dy is not centred in the term along P": {"by_x": with_mean_of_dy},
+    "s instead of s**2 in the gradient of x": {"by_x": with_one_s},
+    "gamma does not scale the gradient of dy": {
+        "by_dy": lambda g, *factors: RIGHT.by_dy(1, *factors),
+    },
+    "the gradient of dy is that of frozen statistics": {
+        "by_dy": lambda g, s, count, h, p, e, c_e: g * s * e,
+    },
+    "the gradient of dgamma is that of frozen statistics": {
+        "by_x_of_dgamma": lambda dg, s, count, h, q, d, c_d: dg * s * d,
+    },
+    "the gradient of gamma lacks the product of the sums along x": {
+        "by_gamma": lambda s, count, p, q, r: s * r,
+    },
+    "ddbeta is ignored": {"beta": lambda ddbeta: 0 * ddbeta},
+}

@@ -1,4 +1,4 @@
-"""The tests of `make test` reject every adapter that is broken on purpose."""
+"""The tests of `make test` reject every adapter and every rule that is broken on purpose."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 import backnorm
 
-from .adapters import MUTANTS
+from . import adapters, rules
 
+MUTANTS = (*adapters.MUTANTS, *rules.MUTANTS)
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(backnorm.__file__).parent
 BY_NAME = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

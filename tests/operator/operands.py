@@ -25,7 +25,7 @@ from backnorm.results import arrays_of
 from backnorm.signature import SIGNATURES
 from tests.support.contract import begin, report, sampled, share_of
 
-from ..kinds import (
+from ..support.kinds import (
     Attempt,
     Kind,
     attempt,

@@ -1,4 +1,4 @@
-"""Which arithmetic a call has: that of its argument, block, environment or elements."""
+"""The arithmetic of a call comes from its argument, block, environment or elements."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from backnorm.conformance.judge import (
     check_inference,
     ulp_error,
 )
-from backnorm.conformance.relu_battery import examine_relu, relu_cases
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from tests.support.relu_battery import examine_relu, relu_cases
 
 pytestmark = pytest.mark.long
 

@@ -11,8 +11,8 @@ import backnorm
 from backnorm import Activation, reference
 from backnorm.activations import check_activation
 from backnorm.conformance.data import realistic_data
-from backnorm.conformance.relu_battery import examine_relu, relu_case
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32, FLOAT64
+from tests.support.relu_battery import examine_relu, relu_case
 
 from .test_relu import LARGE, LAYOUTS, Ours, assert_passed
 

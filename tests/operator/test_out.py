@@ -7,7 +7,7 @@ import pytest
 
 import backnorm
 from backnorm.conformance.data import realistic_data
-from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT32
+from tests.support.dtypes import ELEMENT_TYPES, FLOAT32
 
 LAYOUTS = [("NCX", (4, 9, 5, 3)), ("NXC", (4, 5, 3, 9)), ("NCX", (3, 40, 2)), ("NXC", (70, 24))]
 
@@ -105,44 +105,17 @@ def test_strided_out_keeps_gaps_unchanged(rng):
     np.testing.assert_array_equal(memory[..., 1::2], 7.0)
 
 
-def refused(data, out, error, match):
-    before = [array.copy() for array in data.backward_inputs]
-    with pytest.raises(backnorm.BacknormError, match=match) as raised:
-        backward(data, out=out)
-    assert isinstance(raised.value, error)
-    for array, copy in zip(data.backward_inputs, before, strict=True):
-        np.testing.assert_array_equal(array, copy)
-
-
 @pytest.fixture
 def data(rng):
     return realistic_data((4, 4, 6), FLOAT32, rng=rng)
-
-
-def test_out_with_wrong_shape_is_rejected(data):
-    refused(data, np.empty((4, 4, 7), np.float32), ValueError, "out.*shape")
-    refused(data, np.empty((16, 6), np.float32), ValueError, "out.*shape")
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, BFLOAT16])
-def test_out_with_wrong_element_type_is_rejected(data, dtype):
-    refused(data, np.empty((4, 4, 6), dtype), TypeError, "out.*element type")
-
-
-def test_out_rejects_other_types_than_arrays(data):
-    refused(data, [1.0], TypeError, "out.*array")
-
-
-def test_out_that_is_read_only_is_rejected(data, read_only):
-    (out,) = read_only(np.empty((4, 4, 6), np.float32))
-    refused(data, out, ValueError, "out.*read-only")
 
 
 def test_out_whose_elements_share_memory_is_rejected(data):
     out = np.lib.stride_tricks.as_strided(
         np.zeros(24, np.float32), shape=(4, 4, 6), strides=(0, 24, 4)
     )
-    refused(data, out, ValueError, "out.*share")
+    with pytest.raises(backnorm.ArgumentValueError, match=r"^out: .*share memory"):
+        backward(data, out=out)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 5), (3, 4, 0), (3, 0, 5)], ids=str)
@@ -151,11 +124,6 @@ def test_out_that_is_empty_is_returned_as_dx(shape):
     out = np.empty_like(x)
     gradients = backnorm.batch_norm_backward(x, x, statistics, statistics, epsilon=1e-5, out=out)
     assert gradients.dx is out
-
-
-def test_out_that_is_x_or_reversed_dy_is_rejected(data):
-    refused(data, data.x, ValueError, "out.*overlaps x")
-    refused(data, data.dy[::-1], ValueError, "out.*overlaps.*dy")
 
 
 def test_out_that_partly_overlaps_dy_is_rejected(rng):

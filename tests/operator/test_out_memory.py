@@ -1,4 +1,4 @@
-"""`out=` is taken for the memory that it is, whatever its class says of it."""
+"""`out=` is checked by its memory, not by what its class says."""
 
 from __future__ import annotations
 

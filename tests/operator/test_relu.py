@@ -7,17 +7,13 @@ import pytest
 
 import backnorm
 from backnorm import Activation, reference
+from backnorm.activations import RELU
 from backnorm.conformance.data import realistic_data
-from backnorm.conformance.judge import (
-    check_backward,
-    check_relu_backward,
-    check_relu_forward,
-    check_relu_inference,
-)
-from backnorm.conformance.relu_battery import examine_relu, relu_case, relu_cases
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from backnorm.layout import MARK_BYTES, mask_size
 from tests.support.battery import facets_of
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
+from tests.support.relu_battery import examine_relu, relu_case, relu_cases
 
 BATTERY = {case.name: case for case in relu_cases()}
 BATTERY |= {f"ceiling-{case.name}": case for case in relu_cases(activation=Activation("relu", 1.0))}
@@ -119,13 +115,13 @@ def test_relu_operators_with_outputs_larger_than_caches_are_accurate(dtype, data
     part = some(x)
     part_mask = reference.pack_mask(some(positive), part)
     channels = [some(a) for a in (gamma, beta)]
-    added = options | {"residual": some(residual)}
+    added = options | {"residual": some(residual), "activation": RELU}
     result = (some(y), some(mean), some(variance), part_mask)
-    assert_passed(check_relu_forward(part, *channels, result, **added))
+    assert_passed(check_forward(part, *channels, result, **added))
     statistics = (some(mean), some(variance))
-    assert_passed(check_relu_inference(part, *statistics, *channels, some(inferred), **added))
+    assert_passed(check_inference(part, *statistics, *channels, some(inferred), **added))
     assert_passed(
-        check_relu_backward(
+        check_backward(
             part, some(dy), *statistics, channels[0], tuple(map(some, gradients)),
             mask=part_mask, residual=True, **options,
         )
@@ -181,11 +177,12 @@ def test_relu_forward_and_inference_of_nonfinite_elements_follow_ieee_rules(
     result = backnorm.batch_norm_forward(**arrays, **data.options, activation="relu")
     x, gamma, beta, residual = arrays.values()
     options = data.options | {"residual": residual}
-    assert_passed(check_relu_forward(x, gamma, beta, result, **options))
+    assert_passed(check_forward(x, gamma, beta, result, activation=RELU, **options))
     y = backnorm.batch_norm_inference(
         x, data.mean, data.variance, gamma, beta, **options, activation="relu"
     )
-    assert_passed(check_relu_inference(x, data.mean, data.variance, gamma, beta, y, **options))
+    statistics = data.mean, data.variance
+    assert_passed(check_inference(x, *statistics, gamma, beta, y, activation=RELU, **options))
 
 
 @pytest.mark.parametrize("bits", ["none", "all"])

@@ -1,4 +1,4 @@
-"""However arrays lie in memory, the operators with a ReLU take them; bits are in the order of x."""
+"""Operators with a ReLU accept arrays in any order of memory; the mask's bits follow that of x."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backnorm
+from backnorm.activations import RELU
 from backnorm.conformance.data import realistic_data
-from backnorm.conformance.judge import (
-    check_relu_backward,
-    check_relu_forward,
-    check_relu_inference,
-)
-from backnorm.conformance.relu_battery import random_mask
+from backnorm.conformance.judge import check_backward, check_forward, check_inference
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, statistics_types
+from tests.support.relu_battery import random_mask
 
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 
@@ -38,14 +35,14 @@ def test_relu_results_and_mask_follow_memory_order_of_x(dtype, order, rng):
         added = data.options | {"residual": turn(residual)}
         result = backnorm.batch_norm_forward(x, data.gamma, data.beta, **added, activation="relu")
         assert result.y.strides == x.strides
-        assert_passed(check_relu_forward(x, data.gamma, data.beta, result, **added))
+        assert_passed(check_forward(x, data.gamma, data.beta, result, activation=RELU, **added))
         gradients = backnorm.batch_norm_backward(
             x, turn(dy), data.mean, data.variance, data.gamma,
             mask=result.mask, residual=True, **data.options,
         )  # fmt: skip
         assert gradients.dx.strides == gradients.dresidual.strides == x.strides
         assert_passed(
-            check_relu_backward(
+            check_backward(
                 x, dy, data.mean, data.variance, data.gamma, gradients,
                 mask=result.mask, residual=True, **data.options,
             )
@@ -126,9 +123,10 @@ def test_relu_operators_with_arbitrary_array_layouts_are_accurate(call):
     dy, mean, variance, gamma, beta = plain
     x = x if x.dtype.isnative else native(x)
     added["residual"] = native(residual)
-    assert_passed(check_relu_forward(x, gamma, beta, result, **added))
-    assert_passed(check_relu_inference(x, mean, variance, gamma, beta, y, **added))
-    verdicts = check_relu_backward(
+    assert_passed(check_forward(x, gamma, beta, result, activation=RELU, **added))
+    operands = x, mean, variance, gamma, beta
+    assert_passed(check_inference(*operands, y, activation=RELU, **added))
+    verdicts = check_backward(
         x, dy, mean, variance, gamma, gradients, mask=mask, training=training, **wanted
     )
     assert_passed(verdicts)
@@ -141,12 +139,13 @@ def test_relu_operators_with_broadcast_residual_and_dy_are_accurate(rng):
     )
     added = data.options | {"residual": residual}
     result = backnorm.batch_norm_forward(data.x, data.gamma, data.beta, **added, activation="relu")
-    assert_passed(check_relu_forward(data.x, data.gamma, data.beta, result, **added))
+    operands = data.x, data.gamma, data.beta
+    assert_passed(check_forward(*operands, result, activation=RELU, **added))
     wanted = data.options | {"mask": result.mask, "residual": True}
     inputs = (data.x, dy, data.mean, data.variance, data.gamma)
     gradients = backnorm.batch_norm_backward(*inputs, **wanted)
     assert 0 not in gradients.dresidual.strides
-    assert_passed(check_relu_backward(*inputs, gradients, **wanted))
+    assert_passed(check_backward(*inputs, gradients, **wanted))
 
 
 def test_relu_operators_keep_inputs_and_return_new_arrays(rng):

@@ -1,4 +1,4 @@
-"""What must hold of the exact gradients whatever the data."""
+"""Identities of the exact gradients that hold for any data."""
 
 from __future__ import annotations
 

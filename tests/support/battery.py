@@ -1,4 +1,4 @@
-"""What the name of a battery's case says."""
+"""The parts of the name of a battery's case."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support import internals
 _TESTS = Path(__file__).parents[1]
 
 # The tests of the operator's front doors and of what calls them.
-_WITH_EACH = ("operator", "dialects", "graph", "cli")
+_WITH_EACH = ("operator", "dialects", "refusals/test_operators", "graph", "cli")
 
 # The tests of the kernels, and of the adapters that need kernels.
 _OF_KERNELS = ("engine", "threads", "guard", "frameworks")

@@ -1,4 +1,4 @@
-"""What tests change, count or read of the package's private state, by the name of its purpose.
+"""Private state of the package that tests change, count or read, by the name of its purpose.
 
 Functions that change something take pytest's `monkeypatch`, which undoes it. The kernels and
 modules of frameworks are imported by the functions that need them.
@@ -101,15 +101,6 @@ def forget_plans():
 def plan_for(monkeypatch, machine):
     """Plan for a machine that is made up, whatever the number of threads."""
     monkeypatch.setattr(engines, "_machine", lambda threads: machine)
-
-
-def group_all(monkeypatch, grouped=True):
-    """Let every plan be grouped, or none."""
-    from backnorm_kernels import plan
-
-    monkeypatch.setattr(plan, "_group", lambda *_: (grouped, "forced"))
-    plan.plan.cache_clear()
-    executable.forget()
 
 
 def forget_number_of_threads(monkeypatch):

@@ -1,4 +1,4 @@
-"""Threads of our own, in the situations that end other threading layers."""
+"""The pool of threads in situations that end processes of other threading layers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from backnorm.cli import text
 from backnorm.cli.compare import compare_model
 from backnorm.cli.demo import run_demo
 from backnorm.cli.info import describe, info_tables
-from backnorm.cli.program import FAILED, Threads, begin, exits_in_one_line
+from backnorm.cli.program import FAILED, Json, Threads, begin, exits_in_one_line
 from backnorm.cli.render import demo_details, demo_summary, run_table
 from backnorm.cli.run import RunOptions, run_file
 from backnorm.cli.verify import cases_app, judge, tolerance, verify
@@ -45,8 +45,6 @@ app = typer.Typer(
 for command in (verify, judge, tolerance, compare_model):
     app.command()(exits_in_one_line()(command))
 app.add_typer(cases_app, name="cases")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def main() -> None:
@@ -187,7 +185,7 @@ def demo(
     """Compute gradients in all dialects on tensors of a real network, check and compare them."""
     begin(threads)
     if not json:
-        text.print_line(f"Engine: {engines.described()}")
+        text.print_line(f"Engine: {engines.summary()}")
     report = run_demo()
     if not json:
         text.print_line(f"{report.verdict}\n")

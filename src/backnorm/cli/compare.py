@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from backnorm.cli import text
+from backnorm.cli.program import FAILED, Json
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, BacknormError, described
 
 
@@ -24,7 +25,7 @@ def compare_model(
     seconds: Annotated[
         float, typer.Option(min=0.001, help="The time for training steps in turns.")
     ] = 20.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Json = False,
 ) -> None:
     """Time training steps of a PyTorch model with PyTorch's layers and with backnorm's.
 
@@ -43,7 +44,7 @@ def compare_model(
     else:
         text.print_line(str(found))
     if any(step.detail for step in found.steps):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _made(name: str) -> tuple[Any, ...]:

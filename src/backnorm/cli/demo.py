@@ -14,13 +14,17 @@ import backnorm
 from backnorm import engines
 from backnorm.cli.measure import timed, traffic
 from backnorm.cli.progress import progress
+from backnorm.conformance import battery
+from backnorm.conformance.data import LayerData
 from backnorm.conformance.judge.calls import check_call
 from backnorm.conformance.ladder import Grade
+from backnorm.conformance.verify.dialect_calls import arguments
 from backnorm.dialects import registry
 from backnorm.dialects.random_tensors import parameter_type
-from backnorm.dialects.schema import FormatSpec, OperatorSchema, TensorSpec
+from backnorm.dialects.schema import FormatSpec, OperatorSchema
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 from backnorm.errors import counted
+from backnorm.problem import channel_axis_of
 
 TYPES = (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)
 LAYERS = ("conv8", "conv4", "dense")
@@ -32,8 +36,8 @@ _REPEAT = 5
 # same value, already rounded to float32, so that the results of all dialects can be compared.
 _EPSILON = float(np.float32(1e-5))
 
-#: Maps the roles of schemas, such as "x", to tensors of one layer in training (float32, channels
-#: first).
+#: Tensors of one layer in training, by their names: x, dy, mean, variance, gamma and beta (float32,
+#: channels first).
 Layer = Mapping[str, np.ndarray]
 
 
@@ -60,70 +64,31 @@ class Case:
         argument = self._formats[0].name if len(self.schema.formats) > 1 else ""
         return f"{self.schema.dialect}.{self.schema.op}({argument})"
 
-    def attributes(self, layer: Layer) -> dict[str, object]:
-        """Return the operator's attributes."""
-        rank = self._rank(layer)
-        axis = self._axis(rank)
-        values = {
-            "epsilon": _EPSILON,
-            "training": True,
-            "frozen": False,
-            "data_format": next((f.name for f in self._formats if f.rank in (None, rank)), None),
-            "channel_axis": axis,
-            "reduced_axes": tuple(k for k in range(rank) if k != axis),
-        }
-        return {
-            spec.name: values[spec.role] if spec.role is not None else spec.usual
-            for spec in self.schema.attributes
-            if spec.role is not None or spec.required
-        }
-
-    def inputs(self, layer: Layer) -> dict[str, np.ndarray]:
-        """Return the operator's inputs.
+    def of_layer(self, layer: Layer) -> battery.Case:
+        """Return the case of verify that has the tensors of a layer.
 
         The parameters are rounded to the type of the data even if the dialect takes them in
         float32, so that all dialects compute with the same numbers.
         """
-        return {
-            tensor.name: self._tensor(tensor, layer)
-            for tensor in self.schema.inputs
-            if tensor.required or tensor.role in ("gamma", "mean", "inverse_deviation")
-        }
-
-    def channels_first(self, dx: np.ndarray, layer: Layer) -> np.ndarray:
-        """Return `dx` in the shape of the layer's x, channels first."""
-        first = np.moveaxis(dx, self._axis(dx.ndim), 1)
-        return np.ascontiguousarray(first).reshape(layer["x"].shape)
-
-    def _tensor(self, tensor: TensorSpec, layer: Layer) -> np.ndarray:
-        if tensor.kind == "opaque":
-            return np.zeros(0, FLOAT32)
-        if tensor.kind == "data":
-            return self._data(layer[tensor.role])
-        array = (
-            layer[tensor.role].astype(self.dtype).astype(parameter_type(self.schema, self.dtype))
-        )
-        if tensor.kind == "kept":
-            shape = [1] * self._rank(layer)
-            shape[self._axis(len(shape))] = -1
-            return array.reshape(shape)
-        return array
+        kind = parameter_type(self.schema, self.dtype)
+        names = "mean", "variance", "gamma", "beta"
+        channels = {name: layer[name].astype(self.dtype).astype(kind) for name in names}
+        x, dy = self._data(layer["x"]), self._data(layer["dy"])
+        data = LayerData(x, dy, **channels, epsilon=_EPSILON, data_format=self._layout)
+        return battery.Case(self.call, data)
 
     def _data(self, array: np.ndarray) -> np.ndarray:
         shape = array.shape + (1,) * (self.schema.ranks[0] - array.ndim)
         array = array.reshape(shape).astype(self.dtype)
         if self.layout == "NXC":
             array = np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
-        return np.moveaxis(array, 1, self._axis(array.ndim))
+        return np.moveaxis(array, 1, channel_axis_of(self._layout))
 
-    def _rank(self, layer: Layer) -> int:
-        return max(layer["x"].ndim, self.schema.ranks[0])
-
-    def _axis(self, rank: int) -> int:
-        """Return the channel axis in the dialect's arrays."""
+    @property
+    def _layout(self) -> str:
+        """The layout of the dialect's arrays."""
         form = self._formats[0]
-        layout = self.layout if form.is_any else form.layout
-        return rank - 1 if layout == "NXC" else 1
+        return self.layout if form.is_any else form.layout
 
     @property
     def _formats(self) -> Sequence[FormatSpec]:
@@ -244,7 +209,6 @@ def read_layers() -> Mapping[str, Layer]:
         layers = {name: {field: file[f"{name}.{field}"] for field in fields} for name in LAYERS}
     for layer in layers.values():
         layer["beta"] = np.zeros_like(layer["gamma"])
-        layer["inverse_deviation"] = 1.0 / np.sqrt(layer["variance"].astype(FLOAT64) + _EPSILON)
     return layers
 
 
@@ -270,7 +234,8 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
     seconds, moved = 0.0, 0
     verdicts: dict[tuple[str, str, str], Grade] = {}
     for layer_name, layer in layers.items():
-        inputs, attributes = case.inputs(layer), case.attributes(layer)
+        of_layer = case.of_layer(layer)
+        inputs, attributes = arguments(schema, of_layer.inputs, of_layer)
         canonical = operator.canonical(inputs, attributes)
         outputs, time = timed(partial(operator.invoke, inputs, attributes), _REPEAT)
         seconds += time
@@ -281,7 +246,8 @@ def _run_case(case: Case, layers: Mapping[str, Layer], groups: _Groups) -> DemoR
             verdicts[layer_name, gradient, name] = checked[name]
             array = outputs[name]
             if gradient == "dx":
-                array = case.channels_first(array, layer)
+                first = np.moveaxis(array, of_layer.data.channel_axis, 1)
+                array = np.ascontiguousarray(first).reshape(layer["x"].shape)
             key = dtype, layer_name, gradient, str(array.dtype), layout, schema.encoding
             groups.setdefault(key, []).append((case.call, array))
     failures = tuple(

@@ -18,7 +18,7 @@ from backnorm.errors import ArgumentValueError, shown
 
 Facts = Mapping[str, Any]
 
-_REQUIRED = ("numpy", "ml_dtypes", "typer", "rich", "safetensors")
+_REQUIRED = ("numpy", "ml_dtypes", "array-api-compat", "typer", "rich", "safetensors")
 _OPTIONAL = ("torch", "jax", "tensorflow", "tensorflow-cpu", "triton", "onednn-cpu-gomp")
 #: All dialects, including those whose functions compute a part of a gradient (`registry.PARTS`).
 _DIALECTS = {**registry.DIALECTS, **registry.PARTS}

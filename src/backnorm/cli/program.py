@@ -20,6 +20,7 @@ FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Threads = Annotated[
     int | None,
     typer.Option(

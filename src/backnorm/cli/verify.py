@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from backnorm.cli.program import exits_in_one_line
 from backnorm.cli.progress import progress
@@ -39,29 +36,19 @@ Op = Annotated[
     str | None,
     typer.Option(help="The operator of the dialect (default: the first of the operation)."),
 ]
-AtLeast = Annotated[
-    Rung | None,
-    typer.Option(help="An output worse than this rung is a finding; by default serial."),
-]
+AtLeast = Annotated[Rung, typer.Option(help="An output worse than this rung is a finding.")]
 Xfail = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Expected failures, a line each: glob of CASE or CASE/OUTPUT  # reason.",
-    ),
+    typer.Option(metavar="FILE", help="Failures that are expected, as --write-xfail writes them."),
 ]
-Baseline = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="An earlier JSON report; only outputs that got worse fail."),
+WriteXfail = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the failures of this run for --xfail.")
 ]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write a JSON report; - prints it.")
 ]
 Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit XML report.")]
 Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a Markdown report.")]
-Html = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the printed report as HTML.")
-]
 Show = Annotated[
     bool,
     typer.Option(
@@ -71,134 +58,66 @@ Show = Annotated[
 
 # A huge case has more elements than this, the number that a signed 32-bit index can address.
 _HUGE = 1 << 31
+_STDOUT = Path("-")
 _DTYPES, _LAYOUTS = "float32,bfloat16,float16", "NCX,NXC"
 # Defaults of `tolerance`. Its options are None by default, so that a given option is recognised.
 _DTYPE, _ELEMENTS, _SHAPE = "float32", 50176, "16,8,14,14"
 
 
 @dataclass(frozen=True, slots=True)
-class _Reports:
-    """The command-line options for reports and for expected failures."""
+class _Output:
+    """The reports of the results that a command judges.
 
-    requested: Rung | None
+    Attributes
+    ----------
+    at_least : Rung
+    show : bool
+        Whether to print an element of each output.
+    known : list of KnownFailure
+    files : mapping
+        The paths of the reports by format, see `RENDERERS`; - is standard output.
+    """
+
+    at_least: Rung
     show: bool
-    json: Path | None
-    junit: Path | None
-    markdown: Path | None
-    html: Path | None
-    xfail: Path | None
-    baseline: Path | None
+    known: list[Any]
+    files: Mapping[str, Path]
 
-    @property
-    def at_least(self) -> Rung:
-        """The worst rung that does not count as a finding."""
-        return self.requested or "serial"
+    @classmethod
+    def of(
+        cls, at_least: Rung, show: bool, xfail: Path | None, files: Mapping[str, Path | None]
+    ) -> _Output:
+        """Read the known failures, and raise if a file could not be written after the run."""
+        from backnorm.conformance.verify.report import read_xfail
 
-    def read(self) -> tuple[list[Any] | None, Any]:
-        """Return the expected failures and the baseline, each None without its option.
+        paths = {form: path for form, path in files.items() if path is not None}
+        known = [] if xfail is None else read_xfail(xfail)
+        for path in paths.values():
+            _check_writable(path)
+        return cls(at_least, show, known, paths)
 
-        The function is called before the run, and raises if :meth:`write` would not be able to
-        write a file. It reads each file once, so that a file may be a pipe.
-        """
-        from backnorm.conformance.verify import _expected as expected
+    def write(self, results: Any) -> bool:
+        """Print and write the reports of a run; return whether the run failed."""
+        from backnorm.conformance.verify.renderers import RENDERERS
+        from backnorm.conformance.verify.report import Report
 
-        known = None if self.xfail is None else expected.read_expectations(self.xfail)
-        before = None
-        if self.baseline is not None:
-            before = expected.read_baseline(self.baseline)
-            if self.json is not None and self.json.resolve() == self.baseline.resolve():
-                raise ArgumentValueError(
-                    "--json", "must not be the file of --baseline, because a run that fails would "
-                    "become the baseline", came=str(self.json), accepted="another file",
-                )  # fmt: skip
-        for path in (self.json, self.junit, self.markdown, self.html):
-            if path is None or path == Path("-"):
-                continue
-            is_new = not path.exists()
-            if not (is_new or path.is_file() or path.is_dir()):
-                # Opening a pipe would wait for its reader.
-                continue
-            path.open("a").close()
-            if is_new:
-                path.unlink()
-        return known, before
-
-    def console(self) -> Console:
-        """Return the console on which tables are printed."""
-        return LiteralConsole(stderr=self.json == Path("-"), record=self.html is not None)
-
-    def write(self, results: Any, console: Console, known: list[Any] | None, before: Any) -> bool:
-        """Print and write the reports of a run; return whether the run failed.
-
-        `known` and `before` are the results of :meth:`read`.
-        """
-        from backnorm.conformance.verify import _expected as expected
-        from backnorm.conformance.verify import _report as report
-        from backnorm.conformance.verify.findings import counts, findings, mistake_of
-
-        judged = counts(results)["judged"]
-        passed, unmatched, expired = list[str](), list[str](), list[str]()
-        if known is not None:
-            expired = [f"{e.pattern} (until {e.until})" for e in known if e.is_expired]
-            known = [each for each in known if not each.is_expired]
-            results, passed, unmatched = expected.with_expected(results, known, self.at_least)
-
-        is_failure = partial(expected.fails, at_least=self.at_least)
-        fails: Callable[[Any], bool] = is_failure
-        found = findings(results, self.at_least)
-        failed: list[Any] = found
-        if before is not None:
-            compared, mistake = before.number(results), partial(mistake_of, found=found)
-
-            def fails(verdict: Any) -> bool:
-                return bool(before.is_worse(verdict, mistake(verdict), self.requested))
-
-            failed = [verdict for verdict in results.verdicts if fails(verdict)]
-            new = [verdict for verdict in failed if is_failure(verdict)]
-            found = [
-                replace(each, known=bool(compared) and not any(map(each.explains, new)))
-                for each in found
-            ]
-        report.show(results, found, console, self.at_least)
-        if passed:
-            number = counted(len(passed), "output")
-            title = f"passed, although {self.xfail} expects a failure: {number}"
-            _print_list(title, passed, console)
-        if expired:
-            _print_list(f"{self.xfail} has expired lines:", expired, console)
-        if unmatched:
-            _print_list(f"{self.xfail} has patterns that match no output:", unmatched, console)
-        if before is not None:
-            if not compared and not results.interrupted:
-                raise ArgumentValueError(
-                    "--baseline", "has no output of this run", came=str(self.baseline),
-                    accepted="a report with the operation, types, tier and seed of the run",
-                )  # fmt: skip
-            title = f"{compared} of {len(results.verdicts)} outputs are in {self.baseline}"
-            changes = [before.change(each, mistake(each)) for each in failed]
-            _print_list(f"{title}; {len(failed)} worse", changes, console)
-        if self.show:
-            report.show_case(results, console)
-        if self.json is not None:
-            text = report.as_json(results, found, self.at_least)
-            sys.stdout.write(text) if self.json == Path("-") else self.json.write_text(text)
-        if self.junit is not None:
-            self.junit.write_text(report.as_junit(results, found, fails), "utf-8")
-        if self.markdown is not None:
-            self.markdown.write_text(report.as_markdown(results, found, self.at_least), "utf-8")
-        if self.html is not None:
-            console.save_html(str(self.html))
-        return bool(failed) or not judged
+        report = Report.of(results, self.known, self.at_least)
+        console = LiteralConsole(stderr=_STDOUT in self.files.values())
+        for form in ("text", *["elements"] * self.show):
+            console.print(RENDERERS[form](report), crop=False)
+        for form, path in self.files.items():
+            text = str(RENDERERS[form](report))
+            sys.stdout.write(text) if path == _STDOUT else path.write_text(text, "utf-8")
+        return report.failed
 
 
-def _print_list(title: str, lines: list[str], console: Console) -> None:
-    """Print a title, the first lines below the title, and the number of the remaining lines."""
-    from backnorm.conformance.verify._report import NAMED
-
-    more = len(lines) - NAMED
-    shown = [f"  {line}" for line in lines[:NAMED]] + [f"  and {more} more"] * (more > 0)
-    text = "\n".join([title, *shown])
-    console.print(text, soft_wrap=True)
+def _check_writable(path: Path) -> None:
+    is_new = not path.exists()
+    # Opening a pipe would wait for its reader.
+    if path != _STDOUT and (is_new or path.is_file() or path.is_dir()):
+        path.open("a").close()
+        if is_new:
+            path.unlink()
 
 
 def _print_schema(wanted: bool) -> None:
@@ -214,7 +133,8 @@ def verify(
         typer.Argument(
             metavar="SUBJECT...",
             help="module:function, file.py:function, library.so:symbol, or one of numpy, torch, "
-            "torch-compiled, jax, tensorflow, onednn, onnxruntime, backnorm.",
+            "torch-compiled, jax, tensorflow, tensorflow-xla, onednn, onednn-graph, "
+            "onnxruntime, backnorm.",
         ),
     ],
     dialect: Annotated[
@@ -249,7 +169,7 @@ def verify(
             help="With --tier full: add a case with more than 2**31 elements, which takes 13 GB.",
         ),
     ] = False,
-    at_least: AtLeast = None,
+    at_least: AtLeast = "serial",
     any_order: Annotated[
         bool,
         typer.Option("--any-order", help="Accept calls that differ in bits if both are right."),
@@ -261,12 +181,11 @@ def verify(
         int, typer.Option(min=0, help="The memory limit of the subject, in MiB; 0: none.")
     ] = 0,
     xfail: Xfail = None,
-    baseline: Baseline = None,
+    write_xfail: WriteXfail = None,
     show: Show = False,
     json: JsonFile = None,
     junit: Junit = None,
     markdown: Markdown = None,
-    html: Html = None,
     schema: Annotated[
         bool,
         typer.Option(
@@ -299,16 +218,13 @@ def verify(
         )
     if command and operation != "backward":
         raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
-    files = {"--junit": junit, "--markdown": markdown, "--html": html}
-    files |= {} if json == Path("-") else {"--json": json}
-    for option, path in files.items():
-        if path is not None and len(subjects) > 1:
+    files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
+    output = _Output.of(at_least, show, xfail, files)
+    for form, path in output.files.items():
+        if path != _STDOUT and len(subjects) > 1:
             came = f"{len(subjects)} subjects"
-            raise ArgumentValueError(option, "must be used with one subject", came=came)
-    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
-    expected = reports.read()
-    console, failed = reports.console(), False
-    selection = _selection(tier, dtypes, layouts, only, skip, seed)
+            raise ArgumentValueError(f"--{form}", "must be used with one subject", came=came)
+    selection, failed = _selection(tier, dtypes, layouts, only, skip, seed), False
     shapes = tuple(_shape(each, least=0) for each in shape or ())
     selection = replace(selection, shapes=shapes, operation=operation, huge=_HUGE if huge else 0)
     for subject in subjects:
@@ -316,7 +232,7 @@ def verify(
         with progress() as advance:
             advance(subject, 0)
             results = run_job(job, partial(advance, subject))
-        failed = reports.write(results, console, *expected) or failed
+        failed = output.write(results) or failed
         if results.interrupted:
             raise typer.Exit(130)
     raise typer.Exit(int(failed))
@@ -334,22 +250,20 @@ def judge(
             "dx.bin (or .npy), or an .npz or .safetensors file with the names case/output.",
         ),
     ],
-    at_least: AtLeast = None,
+    at_least: AtLeast = "serial",
     xfail: Xfail = None,
-    baseline: Baseline = None,
+    write_xfail: WriteXfail = None,
     show: Show = False,
     json: JsonFile = None,
     junit: Junit = None,
     markdown: Markdown = None,
-    html: Html = None,
 ) -> None:
     """Judge results that were computed from the files that cases export writes."""
     from backnorm.conformance.verify.export import judge as judge_files
 
-    reports = _Reports(at_least, show, json, junit, markdown, html, xfail, baseline)
-    expected = reports.read()
-    judged = judge_files(cases, results)
-    raise typer.Exit(int(reports.write(judged, reports.console(), *expected)))
+    files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
+    output = _Output.of(at_least, show, xfail, files)
+    raise typer.Exit(int(output.write(judge_files(cases, results))))
 
 
 cases_app = typer.Typer(help="List the cases of verify, or write them to files.")
@@ -366,10 +280,10 @@ def cases_list(
     seed: Seed = 0,
 ) -> None:
     """Print the name of each case and the shape of its x."""
-    from backnorm.conformance.verify.cases import selected
+    from backnorm.conformance.verify.cases import recipes
 
-    for case in selected(_selection(tier, dtypes, layouts, only, skip, seed)):
-        print(case.name, "x".join(map(str, case.data.x.shape)))
+    for recipe in recipes(_selection(tier, dtypes, layouts, only, skip, seed)):
+        print(recipe.name, "x".join(map(str, recipe.shape)))
 
 
 @cases_app.command("show")
@@ -380,16 +294,16 @@ def cases_show(
     seed: Seed = 0,
 ) -> None:
     """Print the inputs of a case, its bounds, and which wrong kernels it rejects."""
-    from backnorm.conformance.verify._about import show_about
-    from backnorm.conformance.verify.cases import DTYPES, Selection, selected
+    from backnorm.conformance.verify.cases import DTYPES, Selection, recipes
+    from backnorm.conformance.verify.renderers import about
 
-    every = selected(Selection(tier, tuple(DTYPES), seed=seed))
-    case = next((each for each in every if each.name == name), None)
-    if case is None:
+    every = recipes(Selection(tier, tuple(DTYPES)))
+    recipe = next((each for each in every if each.name == name), None)
+    if recipe is None:
         raise ArgumentValueError(
             "CASE", "unknown", came=name, accepted="a name that cases list prints"
         )
-    show_about(case, LiteralConsole())
+    LiteralConsole().print(about(recipe.case(seed)), crop=False)
 
 
 @cases_app.command("export")
@@ -481,19 +395,52 @@ def tolerance(
     ] = None,
 ) -> None:
     """Print the error bounds of right kernels, or the wrong kernels that a tolerance accepts."""
+    from backnorm.conformance.audit import audit as audit_of
+    from backnorm.conformance.audit import bounds, lines, policies
+    from backnorm.conformance.audit import data as audit_data
+
     tests = {"--audit": audit, "--policy": policy, "--compare": compare}
     named = [option for option, value in tests.items() if value is not None]
     if len(named) > 1:
         raise ArgumentValueError(
             named[1], "must be the only test", came=" and ".join(named), accepted="one of them"
         )
-    if named:
-        _check_absent(f"with {named[0]}", **{"--elements": elements})
-        _print_audit(audit, policy, compare, dtype, data, shape, loss)
-    else:
+    if not named:
         unused = {"--data": data, "--shape": shape, "--loss": loss}
         _check_absent("without --audit, --policy or --compare", **unused)
-        _print_bounds(_DTYPE if dtype is None else dtype, elements or _ELEMENTS)
+        own = _element_type(_DTYPE if dtype is None else dtype)
+        LiteralConsole().print(bounds(own, elements or _ELEMENTS))
+        return
+    _check_absent(f"with {named[0]}", **{"--elements": elements})
+    if policy is not None:
+        chosen, label = policies.policy_of(policy), f"{policy}: "
+    elif compare is not None:
+        chosen, label = policies.of_function(compare, _comparison(compare)), ""
+    else:
+        assert audit is not None
+        chosen, label = policies.of_text(audit), ""
+    data = data or chosen.data
+    if data.endswith(".npz"):
+        unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
+        _check_absent("with a file of x and dy", **unused)
+        runs = [audit_data.read(Path(data), chosen.epsilon)]
+        dtype = str(runs[0].inputs[0].dtype)
+        about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
+        has_every_mistake = False
+    else:
+        of_loss, dtype = loss or chosen.loss, _DTYPE if dtype is None else dtype
+        sizes = _shape(_SHAPE if shape is None else shape)
+        runs = list(audit_data.runs(data, sizes, of_loss, chosen.epsilon, _element_type(dtype)))
+        about = f"{data}, loss {of_loss}, {dtype}, x of {','.join(map(str, sizes))}"
+        about += f", {len(runs)} seeds"
+        has_every_mistake = data == "layer" and of_loss in ("none", "cube")
+    print(visible(f"{label}{chosen.text(dtype)} on {about}"))
+    if chosen.source:
+        print(f"  {chosen.source}")
+    for line in lines(audit_of(chosen.test(dtype), runs)):
+        print(f"  {line}")
+    if not has_every_mistake:
+        print("  --data layer --loss cube shows every mistake that a loss can show.")
 
 
 def _check_absent(condition: str, **options: object) -> None:
@@ -505,63 +452,6 @@ def _check_absent(condition: str, **options: object) -> None:
             raise ArgumentValueError(
                 option, f"has no effect {condition}", came=str(value), hint="leave it out"
             )
-
-
-def _print_audit(
-    tolerance: str | None,
-    policy: str | None,
-    compare: str | None,
-    dtype: str | None,
-    data: str | None,
-    shape: str | None,
-    loss: str | None,
-) -> None:
-    from backnorm.conformance.formula import IMPRECISE
-    from backnorm.conformance.verify import audit_data, policies, tolerances
-    from backnorm.conformance.verify.audit import audit
-
-    project = None if policy is None else policies.policy_of(policy)
-    epsilon = 1e-5 if project is None else project.epsilon
-    data = data or ("randn" if project is None else project.data)
-    if data.endswith(".npz"):
-        unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
-        _check_absent("with a file of x and dy", **unused)
-        runs = [audit_data.read(Path(data), epsilon)]
-        dtype = str(runs[0].inputs[0].dtype)
-        about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
-    else:
-        loss = loss or ("none" if project is None else project.loss)
-        dtype = _DTYPE if dtype is None else dtype
-        sizes = _shape(_SHAPE if shape is None else shape)
-        runs = list(audit_data.runs(data, sizes, loss, epsilon, _element_type(dtype)))
-        about = f"{data}, loss {loss}, {dtype}, x of {','.join(map(str, sizes))}, {len(runs)} seeds"
-    if project is not None:
-        test, text = project.test(dtype), f"{policy}: {project.text(dtype)}"
-    elif compare is not None:
-        test, text = tolerances.from_function(_comparison(compare)), compare
-    else:
-        assert tolerance is not None
-        test, text = tolerances.from_text(tolerance), tolerance
-    print(visible(f"{text} on {about}"))
-    if project is not None:
-        print(f"  {project.source}")
-    found = audit(test, runs)
-    # Imprecise kernels have a list of their own, because a right kernel in float32 may be no more
-    # accurate than they are.
-    for is_imprecise, noun in ((False, "wrong formula"), (True, "imprecise kernel")):
-        caught, missed, invisible = (
-            [each for each in mistakes if (each in IMPRECISE) == is_imprecise]
-            for mistakes in (found.caught, found.missed, found.invisible)
-        )
-        judged = counted(len(caught) + len(missed), noun)
-        print(f"  {len(caught)} of {judged} caught." + " These pass:" * bool(missed))
-        _print_mistakes(missed)
-        print(f"  {counted(len(invisible), noun)} with the right results on such data:")
-        _print_mistakes(invisible)
-    for name, number in found.false_alarms.items():
-        print(f"  a right kernel, {name}: rejected in {number} of {found.runs}")
-    if data != "layer" or loss not in ("none", "cube"):
-        print("  --data layer --loss cube shows every mistake that a loss can show.")
 
 
 def _comparison(name: str) -> Callable[..., Any]:
@@ -582,38 +472,6 @@ def _comparison(name: str) -> Callable[..., Any]:
             hint=described(error),
         ) from error  # fmt: skip
     return function
-
-
-def _print_mistakes(mistakes: list[Any]) -> None:
-    for mistake in mistakes:
-        print(f"    {mistake.says} ({mistake.name})")
-
-
-def _print_bounds(dtype: str, elements: int) -> None:
-    from backnorm.conformance.judge import GRADIENTS
-    from backnorm.conformance.ladder import KINDS, bound, rungs
-    from backnorm.dtypes import statistics_types
-
-    own = _element_type(dtype)
-    statistics = statistics_types(own)[-1]
-    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
-    title = f"{dtype}, {elements} elements a channel"
-    table = Table(title=title, box=None, title_justify="left", pad_edge=False)
-    for head in ("rung", "output", "expected", "guaranteed"):
-        table.add_column(head, no_wrap=head != "expected")
-    for rung in rungs(own):
-        for name in GRADIENTS:
-            output = own if name == "dx" else statistics
-            texts = [
-                bound(rung, name, output, own, elements, kind=kind).in_units(unit) for kind in KINDS
-            ]
-            table.add_row(rung, name, *texts)
-    console = LiteralConsole()
-    console.print(table)
-    console.print(
-        f"u = 2**{math.log2(unit):.0f}; ulp: of the output's type at the exact value; T: the sum "
-        "of the magnitudes of the terms; V, S, R: see docs/tolerance.md, which derives the bounds."
-    )
 
 
 def _selection(

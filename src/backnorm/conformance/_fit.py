@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.data import rows_of
 from backnorm.conformance.judge import Quantity
-from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.conformance.ladder import Ladder
 from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.reference import Exact

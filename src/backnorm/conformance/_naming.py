@@ -181,15 +181,24 @@ def named(
     def distance(values: Values) -> float:
         return max(each.distance(predicted(name, values)) for name, each in numbers.items())
 
+    def is_near(name: str, values: Values) -> bool:
+        return numbers[name].distance(predicted(name, values)) <= 1.0
+
     def explains(values: Values) -> bool:
-        near = (each.distance(predicted(n, values)) <= 1.0 for n, each in numbers.items())
-        return all(near) and agrees(values)
+        return all(is_near(name, values) for name in numbers) and agrees(values)
 
     candidates: dict[tuple[Mistake, ...], Values] = {(): right}
     candidates |= {(mistake,): values for mistake, values in alone.items()}
     same = [mistakes for mistakes, values in candidates.items() if explains(values)]
     if not same:
-        for one, other in itertools.combinations(mistakes_known, 2):
+        # A result that is right, because two mistakes in it cancel, has no name (see `_cancel`).
+        are_right = [name for name in numbers if is_near(name, right)]
+        of_pairs = [
+            mistake
+            for mistake in mistakes_known
+            if all(is_near(name, alone[mistake]) for name in are_right)
+        ]
+        for one, other in itertools.combinations(of_pairs, 2):
             if one.step == other.step:
                 continue
             values = formula((one, other))

@@ -14,8 +14,8 @@ from backnorm.conformance._naming import (
     right_bits,
     sentence,
 )
+from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.data import rows_of
-from backnorm.conformance.judge._ulps import ulp_at
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact
 

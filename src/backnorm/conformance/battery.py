@@ -6,6 +6,8 @@ backnorm's operator, which must pass, and on broken kernels, which must fail.
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,9 +26,20 @@ from backnorm.conformance.data import (
 from backnorm.conformance.judge import GRADIENTS, Quantity, check_backward, judge
 from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit, statistics_types
+from backnorm.problem import channel_axis_of
 from backnorm.reference import Exact
 
-__all__ = ["BackwardOperator", "Case", "Subject", "cases", "computed_in", "examine", "subjects"]
+__all__ = [
+    "BackwardOperator",
+    "Case",
+    "Recipe",
+    "Variant",
+    "cases",
+    "computed_in",
+    "examine",
+    "recipes",
+    "variants",
+]
 
 _SHAPES = {"NCX": (6, 5, 3, 4), "NXC": (6, 3, 4, 5)}
 
@@ -51,7 +64,7 @@ class BackwardOperator(Protocol):
         """Compute the gradients; the inputs are read-only."""
 
 
-class Subject(NamedTuple):
+class Variant(NamedTuple):
     """The element types and the layout of a case."""
 
     dtype: np.dtype
@@ -120,6 +133,53 @@ class Case:
         return {"training": self.training, **self.data.options}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """A case whose data are not drawn yet.
+
+    Attributes
+    ----------
+    purpose : str
+        The first part of the name of the case.
+    variant : Variant
+    shape : tuple of int
+        The shape of x.
+    make : callable
+        Draws the data: a function with the parameters of :func:`data.realistic_data`.
+    training, scaled, repeats
+        As in :class:`Case`.
+    finish : callable, optional
+        Takes the case of a backward pass; returns a case of another operation with its data.
+    """
+
+    purpose: str
+    variant: Variant
+    shape: tuple[int, ...]
+    make: Callable[..., LayerData] = realistic_data
+    training: bool = True
+    scaled: bool = True
+    repeats: int = 1
+    finish: Callable[[Case], Case] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the case."""
+        return f"{self.purpose}-{self.variant.name}"
+
+    @property
+    def count(self) -> int:
+        """M, the number of elements per channel."""
+        channels = self.shape[channel_axis_of(self.variant.data_format)]
+        return math.prod(self.shape) // max(channels, 1)
+
+    def case(self, seed: int = 0) -> Case:
+        """Draw the case. Its values depend only on its name and `seed`."""
+        rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
+        data = self.make(self.shape, rng=rng, **self.variant.options)
+        case = Case(self.name, data, self.training, self.scaled, repeats=self.repeats)
+        return case if self.finish is None else self.finish(case)
+
+
 def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]:
     """Yield the battery: small cases for every type and layout; `seed` determines their values.
 
@@ -131,17 +191,21 @@ def cases(seed: int = 0, arithmetic: Arithmetic | None = None) -> Iterator[Case]
         cannot be computed in it are left out. None: all cases, each judged by the default compute
         dtype of its elements.
     """
-    rng = np.random.default_rng(seed)
-    every = (case for subject in subjects(_SHAPES) for case in _of_subject(subject, rng))
-    return computed_in(every, arithmetic)
+    return computed_in((recipe.case(seed) for recipe in recipes()), arithmetic)
 
 
-def subjects(formats: Iterable[str]) -> Iterator[Subject]:
-    """Yield each combination of element type, statistics type and format, as a `Subject`."""
+def recipes() -> Iterator[Recipe]:
+    """Yield the recipes of the battery's cases."""
+    for variant in variants(_SHAPES):
+        yield from _of_variant(variant)
+
+
+def variants(formats: Iterable[str]) -> Iterator[Variant]:
+    """Yield each combination of element type, statistics type and format."""
     for dtype in ELEMENT_TYPES:
         for statistics in statistics_types(dtype):
             for data_format in formats:
-                yield Subject(dtype, statistics, data_format)
+                yield Variant(dtype, statistics, data_format)
 
 
 def computed_in(cases: Iterable[_Case], arithmetic: object) -> Iterator[_Case]:
@@ -173,43 +237,49 @@ def _judge_known(quantity: Quantity, actual: np.ndarray, expected: np.ndarray, c
     return judge(quantity, actual, *known, arithmetic=case.arithmetic)
 
 
-def _of_subject(subject: Subject, rng: np.random.Generator) -> Iterator[Case]:
-    dtype, statistics, data_format = subject
-    types, shape = subject.name, _SHAPES[data_format]
-    exact: Callable[..., LayerData] = partial(exact_data, **subject.options, rng=rng)
-    real: Callable[..., LayerData] = partial(realistic_data, **subject.options, rng=rng)
-
-    yield Case(f"exact-{types}", exact(shape))
-    yield Case(f"exact-statistics-supplied-{types}", exact(shape, epsilon=2.0**-6))
-    plain = real(shape)
-    yield Case(f"realistic-{types}", plain)
-    yield Case(f"no-gamma-{types}", plain, scaled=False)
-    yield Case(f"frozen-{types}", plain, training=False)
-    yield Case(f"epsilon-weighs-{types}", real(shape, epsilon=0.25, scale=0.25))
-    yield Case(
-        f"foreign-statistics-{types}",
-        replace(
-            plain,
-            mean=(plain.mean.astype(float) + 0.5).astype(statistics),
-            variance=(plain.variance.astype(float) * 3.0).astype(statistics),
-        ),
-    )
-    yield Case(f"one-element-{types}", real((1, 7) if data_format == "NCX" else (1, 1, 1, 7)))
-    yield Case(
-        f"constant-channels-{types}",
-        replace(
-            plain,
-            x=np.full_like(plain.x, 3.0),
-            mean=np.full_like(plain.mean, 3.0),
-            variance=np.zeros_like(plain.variance),
-        ),
-    )
+def _of_variant(variant: Variant) -> Iterator[Recipe]:
+    dtype, _, data_format = variant
+    shape = _SHAPES[data_format]
+    yield Recipe("exact", variant, shape, exact_data)
+    supplied = partial(exact_data, epsilon=2.0**-6)
+    yield Recipe("exact-statistics-supplied", variant, shape, supplied)
+    yield Recipe("realistic", variant, shape)
+    yield Recipe("no-gamma", variant, shape, scaled=False)
+    yield Recipe("frozen", variant, shape, training=False)
+    weighty = partial(realistic_data, epsilon=0.25, scale=0.25)
+    yield Recipe("epsilon-weighs", variant, shape, weighty)
+    yield Recipe("foreign-statistics", variant, shape, _with_foreign_statistics)
+    yield Recipe("one-element", variant, (1, 7) if data_format == "NCX" else (1, 1, 1, 7))
+    yield Recipe("constant-channels", variant, shape, _with_constant_channels)
     many = (40, 2, 500) if data_format == "NCX" else (40, 500, 2)
     if is_16_bit(dtype):
         # In this case, the sums of dy and of dy * (x - mean) exceed 65,504, the largest float16.
-        yield Case(f"large-sums-{types}", real(many, gradient_scale=1000.0))
+        yield Recipe("large-sums", variant, many, partial(realistic_data, gradient_scale=1000.0))
     else:
-        yield Case(f"many-elements-{types}", real(many))
+        yield Recipe("many-elements", variant, many)
         ratio = 1e6 if dtype == FLOAT64 else 1e4
-        yield Case(f"mean-over-deviation-{ratio:g}-{types}", real(shape, ratio=ratio))
-        yield Case(f"huge-gradients-{types}", real(shape, gradient_scale=1e30))
+        far = partial(realistic_data, ratio=ratio)
+        yield Recipe(f"mean-over-deviation-{ratio:g}", variant, shape, far)
+        huge = partial(realistic_data, gradient_scale=1e30)
+        yield Recipe("huge-gradients", variant, shape, huge)
+
+
+def _with_foreign_statistics(*arguments: Any, **options: Any) -> LayerData:
+    """Return data with other statistics than those of x."""
+    data = realistic_data(*arguments, **options)
+    statistics = data.mean.dtype
+    return replace(
+        data,
+        mean=(data.mean.astype(float) + 0.5).astype(statistics),
+        variance=(data.variance.astype(float) * 3.0).astype(statistics),
+    )
+
+
+def _with_constant_channels(*arguments: Any, **options: Any) -> LayerData:
+    data = realistic_data(*arguments, **options)
+    return replace(
+        data,
+        x=np.full_like(data.x, 3.0),
+        mean=np.full_like(data.mean, 3.0),
+        variance=np.zeros_like(data.variance),
+    )

@@ -40,6 +40,8 @@ from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS
 from backnorm.conformance.ladder import ForwardLadder, GradientLadder
 
 __all__ = [
+    "DIAGNOSTIC",
+    "FORWARD_DIAGNOSTIC",
     "Diagnosis",
     "diagnose",
     "diagnose_forward",
@@ -50,6 +52,9 @@ __all__ = [
 Array = np.ndarray
 Arrays = tuple[Array | None, Array | None, Array | None]
 
+#: The shapes of diagnostic data, in each layout.
+DIAGNOSTIC, FORWARD_DIAGNOSTIC = (7, 13, 3, 13), (3, 11, 1, 11)
+
 _NO_ELEMENTS = Diagnosis("right", (), "there are no elements")
 _RIGHT = Diagnosis("right", (), "the errors are within the bounds of rounding")
 
@@ -59,8 +64,8 @@ def diagnostic_data(
     *,
     data_format: str = "NCX",
     statistics_dtype: np.dtype | None = None,
-    seed: int = 0,
-    shape: tuple[int, int, int, int] = (7, 13, 3, 13),
+    seed: int | np.random.Generator = 0,
+    shape: tuple[int, ...] = DIAGNOSTIC,
 ) -> LayerData:
     """Return inputs for which different mistakes in a formula give different numbers.
 
@@ -106,7 +111,7 @@ def forward_diagnostic_data(
         data_format=data_format,
         statistics_dtype=statistics_dtype,
         seed=seed,
-        shape=(3, 11, 1, 11),
+        shape=FORWARD_DIAGNOSTIC,
     )
 
 
@@ -253,7 +258,10 @@ def _explained(
     # the fitted coefficients of a few channels.
     if tensor is None or not wrong_end(tensor):
         mistakes = formula.known_mistakes(channels)
+        own = {name: term.own for name, term in terms.items()}
         found = named(numbers, wrong, predicted, agrees, mistakes) or special()
+        for mistake in formula.fitted_mistakes(channels, own):
+            found = found or named(numbers, wrong, predicted, agrees, [mistake])
     if found is None and tensor is not None and tensor.is_wrong:
         found = truncated(tensor)
     found = found or partly_wrong(tensor, others)

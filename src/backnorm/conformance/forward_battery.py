@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.conformance import battery
-from backnorm.conformance.battery import Case
+from backnorm.conformance.battery import Case, Recipe, recipes
 from backnorm.conformance.data import read_only
 from backnorm.dtypes import FLOAT64
 
-__all__ = ["ForwardCase", "forward_cases", "of_backward"]
+__all__ = ["ForwardCase", "forward_cases", "forward_recipe", "has_forward", "of_backward"]
 
 # The forward battery leaves out cases of the backward battery whose names begin like this. These
 # cases test dy, or statistics that the caller passes. A forward pass in training takes neither dy
@@ -64,11 +63,16 @@ def _other(statistic: np.ndarray) -> np.ndarray:
 
 def forward_cases(seed: int = 0) -> Iterator[ForwardCase]:
     """Yield small cases for every type and layout; a seed always gives the same cases."""
-    for case in battery.cases(seed):
-        if has_forward(case):
-            yield of_backward(case)
+    for recipe in recipes():
+        if has_forward(recipe):
+            yield of_backward(recipe.case(seed))
 
 
-def has_forward(case: Case) -> bool:
+def has_forward(recipe: Recipe) -> bool:
     """Whether a case of the backward battery also tests a forward pass in training."""
-    return not case.name.startswith(_OF_GRADIENTS)
+    return not recipe.name.startswith(_OF_GRADIENTS)
+
+
+def forward_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of the forward case with the data of a backward case."""
+    return replace(recipe, finish=of_backward)

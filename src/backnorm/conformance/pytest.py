@@ -11,70 +11,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from backnorm.conformance.battery import Case
-from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
+from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify.cases import (
     DTYPES,
     LAYOUTS,
     TIERS,
     Selection,
     check_names,
-    selected,
+    recipes,
 )
-from backnorm.conformance.verify.operations import operation_of
-from backnorm.conformance.verify.run import absent, graded
+from backnorm.conformance.verify.dialect_calls import received, schema_of
+from backnorm.conformance.verify.operations import OPERATIONS, OperationName, operation_of
 from backnorm.conformance.verify.subjects import (
     Function,
     OfDialect,
     Subject,
     described,
     is_unsupported,
-    received,
-    schema_of,
 )
+from backnorm.conformance.verify.verdicts import diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["CheckedCase", "cases"]
 
 
-class _Drawn:
-    """Draws the cases of a selection one after the other, and keeps only the last one."""
-
-    def __init__(self, selection: Selection) -> None:
-        self._selection = selection
-        self._rest: Iterator[Case] = iter(())
-        self._last: Case | None = None
-
-    def __call__(self, name: str) -> Case:
-        """Return the case with this name."""
-        if self._last is None or self._last.name != name:
-            self._last = next((case for case in self._rest if case.name == name), None)
-        if self._last is None:
-            # Tests do not run in the order of the cases.
-            self._rest = selected(self._selection)
-            self._last = next(case for case in self._rest if case.name == name)
-        return self._last
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedCase:
-    """A case, and the rung of the ladder (`at_least`) that results must reach to pass."""
+    """A case, and the rung of the ladder (`at_least`) that results must reach to pass.
 
-    name: str
+    Attributes
+    ----------
+    recipe : Recipe
+        The case before its data are drawn.
+    at_least : Rung
+    seed : int
+    """
+
+    recipe: Recipe
     at_least: Rung
-    _drawn: Callable[[str], Case]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of the case."""
+        return self.recipe.name
 
     @property
     def case(self) -> Case:
-        """The case; its data are drawn when the test runs."""
-        return self._drawn(self.name)
+        """The case. Its data are drawn here, so collection draws none."""
+        return self.recipe.case(self.seed)
 
     def check(
         self,
@@ -83,7 +76,7 @@ class CheckedCase:
         dialect: str | None = None,
         op: str | None = None,
     ) -> None:
-        """Call a function on the case and judge its gradients, in this process.
+        """Call a function on the case and judge its results, in this process.
 
         Parameters
         ----------
@@ -103,11 +96,11 @@ class CheckedCase:
         # This name makes pytest show the message of a failed test, but not the source of this
         # method.
         __tracebackhide__ = True
-        case = judged = self.case
+        case = received_case = self.case
         subject: Subject = Function(function)
         if dialect is not None:
-            schema = schema_of(dialect, op, "backward")
-            subject, judged = OfDialect(function, schema), received(case, schema)
+            schema = schema_of(dialect, op, operation_of(case).name)
+            subject, received_case = OfDialect(function, schema), received(case, schema)
         # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
         # which are read-only, NumPy's ValueError would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in case.inputs.items()}
@@ -118,33 +111,21 @@ class CheckedCase:
             if is_unsupported(error):
                 pytest.skip(described(error))
             raise
-        outputs = {n: a for n, a in found.items() if a is not None}
-        missing = [absent(judged, n, found) for n in GRADIENTS if n not in outputs]
-        lines = [text for status, text in missing if status == "not_written"]
-        lines += [
+        lines = [
             f"the subject writes to {name}"
             for name, array in inputs.items()
             if array is not None and array.tobytes() != before[name]
         ]
-        grades = graded(judged, outputs)
-        for output, (status, text, grade) in grades.items():
-            if is_at_least(status, self.at_least):
-                continue
-            if grade is None:
-                lines.append(text)
-                continue
-            line = f"{output} is {status}, not {self.at_least} or better"
-            line += (
-                f": {output}{list(grade.where)} = {grade.got!r}, exact {grade.exact!r}, "
-                f"error {grade.ulp:.4g} ulp, condition {grade.condition:.3g}"
-            )
-            lines.append(f"{line} {text}".strip())
+        verdicts = judged(received_case, Outcome(case.name, outputs=found)).verdicts
+        lines += [
+            verdict.says
+            for verdict in verdicts
+            if verdict.status != "not_run" and not is_at_least(verdict.status, self.at_least)
+        ]
         if lines:
-            arrays = {n: outputs[n] for n, (_, _, grade) in grades.items() if grade is not None}
-            if arrays:
-                diagnosis = operation_of(judged).diagnosis(judged, arrays)
-                if diagnosis.kind not in ("right", "unknown"):
-                    lines.insert(0, diagnosis.says)
+            diagnosis = diagnosis_of(received_case, found, verdicts)
+            if diagnosis is not None:
+                lines.insert(0, diagnosis.says)
             raise AssertionError("\n".join([f"{case.name}:", *lines]))
 
 
@@ -157,12 +138,13 @@ def cases(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     seed: int = 0,
+    operation: OperationName = "backward",
 ) -> pytest.MarkDecorator:
     """Return a decorator that runs a test once for each case, with the argument `case`.
 
     Parameters
     ----------
-    tier, dtypes, layouts, only, skip, seed
+    tier, dtypes, layouts, only, skip, seed, operation
         As in the options of ``backnorm verify``.
     at_least : Rung
         The worst rung that passes.
@@ -182,14 +164,16 @@ def cases(
             accepted = f'a list, such as ["{names}"]'
             raise ArgumentTypeError(argument, "must be a list", came=repr(names), accepted=accepted)
     check_names("tier", [tier], TIERS)
+    check_names("operation", [operation], OPERATIONS)
     check_names("dtypes", dtypes, DTYPES)
     check_names("layouts", layouts, LAYOUTS)
     check_names("at_least", [at_least], RUNGS)
-    selection = Selection(tier, tuple(dtypes), tuple(layouts), tuple(only), tuple(skip), seed)
-    drawn = _Drawn(selection)
+    selection = Selection(
+        tier, tuple(dtypes), tuple(layouts), tuple(only), tuple(skip), seed, operation=operation
+    )
     found = [
-        pytest.param(CheckedCase(case.name, at_least, drawn), id=case.name)
-        for case in selected(selection)
+        pytest.param(CheckedCase(recipe, at_least, seed), id=recipe.name)
+        for recipe in recipes(selection)
     ]
     if not found:
         raise ArgumentValueError("only", "no case is selected", came=tuple(only))

@@ -267,7 +267,8 @@ def _check_channels(
         )
     for tensor in specs:
         shape = shapes[tensor.name]
-        expected = kept if tensor.kind == "kept" else (channels,)
+        is_kept = tensor.kind == "kept" or (tensor.kind == "channel" and len(axes) > 1)
+        expected = kept if is_kept else (channels,)
         if len(shape) != len(expected):
             raise ArgumentValueError(
                 tensor.name,
@@ -279,9 +280,7 @@ def _check_channels(
             raise ArgumentValueError(
                 tensor.name,
                 phrases.channel_size.format(x=name, channels=channels, shape=shape),
-                came=f"{shape} and {expected}"
-                if tensor.kind == "kept"
-                else f"{shape[0]} and {channels}",
+                came=f"{shape} and {expected}" if is_kept else f"{shape[0]} and {channels}",
                 accepted=f"shape {expected}",
             )
     _check_channel_types(schema, specs, arrays, rule)

@@ -8,11 +8,12 @@ signature of ``__init__`` and the class docstring.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from backnorm.dialects._attributes import check_attribute
+from backnorm.dialects._docstring import bullets, entries_of, sections
 from backnorm.dialects.schema import UNKNOWN, AttributeSpec, Choice, OperatorSchema
 from backnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -35,11 +36,11 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
     by_name = all(p.kind is _KEYWORD for name, p in call.items() if name != "self")
     if not is_function and rules.revision is None:
         _check_parameters(rules, {**call, **parameters})
-    text = _sections(function)
-    of_attributes = _sections(cls) if is_configured else text
-    inputs = _entries(text.get("Parameters", ""))
-    outputs = _entries(text.get("Returns", ""))
-    attributes = _entries(of_attributes.get("Parameters", ""))
+    text = sections(function)
+    of_attributes = sections(cls) if is_configured else text
+    inputs = entries_of(text.get("Parameters", ""))
+    outputs = entries_of(text.get("Returns", ""))
+    attributes = entries_of(of_attributes.get("Parameters", ""))
     summary, _, formula = text.get("", "").partition("\n")
     known = {tensor.name for tensor in rules.inputs} | {a.name for a in rules.attributes}
     # If an operator has several revisions, the signature of its ``__call__`` has no names of
@@ -59,7 +60,7 @@ def described(rules: OperatorSchema, cls: Any) -> OperatorSchema:
         ),
         summary=summary,
         formula=formula.strip("\n"),
-        notes=tuple(_bullets(text.get("Notes", ""))),
+        notes=tuple(bullets(text.get("Notes", ""))),
         style="configured" if is_configured else "keywords" if by_name else "positional",
         order=order,
         configuration=_listed(parameters, rules) if is_configured else (),
@@ -117,40 +118,3 @@ def _completed(
     """Return `spec` with `summary`, and with the parameter's default in place of `UNKNOWN`."""
     default = parameters[spec.name].default if spec.default is UNKNOWN else spec.default
     return replace(spec, default=default, summary=summary)
-
-
-def _sections(documented: Any) -> dict[str, str]:
-    """Return the sections of a docstring by their titles; the first section's title is empty.
-
-    Without docstrings (``python -OO``) all sections are empty.
-    """
-    sections: dict[str, str] = {}
-    title, lines = "", (inspect.getdoc(documented) or "").splitlines()
-    found: list[str] = []
-    for k, line in enumerate(lines):
-        if line and k + 1 < len(lines) and lines[k + 1] == "-" * len(line):
-            sections[title] = "\n".join(found).strip()
-            title, found = line, []
-        elif not (line and line == "-" * len(line)):
-            found.append(line)
-    sections[title] = "\n".join(found).strip()
-    return sections
-
-
-def _entries(section: str) -> dict[str, str]:
-    """Return {name: text in one line} for the parameters or results that a section describes."""
-    entries: dict[str, list[str]] = {}
-    text: list[str] = []
-    for line in section.splitlines():
-        if line and not line.startswith(" "):
-            text = []
-            entries |= dict.fromkeys(line.partition(" : ")[0].split(", "), text)
-        elif line:
-            text.append(line.strip())
-    return {name: " ".join(text) for name, text in entries.items()}
-
-
-def _bullets(section: str) -> Iterator[str]:
-    """Yield the items of a list, each as one line."""
-    for item in f"\n{section}".split("\n- ")[1:]:
-        yield " ".join(item.split())

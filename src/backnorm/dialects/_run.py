@@ -44,6 +44,11 @@ _TYPED_LIKE = {
 _STATISTICS = ("mean", "variance")
 # All calls can share this array, because it has no elements to write to.
 _EMPTY = np.empty(0, FLOAT32)
+# The classes of values that a call may return, besides named tuples.
+_PLAIN = (tuple, np.ndarray)
+# Making a named tuple by `tuple.__new__` takes half as long as by the method `_make` of the tuple's
+# class.
+_new = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,31 +60,39 @@ class BoundCall:
     ----------
     call : Call
         Its inputs are shapes and types.
+    names : sequence of str
+        The names of the values that are passed to the `BoundCall`.
     canonical : CanonicalCall
     problem : Problem
     run, execute : callable
         `executable.run` for this problem, and the function for arrays of this layout.
     operands : callable
-        Maps the inputs in order, followed by None, to the canonical operands.
+        Maps the values of a call, followed by None, to the canonical operands.
     converted : tuple of str, or None
         The operands whose element type is not the executable's; None if the executable takes all
         operands as they are.
     memory : int or None
-        The position of the input that is memory for the first output.
+        The position of the value that is memory for the first output.
     running : callable or None
-        Maps the inputs to copies of the running statistics before their update.
+        Maps the values to copies of the running statistics before their update.
     numbers : mapping of str to float
         The weight of the batch, if the executable updates the running statistics.
     results : tuple of (str, callable or None)
         For each canonical result, each running statistic and an empty array: the role, and the
         function that converts the array to the dialect's type and shape.
+    outputs : tuple of str or None
+        The names of the outputs to return.
     select : callable
         Maps these results to the outputs.
     finish : callable or None
         `Operator.finish`, if it must complete or write these results.
+    outcome : type
+        The class of the value that a call returns: a class of tuples, or ``numpy.ndarray`` for a
+        single output.
     """
 
     call: Call
+    names: Sequence[str]
     canonical: CanonicalCall
     problem: Problem
     run: Callable[..., Results]
@@ -90,25 +103,27 @@ class BoundCall:
     running: Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None
     numbers: Mapping[str, float | None]
     results: tuple[tuple[str, Convert | None], ...]
-    select: Callable[[Results], tuple[np.ndarray, ...]]
+    outputs: tuple[str | None, ...]
+    select: Callable[[Results], Any]
     finish: Finish | None
+    outcome: type
 
-    def __call__(self, inputs: Sequence[Any], memory: Any = None) -> tuple[np.ndarray, ...]:
-        """Return the outputs of the call for the values of `inputs`.
+    def __call__(self, values: Sequence[Any], memory: Any = None) -> Any:
+        """Return the outputs of the call for other values, in the order of `names`.
 
-        The inputs must have the shapes and types of the arrays in `call.inputs`. `memory`, if
-        given, is the array to which the first output is written.
+        The inputs among the values must have the shapes and types of the arrays in `call.inputs`.
+        `memory`, if given, is the array to which the first output is written.
         """
-        operands = self.operands((*inputs, None))
+        operands = self.operands((*values, None))
         if self.converted is not None:
             operands = self._prepared(operands, self.converted)
-        running = () if self.running is None else self.running(inputs)
+        running = () if self.running is None else self.running(values)
         if self.numbers:
             # The last operands are the running statistics. Copies replace them, because the kernel
             # updates the running statistics in place.
             operands = (*operands[: -len(running)], *running)
         if self.memory is not None and memory is None:
-            memory = inputs[self.memory]
+            memory = values[self.memory]
         try:
             if memory is None:
                 results = self.execute(operands, None, self.numbers)
@@ -118,8 +133,9 @@ class BoundCall:
         except ArgumentError as error:
             words = {**self.call.schema.words, **self.canonical.inputs}
             raise error.in_words(words) from None
-        results = (*results, *running, _EMPTY)
-        return self.select(results) if self.finish is None else self._finished(inputs, results)
+        results = (*results, *running, _EMPTY, None)
+        found = self.select(results) if self.finish is None else self._finished(values, results)
+        return found if self.outcome in _PLAIN else _new(self.outcome, found)
 
     def _prepared(self, operands: Sequence[Any], converted: Sequence[str]) -> tuple[Any, ...]:
         """Return operands of the executable's element types; compute statistics that are absent."""
@@ -132,23 +148,20 @@ class BoundCall:
             values["mean"], values["variance"] = statistics
         return tuple(values.values())
 
-    def _finished(self, inputs: Sequence[Any], values: Results) -> tuple[np.ndarray, ...]:
+    def _finished(self, values: Sequence[Any], results: Results) -> tuple[np.ndarray, ...]:
         """Return the outputs that `finish` makes of the canonical results."""
         assert self.finish is not None
         schema = self.call.schema
-        arrays = {
-            tensor.name: array
-            for tensor, array in zip(schema.inputs, inputs, strict=True)
-            if tensor.name in self.call.inputs
-        }
-        results = {
+        named = dict(zip(self.names, values, strict=True))
+        arrays = {name: named[name] for name in self.call.inputs}
+        by_role = {
             role: value if convert is None else convert(value)
-            for (role, convert), value in zip(self.results, values, strict=True)
+            for (role, convert), value in zip(self.results, results, strict=True)
         }
-        results = self.finish(self.call, arrays, results)
+        finished = self.finish(self.call, arrays, by_role)
         roles = {tensor.name: tensor.role for tensor in schema.outputs}
         try:
-            return tuple([results[roles[name]] for name in self.call.outputs])
+            return tuple([finished[roles[name]] for name in self.outputs if name is not None])
         except KeyError as error:
             (role,) = error.args
             name = next(tensor.name for tensor in schema.outputs if tensor.role == role)
@@ -158,9 +171,28 @@ class BoundCall:
             ) from None
 
 
-def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
+def bound(
+    call: Call,
+    canonical: CanonicalCall,
+    finish: Finish,
+    names: Sequence[str],
+    outputs: Sequence[str | None],
+    outcome: type = tuple,
+) -> BoundCall:
     """Return the `BoundCall` of a checked call. Later calls with equal shapes, types and options
     reuse it.
+
+    Parameters
+    ----------
+    call : Call
+    canonical : CanonicalCall
+    finish : callable
+    names : sequence of str
+        The names of the values that will be passed to the result.
+    outputs : sequence of str or None
+        The names of the outputs that it returns; it returns None for None.
+    outcome : type
+        As the field of `BoundCall`.
     """
     schema, problem = call.schema, _problem(call, canonical)
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
@@ -168,12 +200,11 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
         map(is_plain, call.inputs.values())
     )
     by_any_layout = partial(run, problem)
-    names = [tensor.name for tensor in schema.inputs]
-    # `BoundCall.__call__` makes the tuple `(*inputs, None)`. `places` has the position of each
+    # `BoundCall.__call__` makes the tuple `(*values, None)`. `places` has the position of each
     # operand in this tuple. For an operand that the call does not pass, it is the position of the
     # final None.
     places = [
-        names.index(canonical.inputs[role]) if role in canonical.inputs else len(names)
+        [*names].index(canonical.inputs[role]) if role in canonical.inputs else len(names)
         for role in problem.signature.names
     ]
     converted = tuple(
@@ -181,14 +212,14 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
         for role, name in canonical.inputs.items()
         if role not in ("x", "dy") and native(call.inputs[name]) != problem.statistics_dtype
     )
-    memory = {tensor.role: names.index(tensor.name) for tensor in schema.inputs}
+    memory = schema.words["out"] if schema.takes_memory else schema.words.get("memory_dx", "")
     results = [
         _result(call, canonical, problem, result.name) for result in problem.signature.results
     ]
-    running = _running(call, problem, canonical.weight)
+    running = _running(call, names, problem, canonical.weight)
     if running is not None:
         results += [(f"running_{role}", _typed(call, problem, role)) for role in _STATISTICS]
-    results.append(("empty", None))
+    results += [("empty", None), ("absent", None)]
     finishes = (
         not {tensor.role for tensor in schema.outputs} <= {role for role, _ in results}
         or canonical.blended
@@ -197,25 +228,28 @@ def bound(call: Call, canonical: CanonicalCall, finish: Finish) -> BoundCall:
     metadata = {name: Metadata(a.shape, a.dtype) for name, a in call.inputs.items()}
     return BoundCall(
         replace(call, inputs=metadata),
+        names,
         canonical,
         problem,
         by_any_layout,
         planned.plain if in_place else by_any_layout,
         operator.itemgetter(*places),
         converted if converted or canonical.recomputes else None,
-        None if canonical.blended else memory.get("memory_dx"),
+        [*names].index(memory) if memory in names and not canonical.blended else None,
         running,
         {"momentum": canonical.weight} if problem.running else {},
         tuple(results),
-        _selection(call, results),
+        tuple(outputs),
+        _selection(call, outputs, results, outcome),
         finish if finishes else None,
+        outcome,
     )
 
 
 def _running(
-    call: Call, problem: Problem, weight: float | None
+    call: Call, names: Sequence[str], problem: Problem, weight: float | None
 ) -> Callable[[Sequence[Any]], tuple[np.ndarray, ...]] | None:
-    """Return the function that copies the running statistics from the inputs to new memory.
+    """Return the function that copies the running statistics from the values to new memory.
 
     If `weight`, the weight of the batch, is 1, the old running statistics have no effect, and may
     be NaN or absent. The function then returns zeros.
@@ -225,9 +259,8 @@ def _running(
         return None
     if weight == 1.0:
         return lambda _: (np.zeros(channels, dtype), np.zeros(channels, dtype))
-    roles: list[str] = [tensor.role for tensor in call.schema.inputs]
-    places = [roles.index(f"running_{role}") for role in _STATISTICS]
-    return lambda inputs: tuple([inputs[place].astype(dtype) for place in places])
+    places = [[*names].index(call.schema.words[f"running_{role}"]) for role in _STATISTICS]
+    return lambda values: tuple([values[place].astype(dtype) for place in places])
 
 
 def _result(
@@ -255,19 +288,32 @@ def _typed(call: Call, problem: Problem, name: str) -> Convert | None:
 
 
 def _selection(
-    call: Call, results: Sequence[tuple[str, Convert | None]]
-) -> Callable[[Results], tuple[np.ndarray, ...]]:
+    call: Call,
+    outputs: Sequence[str | None],
+    results: Sequence[tuple[str, Convert | None]],
+    outcome: type,
+) -> Callable[[Results], Any]:
     """Return a function that takes the kernel's results and returns the call's outputs. `results`
     has, for each result of the kernel, its role and the function that converts it.
     """
     roles = {tensor.name: tensor.role for tensor in call.schema.outputs}
     places = {role: (place, convert) for place, (role, convert) in enumerate(results)}
-    recipes = [places[roles[name]] for name in call.outputs if roles[name] in places]
-    if len(recipes) > 1 and all(convert is None for _, convert in recipes):
+    wanted = ["absent" if name is None else roles[name] for name in outputs]
+    recipes = [places[role] for role in wanted if role in places]
+    are_plain = all(convert is None for _, convert in recipes)
+    if are_plain and (len(recipes) > 1 or outcome is np.ndarray):
         return operator.itemgetter(*(place for place, _ in recipes))
-    return lambda found: tuple(
-        [found[place] if convert is None else convert(found[place]) for place, convert in recipes]
-    )
+
+    def select(found: Results) -> Any:
+        outputs = tuple(
+            [
+                found[place] if convert is None else convert(found[place])
+                for place, convert in recipes
+            ]
+        )
+        return outputs[0] if outcome is np.ndarray else outputs
+
+    return select
 
 
 def _problem(call: Call, canonical: CanonicalCall) -> Problem:

@@ -11,45 +11,26 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import Call
-from backnorm.dialects._description import described
-from backnorm.dialects._parts import bind, input_gradient, parameter_gradients
-from backnorm.dialects.schema import (
-    AttributeSpec,
-    FormatSpec,
-    OperatorSchema,
-    TensorSpec,
-    channel,
-    data,
-    kept,
-    type_rules,
-)
+from backnorm.dialects._parts import input_gradient, parameter_gradients
+from backnorm.dialects.operator import operator
+from backnorm.dialects.roles import attribute, channel, data
+from backnorm.dialects.schema import FormatSpec, Rules, type_rules
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["PARTS", "BNTrainingReduceGrad", "BNTrainingUpdateGrad"]
+__all__ = ["BNTrainingReduceGrad", "BNTrainingUpdateGrad"]
 
-_FORMATS = (
-    FormatSpec("ND", "NCX"),
-    FormatSpec("NCHW", "NCX", 4),
-    FormatSpec("NHWC", "NXC", 4),
-    FormatSpec("NCDHW", "NCX", 5),
-    FormatSpec("NC1HWC0", "NCX", 5),
-    FormatSpec("NDC1HWC0", "NCX", 6),
-)
 # The formats with two channel axes, C1 and C0, and the positions of these axes. Channel c1 * C0 +
 # c0 has index c1 in axis C1, and c0 in axis C0.
 _SPLIT = {"NC1HWC0": (1, 4), "NDC1HWC0": (2, 5)}
 _C0 = 16
-_STATISTICS = {"batch_mean": "mean", "batch_variance": "variance"}
-_GRADIENTS = {"diff_scale": "dgamma", "diff_offset": "dbeta"}
 
 
 def _channel_axes(
@@ -59,58 +40,31 @@ def _channel_axes(
     return _SPLIT.get(attributes["format"], (last if attributes["format"] == "NHWC" else 1,))
 
 
-_rules = partial(
-    OperatorSchema,
+RULES = Rules(
     dialect="cann",
     source="CANN, {op} (hicann/ops-nn, 2026)",
-    attributes=(
-        AttributeSpec("epsilon", "f32", role="epsilon", range="not negative"),
-        AttributeSpec(
-            "format",
-            "string",
-            role="data_format",
-            choices=tuple(each.name for each in _FORMATS),
-            extension=True,
-        ),
-    ),
     type_rules=type_rules(f32="f32", f16="f32", bf16="f32"),
-    formats=_FORMATS,
+    formats=(
+        FormatSpec("ND", "NCX"),
+        FormatSpec("NCHW", "NCX", 4),
+        FormatSpec("NHWC", "NXC", 4),
+        FormatSpec("NCDHW", "NCX", 5),
+        FormatSpec("NC1HWC0", "NCX", 5),
+        FormatSpec("NDC1HWC0", "NCX", 6),
+    ),
     min_channels=1,
     channel_axes=_channel_axes,
 )
 
-
-_DATA = data("grads", "dy", "T"), data("x", "x", "T")
-
-
-def _update(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
-    return _rules(
-        op="BNTrainingUpdateGrad",
-        operation="reduce",
-        inputs=(*_DATA, *(tensor(*each, "float32") for each in _STATISTICS.items())),
-        outputs=tuple(tensor(*each, "float32") for each in _GRADIENTS.items()),
-    )
-
-
-def _reduce(tensor: Callable[..., TensorSpec]) -> OperatorSchema:
-    between = {**_GRADIENTS, "scale": "gamma", **_STATISTICS}
-    return _rules(
-        op="BNTrainingReduceGrad",
-        operation="apply",
-        inputs=(*_DATA, *(tensor(*each, "float32") for each in between.items())),
-        outputs=(data("y", "dx", "T"),),
-    )
-
-
-# For each of the two functions, a dict of its rules. The key True has the rules for formats with
-# two channel axes (`_SPLIT`), the key False has those for all other formats.
-_UPDATE = {False: _update(channel), True: _update(kept)}
-_REDUCE = {False: _reduce(channel), True: _reduce(kept)}
-
-
-def _is_split(format: object) -> bool:
-    # A subclass of str may override the comparison, so `format` is converted to a plain str.
-    return issubclass(type(format), str) and str.__str__(format) in _SPLIT
+Grads = Annotated[ArrayLike, data("dy", "T")]
+X = Annotated[ArrayLike, data("x", "T")]
+BatchMean = Annotated[ArrayLike, channel("mean", "float32")]
+BatchVariance = Annotated[ArrayLike, channel("variance", "float32")]
+Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
+Format = Annotated[
+    Literal["ND", "NCHW", "NHWC", "NCDHW", "NC1HWC0", "NDC1HWC0"],
+    attribute("string", "data_format", extension=True),
+]
 
 
 def _check(call: Call) -> Call:
@@ -125,14 +79,29 @@ def _check(call: Call) -> Call:
     return call
 
 
+def _update(call: Call) -> tuple[np.ndarray, np.ndarray]:
+    return parameter_gradients(_check(call))
+
+
+def _reduce(call: Call) -> np.ndarray:
+    return input_gradient(_check(call))
+
+
+@operator(
+    RULES,
+    "reduce",
+    compute=_update,
+    diff_scale=channel("dgamma", "float32"),
+    diff_offset=channel("dbeta", "float32"),
+)
 def BNTrainingUpdateGrad(
-    grads: ArrayLike | None = None,
-    x: ArrayLike | None = None,
-    batch_mean: ArrayLike | None = None,
-    batch_variance: ArrayLike | None = None,
-    epsilon: float = 0.0001,
+    grads: Grads,
+    x: X,
+    batch_mean: BatchMean,
+    batch_variance: BatchVariance,
+    epsilon: Epsilon = 0.0001,
     *,
-    format: str = "ND",
+    format: Format = "ND",
     arithmetic: Arithmetic | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return diff_scale and diff_offset, the gradients of the scale and of the offset.
@@ -169,22 +138,20 @@ def BNTrainingUpdateGrad(
         If an argument does not match its description, or the sum of a variance and epsilon is not
         positive; the error names the argument.
     """
-    inputs = grads, x, batch_mean, batch_variance
-    call = _check(bind(_UPDATE[_is_split(format)], inputs, (epsilon, format), arithmetic))
-    return parameter_gradients(call)
 
 
+@operator(RULES, "apply", compute=_reduce, y=data("dx", "T"))
 def BNTrainingReduceGrad(
-    grads: ArrayLike | None = None,
-    x: ArrayLike | None = None,
-    diff_scale: ArrayLike | None = None,
-    diff_offset: ArrayLike | None = None,
-    scale: ArrayLike | None = None,
-    batch_mean: ArrayLike | None = None,
-    batch_variance: ArrayLike | None = None,
-    epsilon: float = 0.0001,
+    grads: Grads,
+    x: X,
+    diff_scale: Annotated[ArrayLike, channel("dgamma", "float32")],
+    diff_offset: Annotated[ArrayLike, channel("dbeta", "float32")],
+    scale: Annotated[ArrayLike, channel("gamma", "float32")],
+    batch_mean: BatchMean,
+    batch_variance: BatchVariance,
+    epsilon: Epsilon = 0.0001,
     *,
-    format: str = "ND",
+    format: Format = "ND",
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
     """Return the gradient of x in training (the specification's output y).
@@ -218,12 +185,3 @@ def BNTrainingReduceGrad(
     loses digits if the mean is many standard deviations from 0. Here, the mean is subtracted from
     `x` first.
     """
-    inputs = grads, x, diff_scale, diff_offset, scale, batch_mean, batch_variance
-    call = _check(bind(_REDUCE[_is_split(format)], inputs, (epsilon, format), arithmetic))
-    return input_gradient(call)
-
-
-PARTS = {
-    "BNTrainingUpdateGrad": described(_UPDATE[False], BNTrainingUpdateGrad),
-    "BNTrainingReduceGrad": described(_REDUCE[False], BNTrainingReduceGrad),
-}

@@ -9,31 +9,21 @@ the reduced axes. Any set of axes may be reduced.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
-from backnorm.dialects.operator import Operator, by_name
-from backnorm.dialects.schema import (
-    REQUIRED,
-    AttributeSpec,
-    FormatSpec,
-    OperatorSchema,
-    Phrases,
-    Required,
-    data,
-    kept,
-    type_rules,
-)
+from backnorm.dialects.operator import operator
+from backnorm.dialects.roles import attribute, data, kept
+from backnorm.dialects.schema import FormatSpec, Phrases, Rules, type_rules
 from backnorm.errors import ArgumentValueError
 
 __all__ = [
     "BATCH_NORMALIZATION_GRAD",
     "BATCH_NORMALIZATION_TRAINING_GRAD",
-    "OPERATORS",
 ]
 
 
@@ -59,24 +49,9 @@ def _channel_axes(
     return tuple(axis for axis, size in enumerate(mean) if size != 1)
 
 
-#: Return the rules of an operator of the dialect.
-_rules = partial(
-    OperatorSchema,
+RULES = Rules(
     dialect="directml",
-    operation="backward",
-    inputs=(
-        data("Input", "x", "T"),
-        data("InputGradient", "dy", "T"),
-        kept("Mean", "mean", "T"),
-        kept("Variance", "variance", "T"),
-        kept("Scale", "gamma", "T"),
-    ),
-    outputs=(
-        data("OutputGradient", "dx", "T"),
-        kept("OutputScaleGradient", "dgamma", "T"),
-        kept("OutputBiasGradient", "dbeta", "T"),
-    ),
-    attributes=(AttributeSpec("Epsilon", "f32", role="epsilon", range="not negative"),),
+    source="DirectML, DML_{op}_OPERATOR_DESC (feature level 4.1)",
     type_rules=type_rules(f32="f32", f16="f16"),
     formats=(FormatSpec("any axes", "NCX", is_any=True),),
     ranks=(1, 8),
@@ -85,159 +60,145 @@ _rules = partial(
         channel_rank="must have the rank of {x}", channel_size="must have the shape of Mean"
     ),
 )
+#: The rules of the operator with constant statistics.
+FROZEN = replace(RULES, source="DirectML, DML_{op}_OPERATOR_DESC (feature level 3.1)", frozen=True)
+
+Input = Annotated[ArrayLike, data("x", "T")]
+InputGradient = Annotated[ArrayLike, data("dy", "T")]
+Mean = Annotated[ArrayLike, kept("mean", "T")]
+Variance = Annotated[ArrayLike, kept("variance", "T")]
+Scale = Annotated[ArrayLike, kept("gamma", "T")]
+Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
 
 
-class _BatchNormalizationTrainingGrad(Operator):
-    """BATCH_NORMALIZATION_TRAINING_GRAD of DirectML: gradients of batch normalisation."""
+@operator(
+    RULES,
+    "backward",
+    OutputGradient=data("dx", "T"),
+    OutputScaleGradient=kept("dgamma", "T"),
+    OutputBiasGradient=kept("dbeta", "T"),
+)
+def BATCH_NORMALIZATION_TRAINING_GRAD(
+    Input: Input,
+    InputGradient: InputGradient,
+    Mean: Mean,
+    Variance: Variance,
+    Scale: Scale,
+    Epsilon: Epsilon,
+    *,
+    arithmetic: Arithmetic | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients of batch normalisation in training, with statistics over any set of axes.
 
-    rules = (
-        _rules(
-            op="BATCH_NORMALIZATION_TRAINING_GRAD",
-            source="DirectML, DML_{op}_OPERATOR_DESC (feature level 4.1)",
-        ),
-    )
+    With M elements per channel, s = 1 / sqrt(Variance + Epsilon) and c = Input - Mean::
 
-    def __call__(
-        self,
-        Input: ArrayLike | None = None,
-        InputGradient: ArrayLike | None = None,
-        Mean: ArrayLike | None = None,
-        Variance: ArrayLike | None = None,
-        Scale: ArrayLike | None = None,
-        Epsilon: float | Required = REQUIRED,
-        *,
-        arithmetic: Arithmetic | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gradients of batch normalisation in training, with statistics over any set of axes.
+        OutputBiasGradient  = sum InputGradient
+        OutputScaleGradient = s * sum InputGradient*c
+        OutputGradient      = Scale*s * (InputGradient - OutputBiasGradient/M
+                                         - c*s * OutputScaleGradient/M)
 
-        With M elements per channel, s = 1 / sqrt(Variance + Epsilon) and c = Input - Mean::
+    Parameters
+    ----------
+    Input : array of T, rank 1 to 8
+        input of the forward
+    InputGradient : array of T
+        gradient of the output
+    Mean : array of T, 1 in the axes that are reduced
+        mean of the batch; the axes where its size is 1 are reduced
+    Variance : array of T, 1 in the axes that are reduced
+        biased variance of the batch, of the shape of Mean
+    Scale : array of T, 1 in the axes that are reduced
+        scale, of the shape of Mean
+    Epsilon : float, finite and not negative, rounded to float32
+        added to the variance
+    arithmetic : {"float32", "float64"}, optional
+        an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
-            OutputBiasGradient  = sum InputGradient
-            OutputScaleGradient = s * sum InputGradient*c
-            OutputGradient      = Scale*s * (InputGradient - OutputBiasGradient/M
-                                             - c*s * OutputScaleGradient/M)
+    Returns
+    -------
+    OutputGradient : array of T
+        gradient of Input
+    OutputScaleGradient : array of T, 1 in the axes that are reduced
+        gradient of Scale
+    OutputBiasGradient : array of T, 1 in the axes that are reduced
+        gradient of the bias
 
-        Parameters
-        ----------
-        Input : array of T, rank 1 to 8
-            input of the forward
-        InputGradient : array of T
-            gradient of the output
-        Mean : array of T, 1 in the axes that are reduced
-            mean of the batch; the axes where its size is 1 are reduced
-        Variance : array of T, 1 in the axes that are reduced
-            biased variance of the batch, of the shape of Mean
-        Scale : array of T, 1 in the axes that are reduced
-            scale, of the shape of Mean
-        Epsilon : float, finite and not negative, rounded to float32
-            added to the variance
-        arithmetic : {"float32", "float64"}, optional
-            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        if an argument does not match its description; the error names the argument
 
-        Returns
-        -------
-        OutputGradient : array of T
-            gradient of Input
-        OutputScaleGradient : array of T, 1 in the axes that are reduced
-            gradient of Scale
-        OutputBiasGradient : array of T, 1 in the axes that are reduced
-            gradient of the bias
+    Notes
+    -----
+    Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
 
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error names the argument
-
-        Notes
-        -----
-        Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
-
-        - If the axes that are not reduced are adjacent in memory, they are merged into one
-          axis without a copy; otherwise Input and InputGradient are copied.
-        """
-        OutputGradient, OutputScaleGradient, OutputBiasGradient = self._run(
-            (Input, InputGradient, Mean, Variance, Scale), (Epsilon,), arithmetic=arithmetic
-        )
-        return OutputGradient, OutputScaleGradient, OutputBiasGradient
+    - If the axes that are not reduced are adjacent in memory, they are merged into one
+      axis without a copy; otherwise Input and InputGradient are copied.
+    """
 
 
-class _BatchNormalizationGrad(Operator):
-    """BATCH_NORMALIZATION_GRAD of DirectML: gradients with constant statistics."""
+@operator(
+    FROZEN,
+    "backward",
+    OutputGradient=data("dx", "T"),
+    OutputScaleGradient=kept("dgamma", "T"),
+    OutputBiasGradient=kept("dbeta", "T"),
+)
+def BATCH_NORMALIZATION_GRAD(
+    Input: Input,
+    InputGradient: InputGradient,
+    Mean: Mean,
+    Variance: Variance,
+    Scale: Scale,
+    Epsilon: Epsilon,
+    *,
+    arithmetic: Arithmetic | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients of batch normalisation with constant statistics, over any set of axes.
 
-    rules = (
-        _rules(
-            op="BATCH_NORMALIZATION_GRAD",
-            source="DirectML, DML_{op}_OPERATOR_DESC (feature level 3.1)",
-            frozen=True,
-        ),
-    )
+    With s = 1 / sqrt(Variance + Epsilon)::
 
-    def __call__(
-        self,
-        Input: ArrayLike | None = None,
-        InputGradient: ArrayLike | None = None,
-        Mean: ArrayLike | None = None,
-        Variance: ArrayLike | None = None,
-        Scale: ArrayLike | None = None,
-        Epsilon: float | Required = REQUIRED,
-        *,
-        arithmetic: Arithmetic | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gradients of batch normalisation with constant statistics, over any set of axes.
+        OutputBiasGradient  = sum InputGradient
+        OutputScaleGradient = s * sum InputGradient*(Input - Mean)
+        OutputGradient      = Scale*s * InputGradient
 
-        With s = 1 / sqrt(Variance + Epsilon)::
+    Parameters
+    ----------
+    Input : array of T, rank 1 to 8
+        input of the forward
+    InputGradient : array of T
+        gradient of the output
+    Mean : array of T, 1 in the axes that are reduced
+        mean of the forward; the axes where its size is 1 are reduced
+    Variance : array of T, 1 in the axes that are reduced
+        variance of the forward, of the shape of Mean
+    Scale : array of T, 1 in the axes that are reduced
+        scale, of the shape of Mean
+    Epsilon : float, finite and not negative, rounded to float32
+        added to the variance
+    arithmetic : {"float32", "float64"}, optional
+        an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
 
-            OutputBiasGradient  = sum InputGradient
-            OutputScaleGradient = s * sum InputGradient*(Input - Mean)
-            OutputGradient      = Scale*s * InputGradient
+    Returns
+    -------
+    OutputGradient : array of T
+        gradient of Input
+    OutputScaleGradient : array of T, 1 in the axes that are reduced
+        gradient of Scale
+    OutputBiasGradient : array of T, 1 in the axes that are reduced
+        gradient of the bias
 
-        Parameters
-        ----------
-        Input : array of T, rank 1 to 8
-            input of the forward
-        InputGradient : array of T
-            gradient of the output
-        Mean : array of T, 1 in the axes that are reduced
-            mean of the forward; the axes where its size is 1 are reduced
-        Variance : array of T, 1 in the axes that are reduced
-            variance of the forward, of the shape of Mean
-        Scale : array of T, 1 in the axes that are reduced
-            scale, of the shape of Mean
-        Epsilon : float, finite and not negative, rounded to float32
-            added to the variance
-        arithmetic : {"float32", "float64"}, optional
-            an extension of backnorm: the compute type of elements; see `backnorm.arithmetic`
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        if an argument does not match its description; the error names the argument
 
-        Returns
-        -------
-        OutputGradient : array of T
-            gradient of Input
-        OutputScaleGradient : array of T, 1 in the axes that are reduced
-            gradient of Scale
-        OutputBiasGradient : array of T, 1 in the axes that are reduced
-            gradient of the bias
+    Notes
+    -----
+    Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
 
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            if an argument does not match its description; the error names the argument
-
-        Notes
-        -----
-        Element types of data and of per-channel tensors: f32 with f32, f16 with f16.
-
-        - DirectML broadcasts an axis of size 1 only if the tensor's description has stride 0 for
-          this axis. In backnorm, an axis of size 1 is always broadcast; its stride has no effect.
-        - If the axes that are not reduced are adjacent in memory, they are merged into one
-          axis without a copy; otherwise Input and InputGradient are copied.
-        """
-        OutputGradient, OutputScaleGradient, OutputBiasGradient = self._run(
-            (Input, InputGradient, Mean, Variance, Scale), (Epsilon,), arithmetic=arithmetic
-        )
-        return OutputGradient, OutputScaleGradient, OutputBiasGradient
-
-
-BATCH_NORMALIZATION_TRAINING_GRAD = _BatchNormalizationTrainingGrad()
-BATCH_NORMALIZATION_GRAD = _BatchNormalizationGrad()
-
-OPERATORS = by_name(BATCH_NORMALIZATION_TRAINING_GRAD, BATCH_NORMALIZATION_GRAD)
+    - DirectML broadcasts an axis of size 1 only if the tensor's description has stride 0 for
+      this axis. In backnorm, an axis of size 1 is always broadcast; its stride has no effect.
+    - If the axes that are not reduced are adjacent in memory, they are merged into one
+      axis without a copy; otherwise Input and InputGradient are copied.
+    """

@@ -11,36 +11,25 @@ parameters have the rank of the source, and size 1 in the reduced axes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
-from backnorm.dialects._description import described
-from backnorm.dialects._parts import bind, input_gradient, parameter_gradients
-from backnorm.dialects.schema import (
-    REQUIRED,
-    AttributeSpec,
-    FormatSpec,
-    OperatorSchema,
-    Phrases,
-    Required,
-    data,
-    kept,
-    type_rules,
-)
+from backnorm.dialects._call import Call
+from backnorm.dialects._parts import input_gradient, parameter_gradients
+from backnorm.dialects.operator import operator
+from backnorm.dialects.roles import attribute, data, kept
+from backnorm.dialects.schema import FormatSpec, Phrases, Rules, type_rules
 
 __all__ = [
-    "PARTS",
     "normalizationBetaGradient",
     "normalizationGammaGradient",
     "normalizationGradient",
 ]
 
-
-_rules = partial(
-    OperatorSchema,
+RULES = Rules(
     dialect="mpsgraph",
     source="Metal Performance Shaders Graph, {op} (macOS 11)",
     type_rules=type_rules(f32="f32", f16="f16", bf16="bf16"),
@@ -51,44 +40,30 @@ _rules = partial(
         channel_size="must have size 1 in reductionAxes, and the size of {x} in the other axes",
     ),
 )
-_DATA = data("incomingGradientTensor", "dy", "T"), data("sourceTensor", "x", "T")
-_STATISTICS = kept("meanTensor", "mean", "T"), kept("varianceTensor", "variance", "T")
-_PARAMETERS = (
-    kept("gammaTensor", "gamma", "T", required=False),
-    kept("gammaGradientTensor", "dgamma", "T", required=False),
-    kept("betaGradientTensor", "dbeta", "T", required=False),
-)
-_AXES = AttributeSpec("reductionAxes", "axes", role="reduced_axes", usual=(0, 2, 3))
-_NAME = AttributeSpec("name", "string", default=None)
-_EPSILON = AttributeSpec("epsilon", "f32", role="epsilon", range="not negative")
-_BETA = _rules(
-    op="normalizationBetaGradient",
-    operation="reduce",
-    inputs=_DATA,
-    outputs=(kept("betaGradient", "dbeta", "T"),),
-    attributes=(_AXES, _NAME),
-)
-_GAMMA = _rules(
-    op="normalizationGammaGradient",
-    operation="reduce",
-    inputs=(*_DATA, *_STATISTICS),
-    outputs=(kept("gammaGradient", "dgamma", "T"),),
-    attributes=(_AXES, _EPSILON, _NAME),
-)
-_INPUT = _rules(
-    op="normalizationGradient",
-    operation="apply",
-    inputs=(*_DATA, *_STATISTICS, *_PARAMETERS),
-    outputs=(data("gradient", "dx", "T"),),
-    attributes=(_AXES, _EPSILON, _NAME),
-)
+
+Gradient = Annotated[ArrayLike, data("dy", "T")]
+Source = Annotated[ArrayLike, data("x", "T")]
+Mean = Annotated[ArrayLike, kept("mean", "T")]
+Variance = Annotated[ArrayLike, kept("variance", "T")]
+Axes = Annotated[Sequence[int], attribute("axes", "reduced_axes", usual=(0, 2, 3))]
+Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
+Name = Annotated[str | None, attribute("string")]
 
 
+def _beta_gradient(call: Call) -> np.ndarray:
+    return parameter_gradients(call)[1]
+
+
+def _gamma_gradient(call: Call) -> np.ndarray:
+    return parameter_gradients(call)[0]
+
+
+@operator(RULES, "reduce", compute=_beta_gradient, betaGradient=kept("dbeta", "T"))
 def normalizationBetaGradient(
-    incomingGradientTensor: ArrayLike | None = None,
-    sourceTensor: ArrayLike | None = None,
-    reductionAxes: Sequence[int] | Required = REQUIRED,
-    name: str | None = None,
+    incomingGradientTensor: Gradient,
+    sourceTensor: Source,
+    reductionAxes: Axes,
+    name: Name = None,
     *,
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
@@ -118,19 +93,17 @@ def normalizationBetaGradient(
     ArgumentTypeError, ArgumentValueError
         If an argument does not match its description; the error names the argument.
     """
-    inputs = incomingGradientTensor, sourceTensor
-    call = bind(_BETA, inputs, (reductionAxes, name), arithmetic)
-    return parameter_gradients(call)[1]
 
 
+@operator(RULES, "reduce", compute=_gamma_gradient, gammaGradient=kept("dgamma", "T"))
 def normalizationGammaGradient(
-    incomingGradientTensor: ArrayLike | None = None,
-    sourceTensor: ArrayLike | None = None,
-    meanTensor: ArrayLike | None = None,
-    varianceTensor: ArrayLike | None = None,
-    reductionAxes: Sequence[int] | Required = REQUIRED,
-    epsilon: float | Required = REQUIRED,
-    name: str | None = None,
+    incomingGradientTensor: Gradient,
+    sourceTensor: Source,
+    meanTensor: Mean,
+    varianceTensor: Variance,
+    reductionAxes: Axes,
+    epsilon: Epsilon,
+    name: Name = None,
     *,
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
@@ -160,22 +133,20 @@ def normalizationGammaGradient(
         If an argument does not match its description, or the sum of a variance and epsilon is not
         positive; the error names the argument.
     """
-    inputs = incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
-    call = bind(_GAMMA, inputs, (reductionAxes, epsilon, name), arithmetic)
-    return parameter_gradients(call)[0]
 
 
+@operator(RULES, "apply", compute=input_gradient, gradient=data("dx", "T"))
 def normalizationGradient(
-    incomingGradientTensor: ArrayLike | None = None,
-    sourceTensor: ArrayLike | None = None,
-    meanTensor: ArrayLike | None = None,
-    varianceTensor: ArrayLike | None = None,
-    gammaTensor: ArrayLike | None = None,
-    gammaGradientTensor: ArrayLike | None = None,
-    betaGradientTensor: ArrayLike | None = None,
-    reductionAxes: Sequence[int] | Required = REQUIRED,
-    epsilon: float | Required = REQUIRED,
-    name: str | None = None,
+    incomingGradientTensor: Gradient,
+    sourceTensor: Source,
+    meanTensor: Mean,
+    varianceTensor: Variance,
+    gammaTensor: Annotated[ArrayLike, kept("gamma", "T")] | None,
+    gammaGradientTensor: Annotated[ArrayLike, kept("dgamma", "T")] | None,
+    betaGradientTensor: Annotated[ArrayLike, kept("dbeta", "T")] | None,
+    reductionAxes: Axes,
+    epsilon: Epsilon,
+    name: Name = None,
     *,
     arithmetic: Arithmetic | None = None,
 ) -> np.ndarray:
@@ -216,14 +187,3 @@ def normalizationGradient(
     A dialect with one operator for all gradients does not round them before it computes the
     gradient of x.
     """
-    inputs = incomingGradientTensor, sourceTensor, meanTensor, varianceTensor
-    parameters = gammaTensor, gammaGradientTensor, betaGradientTensor
-    call = bind(_INPUT, (*inputs, *parameters), (reductionAxes, epsilon, name), arithmetic)
-    return input_gradient(call)
-
-
-PARTS = {
-    "normalizationBetaGradient": described(_BETA, normalizationBetaGradient),
-    "normalizationGammaGradient": described(_GAMMA, normalizationGammaGradient),
-    "normalizationGradient": described(_INPUT, normalizationGradient),
-}

@@ -24,6 +24,7 @@ from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
 from backnorm.dialects._check import check_inputs, check_outputs
 from backnorm.dialects._description import described
+from backnorm.dialects._operator import operator as operator
 from backnorm.dialects._run import Arrays, BoundCall, bound
 from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema
@@ -32,7 +33,7 @@ from backnorm.executable import CALLS, NO_FACTS, settings
 from backnorm.scalars import check_word
 from backnorm.signature import SIGNATURES
 
-__all__ = ["Operator", "Outputs", "by_name"]
+__all__ = ["Operator", "Outputs", "by_name", "operator"]
 
 #: Requested outputs: a number n (the first n), names, or None (all).
 Outputs = int | Collection[str] | None
@@ -172,7 +173,8 @@ class Operator:
 
     @classmethod
     def _bound(cls, call: Call) -> BoundCall:
-        return bound(call, cls.translate(call), cls.finish)
+        names = [tensor.name for tensor in call.schema.inputs]
+        return bound(call, cls.translate(call), cls.finish, names, call.outputs)
 
     def _run(
         self,
@@ -212,7 +214,8 @@ class Operator:
             raise
         if repeated is None:
             return self._first(key, inputs, attributes, outputs, memory, arithmetic)
-        return repeated(inputs, memory)
+        outputs_: tuple[np.ndarray, ...] = repeated(inputs, memory)
+        return outputs_
 
     def _first(
         self,
@@ -230,7 +233,7 @@ class Operator:
         )
         call = self.bind(named, values, outputs, arithmetic)
         found = self._bound(call)
-        results = found(_in_order(call), memory)
+        results: tuple[np.ndarray, ...] = found(_in_order(call), memory)
         if key is not None and all(type(each) in NUMPY.classes for each in inputs):
             CALLS.keep(key, found)
         return results

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 
 import numpy as np
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import CanonicalCall
+from backnorm.dialects._operator import Operator as _Operator
 from backnorm.dialects.operator import Operator, Outputs
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, shown
 from backnorm.scalars import check_word
+
+_Any = Operator | type[Operator] | _Operator
 
 __all__ = [
     "DIALECTS",
@@ -58,11 +62,12 @@ def parts(dialect: str) -> Mapping[str, OperatorSchema]:
     dialect = check_word("dialect", dialect, accepted=", ".join(PARTS))
     if dialect not in PARTS:
         return {}
-    found: Mapping[str, OperatorSchema] = importlib.import_module(PARTS[dialect]).PARTS
-    return found
+    module = importlib.import_module(PARTS[dialect])
+    found = {op: declared.schema for op, declared in _declared(module) if declared.is_part}
+    return found or module.PARTS
 
 
-def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:
+def operators(dialect: str) -> Mapping[str, _Any]:
     """Return the operators of a dialect by name.
 
     Raises
@@ -82,11 +87,21 @@ def operators(dialect: str) -> Mapping[str, Operator | type[Operator]]:
         if error.name == name:
             error.add_note(f"DIALECTS must have names of modules; got {dialect!r}")
         raise
-    found: Mapping[str, Operator | type[Operator]] = module.OPERATORS
-    return found
+    found: Mapping[str, _Any] = {
+        op: declared for op, declared in _declared(module) if not declared.is_part
+    }
+    return found or module.OPERATORS
 
 
-def operator(dialect: str, op: str) -> Operator | type[Operator]:
+def _declared(module: ModuleType) -> Iterator[tuple[str, _Operator]]:
+    """Yield the names and the operators that a dialect's module declares, in their order."""
+    for name, value in vars(module).items():
+        declared = getattr(value, "operator", None)
+        if isinstance(declared, _Operator):
+            yield name, declared
+
+
+def operator(dialect: str, op: str) -> _Any:
     """Return an operator; ``.schema``, or ``.schema_for(attributes)``, describes it.
 
     Raises

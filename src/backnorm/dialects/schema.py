@@ -10,7 +10,7 @@ writes the reference page. Parameters, defaults and documentation belong to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from string import Formatter
 from types import MappingProxyType
@@ -30,6 +30,7 @@ __all__ = [
     "OperatorSchema",
     "Phrases",
     "Required",
+    "Rules",
     "TensorKind",
     "TensorRole",
     "TensorSpec",
@@ -116,12 +117,14 @@ class TensorSpec:
     type : str
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
-        data: the shape of x. channel: (C,). kept: the shape of x with 1 for each axis that is
-        reduced. vector: rank 1, of a length that depends on the attributes. opaque: neither
-        checked nor used.
+        data: the shape of x. channel: (C,), but as kept if x has several channel axes. kept: the
+        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends
+        on the attributes. opaque: neither checked nor used.
     required : bool
     summary : str
         From the operator's docstring.
+    frozen : TensorSpec or None
+        The same input in calls whose statistics are constants, if it then has another role.
     """
 
     name: str
@@ -130,6 +133,7 @@ class TensorSpec:
     kind: TensorKind
     required: bool = True
     summary: str = ""
+    frozen: TensorSpec | None = None
 
     @property
     def shape(self) -> str:
@@ -159,8 +163,8 @@ class AttributeSpec:
         As in the dialect. The value of an ``f32`` attribute is rounded to float32.
     role : str or None
         The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
-        ``"training"``; ``"frozen"`` is the opposite of ``"training"``, and ``"reduced_axes"`` are
-        all axes that are not channel axes.
+        ``"training"``; ``"frozen"`` is the opposite of ``"training"`` (of several such attributes,
+        one that is true is enough), and ``"reduced_axes"`` are all axes that are not channel axes.
     choices : tuple of str
         Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
@@ -252,26 +256,20 @@ class Phrases:
     channel_shapes: str | None = None
 
 
-@dataclass(frozen=True)
-class OperatorSchema:
-    """The description of one operator of a dialect.
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The rules that several operators of a dialect have in common.
 
     Attributes
     ----------
-    dialect, op : str
-    operation : {"backward", "forward", "inference", "reduce", "apply"}
-        The canonical operation (forward: in training). reduce and apply: a function that computes a
-        part of a gradient.
+    dialect : str
     source : str
         The name of the specification; ``{op}`` in it stands for the operator's name.
-    inputs, outputs : tuple of TensorSpec
-        In the dialect's order.
-    attributes : tuple of AttributeSpec
     type_rules : tuple of TypeRule
         The allowed combinations of element types.
     formats : tuple of FormatSpec
-    revision : str or None
-        The revision of a specification that has several, e.g. ``"2020-21"``.
+        An operator with an attribute of the role ``"data_format"`` has those that the attribute
+        accepts.
     ranks : tuple of int
         The accepted ranks of the data: (2, 0) means 2 and up, (4, 5) means 4 or 5.
     one_channel_type : bool
@@ -288,9 +286,41 @@ class OperatorSchema:
     channel_axes : callable, optional
         Maps attributes and arrays, both by name, to the axes that are not reduced.
     phrases : Phrases
+    """
+
+    dialect: str
+    source: str
+    type_rules: tuple[TypeRule, ...]
+    formats: tuple[FormatSpec, ...]
+    ranks: tuple[int, int] = (2, 0)
+    one_channel_type: bool = True
+    min_channels: int = 0
+    inputs_together: tuple[tuple[str, ...], ...] = ()
+    outputs_together: tuple[tuple[str, ...], ...] = ()
+    unbiased: bool = False
+    frozen: bool = False
+    copies_one: bool = False
+    channel_axes: ChannelAxes | None = None
+    phrases: Phrases = field(default_factory=Phrases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSchema(Rules):
+    """The description of one operator of a dialect.
+
+    Attributes
+    ----------
+    op : str
+    operation : {"backward", "forward", "inference", "reduce", "apply"}
+        The canonical operation (forward: in training). reduce and apply: a function that computes a
+        part of a gradient.
+    inputs, outputs : tuple of TensorSpec
+        In the dialect's order.
+    attributes : tuple of AttributeSpec
+    revision : str or None
+        The revision of a specification that has several, e.g. ``"2020-21"``.
     summary : str
-        The first line of the operator's docstring. `_description` reads this and the following
-        attributes from the operator's class.
+        The first line of the operator's docstring.
     formula : str
         The text between the first line and the sections of the docstring.
     notes : tuple of str
@@ -309,26 +339,12 @@ class OperatorSchema:
         Whether a call takes memory for the first output, as an argument with the output's name.
     """
 
-    dialect: str
     op: str
     operation: Operation
-    source: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     attributes: tuple[AttributeSpec, ...]
-    type_rules: tuple[TypeRule, ...]
-    formats: tuple[FormatSpec, ...]
     revision: str | None = None
-    ranks: tuple[int, int] = (2, 0)
-    one_channel_type: bool = True
-    min_channels: int = 0
-    inputs_together: tuple[tuple[str, ...], ...] = ()
-    outputs_together: tuple[tuple[str, ...], ...] = ()
-    unbiased: bool = False
-    frozen: bool = False
-    copies_one: bool = False
-    channel_axes: ChannelAxes | None = None
-    phrases: Phrases = field(default_factory=Phrases)
     summary: str = ""
     formula: str = ""
     notes: tuple[str, ...] = ()
@@ -365,9 +381,9 @@ class OperatorSchema:
         ):
             for spec in getattr(self, table):
                 yield f"{table}: the role of {spec.name} (each role once)", spec.role, roles
-                # A role may occur only once in a table. So the role of this tensor or attribute is
-                # removed from the roles that the following ones may have.
-                if spec.role not in ("ignored", "empty", None):
+                # Most roles may occur only once in a table. So the role of this tensor or attribute
+                # is removed from the roles that the following ones may have.
+                if spec.role not in ("ignored", "empty", "frozen", None):
                     roles.remove(spec.role)
         names = {tensor.role for tensor in self.inputs}
         # Only the operators of these three operations must have all required operands. An operator
@@ -426,6 +442,13 @@ class OperatorSchema:
         for phrase, accepted in _FIELDS.items():
             for name in _in_braces(getattr(self.phrases, phrase) or ""):
                 yield f"phrases: the name in braces in {phrase}", name, accepted
+
+    @cached_property
+    def with_constants(self) -> OperatorSchema:
+        """The schema that calls with constant statistics follow."""
+        if not any(tensor.frozen for tensor in self.inputs):
+            return self
+        return replace(self, inputs=tuple(t.frozen or t for t in self.inputs), frozen=True)
 
     @property
     def call(self) -> str:

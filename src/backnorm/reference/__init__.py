@@ -20,6 +20,7 @@ not finite, it is the infinity or NaN that the same formula gives in float64.
 
 from backnorm.reference._doubledouble import Exact, FloatArray
 from backnorm.reference._masks import counting, masked, pack_mask, unpack_mask
+from backnorm.reference._options import BackwardOptions, ForwardOptions, SecondOptions
 from backnorm.reference._passes import backward, forward, inference
 from backnorm.reference._results import (
     ExactGradients,
@@ -31,14 +32,17 @@ from backnorm.reference._scales import GradientScales, Scale, gradient_scales
 from backnorm.reference._second_order import double_backward
 
 __all__ = [
+    "BackwardOptions",
     "Exact",
     "ExactGradients",
     "ExactNormalized",
     "ExactOutput",
     "ExactSecondGradients",
     "FloatArray",
+    "ForwardOptions",
     "GradientScales",
     "Scale",
+    "SecondOptions",
     "backward",
     "counting",
     "double_backward",

@@ -35,7 +35,11 @@ def backward(saved: Sequence[Any], eps: float, training: bool) -> tuple[Tensor, 
     """Return the gradients of x, weight and bias. `saved` are x, dy, mean, variance and weight."""
     x, dy, mean, variance, weight = saved
     elements = _normalised(x, mean, variance, eps, training)
-    normalised, gradient = elements.centred * elements.scale, dy.double()
+    normalised = elements.centred * elements.scale
+    # dbias, and with frozen statistics dx, do not depend on x. Like the results of PyTorch's own
+    # operator, they are functions of x nevertheless, whose derivative is 0: hooks on the way to x
+    # are called. The product of x and 0 would be NaN if x is infinite.
+    gradient = torch.where(x.new_ones((), dtype=torch.bool), dy.double(), elements.centred)
     dbias = _sum(gradient)
     dweight = _sum(gradient * normalised)
     if training:

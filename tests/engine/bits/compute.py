@@ -5,8 +5,8 @@ library's random distributions nor its elementary functions show in them. Each p
 for several made-up machines, that is with several schedules and numbers of threads, and in each
 arithmetic that its elements may have.
 
-``python compute.py`` prints the digests as JSON; ``expected.json`` beside this file holds those of
-the first engine that had the operation.
+``python -m tests.engine.bits.compute`` prints the digests as JSON; ``expected.json`` beside this
+file holds those of the first engine that had the operation.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import backnorm
 from backnorm import engines
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases
-from backnorm.conformance.relu_battery import relu_cases
 from backnorm.dtypes import ELEMENT_TYPES, statistics_types
 from backnorm.layout import memory_order, order_mark
 from backnorm.machine import Machine
 from backnorm_kernels import plan
+from tests.support.relu_battery import relu_cases
 
 #: Problems of each element type and layout.
 PROBLEMS = 25

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from backnorm.activations import RELU, Activation
-from backnorm.conformance import relu_battery
 from backnorm.executable import compute
 from backnorm.layout import mask_size
 from backnorm.options import Options
 from backnorm.results import Gradients, GradientsWithResidual, Normalized, NormalizedWithMask
 from backnorm.torch import gpu
 from backnorm.torch.memory import array_of, tensor_of
+from tests.support import relu_battery
 
 from ..interpreter import DEVICE
 
@@ -52,7 +52,7 @@ def inference(*inputs, arithmetic=None, **options):
 
 
 class WithRelu:
-    """The operators with a ReLU, as `conformance.relu_battery` calls them."""
+    """The operators with a ReLU, as `tests.support.relu_battery` calls them."""
 
     def __init__(self, arithmetic=None):
         self.arithmetic = arithmetic

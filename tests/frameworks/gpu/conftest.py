@@ -1,4 +1,4 @@
-"""What the tests of the GPU's kernels share."""
+"""Fixtures of the tests of the GPU's kernels."""
 
 from __future__ import annotations
 

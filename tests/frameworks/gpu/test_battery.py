@@ -9,9 +9,9 @@ import pytest
 from backnorm.arithmetics import own_arithmetic
 from backnorm.conformance.battery import cases, examine
 from backnorm.conformance.judge import check_forward, check_inference
-from backnorm.conformance.relu_battery import examine_relu
 from tests.support.battery import facets_of
 from tests.support.dtypes import FLOAT32
+from tests.support.relu_battery import examine_relu
 
 from . import arrays
 

@@ -13,7 +13,6 @@ import triton.language as tl
 from backnorm.conformance.battery import Case, cases, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
-from backnorm.conformance.relu_battery import examine_relu, relu_case
 from backnorm.executable import forget
 from backnorm.gpu.kernels import arithmetic as arithmetics
 from backnorm.gpu.kernels import backward, formulas, forward, tiles
@@ -21,6 +20,7 @@ from backnorm.gpu.plan import plan_gpu
 from backnorm.torch import gpu
 from tests.support import internals
 from tests.support.dtypes import FLOAT32
+from tests.support.relu_battery import examine_relu, relu_case
 
 from .. import interpreter
 from . import arrays

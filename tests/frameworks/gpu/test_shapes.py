@@ -15,7 +15,6 @@ from backnorm.activations import RELU
 from backnorm.conformance.battery import Case, examine
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_forward
-from backnorm.conformance.relu_battery import examine_relu, relu_case
 from backnorm.executable import compute
 from backnorm.gpu.kernels.parameters import Sizes, encoded
 from backnorm.gpu.kernels.tuning import CONFIGURATIONS
@@ -26,6 +25,7 @@ from backnorm.torch import cpu, gpu
 from backnorm.torch.memory import unpack_mask
 from tests.support import internals
 from tests.support.dtypes import BFLOAT16, FLOAT32
+from tests.support.relu_battery import examine_relu, relu_case
 
 from .. import interpreter
 from ..interpreter import DEVICE

@@ -1,4 +1,4 @@
-"""What only a GPU can show: streams, graphs, tuning, no waiting, size, agreement with the CPU.
+"""Properties that need a GPU: streams, graphs, tuning, no waiting, size, agreement with the CPU.
 
 `make gpu-check` runs this.
 """

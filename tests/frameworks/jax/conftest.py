@@ -1,4 +1,4 @@
-"""What the tests of the JAX adapter share: several CPU devices, 64 bits, textbook formulas."""
+"""Fixtures of the JAX adapter's tests: several CPU devices, 64 bits, textbook formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flax's two layers are compared with: the product of their arguments, and the comparison."""
+"""The cases of flax's two layers, all combinations of their arguments, and the comparison."""
 
 from __future__ import annotations
 

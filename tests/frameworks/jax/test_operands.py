@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import backnorm
 import backnorm.jax as ours
 
-from ...kinds import Kind
+from ...support.kinds import Kind
 from .. import operands
 
 FUNCTIONS = [name for name in operands.CANONICAL if hasattr(ours, name)]

@@ -12,8 +12,8 @@ import pytest
 
 import backnorm.jax
 
-from ...pages import blocks as blocks_of
-from ...pages import pages_of, run
+from ...support.pages import blocks as blocks_of
+from ...support.pages import pages_of, run
 from .conftest import agree, textbook
 
 pytestmark = pytest.mark.long

@@ -87,7 +87,7 @@ def test_sharded_functions_match_kernels_of_one_device_without_gathering_x(cut, 
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("cut", ["batch", "batch and channels", "channels"])
 def test_derivatives_of_sharded_x_match_one_device(cut, arrays, normal):
-    """Of all results, in both modes, and of the second order."""
+    """The derivatives of all results, in both modes, and the second order."""
     x, gamma, beta, dy = arrays
     weights = normal(*SHAPE), normal(CHANNELS)
     loss = weighed(partial(batch_norm, epsilon=EPSILON), weights)
@@ -166,7 +166,7 @@ def test_vmap_with_sharded_instances_matches_one_device(spec, normal):
 
 
 def test_batch_norm_of_unequal_parts_matches_one_device(arrays):
-    """Of 4 devices with 6 samples two have none: the padding of their parts is not counted."""
+    """Two of 4 devices have none of 6 samples: the padding of their parts is not counted."""
     x, gamma, beta, dy = arrays
 
     def both(x, gamma, beta, dy):

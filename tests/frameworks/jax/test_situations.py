@@ -182,7 +182,7 @@ def test_gradient_with_donated_x_matches_textbook_and_deletes_x(inputs):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_derivatives_in_narrow_types_match_float64_textbook(dtype, inputs, normal):
-    """Of arguments that are exact in 16 bits; every sum is of many terms, each rounded once."""
+    """The arguments are exact in 16 bits; each sum has many terms, each rounded once."""
     x, w = (each.astype(dtype) for each in (inputs[0], normal(*SHAPE)))
     gamma, beta = (each.astype(jnp.float32) for each in inputs[1:])
     found = []

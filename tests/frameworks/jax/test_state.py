@@ -126,7 +126,7 @@ def over_a_mesh(function, axis_name, in_axes):
 @pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, over_a_mesh])
 @pytest.mark.parametrize("kept", [(2, 1, 0), (1, 2, 2), (0, 0, 0)], ids=str)
 def test_batch_norm_of_masked_parts_matches_whole_batch(mapped, kept, inputs, normal):
-    """Of three devices each has two samples, of which a mask keeps some, or none."""
+    """Each of three devices has two samples, of which a mask keeps some, or none."""
     x, gamma, beta = inputs
     x = x + 3.0
     mask = np.zeros((3, 2, 5, 4), bool)

@@ -340,64 +340,18 @@ class TestErrors:
         x, gamma, beta = inputs
         self.refused(ArgumentTypeError, r"^x: must be an array; got list", [[1.0]])
         self.refused(ArgumentTypeError, r"^x: must be an array; got None", None)
-        masked = np.ma.masked_array(np.ones((2, 2)))
-        self.refused(ArgumentTypeError, r"^x: .*MaskedArray", masked)
         self.refused(ArgumentTypeError, r"^gamma: must be an array; got float", x, 1.0)
-        self.refused(ArgumentTypeError, r"^x: unsupported .*int32", jnp.ones(SHAPE, jnp.int32))
         self.refused(ArgumentTypeError, r"^x: unsupported", jax.random.key(0)[None], axis=0)
-        self.refused(ArgumentValueError, r"^gamma: .*\(4,\).*\(5,\)", x, gamma[1:], beta)
-        self.refused(ArgumentValueError, r"^beta: .*\(1, 5\)", x, gamma, beta[None])
         narrow = gamma.astype(jnp.float32)
-        self.refused(ArgumentTypeError, r"^gamma: .*float32; expected float64", x, narrow)
         mixed = x.astype(jnp.bfloat16), narrow, beta.astype(jnp.bfloat16)
         self.refused(ArgumentTypeError, r"^beta: .*bfloat16; expected float32", *mixed)
+        self.refused(ArgumentValueError, r"^axis: .*rank 0", jnp.float64(1.0), axis=0)
 
-    def test_backward_and_inference_with_wrong_argument_raise_error_naming_it(self, inputs):
-        x, gamma, beta = inputs
-        backward = backnorm.jax.batch_norm_backward
-        inference = backnorm.jax.batch_norm_inference
-        self.refused(
-            ArgumentValueError,
-            r"^dy: .*\(3, 5, 4\).*\(6, 5, 4\)",
-            x,
-            x[:3],
-            beta,
-            gamma,
-            function=backward,
-        )
-        self.refused(
-            ArgumentTypeError,
-            r"^dy: .*float32",
-            x,
-            x.astype(jnp.float32),
-            beta,
-            gamma,
-            function=backward,
-        )
-        self.refused(ArgumentValueError, r"^variance", x, x, beta, gamma[:1], function=backward)
-        self.refused(
-            ArgumentTypeError, r"^training: .*1", x, x, beta, gamma, function=backward, training=1
-        )
-        self.refused(ArgumentValueError, r"^mean", x, beta[:2], gamma, function=inference)
-        self.refused(ArgumentTypeError, r"^mean", x, None, gamma, function=inference)  # fmt: skip
-
-    def test_epsilon_of_wrong_type_or_value_raises_error(self, inputs):
+    def test_traced_epsilon_raises_type_error_and_number_of_numpy_is_accepted(self, inputs):
         x = inputs[0]
-        self.refused(ArgumentValueError, "^epsilon: .*-1", x, epsilon=-1.0)
-        self.refused(ArgumentValueError, "^epsilon: .*nan", x, epsilon=float("nan"))
-        self.refused(ArgumentTypeError, "^epsilon: .*str", x, epsilon="1")
-        self.refused(ArgumentTypeError, "^epsilon: .*bool", x, epsilon=True)
         with pytest.raises(ArgumentTypeError, match=r"^epsilon: .*traced.*static_argnames"):
             jax.jit(lambda epsilon: backnorm.jax.batch_norm(x, epsilon=epsilon))(1e-3)
         backnorm.jax.batch_norm(x, epsilon=np.float32(1e-3))
-
-    def test_axis_of_wrong_type_or_value_raises_error(self, inputs):
-        x = inputs[0]
-        self.refused(ArgumentValueError, r"^axis: .*rank 3; got 3.*-3 to 2", x, axis=3)
-        self.refused(ArgumentValueError, r"^axis: .*got -4", x, axis=-4)
-        self.refused(ArgumentTypeError, r"^axis: .*'C'", x, axis="C")
-        self.refused(ArgumentTypeError, r"^axis: .*True", x, axis=True)
-        self.refused(ArgumentValueError, r"^axis: .*rank 0", jnp.float64(1.0), axis=0)
 
     def test_axis_name_unbound_or_of_wrong_type_raises_error(self, inputs):
         x = inputs[0]

@@ -97,7 +97,7 @@ def test_layer_passes_run_layer_test_of_keras(options, shape):
 
 
 def test_keras_tests_fail_with_wrong_layer(monkeypatch):
-    """They call our layer, and a layer that is off by a hundredth fails."""
+    """Keras's tests call backnorm's layer: a layer that is off by a hundredth fails them."""
     file, name, _ = SUITES[0]
     original = module.batch_norm
 

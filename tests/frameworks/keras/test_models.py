@@ -167,7 +167,7 @@ def test_model_converted_before_build_and_compile_trains_like_unconverted(kind, 
 
 @pytest.mark.long
 def test_fit_after_convert_or_revert_is_traced_again(data, monkeypatch):
-    """What Keras traced of a fit before calls Keras's layer."""
+    """A graph that Keras traced in an earlier fit calls Keras's layer."""
     from backnorm.keras import layer as module
 
     calls = []

@@ -15,7 +15,7 @@ import backnorm
 from backnorm.errors import shown
 from backnorm.keras import BatchNormalization, convert, revert
 
-from ...kinds import kinds, values
+from ...support.kinds import kinds, values
 
 pytestmark = pytest.mark.long
 

@@ -1,4 +1,4 @@
-"""What is refused, eagerly and while tracing: the type of the error and what it says."""
+"""Arguments that are refused, eagerly and while tracing: type and text of the error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def refused(request):
 
 
 CASES = [  # (error, message, call)
-    (ArgumentTypeError, "^x: is required", lambda: ours.batch_norm(None, epsilon=0.1)),
     (
         ArgumentTypeError,
         "^x: unsupported element type; got int32.*tf.cast",
@@ -48,64 +47,11 @@ CASES = [  # (error, message, call)
         "^x: cannot be read as a tensor; got SparseTensor",
         lambda: ours.batch_norm(tf.sparse.from_dense(X), epsilon=0.1),
     ),
-    (
-        ArgumentTypeError,
-        "^x: masked arrays",
-        lambda: ours.batch_norm(np.ma.masked_array(X, X > 3), epsilon=0.1),
-    ),
     (ArgumentValueError, "^x: must have rank 2", lambda: ours.batch_norm(ONES, epsilon=0.1)),
-    (ArgumentValueError, "^axis: is not", lambda: ours.batch_norm(X, epsilon=0.1, axis=3)),
-    (ArgumentValueError, "^axis: is not", lambda: ours.batch_norm(X, epsilon=0.1, axis=-4)),
-    (ArgumentTypeError, "^axis: must be an int", lambda: ours.batch_norm(X, epsilon=0.1, axis=1.0)),
-    (
-        ArgumentTypeError,
-        "^axis: must be an int",
-        lambda: ours.batch_norm(X, epsilon=0.1, axis=True),
-    ),
-    (ArgumentTypeError, "^axis: must be", lambda: ours.batch_norm(X, epsilon=0.1, axis="NHWC")),
-    (ArgumentValueError, "^gamma: must hold", lambda: ours.batch_norm(X, ONES[:3], epsilon=0.1)),
-    (ArgumentValueError, "^beta: must hold", lambda: ours.batch_norm(X, ONES, X, epsilon=0.1)),
-    (
-        ArgumentTypeError,
-        "^gamma: unsupported element type for x of type float64; got float32",
-        lambda: ours.batch_norm(X, tf.ones(4), epsilon=0.1),
-    ),
-    (ArgumentValueError, "^epsilon: must be finite", lambda: ours.batch_norm(X, epsilon=-1.0)),
-    (ArgumentValueError, "^epsilon: must be finite", lambda: ours.batch_norm(X, epsilon=np.nan)),
     (
         ArgumentTypeError,
         "^epsilon: must be a real number",
         lambda: ours.batch_norm(X, epsilon=tf.constant(0.1)),
-    ),
-    (
-        ArgumentValueError,
-        "^mean: must hold",
-        lambda: ours.batch_norm_inference(X, ONES[:2], ONES, epsilon=0.1),
-    ),
-    (
-        ArgumentTypeError,
-        "^variance: is required",
-        lambda: ours.batch_norm_inference(X, ONES, None, epsilon=0.1),
-    ),
-    (
-        ArgumentValueError,
-        "^dy: must have the shape of x",
-        lambda: ours.batch_norm_backward(X, X[:1], ONES, ONES, epsilon=0.1),
-    ),
-    (
-        ArgumentTypeError,
-        "^dy: must have the element type of x",
-        lambda: ours.batch_norm_backward(X, X.astype("f"), ONES, ONES, epsilon=0.1),
-    ),
-    (
-        ArgumentTypeError,
-        "^training: must be a boolean",
-        lambda: ours.batch_norm_backward(X, X, ONES, ONES, epsilon=0.1, training=1),
-    ),
-    (
-        ArgumentTypeError,
-        "^reproducible: must be a boolean",
-        lambda: ours.batch_norm(X, epsilon=0.1, reproducible="yes"),
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""What elements are computed in: eagerly, in a graph, by gradients, by formulas."""
+"""The arithmetic of elements: eagerly, in a graph, in gradients, in formulas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import backnorm
-from backnorm import ArgumentTypeError, ArgumentValueError
 from backnorm import tensorflow as ours
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import check_backward, check_forward, check_inference
@@ -43,60 +42,13 @@ def arrays(data):
     return data.x, data.dy, data.mean, data.variance, data.gamma, data.beta
 
 
-def canonical(data, arithmetic):
-    """Return the same from NumPy's functions."""
-    options = {"epsilon": 1e-5, "data_format": "NXC", "arithmetic": arithmetic}
-    x, dy, *channels, beta = arrays(data)
-    forward = backnorm.batch_norm_forward(x, data.gamma, beta, **options)
-    y = backnorm.batch_norm_inference(x, *channels, beta, **options)
-    return *forward, y, *backnorm.batch_norm_backward(x, dy, *channels, **options)
-
-
-@ARITHMETICS
-@TYPES
-def test_functions_with_arithmetic_have_bits_of_numpy_functions(run, dtype, arithmetic, data):
-    operands, other = data(dtype), OTHER[arithmetic]
-    expected, others = canonical(operands, arithmetic), canonical(operands, other)
-    if dtype != BFLOAT16:
-        differ(expected, others)
-    same(run(partial(everything, arithmetic=arithmetic), *arrays(operands)), expected)
-    with backnorm.arithmetic(arithmetic):
-        same(run(everything, *arrays(operands)), expected)
-        # A call's own argument has precedence.
-        same(run(partial(everything, arithmetic=other), *arrays(operands)), others)
-    same(run(everything, *arrays(operands)), canonical(operands, None))
-
-
 @ARITHMETICS
 def test_traced_function_keeps_arithmetic_of_its_trace(arithmetic, data):
-    operands = data(FLOAT32)
-    tensors, traced = list(map(tf.constant, arrays(operands))), tf.function(everything)
+    tensors = list(map(tf.constant, arrays(data(FLOAT32))))
+    expected, traced = everything(*tensors, arithmetic=arithmetic), tf.function(everything)
     for block in (arithmetic, OTHER[arithmetic]):
         with backnorm.arithmetic(block):
-            same(traced(*tensors), canonical(operands, arithmetic))
-
-
-@ARITHMETICS
-@TYPES
-def test_gradients_have_arithmetic_of_forward_call(dtype, arithmetic, data):
-    operands = data(dtype)
-    x, gamma, beta = map(tf.constant, (operands.x, operands.gamma, operands.beta))
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch([x, gamma, beta])
-        with backnorm.arithmetic(arithmetic):
-            y, mean, variance = ours.batch_norm(x, gamma, beta, epsilon=1e-5)
-            frozen = ours.batch_norm_inference(x, mean, variance, gamma, beta, epsilon=1e-5)
-    backward = partial(
-        backnorm.batch_norm_backward, operands.x, operands.dy, mean.numpy(), variance.numpy(),
-        operands.gamma, epsilon=1e-5, data_format="NXC",
-    )  # fmt: skip
-    for result, training in ((y, True), (frozen, False)):
-        expected = backward(training=training, arithmetic=arithmetic)
-        with backnorm.arithmetic(OTHER[arithmetic]):
-            found = tape.gradient(result, [x, gamma, beta], output_gradients=operands.dy)
-        same(found, expected)
-        if dtype == FLOAT32:
-            differ(found, backward(training=training, arithmetic=OTHER[arithmetic]))
+            same(traced(*tensors), expected)
 
 
 @ARITHMETICS
@@ -148,24 +100,3 @@ def test_formulas_compute_in_requested_arithmetic(mode, dtype, data):
             *check_backward(x, dy, *channels, tuple(found[4:7]), **options).values(),
         ]
         assert [each.detail for each in verdicts if not each.passed] == []
-
-
-@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_inference", "batch_norm_backward"])
-def test_functions_reject_bad_arithmetic_with_message_of_core(run, name):
-    counts = {"batch_norm": (1, 0), "batch_norm_inference": (1, 2), "batch_norm_backward": (2, 2)}
-    large, small = counts[name]
-    operands = [np.arange(12.0).reshape(4, 3)] * large + [np.arange(1.0, 4.0)] * small
-
-    def call(**options):
-        return run(partial(getattr(ours, name), epsilon=1e-3, **options), *operands)
-
-    known = r"^arithmetic: unknown; got 'float16'; expected 'float32' or 'float64'"
-    with pytest.raises(ArgumentValueError, match=known):
-        call(arithmetic="float16")
-    with pytest.raises(ArgumentTypeError, match=r"^arithmetic: must be a string"):
-        call(arithmetic=tf.float32)
-    with pytest.raises(ArgumentValueError, match=r"^arithmetic: float64 elements are computed"):
-        call(arithmetic="float32")
-    # A block holds for all that is called in it.
-    with backnorm.arithmetic("float32"):
-        call()

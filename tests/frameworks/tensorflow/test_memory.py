@@ -1,4 +1,4 @@
-"""What is copied between TensorFlow and the kernels, and what is not."""
+"""Arrays that are copied between TensorFlow and the kernels, and those that are not."""
 
 from __future__ import annotations
 

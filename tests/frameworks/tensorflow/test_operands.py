@@ -11,7 +11,7 @@ import tensorflow as tf
 import backnorm
 import backnorm.tensorflow as ours
 
-from ...kinds import Kind
+from ...support.kinds import Kind
 from .. import operands
 
 FUNCTIONS = [name for name in operands.CANONICAL if hasattr(ours, name)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ...pages import pages_of, run
+from ...support.pages import pages_of, run
 
 
 # Of Keras's, where it saves a model.

@@ -1,4 +1,4 @@
-"""What the tests of the PyTorch adapter share: seeded tensors, layouts, comparison."""
+"""Fixtures of the PyTorch adapter's tests: seeded tensors, layouts, comparison."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Normalised(nn.Sequential):
 
 
 class Case(NamedTuple):
-    """How a network is trained, and the micro-batches of each process in groups of 1, 2, ..."""
+    """The training of a network, and the micro-batches of each process in groups of 1, 2, ..."""
 
     parts: tuple[tuple[int, ...], ...] = ((12,), (), (5, 4, 3))
     make: Callable[..., nn.Module] = Network

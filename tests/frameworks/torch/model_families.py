@@ -1,4 +1,4 @@
-"""Which models of timm and torchvision are compared: library, name, shape of the images."""
+"""The models of timm and torchvision that are compared: library, name, shape of the images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may come in the place of a tensor: of the same elements, and of others."""
+"""Values that replace a tensor: with the same elements, and with others."""
 
 from __future__ import annotations
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812
+
+#: The bound of a ReLU with one; every type has it exactly.
+CEILING = 0.75
 
 #: Distances of elements from a kink of the function that was applied to them; None: not wanted.
 _distances: list[float] | None = None
@@ -47,12 +51,13 @@ def _kink(t: Tensor, *places: float) -> Tensor:
     return t
 
 
-def activate(t: Tensor, activation: str | None, ceiling: float, *, inplace: bool = False) -> Tensor:
+def activate(t: Tensor, activation: str | None, *, inplace: bool = False) -> Tensor:
     """Return t with an activation applied by PyTorch."""
     match activation:
         case "relu":
             return F.relu(_kink(t, 0.0), inplace=inplace)
-        case "ceiling":
+        case "ceiling" | "relu6":
+            ceiling = CEILING if activation == "ceiling" else 6.0
             return F.hardtanh(_kink(t, 0.0, ceiling), 0.0, ceiling, inplace=inplace)
         case "silu":
             return F.silu(t, inplace=inplace)
@@ -101,14 +106,16 @@ def _constants(like: Tensor, *shape: int) -> Tensor:
 
 
 def _convolved(t: Tensor) -> Tensor:
-    convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[t.dim()]
     filters = _constants(t, t.shape[1], t.shape[1], *[3] * (t.dim() - 2))
-    return convolve(t, filters, padding=1)
+    if t.dim() == 2:
+        return F.linear(t, filters)
+    return {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[t.dim()](t, filters, padding=1)
 
 
 def _largest(t: Tensor) -> Tensor:
-    pool = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}[t.dim()]
-    return pool(t, 3, 1, 1)
+    if t.dim() == 2:
+        return F.max_pool1d(t, 3, 1, 1)
+    return {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}[t.dim()](t, 3, 1, 1)
 
 
 def _gathered(t: Tensor) -> Tensor:
@@ -181,9 +188,6 @@ BINARY = {
     "mean of both": lambda a, b: (a + b.mean()) * 0.5,
 }
 
-#: The axes without which a function does not work.
-SMALLEST_RANK = {"conv": 3, "max_pool": 3}
-
 #: Functions that change a tensor and return it.
 IN_PLACE = {
     "t.mul_": lambda t: t.mul_(1.25),
@@ -196,125 +200,64 @@ IN_PLACE = {
 }
 
 
-class _Same(Function):
-    """Hands dy on as it is."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return t.clone()
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy
+def _function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose derivative is written in Python. Both get the context first."""
+    steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Custom", (Function,), steps).apply
 
 
-class _Permuted(Function):
-    """Returns a gradient that lies in memory in another order than dy."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return t * 1.0
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy.transpose(0, 1).contiguous().transpose(0, 1)
+def _changed(ctx: Any, t: Tensor) -> Tensor:
+    ctx.mark_dirty(t)
+    return t.mul_(0.75)
 
 
-class _Expanded(Function):
-    """Returns a gradient whose elements share memory."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return t.sum(0, keepdim=True).mul(0.5).expand(t.shape).contiguous()
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy.sum(0, keepdim=True).mul(0.5).expand(dy.shape)
+def _sum_and_difference(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    ctx.set_materialize_grads(False)
+    return a + b, a - b
 
 
-class _Copied(Function):
-    """Returns a gradient in memory of NumPy's."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return t.clone()
-
-    @staticmethod
-    def backward(ctx, dy):
-        return torch.from_numpy(dy.double().numpy().copy()).to(dy.dtype)
+def _of_sum_and_difference(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the same tensor twice if the difference has no gradient."""
+    if dz is None:
+        return dy, dy
+    return (dz, -dz) if dy is None else (dy + dz, dy - dz)
 
 
-class _Changed(Function):
-    """Changes its input in place."""
-
-    @staticmethod
-    def forward(ctx, t):
-        ctx.mark_dirty(t)
-        return t.mul_(0.75)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy * 0.75
-
-
-class _Stops(Function):
-    """Has no gradient."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return t.tanh()
-
-    @staticmethod
-    def backward(ctx, dy):
-        return None
-
-
-class _StopsFirst(Function):
-    """Has no gradient for the first of two tensors."""
-
-    @staticmethod
-    def forward(ctx, a, b):
-        return a * 0.5 + b
-
-    @staticmethod
-    def backward(ctx, dy):
-        return None, dy
-
-
-class _Both(Function):
-    """Returns two tensors and the same gradient for both inputs."""
-
-    @staticmethod
-    def forward(ctx, a, b):
-        ctx.set_materialize_grads(False)
-        return a + b, a - b
-
-    @staticmethod
-    def backward(ctx, dy, dz):
-        if dz is None:
-            return dy, dy
-        return (dz, -dz) if dy is None else (dy + dz, dy - dz)
-
+_both = _function(_sum_and_difference, _of_sum_and_difference)
+_change = _function(_changed, lambda ctx, dy: dy * 0.75)
 
 #: Functions of one tensor whose derivatives are written in Python.
 CUSTOM = {
-    "Same": _Same.apply,
-    "Permuted": _Permuted.apply,
-    "Expanded": _Expanded.apply,
-    "Copied": _Copied.apply,
-    "Changed": lambda t: _Changed.apply(t * 1.0),
-    "Stops": _Stops.apply,
+    "same dy": _function(lambda ctx, t: t.clone(), lambda ctx, dy: dy),
+    "dx in another order": _function(
+        lambda ctx, t: t * 1.0, lambda ctx, dy: dy.transpose(0, 1).contiguous().transpose(0, 1)
+    ),
+    "expanded dx": _function(
+        lambda ctx, t: t.sum(0, keepdim=True).mul(0.5).expand(t.shape).contiguous(),
+        lambda ctx, dy: dy.sum(0, keepdim=True).mul(0.5).expand(dy.shape),
+    ),
+    "dx of NumPy": _function(
+        lambda ctx, t: t.clone(),
+        lambda ctx, dy: torch.from_numpy(dy.double().numpy().copy()).to(dy.dtype),
+    ),
+    "changed in place": lambda t: _change(t * 1.0),
+    "no dx": _function(lambda ctx, t: t.tanh(), lambda ctx, dy: None),
 }
 
 #: The same, of two tensors.
 CUSTOM_OF_TWO = {
-    "StopsFirst": _StopsFirst.apply,
-    "First of both": lambda a, b: _Both.apply(a, b)[0],
-    "Second of both": lambda a, b: _Both.apply(a, b)[1],
+    "no first dx": _function(lambda ctx, a, b: a * 0.5 + b, lambda ctx, dy: (None, dy)),
+    "sum of both": lambda a, b: _both(a, b)[0],
+    "difference of both": lambda a, b: _both(a, b)[1],
 }
 
-_OF_ONE = UNARY | IN_PLACE | RANDOM | CUSTOM
-_OF_TWO = BINARY | CUSTOM_OF_TWO
+#: Functions that are tried right behind a layer.
+BEHIND = [*IN_PLACE, "no dx", "no first dx"]
+
+#: The tables from which a step of a program takes an operation, each as often as it is here.
+TABLES = [UNARY] * 20 + [BINARY] * 8 + [CUSTOM, CUSTOM, CUSTOM_OF_TWO] * 2 + [IN_PLACE, RANDOM]
+
+_OF_ONE, _OF_TWO = UNARY | CUSTOM | IN_PLACE | RANDOM, BINARY | CUSTOM_OF_TWO
 
 
 def call(name: str, one: Tensor, other: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ NAMES = [name for name, *_ in distributed_cases.cases()]
 
 @pytest.fixture(scope="module")
 def results(processes):
-    """What came of all cases, in both processes; they end with this one."""
+    """The outcomes of all cases in both processes, which end with this one."""
     return processes(distributed_cases, 2)
 
 

@@ -1,4 +1,4 @@
-"""What is refused, in PyTorch's names and with PyTorch's classes of error."""
+"""Arguments that are refused, in PyTorch's names and with PyTorch's classes of error."""
 
 from __future__ import annotations
 

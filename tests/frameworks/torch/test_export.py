@@ -1,4 +1,4 @@
-"""What leaves Python: `torch.export`, packages of AOTInductor, `torch.jit.trace` and `script`."""
+"""Exported programs: `torch.export`, packages of AOTInductor, `torch.jit.trace` and `script`."""
 
 from __future__ import annotations
 

@@ -115,3 +115,21 @@ def test_batched_gradients_with_graph_match_single_ones(
         return torch.autograd.grad(loss, tensors, retain_graph=True)
 
     close(second(batched), second(single), factor=16)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_second_derivative_of_batched_gradients_calls_hook_before_layer_as_in_pytorch(
+    training, affine
+):
+    calls = []
+    for library in (torch.nn, backnorm.torch):
+        layer = library.BatchNorm1d(3, affine=affine).double().train(training)
+        before = torch.nn.Tanh()
+        before.register_full_backward_hook(lambda *_, each=library: calls.append(each))
+        x = torch.randn(4, 3, 5).double().requires_grad_()
+        y = layer(before(x))
+        dy = torch.randn(2, *y.shape).double()
+        (dx,) = torch.autograd.grad(y, x, dy, create_graph=True, is_grads_batched=True)
+        dx.sin().sum().backward()
+    assert calls == [torch.nn] * 2 + [backnorm.torch] * 2

@@ -1,4 +1,4 @@
-"""What Inductor compiles in the place of our operators, judged as kernels are."""
+"""Code that Inductor compiles in the place of backnorm's operators, judged like kernels."""
 
 from __future__ import annotations
 
@@ -90,28 +90,16 @@ def judged(function, dtype, layout, *, training, kind, arithmetic, ratio=3.0):
         exact = backnorm.batch_norm_forward(x, weight, bias, epsilon=EPS)
         statistics = [exact.mean, exact.variance]
     options = {"epsilon": EPS, "arithmetic": arithmetic}
-    found = judge.check_relu_inference if relu else judge.check_inference
-    extra = {} if ceiling is None else {"activation": Activation("relu", ceiling)}
-    if not training:
-        assert_passed(found(x, *statistics, weight, bias, y, **extra, **options))
-    mask = pack_mask(counting(y, ceiling), x)
-    results = x, weight, bias
-    if training and relu:
-        made = y, *statistics, mask
-        assert_passed(judge.check_relu_forward(*results, made, **extra, **options))
-    elif training:
-        assert_passed(judge.check_forward(*results, (y, *statistics), **options))
-    arguments = x, dy, *statistics, weight
-    if relu:
-        verdicts = judge.check_relu_backward(
-            *arguments, (dx, dgamma, dbeta), mask=mask, residual=False, training=training,
-            **options,
-        )  # fmt: skip
+    added = {"activation": Activation("relu", ceiling)} if relu else {}
+    if training:
+        assert_passed(judge.check_forward(x, weight, bias, (y, *statistics), **added, **options))
     else:
-        verdicts = judge.check_backward(
-            *arguments, (dx, dgamma, dbeta), training=training, **options
-        )
-    assert_passed(verdicts)
+        assert_passed(judge.check_inference(x, *statistics, weight, bias, y, **added, **options))
+    mask = pack_mask(counting(y, ceiling), x) if relu else None
+    arguments, gradients = (x, dy, *statistics, weight), (dx, dgamma, dbeta)
+    assert_passed(
+        judge.check_backward(*arguments, gradients, mask=mask, training=training, **options)
+    )
 
 
 @pytest.mark.covering(1)

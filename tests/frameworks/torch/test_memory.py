@@ -1,4 +1,4 @@
-"""What we return is on memory of PyTorch's: as ordinary as what its own layers return."""
+"""Results lie in memory of PyTorch's, like the results of its own layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What graphs and the profiler call us: by the names of the functions that were called."""
+"""Graphs and the profiler show the names of the functions that were called."""
 
 from __future__ import annotations
 

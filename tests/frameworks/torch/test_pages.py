@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ...pages import pages_of, run
+from ...support.pages import pages_of, run
 
 
 @pytest.mark.parametrize("page", pages_of("torch"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, find, given, settings
 
 from .random_graphs import judge, programs
 
@@ -27,3 +27,15 @@ def test_random_graphs_match_layers_of_pytorch(examples):
         assume(verdict.kind != "unjudged")
 
     attempt()
+
+
+def test_program_with_frozen_sequential_shrinks_to_one_step():
+    def is_wanted(program):
+        layers = program.layers.values()
+        return any(layer.mode == "frozen" and layer.form == "sequential" for layer in layers)
+
+    program = find(programs, is_wanted)
+    (step,) = program.steps
+    (layer,) = step.calls
+    assert (layer.children, layer.hook, layer.copied) == (("norm",), None, False)
+    assert (step.watches, program.plan, program.packing) == ((), "backward", None)

@@ -95,7 +95,7 @@ def test_double_backward_of_bfloat16_gamma_returns_bfloat16_gradient(rng):
 
 
 class Live(TorchDispatchMode):
-    """How many bytes tensors have that were made within."""
+    """The number of bytes of all tensors that were made within."""
 
     def __init__(self, *operands):
         super().__init__()

@@ -1,4 +1,4 @@
-"""How many threads each pass has, whatever a pass before it had."""
+"""The number of threads of a pass does not depend on the pass before it."""
 
 from __future__ import annotations
 

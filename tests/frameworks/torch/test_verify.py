@@ -1,4 +1,4 @@
-"""What `backnorm verify` says of PyTorch's classes."""
+"""Findings of `backnorm verify` on PyTorch's classes."""
 
 from __future__ import annotations
 

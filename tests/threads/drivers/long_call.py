@@ -10,7 +10,7 @@ from backnorm_kernels import stage
 
 
 class AlarmError(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 def ring(number, frame):

@@ -18,7 +18,7 @@ from layer import Layer, at_rest, statuses, thread_ids, verdict
 
 
 class AlarmError(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 def ring(number, frame):

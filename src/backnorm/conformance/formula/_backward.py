@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,13 +35,75 @@ def _dx(channels: Channels, c: Array, gain: Array, mean_dy: Array, projection: A
     return dx
 
 
-def _without(places: Array | list[int]) -> Callable[[Channels, Array, Array], tuple[Array, Array]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """The numbers of the channels after the sums, and the right numbers that follow from these.
+
+    Attributes
+    ----------
+    channels : Channels
+    count : float
+        M.
+    gamma, s : numpy.ndarray
+        gamma, and the inverse deviation.
+    sum_dy, sum_dy_xmu : numpy.ndarray
+        sum dy, and sum dy*(x - mean).
+    """
+
+    channels: Channels
+    count: float
+    # Arrays; their arithmetic has no more precise type either.
+    gamma: Any
+    s: Any
+    sum_dy: Any
+    sum_dy_xmu: Any
+
+    @property
+    def gain(self) -> Any:
+        """The product gamma*s."""
+        return self.gamma * self.s
+
+    @property
+    def mean_dy(self) -> Any:
+        """The mean sum(dy)/M."""
+        return self.sum_dy / self.count
+
+    @property
+    def projection(self) -> Any:
+        """The product s**2 * sum(dy*(x - mean))/M."""
+        return self.s * self.s * self.sum_dy_xmu / self.count
+
+    @property
+    def dgamma(self) -> Any:
+        """The product s * sum(dy*(x - mean))."""
+        return self.s * self.sum_dy_xmu
+
+    def s_of(self, epsilon: float = 0.0, bessel: bool = False) -> Any:
+        """The inverse deviation with another epsilon, or with an unbiased variance."""
+        variance: Any = self.channels.variance
+        if bessel:
+            variance = variance * self.count / max(self.count - 1, 1)
+        return 1.0 / np.sqrt(variance + epsilon)
+
+
+Sums = Callable[[Channels, Array, Array], tuple[Array, Array]]
+
+
+def _counting(places: Callable[[Channels], Any], times: float) -> Sums:
+    """Return sums in which the elements of a channel at `places` count `times` times, not once."""
+
     def sums(channels: Channels, mean: Array, c: Array) -> tuple[Array, Array]:
         sum_dy, sum_dy_xmu = _sums(channels, mean, c)
-        dy = channels.dy[:, places]
-        return sum_dy - dy.sum(1), sum_dy_xmu - (dy * c[:, places]).sum(1)
+        at = places(channels)
+        dy = channels.dy[:, at]
+        more = times - 1.0
+        return sum_dy + more * dy.sum(1), sum_dy_xmu + more * (dy * c[:, at]).sum(1)
 
     return sums
+
+
+def _image(channels: Channels) -> int:
+    return channels.count // max(channels.images, 1)
 
 
 #: Mistakes that implementations make, each in one step of the formula.
@@ -60,6 +122,23 @@ MISTAKES = tuple(
          lambda ch: (0.0 * ch.mean, ch.variance)),
         ("bessel", "the variance gets Bessel's correction, M/(M - 1)", "statistics",
          lambda ch: (ch.mean, ch.variance * ch.count / max(ch.count - 1, 1))),
+        ("mean-of-neighbour", "the mean of the next channel is used", "statistics",
+         lambda ch: (np.roll(ch.mean, -1), ch.variance)),
+        ("mean-of-channel-before", "the mean of the channel before is used", "statistics",
+         lambda ch: (np.roll(ch.mean, 1), ch.variance)),
+        ("mean-of-channel-0", "the mean of channel 0 is used in each channel", "statistics",
+         lambda ch: (np.full_like(ch.mean, ch.mean[0]), ch.variance)),
+        ("variance-of-neighbour", "the variance of the next channel is used", "statistics",
+         lambda ch: (ch.mean, np.roll(ch.variance, -1))),
+        ("variance-of-channel-before", "the variance of the channel before is used", "statistics",
+         lambda ch: (ch.mean, np.roll(ch.variance, 1))),
+        ("variance-of-channel-0", "the variance of channel 0 is used in each channel",
+         "statistics", lambda ch: (ch.mean, np.full_like(ch.variance, ch.variance[0]))),
+        ("statistics-of-neighbour", "mean and variance of the next channel are used",
+         "statistics", lambda ch: (np.roll(ch.mean, -1), np.roll(ch.variance, -1))),
+        ("statistics-of-first-image",
+         "the statistics of the first image are used instead of those that were passed",
+         "statistics", lambda ch: ch.of_first(_image(ch))),
         *INVERSE_DEVIATION_MISTAKES,
         ("variance-for-inverse", "the variance is used as if it were the inverse deviation",
          "inverse_deviation", lambda w, e, ch: w),
@@ -79,78 +158,162 @@ MISTAKES = tuple(
          lambda ch: ch.count / max(ch.images, 1)),
         ("count-of-all", "the number of all elements is used for M", "count",
          lambda ch: ch.x.size),
-        ("last-left-out", "the sums lack the last element of a channel", "sums", _without([-1])),
-        ("first-left-out", "the sums lack the first element of a channel", "sums", _without([0])),
+        ("last-left-out", "the sums lack the last element of a channel", "sums",
+         _counting(lambda ch: [-1], 0)),
+        ("first-left-out", "the sums lack the first element of a channel", "sums",
+         _counting(lambda ch: [0], 0)),
+        ("first-twice", "the sums count the first element of a channel twice", "sums",
+         _counting(lambda ch: [0], 2)),
+        ("last-twice", "the sums count the last element of a channel twice", "sums",
+         _counting(lambda ch: [-1], 2)),
+        ("all-twice", "the sums count each element twice", "sums",
+         _counting(lambda ch: slice(None), 2)),
+        ("first-image-left-out", "the sums lack the first image", "sums",
+         _counting(lambda ch: slice(_image(ch)), 0)),
+        ("last-image-left-out", "the sums lack the last image", "sums",
+         _counting(lambda ch: slice(ch.count - _image(ch), None), 0)),
+        ("first-image-twice", "the sums count the first image twice", "sums",
+         _counting(lambda ch: slice(_image(ch)), 2)),
+        ("last-image-twice", "the sums count the last image twice", "sums",
+         _counting(lambda ch: slice(ch.count - _image(ch), None), 2)),
+        ("first-image-alone", "the sums are over the first image alone", "sums",
+         _counting(lambda ch: slice(_image(ch), None), 0)),
+        ("first-half-alone", "the sums are over the first half of a channel alone", "sums",
+         _counting(lambda ch: slice(ch.count // 2, None), 0)),
+        ("last-half-alone", "the sums are over the last half of a channel alone", "sums",
+         _counting(lambda ch: slice(ch.count // 2), 0)),
         ("not-centred", "the sum is of dy*x, not of dy*(x - mean)", "sums",
          lambda ch, mean, c: (ch.dy.sum(1), (ch.dy * ch.x).sum(1))),
-        ("no-mean-dy", "dx lacks the term sum(dy)/M", "mean_dy", lambda t, n: 0.0 * t),
-        ("mean-dy-twice", "dx has the term sum(dy)/M twice", "mean_dy", lambda t, n: 2.0 * t / n),
+        ("no-mean-dy", "dx lacks the term sum(dy)/M", "mean_dy", lambda k: 0.0 * k.mean_dy),
+        ("mean-dy-twice", "dx has the term sum(dy)/M twice", "mean_dy", lambda k: 2.0 * k.mean_dy),
         ("mean-dy-sign", "the term sum(dy)/M is added, not subtracted", "mean_dy",
-         lambda t, n: -t / n),
+         lambda k: -k.mean_dy),
         ("mean-dy-less-one", "the sum of dy in dx is divided by M - 1, not by M", "mean_dy",
-         lambda t, n: t / max(n - 1, 1)),
+         lambda k: k.mean_dy * k.count / max(k.count - 1, 1)),
         ("no-division-of-mean-dy", "the sum of dy is not divided by M", "mean_dy",
-         lambda t, n: t),
+         lambda k: k.sum_dy),
+        ("mean-dy-no-gamma", "the term sum(dy)/M is not multiplied by gamma", "mean_dy",
+         lambda k: k.mean_dy / k.gamma),
+        ("mean-dy-gamma-twice", "the term sum(dy)/M is multiplied by gamma twice", "mean_dy",
+         lambda k: k.mean_dy * k.gamma),
+        ("mean-dy-no-s", "the term sum(dy)/M is not multiplied by s", "mean_dy",
+         lambda k: k.mean_dy / k.s),
+        ("mean-dy-s-squared", "the term sum(dy)/M is multiplied by s**2 instead of s", "mean_dy",
+         lambda k: k.mean_dy * k.s),
+        ("mean-dy-no-epsilon", "the term sum(dy)/M alone has s without epsilon", "mean_dy",
+         lambda k: k.mean_dy * k.s_of() / k.s),
+        ("mean-dy-bessel", "the term sum(dy)/M alone has s of the unbiased variance", "mean_dy",
+         lambda k: k.mean_dy * k.s_of(k.channels.epsilon, bessel=True) / k.s),
         ("no-projection", "dx lacks the term along x - mean", "projection",
-         lambda t, n, s: 0.0 * t),
+         lambda k: 0.0 * k.projection),
         ("projection-twice", "dx has the term along x - mean twice", "projection",
-         lambda t, n, s: 2.0 * s * s * t / n),
+         lambda k: 2.0 * k.projection),
         ("projection-sign", "the term along x - mean is added, not subtracted", "projection",
-         lambda t, n, s: -s * s * t / n),
+         lambda k: -k.projection),
         ("projection-s", "the term along x - mean has s instead of s**2", "projection",
-         lambda t, n, s: s * t / n),
+         lambda k: k.projection / k.s),
         ("projection-no-s", "the term along x - mean lacks s**2", "projection",
-         lambda t, n, s: t / n),
+         lambda k: k.projection / k.s**2),
         ("projection-s-cubed", "the term along x - mean has s**3 instead of s**2", "projection",
-         lambda t, n, s: s**3 * t / n),
+         lambda k: k.projection * k.s),
         ("projection-s-fourth", "the term along x - mean has s**4 instead of s**2", "projection",
-         lambda t, n, s: s**4 * t / n),
+         lambda k: k.projection * k.s**2),
         ("projection-less-one", "the sum along x - mean is divided by M - 1, not by M",
-         "projection", lambda t, n, s: s * s * t / max(n - 1, 1)),
+         "projection", lambda k: k.projection * k.count / max(k.count - 1, 1)),
         ("no-division-of-projection", "the sum along x - mean is not divided by M", "projection",
-         lambda t, n, s: s * s * t),
-        ("no-gamma", "dx is not multiplied by gamma", "gain", lambda g, s: s),
-        ("gamma-absolute", "dx is multiplied by |gamma|", "gain", lambda g, s: np.abs(g) * s),
-        ("gamma-twice", "dx is multiplied by gamma twice", "gain", lambda g, s: g * g * s),
-        ("gain-no-s", "dx is not multiplied by s", "gain", lambda g, s: g),
+         lambda k: k.projection * k.count),
+        ("projection-no-gamma", "the term along x - mean is not multiplied by gamma",
+         "projection", lambda k: k.projection / k.gamma),
+        ("projection-gamma-twice", "the term along x - mean is multiplied by gamma twice",
+         "projection", lambda k: k.projection * k.gamma),
+        ("projection-no-epsilon", "the term along x - mean alone has s**2 without epsilon",
+         "projection", lambda k: k.projection * (k.s_of() / k.s) ** 2),
+        ("projection-bessel", "the term along x - mean alone has s**2 of the unbiased variance",
+         "projection",
+         lambda k: k.projection * (k.s_of(k.channels.epsilon, bessel=True) / k.s) ** 2),
+        ("factor-no-gamma", "dy is not multiplied by gamma in dx, but both sums are", "factor",
+         lambda k, gain: gain / k.gamma),
+        ("factor-gamma-twice", "dy is multiplied by gamma twice in dx, the sums once", "factor",
+         lambda k, gain: gain * k.gamma),
+        ("factor-no-s", "dy is not multiplied by s in dx, but both sums are", "factor",
+         lambda k, gain: gain / k.s),
+        ("factor-no-epsilon", "the factor of dy in dx alone has s without epsilon", "factor",
+         lambda k, gain: gain * k.s_of() / k.s),
+        ("no-dy", "dx lacks the term of dy", "factor", lambda k, gain: 0.0 * gain),
+        ("gamma-of-neighbour", "the gamma of the next channel is used", "gain",
+         lambda k: np.roll(k.gamma, -1) * k.s),
+        ("gamma-of-channel-before", "the gamma of the channel before is used", "gain",
+         lambda k: np.roll(k.gamma, 1) * k.s),
+        ("gamma-of-channel-0", "the gamma of channel 0 is used in each channel", "gain",
+         lambda k: k.gamma[0] * k.s),
+        ("no-gamma", "dx is not multiplied by gamma", "gain", lambda k: k.s),
+        ("gamma-absolute", "dx is multiplied by |gamma|", "gain", lambda k: np.abs(k.gamma) * k.s),
+        ("gamma-twice", "dx is multiplied by gamma twice", "gain", lambda k: k.gain * k.gamma),
+        ("dx-sign", "dx has the wrong sign", "gain", lambda k: -k.gain),
+        ("dx-twice", "dx is twice what it should be", "gain", lambda k: 2.0 * k.gain),
+        ("dx-mean", "dx is divided by M", "gain", lambda k: k.gain / k.count),
+        ("gain-no-s", "dx is not multiplied by s", "gain", lambda k: k.gamma),
         ("gain-s-squared", "dx is multiplied by s**2 instead of s", "gain",
-         lambda g, s: g * s * s),
-        ("dgamma-no-s", "dgamma is not multiplied by s", "dgamma", lambda b, t, s, g, n: t),
+         lambda k: k.gain * k.s),
+        ("dgamma-no-s", "dgamma is not multiplied by s", "dgamma", lambda k: k.sum_dy_xmu),
         ("dgamma-s-squared", "dgamma is multiplied by s**2 instead of s", "dgamma",
-         lambda b, t, s, g, n: s * s * t),
+         lambda k: k.projection * k.count),
         ("dgamma-gamma", "dgamma is multiplied by gamma", "dgamma",
-         lambda b, t, s, g, n: g * s * t),
-        ("dgamma-mean", "dgamma is divided by M", "dgamma", lambda b, t, s, g, n: s * t / n),
-        ("dgamma-sign", "dgamma has the wrong sign", "dgamma", lambda b, t, s, g, n: -s * t),
-        ("dgamma-zero", "dgamma is 0", "dgamma", lambda b, t, s, g, n: 0.0 * t),
-        ("dgamma-dbeta", "dgamma has the values of dbeta", "dgamma", lambda b, t, s, g, n: b),
-        ("dbeta-mean", "dbeta is divided by M", "dbeta", lambda b, t, s, g, n: b / n),
-        ("dbeta-gamma", "dbeta is multiplied by gamma", "dbeta", lambda b, t, s, g, n: g * b),
-        ("dbeta-s", "dbeta is multiplied by s", "dbeta", lambda b, t, s, g, n: s * b),
-        ("dbeta-sign", "dbeta has the wrong sign", "dbeta", lambda b, t, s, g, n: -b),
-        ("dbeta-zero", "dbeta is 0", "dbeta", lambda b, t, s, g, n: 0.0 * b),
+         lambda k: k.gain * k.sum_dy_xmu),
+        ("dgamma-no-epsilon", "dgamma alone has s without epsilon", "dgamma",
+         lambda k: k.s_of() * k.sum_dy_xmu),
+        ("dgamma-bessel", "dgamma alone has s of the unbiased variance", "dgamma",
+         lambda k: k.s_of(k.channels.epsilon, bessel=True) * k.sum_dy_xmu),
+        ("dgamma-over-gamma", "dgamma is divided by gamma", "dgamma",
+         lambda k: k.dgamma / k.gamma),
+        ("dgamma-twice", "dgamma is twice what it should be", "dgamma", lambda k: 2.0 * k.dgamma),
+        ("dbeta-twice", "dbeta is twice what it should be", "dbeta", lambda k: 2.0 * k.sum_dy),
+        ("dgamma-mean", "dgamma is divided by M", "dgamma", lambda k: k.dgamma / k.count),
+        ("dgamma-sign", "dgamma has the wrong sign", "dgamma", lambda k: -k.dgamma),
+        ("dgamma-zero", "dgamma is 0", "dgamma", lambda k: 0.0 * k.dgamma),
+        ("dgamma-dbeta", "dgamma has the values of dbeta", "dgamma", lambda k: k.sum_dy),
+        ("dbeta-mean", "dbeta is divided by M", "dbeta", lambda k: k.sum_dy / k.count),
+        ("dbeta-gamma", "dbeta is multiplied by gamma", "dbeta", lambda k: k.gamma * k.sum_dy),
+        ("dbeta-s", "dbeta is multiplied by s", "dbeta", lambda k: k.s * k.sum_dy),
+        ("dbeta-sign", "dbeta has the wrong sign", "dbeta", lambda k: -k.sum_dy),
+        ("dbeta-zero", "dbeta is 0", "dbeta", lambda k: 0.0 * k.sum_dy),
         ("dbeta-dgamma", "dbeta has the values of dgamma", "dbeta",
-         lambda b, t, s, g, n: s * t),
+         lambda k: k.dgamma),
     )
 )  # fmt: skip
 
 
-def _tails_left_out(channels: Channels) -> list[Mistake]:
-    """Return the mistakes of vectorised loops that leave out the last elements.
+def _of_vectors(channels: Channels) -> list[Mistake]:
+    """Return the mistakes of vectorised loops in the last elements.
 
-    Such a loop adds 4 to 64 elements at a time. It forgets the elements at the end of an image or
-    of a channel that do not fill a vector.
+    Such a loop adds 4 to 64 elements at a time. It forgets the elements at the end of a row, of an
+    image or of a channel that do not fill a vector; or its last vector overlaps the one before,
+    whose elements count twice.
     """
     found = []
-    image = channels.count // max(channels.images, 1)
-    for size, whole in {image: "each image", channels.count: "a channel"}.items():
-        for rest in sorted({size % step for step in (4, 8, 16, 32, 64)} - {0, size}):
-            places = np.flatnonzero(np.arange(channels.count) % size >= size - rest)
+    sizes = {channels.row: "each row", _image(channels): "each image", channels.count: "a channel"}
+    for size, whole in sizes.items():
+        steps = [step for step in (4, 8, 16, 32, 64) if size % step and size > step]
+        index = np.arange(channels.count) % max(size, 1)
+        for rest in sorted({size % step for step in steps}):
             # `MISTAKES` already has the mistake that leaves out only the last element.
-            if len(places) > 1:
+            if (rest, size) != (1, channels.count):
                 says = f"the sums lack the last {rest} of the {size} elements of {whole}"
-                found.append(Mistake("tail-left-out", says, "sums", _without(places)))
+                places = np.flatnonzero(index >= size - rest)
+                found.append(Mistake("tail-left-out", says, "sums", _counting(_always(places), 0)))
+        for step in steps:
+            first, last = size - step, size // step * step
+            which = f"element {first}" if last - first == 1 else f"elements {first} to {last - 1}"
+            says = f"the sums count {which} of {whole} twice"
+            places = np.flatnonzero((index >= first) & (index < last))
+            found.append(
+                Mistake("overlap-counted-twice", says, "sums", _counting(_always(places), 2))
+            )
     return found
+
+
+def _always(value: Any) -> Callable[[Channels], Any]:
+    return lambda channels: value
 
 
 def _narrow_sums(dtype: np.dtype) -> Callable[[Channels, Array, Array], tuple[Array, Array]]:
@@ -219,18 +382,13 @@ class BackwardFormula(Formula):
         Takes x and the mean; returns x - mean.
     sums : callable
         Takes the channels, the mean and x - mean; returns sum dy and sum dy*(x - mean).
-    mean_dy : callable
-        Takes sum(dy) and M; returns sum(dy)/M.
-    projection : callable
-        Takes sum(dy*(x - mean)), M and s; returns s**2 * sum(dy*(x - mean))/M.
-    gain : callable
-        Takes gamma and s; returns gamma*s.
+    gain, mean_dy, projection, dgamma, dbeta : callable
+        Take what is known after the sums; return gamma*s, sum(dy)/M, s**2 * sum(dy*(x - mean))/M,
+        dgamma and dbeta.
+    factor : callable
+        Takes what is known, and the gain; returns the factor of dy in the dx of training: the gain.
     dx : callable
         Takes the channels, x - mean, gain, mean_dy and projection; returns the dx of training.
-    dgamma : callable
-        Takes both sums, s, gamma and M; returns dgamma.
-    dbeta : callable
-        Takes both sums, s, gamma and M; returns dbeta.
     """
 
     mistakes: ClassVar[tuple[Mistake, ...]] = MISTAKES
@@ -251,16 +409,44 @@ class BackwardFormula(Formula):
     count: Callable[[Channels], float] = lambda ch: ch.count
     deviation: Callable[[Array, Array], Array] = lambda x, mean: x - mean
     sums: Callable[[Channels, Array, Array], tuple[Array, Array]] = _sums
-    mean_dy: Callable[[Array, float], Array] = lambda t, n: t / n
-    projection: Callable[[Array, float, Array], Array] = lambda t, n, s: s * s * t / n
-    gain: Callable[[Array, Array], Array] = lambda g, s: g * s
+    gain: Callable[[Known], Array] = lambda k: k.gain
+    mean_dy: Callable[[Known], Array] = lambda k: k.mean_dy
+    projection: Callable[[Known], Array] = lambda k: k.projection
+    dgamma: Callable[[Known], Array] = lambda k: k.dgamma
+    dbeta: Callable[[Known], Array] = lambda k: k.sum_dy
+    factor: Callable[[Known, Array], Array] = lambda k, gain: gain
     dx: Callable[[Channels, Array, Array, Array, Array], Array] = _dx
-    dgamma: Callable[[Array, Array, Array, Array, float], Array] = lambda b, t, s, g, n: s * t
-    dbeta: Callable[[Array, Array, Array, Array, float], Array] = lambda b, t, s, g, n: b
 
     def known_mistakes(self, channels: Channels) -> list[Mistake]:
-        """Return the catalogue, and the tails that a vectorised loop may leave out."""
-        return [*MISTAKES, *_tails_left_out(channels)]
+        """Return the catalogue, and what vectorised loops do wrong in the last elements."""
+        return [*MISTAKES, *_of_vectors(channels)]
+
+    @np.errstate(all="ignore")
+    def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
+        """Yield another epsilon, another M, and in training other statistics."""
+        if not {"gain", "offset", "slope", "dgamma"} <= own.keys():
+            return
+        variance = np.square(channels.gamma / own["gain"])
+        epsilon = float(np.median(variance - channels.variance))
+        if epsilon >= 0:
+            says = f"epsilon is {epsilon:.3g}, not {channels.epsilon:.3g}, which was passed"
+            inverse_deviation = lambda w, e, ch: 1.0 / np.sqrt(w + epsilon)  # noqa: E731
+            yield Mistake("epsilon-other", says, "inverse_deviation", inverse_deviation)
+        if not self.training(channels):
+            return
+        right = self.numbers(channels)
+        count = float(np.median(channels.count * right["offset"] / own["offset"]))
+        says = f"{count:.4g} is used for M, which is {channels.count}"
+        yield Mistake("count-other", says, "count", lambda ch: count)
+        variance -= channels.epsilon
+        sum_dy, sum_dy_x = self.sums(channels, channels.mean, channels.x)
+        mean = (sum_dy_x - own["dgamma"] * np.sqrt(variance + channels.epsilon)) / sum_dy
+        fitted = {"mean": (mean, channels.variance), "variance": (channels.mean, variance)}
+        for name, statistics in fitted.items():
+            says = f"another {name} is used than the one that was passed"
+            yield Mistake(f"{name}-other", says, "statistics", _always(statistics))
+        says = "another mean and another variance are used than those that were passed"
+        yield Mistake("statistics-other", says, "statistics", _always((mean, variance)))
 
     def functions(self, channels: Channels) -> Values:
         """Return dy, 1 and x - mean."""
@@ -270,7 +456,7 @@ class BackwardFormula(Formula):
     def numbers(self, channels: Channels) -> Values:
         """Return gain, offset, slope, dgamma and dbeta."""
         with np.errstate(all="ignore"):
-            mean, _, gain, mean_dy, projection, dgamma, dbeta = self._evaluated(channels)
+            mean, _, gain, factor, mean_dy, projection, dgamma, dbeta = self._evaluated(channels)
             offset, slope = np.zeros_like(gain), np.zeros_like(gain)
             if self.training(channels):
                 slope = -gain * projection
@@ -278,30 +464,32 @@ class BackwardFormula(Formula):
                 # channels.mean. `slope` is the factor of x - channels.mean. So `slope` times the
                 # difference of the two means is added to `offset`.
                 offset = -gain * mean_dy + slope * (channels.mean - mean)
-        return {"gain": gain, "offset": offset, "slope": slope, "dgamma": dgamma, "dbeta": dbeta}
+        return {"gain": factor, "offset": offset, "slope": slope, "dgamma": dgamma, "dbeta": dbeta}
 
     def rows(self, channels: Channels) -> Iterator[tuple[Quantity, Array]]:
         """Yield dbeta, dgamma and dx."""
         with np.errstate(all="ignore"):
-            _, c, gain, mean_dy, projection, dgamma, dbeta = self._evaluated(channels)
+            _, c, gain, factor, mean_dy, projection, dgamma, dbeta = self._evaluated(channels)
         yield "dbeta", dbeta
         yield "dgamma", dgamma
         with np.errstate(all="ignore"):
-            if self.training(channels):
-                dx = self.dx(channels, c, gain, mean_dy, projection)
+            if not self.training(channels):
+                dx = factor[:, None] * channels.dy
             else:
-                dx = gain[:, None] * channels.dy
+                dx = self.dx(channels, c, gain, mean_dy, projection)
+                if factor is not gain:
+                    dx = dx + (factor - gain)[:, None] * channels.dy
         yield "dx", dx
 
     def _evaluated(self, channels: Channels) -> tuple[Array, ...]:
         mean, variance = self.statistics(channels)
         s = self.inverse_deviation(variance, channels.epsilon, channels)
         count, c = self.count(channels), self.deviation(channels.x, mean[:, None])
-        sum_dy, sum_dy_xmu = self.sums(channels, mean, c)
-        gain, mean_dy = self.gain(channels.gamma, s), self.mean_dy(sum_dy, count)
-        known = sum_dy, sum_dy_xmu, s, channels.gamma, count
-        projection = self.projection(sum_dy_xmu, count, s)
-        return mean, c, gain, mean_dy, projection, self.dgamma(*known), self.dbeta(*known)
+        known = Known(channels, count, channels.gamma, s, *self.sums(channels, mean, c))
+        gain = self.gain(known)
+        factor = self.factor(known, gain) if self.training(channels) else gain
+        terms = self.mean_dy(known), self.projection(known)
+        return mean, c, gain, factor, *terms, self.dgamma(known), self.dbeta(known)
 
     def __call__(
         self,

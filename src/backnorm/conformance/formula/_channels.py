@@ -30,8 +30,8 @@ class Channels:
         Shape (C,). In the forward pass, `mean` and `variance` are running statistics, because the
         operators of some specifications take these.
     epsilon : float
-    images : int
-        The size of the first axis of x.
+    images, row : int
+        The sizes of the first axis of x, and of its last spatial axis (1 if there is none).
     training : bool
     """
 
@@ -43,6 +43,7 @@ class Channels:
     beta: Array
     epsilon: float
     images: int
+    row: int
     training: bool
 
     @classmethod
@@ -58,8 +59,9 @@ class Channels:
         gamma, beta = np.ones_like(mean), np.zeros_like(mean)
         if scaled:
             gamma, beta = data.gamma.astype(dtype), data.beta.astype(dtype)
-        images = data.x.shape[0]
-        return cls(x, dy, mean, variance, gamma, beta, data.epsilon, images, training)
+        images, *space = data.x.shape[: data.channel_axis] + data.x.shape[data.channel_axis + 1 :]
+        row = space[-1] if space else 1
+        return cls(x, dy, mean, variance, gamma, beta, data.epsilon, images, row, training)
 
     @property
     def count(self) -> int:
@@ -69,6 +71,11 @@ class Channels:
     @cached_property
     def of_x(self) -> tuple[Array, Array]:
         """The mean and the biased variance of x."""
+        return self.of_first(self.count)
+
+    def of_first(self, count: int) -> tuple[Array, Array]:
+        """Return the mean and the biased variance of the first `count` elements of each channel."""
+        x, count = self.x[:, :count], max(count, 1)
         with np.errstate(all="ignore"):
-            mean = self.x.sum(1) / max(self.count, 1)
-            return mean, np.square(self.x - mean[:, None]).sum(1) / max(self.count, 1)
+            mean = x.sum(1) / count
+            return mean, np.square(x - mean[:, None]).sum(1) / count

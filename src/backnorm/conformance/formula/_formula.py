@@ -73,6 +73,18 @@ class Formula(ABC):
         """Return the mistakes that a diagnosis of these inputs looks for."""
         return self.mistakes
 
+    def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
+        """Yield mistakes with a number that is computed from wrong results.
+
+        Parameters
+        ----------
+        channels : Channels
+            The inputs.
+        own : mapping
+            The coefficients of the functions and the other results, as far as they are known.
+        """
+        return iter(())
+
     @abstractmethod
     def functions(self, channels: Channels) -> Values:
         """Return the functions of an element, of shape (C, M), by their coefficients' names."""
@@ -118,6 +130,8 @@ INVERSE_DEVIATION_MISTAKES = (
      lambda w, e, _: 1.0 / np.sqrt(w + 2.0 * e)),
     ("epsilon-squared", "the square of epsilon is added", "inverse_deviation",
      lambda w, e, _: 1.0 / np.sqrt(w + e * e)),
+    ("roots-added", "the roots of variance and epsilon are added", "inverse_deviation",
+     lambda w, e, _: 1.0 / (np.sqrt(w) + np.sqrt(e))),
     ("no-root", "the root is left out: 1/(variance + epsilon) is used for s",
      "inverse_deviation", lambda w, e, _: 1.0 / (w + e)),
     ("deviation-for-inverse", "the standard deviation is used instead of its inverse",

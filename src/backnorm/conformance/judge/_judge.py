@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from backnorm.arithmetics import Arithmetic, own_arithmetic
+from backnorm.conformance._grade import Grade, best_rung, refused
+from backnorm.conformance._ulps import absolute_error, ulp_at
 from backnorm.conformance.judge._budget import Quantity, budget
-from backnorm.conformance.judge._grade import Grade, best_rung, refused
-from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.reference import (
     Exact,

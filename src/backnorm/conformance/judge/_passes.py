@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Required, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from backnorm import reference
-from backnorm.activations import Activation
 from backnorm.arithmetics import Arithmetic
-from backnorm.conformance.judge._budget import GRADIENTS, Quantity
-from backnorm.conformance.judge._grade import Grade
+from backnorm.conformance._grade import Grade
+from backnorm.conformance._ulps import ulp_at
+from backnorm.conformance.judge._budget import FORWARD_RESULTS, GRADIENTS, Quantity
 from backnorm.conformance.judge._judge import judge_all
-from backnorm.conformance.judge._ulps import ulp_at
-from backnorm.reference import Exact
-from backnorm.results import Gradients, Normalized, SecondGradients
-
-
-class _Options(TypedDict, total=False):
-    """Options of all passes of the oracle."""
-
-    epsilon: Required[float]
-    data_format: str
-
-
-class ForwardOptions(_Options, total=False):
-    """Options of the oracle's forward and inference passes."""
-
-    activation: Activation
-    residual: np.ndarray | None
-
-
-class BackwardOptions(_Options, total=False):
-    """Options of the oracle's backward pass."""
-
-    training: bool
-
-
-class _SecondOptions(BackwardOptions, total=False):
-    ddx: np.ndarray | None
-    ddgamma: np.ndarray | None
-    ddbeta: np.ndarray | None
+from backnorm.conformance.judge._relu import judge_dresidual, judge_mask, within_range
+from backnorm.reference import BackwardOptions, Exact, ForwardOptions, SecondOptions
+from backnorm.results import SecondGradients
 
 
 def check_backward(
@@ -49,8 +23,10 @@ def check_backward(
     mean: np.ndarray,
     variance: np.ndarray,
     gamma: np.ndarray | None,
-    gradients: Gradients | tuple[np.ndarray, np.ndarray, np.ndarray],
+    gradients: tuple[Any, ...],
     *,
+    mask: np.ndarray | None = None,
+    residual: bool = False,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[BackwardOptions],
 ) -> dict[str, Grade]:
@@ -59,29 +35,48 @@ def check_backward(
     dx must have the type and shape of x. dgamma and dbeta must have the type and shape of mean.
     `arithmetic` is the type in which elements were computed, on which the allowed error
     (:func:`budget`) depends. `options` are epsilon, data_format and training.
+
+    With the `mask` of a ReLU, the fourth of `gradients` is judged, too: dresidual. If `residual` is
+    True, it must be dy where the mask is set, and 0 elsewhere; otherwise it must be absent or None.
     """
-    exact = reference.backward(x, dy, mean, variance, gamma, **options)
+    dx, dgamma, dbeta, *rest = gradients
+    masked = dy if mask is None else reference.masked(dy, mask, x)
+    exact = reference.backward(x, masked, mean, variance, gamma, **options)
     types = x.dtype, mean.dtype, mean.dtype
-    return judge_all(exact, GRADIENTS, gradients, types, x.dtype, arithmetic)
+    grades = judge_all(exact, GRADIENTS, (dx, dgamma, dbeta), types, x.dtype, arithmetic)
+    if mask is not None or rest:
+        actual = rest[0] if rest else None
+        grades["dresidual"] = judge_dresidual(actual, masked if residual else None)
+    return grades
 
 
 def check_forward(
     x: np.ndarray,
     gamma: np.ndarray | None,
     beta: np.ndarray | None,
-    normalized: Normalized | tuple[np.ndarray, np.ndarray, np.ndarray],
+    results: tuple[Any, ...],
     *,
     arithmetic: Arithmetic | None = None,
     **options: Unpack[ForwardOptions],
 ) -> dict[str, Grade]:
-    """Judge y, mean and variance of a forward pass, which `normalized` has in this order.
+    """Judge y, mean and variance of a forward pass, which `results` has in this order.
 
     y must have the type of x. x, gamma, beta and `options` are the arguments with which
     :func:`reference.forward` computes the exact results.
+
+    If `activation` is a ReLU, y must be in its range. Its mask may be the fourth result. The mask
+    is compared with the given y, not with the exact y: a bit must be set if and only if the given y
+    is more than 0 and less than the ceiling.
     """
+    activation = options.get("activation")
+    y, mean, variance, *mask = results
     exact = reference.forward(x, gamma, beta, **options)
     types = x.dtype, None, None
-    return judge_all(exact, ("y", "mean", "variance"), normalized, types, x.dtype, arithmetic)
+    grades = judge_all(exact, FORWARD_RESULTS, (y, mean, variance), types, x.dtype, arithmetic)
+    grades["y"] = within_range(grades["y"], y, activation)
+    if mask and activation is not None:
+        grades["mask"] = judge_mask(mask[0], y, x, activation.ceiling)
+    return grades
 
 
 def check_inference(
@@ -97,10 +92,12 @@ def check_inference(
 ) -> dict[str, Grade]:
     """Judge `y`, the normalisation of x by given statistics; see :func:`reference.inference`.
 
-    y must have x's type. `options` are those of `reference.inference`.
+    y must have x's type, and be in the range of `activation` if that is a ReLU. `options` are those
+    of `reference.inference`.
     """
     exact = reference.inference(x, mean, variance, gamma, beta, **options)
-    return judge_all(exact, ("y",), (y,), (x.dtype,), x.dtype, arithmetic)
+    grades = judge_all(exact, ("y",), (y,), (x.dtype,), x.dtype, arithmetic)
+    return {"y": within_range(grades["y"], y, options.get("activation"))}
 
 
 def check_double_backward(
@@ -113,7 +110,7 @@ def check_double_backward(
     *,
     wide: bool = True,
     in_parts: bool = False,
-    **options: Unpack[_SecondOptions],
+    **options: Unpack[SecondOptions],
 ) -> dict[str, Grade]:
     """Judge second-order gradients: see :func:`reference.double_backward`.
 

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from backnorm.conformance.judge._grade import Grade, best_rung, refused
+from backnorm.conformance._grade import Grade, best_rung, refused
+from backnorm.conformance._ulps import absolute_error, ulp_at
 from backnorm.conformance.judge._relu import judge_equal
-from backnorm.conformance.judge._ulps import absolute_error, ulp_at
 from backnorm.dtypes import FLOAT32
 from backnorm.reference import Exact
 

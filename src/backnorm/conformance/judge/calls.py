@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from backnorm import reference
-from backnorm.conformance.judge._grade import Grade
+from backnorm.conformance._grade import Grade
 from backnorm.conformance.judge._judge import judge
 from backnorm.conformance.judge._pointwise import (
     check_dequantize,

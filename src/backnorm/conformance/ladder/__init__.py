@@ -4,7 +4,7 @@ Each rung is an arithmetic, that is, a way to compute elements and sums. An outp
 rung whose bound holds for all of its elements. ``docs/tolerance.md`` derives every bound.
 """
 
-from backnorm.conformance.judge._grade import (
+from backnorm.conformance._grade import (
     KINDS,
     RUNGS,
     BoundKind,

@@ -9,9 +9,8 @@ from typing import ClassVar, NamedTuple, Unpack
 import numpy as np
 
 from backnorm import reference
+from backnorm.conformance._grade import BoundKind, Grade, Rung
 from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
-from backnorm.conformance.judge._grade import BoundKind, Grade, Rung
-from backnorm.conformance.judge._passes import ForwardOptions
 from backnorm.conformance.ladder._arguments import read_operands
 from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import (
@@ -26,7 +25,7 @@ from backnorm.conformance.ladder._sums import (
     in_any_order,
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
-from backnorm.reference import FloatArray
+from backnorm.reference import FloatArray, ForwardOptions
 from backnorm.results import Normalized
 
 # How many roundings the mean, the variance and an element of y have: those of one term of the sum,

@@ -9,9 +9,8 @@ from typing import ClassVar, Unpack
 import numpy as np
 
 from backnorm import reference
+from backnorm.conformance._grade import KINDS, RUNGS, BoundKind, Grade, Rung, check_word
 from backnorm.conformance.judge import GRADIENTS, Quantity, budget
-from backnorm.conformance.judge._grade import KINDS, RUNGS, BoundKind, Grade, Rung, check_word
-from backnorm.conformance.judge._passes import BackwardOptions
 from backnorm.conformance.ladder._arguments import read_operands
 from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import (
@@ -26,7 +25,7 @@ from backnorm.conformance.ladder._sums import (
 )
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
-from backnorm.reference import FloatArray, Scale
+from backnorm.reference import BackwardOptions, FloatArray, Scale
 from backnorm.results import Gradients
 
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from backnorm.conformance.judge import Quantity
-from backnorm.conformance.judge._grade import (
+from backnorm.conformance._grade import (
     KINDS,
     BoundKind,
     Grade,
@@ -18,7 +17,8 @@ from backnorm.conformance.judge._grade import (
     check_word,
     rungs,
 )
-from backnorm.conformance.judge._ulps import absolute_error, ulp_at
+from backnorm.conformance._ulps import absolute_error, ulp_at
+from backnorm.conformance.judge import Quantity
 from backnorm.conformance.ladder._arguments import read_results
 from backnorm.dtypes import FLOAT64, element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from backnorm.conformance.judge._grade import Rung
+from backnorm.conformance._grade import Rung
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 #: The unit roundoff of each type.

@@ -1,21 +1,23 @@
 """The judge of other implementations of the backward or forward pass: `backnorm verify`.
 
-``cases``       the inputs; ``_huge``: a case with more than 2**31 elements
-``operations``  backward and forward, with the functions that grade and diagnose their results
+A run is a pipe. Each stage takes what the one above it returns:
+
+``cases``       the recipes of the cases that are selected; no data are drawn
+``run``         starts workers, which may crash, and collects the verdicts
+``_worker``     the process that draws cases and calls a subject, on arrays in ``_memory``; its
+                ``_events`` are lines of JSON
+``verdicts``    judges the outputs of a case: grades and the diagnosis
+``findings``    summarises verdicts as sentences
+``report``      findings, counts, and the known failures of a file
+``renderers``   a report as text, JSON, JUnit, Markdown; a case as tables
+
+Beside the pipe:
+
+``operations``  backward and forward, with the functions that grade and diagnose their results, and
+                the wrong kernels that a case rejects
 ``subjects``    the functions that are judged, and their calling conventions
-``_peers``      functions of other packages by name (``_forward_peers``: of the forward pass);
-                ``_onednn``: oneDNN's C API
+``dialect_calls`` a case as the call of a dialect's operator
+``peers``       functions of other packages by name
 ``_command``    a subject that is a program
-``_child``      the process that runs a subject, on arrays between unreadable pages (``_memory``)
-``run``         starts children, handles their crashes and grades the outputs
-``findings``    summarises grades as sentences
-``_expected``   expected failures, and the reports of earlier runs
-``proof``       finds the wrong kernels that a case rejects
-``_about``      prints a case as tables
-``_report``     tables, JSON, JUnit and Markdown
-``export``      cases and results as files
-``audit``       `backnorm tolerance`: finds the wrong kernels that a test accepts. ``audit_data``
-                has the inputs on which the kernels are tested. ``tolerances`` has the comparisons
-                of gradients that a test may use. ``policies`` has the tolerances with which other
-                projects test.
+``export``      cases and results as files, with the names in ``_file_cases``
 """

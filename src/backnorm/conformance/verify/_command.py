@@ -9,11 +9,10 @@ import tempfile
 from pathlib import Path
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.judge import GRADIENTS
+from backnorm.conformance.verify._events import ended
 from backnorm.conformance.verify._file_cases import as_in_files
-from backnorm.conformance.verify._peers import RefusedError
 from backnorm.conformance.verify.export import export_inputs, reader
-from backnorm.conformance.verify.run import ended
+from backnorm.conformance.verify.operations import RefusedError
 from backnorm.conformance.verify.subjects import Inputs, Outputs
 from backnorm.errors import ArgumentValueError
 
@@ -42,6 +41,7 @@ class OfCommand:
             raise ArgumentValueError("SUBJECT", "no such program", came=self._words[0])
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        """Run the command on a case."""
         with tempfile.TemporaryDirectory(prefix="backnorm-command-") as place:
             folders = {name: Path(place, name) for name in ("inputs", "outputs")}
             export_inputs(folders["inputs"], case, inputs)
@@ -51,10 +51,10 @@ class OfCommand:
             if done.returncode:
                 last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
                 raise CommandError(": ".join([ended(done.returncode), *last]))
-            outputs, text = reader(folders["outputs"])(as_in_files(case))
-        if text:
-            raise RefusedError(text)
-        return {name: outputs.get(name) for name in GRADIENTS}
+            outcome = reader(folders["outputs"])(as_in_files(case))
+        if outcome.fault is not None:
+            raise RefusedError(outcome.text)
+        return dict(outcome.outputs)
 
     @staticmethod
     def _with_folders(word: str, folders: dict[str, Path]) -> str:

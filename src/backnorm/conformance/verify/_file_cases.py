@@ -10,10 +10,9 @@ import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import Quantity
+from backnorm.conformance.verify.dialect_calls import arguments, received, shape_of_kept
 from backnorm.conformance.verify.operations import operation_of
-from backnorm.conformance.verify.subjects import OfDialect, received
 from backnorm.dialects._attributes import check_attribute
-from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import OperatorSchema
 
 
@@ -49,7 +48,7 @@ class FileCase:
         if name in ("dx", "y"):
             return dtype, data.x.shape
         if output in self.kept:
-            return dtype, kept_shape(data.x.shape, (data.channel_axis,))
+            return dtype, shape_of_kept(self.case)
         return dtype, data.mean.shape
 
 
@@ -74,28 +73,25 @@ def as_in_files(case: Case, schema: OperatorSchema | None = None) -> FileCase:
         inputs = {name: array for name, array in case.inputs.items() if array is not None}
         results: dict[str, Quantity] = {name: name for name in operation.results}
         return FileCase(case, {"operator": operation.name, **options}, inputs, results)
-    values = OfDialect(_not_called, schema).arguments(case.inputs, case)
-    attributes = {
-        spec.name: check_attribute(spec, values[spec.name], schema)
-        for spec in schema.attributes
-        if not spec.extension and values[spec.name] is not None
-    }
+    passed, attributes = arguments(schema, case.inputs, case)
     call = {
         "operator": operation.name,
         "dialect": schema.dialect,
         "op": schema.op,
         "attributes": {
-            spec.name: {"type": spec.type, "value": _plain(attributes[spec.name])}
+            spec.name: {
+                "type": spec.type,
+                "value": _plain(check_attribute(spec, attributes[spec.name], schema)),
+            }
             for spec in schema.attributes
-            if spec.name in attributes
+            if attributes.get(spec.name) is not None
         },
     }
-    passed = {t.name: values[t.name] for t in schema.inputs if values[t.name] is not None}
     judged = {t.name: t for t in schema.outputs if t.role in operation.results}
     return FileCase(
         received(case, schema),
         call,
-        passed,
+        {name: array for name, array in passed.items() if array is not None},
         {name: tensor.role for name, tensor in judged.items()},  # type: ignore[misc]
         frozenset(name for name, tensor in judged.items() if tensor.kind == "kept"),
     )
@@ -106,7 +102,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value.hex()
     return list(value) if isinstance(value, tuple) else value
-
-
-def _not_called(*_: object) -> None:
-    raise AssertionError("files have the arguments of a call that is not made")

@@ -6,18 +6,27 @@ import fnmatch
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from backnorm.conformance.battery import Case, cases
-from backnorm.conformance.data import in_layout, realistic_data
-from backnorm.conformance.diagnosis import diagnostic_data, forward_diagnostic_data
-from backnorm.conformance.forward_battery import has_forward, of_backward
+from backnorm.conformance import battery
+from backnorm.conformance.battery import Case, Recipe, Variant
+from backnorm.conformance.data import LayerData, in_layout, realistic_data
+from backnorm.conformance.diagnosis import DIAGNOSTIC, FORWARD_DIAGNOSTIC, diagnostic_data
+from backnorm.conformance.forward_battery import forward_recipe, has_forward
 from backnorm.conformance.verify.operations import OperationName
-from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
+from backnorm.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    is_16_bit,
+    statistics_types,
+)
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "selected"]
+__all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "check_names", "recipes", "selected"]
 
 #: The element types by their names on the command line.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16, "float64": FLOAT64}
@@ -73,10 +82,13 @@ class Selection:
     operation: OperationName = "backward"
     huge: int = 0
 
-    def takes(self, name: str) -> bool:
-        """Whether the patterns `only` and `skip` select the case with this name."""
-        matched = not self.only or _matches(name, self.only)
-        return matched and not _matches(name, self.skip)
+    def takes(self, recipe: Recipe) -> bool:
+        """Whether the types, the layout and the name of a case are selected."""
+        dtype, _, layout = recipe.variant
+        if str(dtype) not in self.dtypes or layout not in self.layouts:
+            return False
+        matched = not self.only or _matches(recipe.name, self.only)
+        return matched and not _matches(recipe.name, self.skip)
 
 
 def check_names(argument: str, names: Sequence[str], known: Collection[str]) -> None:
@@ -88,82 +100,74 @@ def check_names(argument: str, names: Sequence[str], known: Collection[str]) -> 
 
 
 def selected(selection: Selection) -> Iterator[Case]:
-    """Yield the cases of a selection, always in the same order with the same values.
+    """Draw the cases of a selection one after the other; see :func:`recipes`."""
+    for recipe in recipes(selection):
+        yield recipe.case(selection.seed)
+
+
+def recipes(selection: Selection) -> Iterator[Recipe]:
+    """Yield the recipes of the cases of a selection, always in the same order.
 
     The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
     mistake.
     """
-    for found in _of_shapes(selection) if selection.shapes else _of_tier(selection):
-        case = of_backward(found) if selection.operation == "forward" else found
-        x = case.data.x
-        if str(x.dtype) not in selection.dtypes or case.data.data_format not in selection.layouts:
-            continue
-        if selection.takes(case.name):
-            yield case
+    for recipe in _of_shapes(selection) if selection.shapes else _of_tier(selection):
+        if selection.takes(recipe):
+            yield forward_recipe(recipe) if selection.operation == "forward" else recipe
 
 
-def _of_shapes(selection: Selection) -> Iterator[Case]:
-    rng = np.random.default_rng(selection.seed)
+def _of_shapes(selection: Selection) -> Iterator[Recipe]:
+    for variant in _variants():
+        for shape in selection.shapes:
+            yield _of_layer(f"shape-{'x'.join(map(str, shape))}", variant, shape)
+
+
+def _variants() -> Iterator[Variant]:
+    """Yield each element type in each layout; 16-bit types have statistics of float32."""
     for dtype in DTYPES.values():
         for layout in LAYOUTS:
-            for shape in selection.shapes:
-                name = f"shape-{'x'.join(map(str, shape))}"
-                yield _of_layer(name, shape, dtype, layout, rng)
+            yield Variant(dtype, statistics_types(dtype)[-1], layout)
 
 
-def _of_layer(
-    name: str, shape: tuple[int, ...], dtype: np.dtype, layout: str, rng: np.random.Generator
-) -> Case:
-    """Return a case of a given shape; `shape` is in the order N, C, space, for NXC, too."""
-    data = realistic_data(in_layout(shape, layout), dtype, data_format=layout, rng=rng)
-    return Case(f"{name}-{dtype}-{data.mean.dtype}-{layout}", data)
+def _of_layer(purpose: str, variant: Variant, shape: tuple[int, ...], **settings: Any) -> Recipe:
+    """Return a recipe of random data; `shape` is in the order N, C, space, for NXC, too."""
+    return Recipe(purpose, variant, in_layout(shape, variant.data_format), **settings)
 
 
-def _of_tier(selection: Selection) -> Iterator[Case]:
-    forward = selection.operation == "forward"
-    for dtype in DTYPES.values():
-        for layout in LAYOUTS:
-            diagnostic = forward_diagnostic_data if forward else diagnostic_data
-            data = diagnostic(dtype, data_format=layout, seed=selection.seed)
-            types = f"{dtype}-{data.mean.dtype}-{layout}"
-            yield Case(f"diagnostic-{types}", data)
-            if not forward:
-                yield Case(f"diagnostic-frozen-{types}", data, training=False)
-    for case in cases(selection.seed):
-        if forward and not has_forward(case):
-            continue
+def _of_tier(selection: Selection) -> Iterator[Recipe]:
+    forward, full = selection.operation == "forward", selection.tier == "full"
+    for variant in _variants():
+        diagnostic = FORWARD_DIAGNOSTIC if forward else DIAGNOSTIC
+        yield Recipe("diagnostic", variant, diagnostic, _diagnostic)
+        if not forward:
+            yield Recipe("diagnostic-frozen", variant, diagnostic, _diagnostic, training=False)
+    for recipe in battery.recipes():
         # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
-        if selection.tier == "full" or not is_16_bit(case.data.mean.dtype):
-            yield case
-    yield from _of_long_sums(selection)
+        is_in_tier = full or not is_16_bit(recipe.variant.statistics)
+        if is_in_tier and (has_forward(recipe) or not forward):
+            yield recipe
+    for variant in _variants():
+        if full or variant.dtype == FLOAT32:
+            for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):
+                yield _of_layer(f"sums-of-{math.prod(sizes) // sizes[1]}", variant, sizes)
     if selection.huge:
-        rng = np.random.default_rng(selection.seed + 3)
-        case = _of_layer("beyond-int32", _HUGE, BFLOAT16, "NCX", rng)
-        yield replace(case, repeats=selection.huge // case.data.x.size + 1)
-    if selection.tier == "full":
-        yield from _of_networks(selection.seed)
-
-
-def _of_long_sums(selection: Selection) -> Iterator[Case]:
-    rng = np.random.default_rng(selection.seed + 2)
-    dtypes, shapes = [FLOAT32], [_LONG_SUMS]
-    if selection.tier == "full":
-        dtypes, shapes = list(DTYPES.values()), [_LONG_SUMS, *_LONGER_SUMS]
-    for dtype in dtypes:
-        for layout in LAYOUTS:
-            for shape in shapes:
-                count = math.prod(shape) // shape[1]
-                yield _of_layer(f"sums-of-{count}", shape, dtype, layout, rng)
-
-
-def _of_networks(seed: int) -> Iterator[Case]:
-    rng = np.random.default_rng(seed + 1)
-    for dtype in DTYPES.values():
-        for layout in LAYOUTS:
+        variant = Variant(BFLOAT16, FLOAT32, "NCX")
+        repeats = selection.huge // math.prod(_HUGE) + 1
+        yield _of_layer("beyond-int32", variant, _HUGE, repeats=repeats)
+    if full:
+        for variant in _variants():
             for name, shape in _NETWORKS.items():
-                yield _of_layer(name, shape, dtype, layout, rng)
-            case = _of_layer("sums-of-one-sign", (64, 4, 56, 56), dtype, layout, rng)
-            yield replace(case, data=replace(case.data, dy=np.abs(case.data.dy)))
+                yield _of_layer(name, variant, shape)
+            yield _of_layer("sums-of-one-sign", variant, (64, 4, 56, 56), make=_of_one_sign)
+
+
+def _diagnostic(shape: tuple[int, ...], *, rng: np.random.Generator, **options: Any) -> LayerData:
+    return diagnostic_data(shape=shape, seed=rng, **options)
+
+
+def _of_one_sign(*arguments: Any, **options: Any) -> LayerData:
+    data = realistic_data(*arguments, **options)
+    return replace(data, dy=np.abs(data.dy))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

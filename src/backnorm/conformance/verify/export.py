@@ -27,13 +27,19 @@ import numpy as np
 import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.ladder import RUNGS, GradientLadder, Ladder
+from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files
-from backnorm.conformance.verify._peers import RefusedError
-from backnorm.conformance.verify.cases import DTYPES, TIERS, Selection, check_names, selected
-from backnorm.conformance.verify.operations import OPERATIONS, operation_of
-from backnorm.conformance.verify.proof import catches
-from backnorm.conformance.verify.run import Job, Results, Status, Verdict, absent, graded
-from backnorm.conformance.verify.subjects import schema_of
+from backnorm.conformance.verify.cases import (
+    DTYPES,
+    TIERS,
+    Selection,
+    check_names,
+    recipes,
+    selected,
+)
+from backnorm.conformance.verify.dialect_calls import schema_of
+from backnorm.conformance.verify.operations import OPERATIONS, RefusedError, catches, operation_of
+from backnorm.conformance.verify.run import Job, Results
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, rounded
 from backnorm.errors import ArgumentValueError
@@ -46,7 +52,6 @@ __all__ = ["FORMATS", "export", "judge"]
 FORMATS = ("raw", "npy", "npz", "safetensors")
 
 _VERSION = 1
-_NO_RESULT = "the case has no result"
 
 
 def export(
@@ -248,12 +253,16 @@ def judge(cases: Path, results: Path) -> Results:
     if not results.exists():
         raise ArgumentValueError("RESULTS", "no such file or folder", came=str(results))
     dialect, op = (None, None) if schema is None else (schema.dialect, schema.op)
-    found = Results(Job(str(results), selection, dialect, op, files=True))
+    known = {recipe.name: recipe for recipe in recipes(selection) if recipe.name in names}
+    found = Results(Job(str(results), selection, dialect, op, files=True), recipes=known)
     read = reader(results)
-    for case in selected(selection):
-        if case.name in names:
-            found.verdicts += _judged(as_in_files(case, schema), read, found)
-    if all(verdict.text.endswith(_NO_RESULT) for verdict in found.verdicts):
+    is_empty = True
+    for recipe in known.values():
+        file_case = as_in_files(recipe.case(selection.seed), schema)
+        outcome = read(file_case)
+        is_empty &= outcome.fault is None and all(a is None for a in outcome.outputs.values())
+        found.add(outcome, file_case.case)
+    if is_empty:
         raise ArgumentValueError(
             "RESULTS", "has no result of any case", came=str(results),
             accepted="CASE/OUTPUT, such as realistic-float32-float32-NCX/dx",
@@ -295,49 +304,29 @@ def _of_manifest(path: Path) -> tuple[Selection, set[str], OperatorSchema | None
     return selection, names, schema
 
 
-def _judged(file_case: FileCase, read: Any, found: Results) -> Iterator[Verdict]:
-    case, results = file_case.case, operation_of(file_case.case).results
-    known = str(case.data.x.dtype), case.data.data_format
-    outputs, text = read(file_case)
-    if not outputs:
-        status: Status = "refused" if text else "not_written"
-        for output in results:
-            reason = text or f"no {output}; {_NO_RESULT}"
-            yield Verdict(case.name, output, *known, status, reason)
-        return
-    if case.name.startswith("diagnostic"):
-        found.outputs[case.name] = outputs
-    grades = graded(case, outputs)
-    names = file_case.outputs.values()
-    for name in results:
-        yield Verdict(case.name, name, *known, *grades.get(name) or absent(case, name, names))
-
-
-def reader(results: Path) -> Callable[[FileCase], tuple[dict[str, np.ndarray], str]]:
+def reader(results: Path) -> Callable[[FileCase], Outcome]:
     """Return a function that reads the outputs of a case from `results`, which is a file or a
     folder.
-
-    This function returns two values: the outputs by the names of the operation's results, and a
-    text. The text is empty unless the tested program does not support the case; it then says why.
     """
     if results.is_dir():
         return partial(_of_folder, results)
     arrays = read_tensors(results)
 
-    def of_file(found: FileCase) -> tuple[dict[str, np.ndarray], str]:
+    def of_file(found: FileCase) -> Outcome:
         keys = {output: f"{found.case.name}/{output}" for output in found.outputs}
         named = {output: arrays[key] for output, key in keys.items() if key in arrays}
-        return _named(named, found), ""
+        return _outcome(named, found)
 
     return of_file
 
 
-def _of_folder(results: Path, found: FileCase) -> tuple[dict[str, np.ndarray], str]:
+def _of_folder(results: Path, found: FileCase) -> Outcome:
     place = results / found.case.name
     outputs: dict[str, np.ndarray] = {}
     refused = place / "unsupported.txt"
     if refused.is_file():
-        return {}, refused.read_text(errors="replace").strip() or "unsupported"
+        text = refused.read_text(errors="replace").strip() or "unsupported"
+        return Outcome(found.case.name, "refused", text)
     for output in found.outputs:
         dtype, shape = found.like(output)
         if (place / f"{output}.npy").is_file():
@@ -350,16 +339,16 @@ def _of_folder(results: Path, found: FileCase) -> tuple[dict[str, np.ndarray], s
         else:
             continue
         outputs[output] = array
-    return _named(outputs, found), ""
+    return _outcome(outputs, found)
 
 
-def _named(arrays: Mapping[str, np.ndarray], found: FileCase) -> dict[str, np.ndarray]:
+def _outcome(arrays: Mapping[str, np.ndarray], found: FileCase) -> Outcome:
     """Return the outputs in files by the names of the operation's results.
 
     If an output is bfloat16, its 16-bit elements are reinterpreted as bfloat16. Per-channel arrays
     with as many axes as x get one axis.
     """
-    outputs: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray | None] = dict.fromkeys(found.outputs.values())
     for output, array in arrays.items():
         dtype, shape = found.like(output)
         if str(dtype) == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
@@ -367,4 +356,4 @@ def _named(arrays: Mapping[str, np.ndarray], found: FileCase) -> dict[str, np.nd
         if output in found.kept and array.shape == shape:
             array = array.reshape(-1)
         outputs[found.outputs[output]] = array
-    return outputs
+    return Outcome(found.case.name, outputs=outputs)

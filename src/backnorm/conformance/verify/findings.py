@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backnorm.conformance._naming import AS_ROUNDED, FEW_BITS
-from backnorm.conformance.battery import Case
-from backnorm.conformance.diagnosis import Diagnosis
-from backnorm.conformance.ladder import RUNGS, Grade, Rung, is_at_least
+from backnorm.conformance.battery import Recipe
+from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection
-from backnorm.conformance.verify.run import Job, Results, Status, Verdict, judged_cases
+from backnorm.conformance.verify.run import Job, Results
+from backnorm.conformance.verify.verdicts import Status, Verdict
 from backnorm.errors import counted
 
-__all__ = ["Finding", "counts", "findings"]
+__all__ = ["Finding", "findings", "mistake_of", "sentence"]
 
 _FAULTS = {
     "changed_input": "the subject writes to an input",
@@ -50,16 +50,14 @@ class Finding:
         The outputs that are wrong.
     cases : frozenset of str
         The cases with this mistake.
-    of : int
-        The number of cases that were judged.
     first : str
         The first case with this mistake.
+    of : int
+        The number of cases that were judged.
     evidence : mapping
         Numbers that support the finding.
     reproduce : str
         The command that reproduces it.
-    known : bool
-        Whether no output with this mistake is worse than in an earlier report.
     is_diagnosis : bool
         Whether the finding is a diagnosis of the outputs of a diagnostic case.
     """
@@ -68,32 +66,22 @@ class Finding:
     says: str
     outputs: tuple[str, ...]
     cases: frozenset[str]
-    of: int
     first: str
+    of: int = 0
     evidence: Mapping[str, Any] = field(default_factory=dict)
     reproduce: str = ""
-    known: bool = False
     is_diagnosis: bool = False
+
+    @property
+    def mistake(self) -> str:
+        """The text by which the mistake is recognised in another run: a diagnosis, or the id. It
+        has no errors in ulps, because these differ from run to run.
+        """
+        return self.says if self.is_diagnosis else self.id
 
     def explains(self, verdict: Verdict) -> bool:
         """Whether the output of a verdict has this mistake."""
         return verdict.case in self.cases and verdict.output in self.outputs
-
-
-def counts(results: Results, at_least: Rung = "serial") -> dict[str, int]:
-    """Return the number of verdicts (one for each output of a case) with each status.
-
-    The key "judged" has the number of all judged outputs, and "passed" that of the outputs which
-    are at least as accurate as the rung `at_least`.
-    """
-    found = {"judged": 0, "passed": 0}
-    for verdict in results.verdicts:
-        found[verdict.status] = found.get(verdict.status, 0) + 1
-        if verdict.is_judged:
-            found["judged"] += 1
-        if is_at_least(verdict.status, at_least):
-            found["passed"] += 1
-    return found
 
 
 def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
@@ -116,9 +104,8 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
         *_below(results, at_least),
     ]
     found = of_formula + sorted(others, key=lambda finding: -len(finding.cases))
-    if results.job.files:
-        return found
-    return [_with_command(finding, results, at_least) for finding in found]
+    of = len({verdict.case for verdict in results.verdicts if verdict.is_judged})
+    return [replace(each, of=of, reproduce=_command(each, results, at_least)) for each in found]
 
 
 def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
@@ -130,17 +117,18 @@ def sentence(verdict: Verdict, found: Iterable[Finding]) -> str:
 
 
 def mistake_of(verdict: Verdict, found: Iterable[Finding]) -> str | None:
-    """Return a text that identifies the mistake of a verdict, or None if no finding explains it.
+    """Return the mistake of the first finding that explains a verdict; None: there is none."""
+    return next((each.mistake for each in found if each.explains(verdict)), None)
 
-    If the finding is a diagnosis, the text is the finding's sentence (`says`), followed by the
-    numbers of the finding's evidence. For any other finding, the text is the finding's id. The text
-    contains no errors in ulps, because these differ from run to run.
-    """
-    finding = next((each for each in found if each.explains(verdict)), None)
-    if finding is None or not finding.is_diagnosis:
-        return None if finding is None else finding.id
-    numbers = ", ".join(f"{n} {v:.2g}" for n, v in finding.evidence.items() if n != "residual")
-    return f"{finding.says} ({numbers})" if numbers else finding.says
+
+def _finding(
+    id_: str, says: str, verdicts: Sequence[Verdict], results: Results, **fields: Any
+) -> Finding:
+    """Return the finding that some verdicts show."""
+    wrong = {verdict.output for verdict in verdicts}
+    outputs = tuple(output for output in results.operation.results if output in wrong)
+    cases = frozenset(verdict.case for verdict in verdicts)
+    return Finding(id_, says, outputs, cases, **{"first": verdicts[0].case, **fields})
 
 
 def _of_formula(results: Results) -> Iterator[Finding]:
@@ -148,66 +136,52 @@ def _of_formula(results: Results) -> Iterator[Finding]:
 
     A finding also has the names of the other cases whose errors the mistake explains.
     """
-    inexact = [verdict for verdict, _ in _inexact(results)]
+    inexact = [verdict for verdict in results.verdicts if verdict.is_inexact]
     if not inexact:
         return
     names = {verdict.case for verdict in inexact}
-    groups: dict[str, tuple[str, str, bool]] = {}
+    groups = {name: _group(recipe) for name, recipe in results.recipes.items()}
     # The names of cases with at most one element per channel, so that a sum has one term.
-    single = set()
+    single = {name for name, recipe in results.recipes.items() if recipe.count <= 1}
     # Maps the text of a diagnosis to all cases that have this diagnosis.
-    diagnosed: dict[str, list[tuple[Case, Diagnosis]]] = {}
-    for case in judged_cases(results.job):
-        groups[case.name] = _group(case)
-        if case.name in names and case.name in results.outputs:
-            diagnosis = _diagnosis(case, results)
-            if diagnosis.kind not in ("right", "unknown"):
-                diagnosed.setdefault(diagnosis.says, []).append((case, diagnosis))
-        if case.data.x.size <= case.data.mean.size:
-            single.add(case.name)
-    of_diagnosed = {case.name for each in diagnosed.values() for case, _ in each}
+    diagnosed: dict[str, list[str]] = {}
+    for case, diagnosis in results.diagnoses.items():
+        if case in names:
+            diagnosed.setdefault(diagnosis.says, []).append(case)
+    of_diagnosed = {case for each in diagnosed.values() for case in each}
     for says, each in diagnosed.items():
-        case, diagnosis = each[0]
-        shown = {_group(case) for case, _ in each}
+        diagnosis = results.diagnoses[each[0]]
+        shown = {groups[case] for case in each}
         explained = [verdict for verdict in inexact if groups[verdict.case] in shown]
         outputs = {verdict.output for verdict in explained if verdict.case in of_diagnosed}
+        explained = [verdict for verdict in explained if verdict.output in outputs]
         if diagnosis.kind == "precision" and any(
-            v.case in single and v.output in outputs and _exceeds_few_bits(v) for v in explained
+            verdict.case in single and _exceeds_few_bits(verdict) for verdict in explained
         ):
             says = f"{says.removesuffix(AS_ROUNDED)}, but wrong for one element per channel: "
             says += "an element may be added twice, or be missing"
-        yield Finding(
-            "-".join(diagnosis.names) or diagnosis.kind,
-            says,
-            tuple(output for output in results.operation.results if output in outputs),
-            frozenset(verdict.case for verdict in explained if verdict.output in outputs),
-            _judged(results),
-            case.name,
-            diagnosis.evidence,
-            is_diagnosis=True,
-        )
+        yield _finding(
+            "-".join(diagnosis.names) or diagnosis.kind, says, explained, results,
+            first=each[0], evidence=diagnosis.evidence, is_diagnosis=True,
+        )  # fmt: skip
 
 
 def _exceeds_few_bits(verdict: Verdict) -> bool:
     """Whether the error is larger than any that computing in a type of few bits can cause."""
-    grade = verdict.grade
-    assert grade is not None
+    grade = _grade(verdict)
     return abs(grade.got - grade.exact) > FEW_BITS * grade.condition * abs(grade.exact)
 
 
-def _group(case: Case) -> tuple[str, str, bool]:
+def _grade(verdict: Verdict) -> Grade:
+    assert verdict.grade is not None
+    return verdict.grade
+
+
+def _group(recipe: Recipe) -> tuple[str, str, bool]:
     """Return a case's element type, its layout, and whether it is a case of training. If two cases
     agree in all three, the diagnosis of one case also explains errors of the other.
     """
-    return str(case.data.x.dtype), case.data.data_format, case.training
-
-
-def _diagnosis(case: Case, results: Results) -> Diagnosis:
-    """Return the diagnosis of a diagnostic case."""
-    # Outputs of a wrong type or shape have no grade, and are not diagnosed.
-    graded = [v.output for v in results.verdicts if v.case == case.name and v.grade is not None]
-    outputs = results.outputs[case.name]
-    return results.operation.diagnosis(case, {output: outputs[output] for output in graded})
+    return str(recipe.variant.dtype), recipe.variant.data_format, recipe.training
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
@@ -217,48 +191,35 @@ def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Find
     if their cases have the same kind of data.
     """
     wrong = [
-        (v, g) for v, g in _inexact(results) if not any(each.explains(v) for each in explained)
-    ]
-    judged = _judged(results)
+        verdict for verdict in results.verdicts
+        if verdict.is_inexact and not any(each.explains(verdict) for each in explained)
+    ]  # fmt: skip
 
-    def family(pair: tuple[Verdict, Grade]) -> tuple[str, str, str]:
-        verdict, _ = pair
-        subject = verdict.case.rpartition(f"-{verdict.dtype}-")[0]
-        return verdict.output, subject, verdict.status
+    def family(verdict: Verdict) -> tuple[str, str, str]:
+        purpose = verdict.case.rpartition(f"-{verdict.dtype}-")[0]
+        return verdict.output, purpose, verdict.status
 
-    def share(pair: tuple[Verdict, Grade]) -> float:
-        return list(pair[1].share.values())[-1]
-
-    for (output, about, status), each in itertools.groupby(sorted(wrong, key=family), family):
-        pairs = list(each)
-        verdict, grade = worst = max(pairs, key=share)
-        evidence: dict[str, Any] = {}
+    for (output, purpose, status), each in itertools.groupby(sorted(wrong, key=family), family):
+        verdicts = list(each)
+        worst = max(verdicts, key=lambda verdict: _grade(verdict).worst_excess)
+        grade, evidence = _grade(worst), dict[str, Any]()
         if status == "nonfinite":
-            says = f"{output} is {grade.got:g} in {about}, where the exact value is "
+            says = f"{output} is {grade.got:g} in {purpose}, where the exact value is "
             says += f"{grade.exact:.6g}"
         else:
-            says = f"{output} is {grade.ulp:.2g} ulp off in {about}, "
-            says += f"{share(worst):.2g} times what serial sums may lose"
+            says = f"{output} is {grade.ulp:.2g} ulp off in {purpose}, "
+            says += f"{grade.worst_excess:.2g} times what serial sums may lose"
             evidence = {
                 "ulp": grade.ulp,
-                "share_of_serial": share(worst),
+                "share_of_serial": grade.worst_excess,
                 "condition": grade.condition,
                 "where": grade.where,
             }
-        where = sorted({f"{v.dtype} {v.layout}" for v, _ in pairs})
-        yield Finding(
-            f"{output}-{status}", f"{says} ({', '.join(where)})", (output,),
-            frozenset(v.case for v, _ in pairs), judged, verdict.case, evidence,
+        where = ", ".join(sorted({f"{v.dtype} {v.layout}" for v in verdicts}))
+        yield _finding(
+            f"{output}-{status}", f"{says} ({where})", verdicts, results,
+            first=worst.case, evidence=evidence,
         )  # fmt: skip
-
-
-def _inexact(results: Results) -> list[tuple[Verdict, Grade]]:
-    """Return the verdicts on outputs that have the right type and shape, but wrong numbers."""
-    return [
-        (v, v.grade)
-        for v in results.verdicts
-        if v.status in ("wrong", "nonfinite") and v.grade is not None
-    ]
 
 
 def _unusable(results: Results) -> Iterator[Finding]:
@@ -271,27 +232,24 @@ def _unusable(results: Results) -> Iterator[Finding]:
         ]  # fmt: skip
         if not verdicts:
             continue
-        number, names = len(verdicts), [v.case for v in verdicts]
-        named = names[:_NAMED] + ["..."] * (number > _NAMED)
+        number = len(verdicts)
+        named = [v.case for v in verdicts[:_NAMED]] + ["..."] * (number > _NAMED)
         what, _, details = verdicts[0].text.partition("; ")
         says = f"{what} in {counted(number, 'case')}: {', '.join(named)}; {details}"
-        yield Finding(ids[status], says, (output,), frozenset(names), _judged(results), names[0])
+        yield _finding(ids[status], says, verdicts, results)
 
 
 def _faults(results: Results) -> Iterator[Finding]:
     for status, says in _FAULTS.items():
         verdicts = [v for v in results.verdicts if v.status == status]
         if verdicts:
-            first = verdicts[0]
-            outputs = tuple(
-                o for o in results.operation.results if any(v.output == o for v in verdicts)
-            )
-            text = says.format(outputs=", ".join(outputs))
-            text = f"{text}: {first.text}" if status in _EVENTS else text
-            if status not in _EVENTS and len({v.text for v in verdicts}) == 1:
+            first, finding = verdicts[0], _finding(status, says, verdicts, results)
+            text = says.format(outputs=", ".join(finding.outputs))
+            if status in _EVENTS:
+                text += f": {first.text}"
+            elif len({v.text for v in verdicts}) == 1:
                 text += first.text.removeprefix(status)
-            cases = frozenset(v.case for v in verdicts)
-            yield Finding(status, text, outputs, cases, _judged(results), first.case)
+            yield replace(finding, says=text)
 
 
 def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
@@ -300,46 +258,32 @@ def _below(results: Results, at_least: Rung) -> Iterator[Finding]:
         verdicts = [v for v in results.verdicts if v.output == output and v.status in worse]
         if verdicts:
             worst = max(verdicts, key=lambda v: RUNGS.index(v.status))
-            yield Finding(
-                f"{output}-{worst.status}",
-                f"{output} is as accurate as {worst.status}, not {at_least}",
-                (output,),
-                frozenset(v.case for v in verdicts),
-                _judged(results),
-                worst.case,
-            )
+            says = f"{output} is as accurate as {worst.status}, not {at_least}"
+            yield _finding(f"{output}-{worst.status}", says, verdicts, results, first=worst.case)
 
 
-def _judged(results: Results) -> int:
-    return len({v.case for v in results.verdicts if v.is_judged})
-
-
-def _with_command(finding: Finding, results: Results, at_least: Rung) -> Finding:
-    job = results.job
-    parts = ["backnorm", "verify", *["--command"] * job.command, shlex.quote(job.subject)]
-    if job.selection.operation != "backward":
-        parts += ["--operation", job.selection.operation]
-    if job.dialect is not None:
-        parts += ["--dialect", job.dialect]
-    if job.op is not None:
-        parts += ["--op", job.op]
-    for shape in job.selection.shapes:
-        parts += ["--shape", ",".join(map(str, shape))]
-    if job.selection.tier != "smoke":
-        parts += ["--tier", job.selection.tier]
-    if job.selection.huge and finding.first.startswith("beyond-int32-"):
-        parts += ["--huge"]
+def _command(finding: Finding, results: Results, at_least: Rung) -> str:
+    """Return the command that repeats the first case of a finding; "" for results of files."""
+    job, selection = results.job, results.job.selection
+    if job.files:
+        return ""
     dtype = next(v.dtype for v in results.verdicts if v.case == finding.first)
-    if dtype not in Selection().dtypes:
-        parts += ["--dtypes", dtype]
-    if job.selection.seed:
-        parts += ["--seed", str(job.selection.seed)]
-    if at_least != "serial":
-        parts += ["--at-least", at_least]
-    if job.timeout != Job(job.subject).timeout:
-        parts += ["--timeout", f"{job.timeout:g}"]
-    if job.memory:
-        parts += ["--memory", str(job.memory)]
-    parts += ["--any-order"] * job.any_order
-    parts += ["--only", shlex.quote(finding.first), "--show"]
-    return replace(finding, reproduce=" ".join(parts))
+    options: list[tuple[str, object, object]] = [
+        ("--operation", selection.operation, "backward"),
+        ("--dialect", job.dialect, None),
+        ("--op", job.op, None),
+        *(("--shape", ",".join(map(str, shape)), None) for shape in selection.shapes),
+        ("--tier", selection.tier, "smoke"),
+        ("--huge", finding.first.startswith("beyond-int32-"), False),
+        ("--dtypes", dtype, dtype if dtype in Selection().dtypes else None),
+        ("--seed", selection.seed, 0),
+        ("--at-least", at_least, "serial"),
+        ("--timeout", f"{job.timeout:g}", f"{Job(job.subject).timeout:g}"),
+        ("--memory", job.memory, 0),
+        ("--any-order", job.any_order, False),
+    ]
+    words = ["backnorm", "verify", *["--command"] * job.command, shlex.quote(job.subject)]
+    for option, value, usual in options:
+        if value != usual:
+            words += [option] if value is True else [option, str(value)]
+    return " ".join([*words, "--only", shlex.quote(finding.first), "--show"])

@@ -1,8 +1,10 @@
 """Subjects: the functions that are judged, and their calling conventions.
 
-A subject takes the inputs of a case and returns the operation's results by name. The function that
-a user names has one of three calling conventions: the canonical one (:class:`Function`), that of a
-specification (:class:`OfDialect`), or that of C (:class:`OfLibrary`).
+A subject takes the inputs of a case and returns the operation's results by name. Each class of
+subjects has one calling convention: the canonical one (:class:`Function`), that of a specification
+(:class:`OfDialect`; :class:`OfPeer` for packages that are known by name), or that of C
+(:class:`OfLibrary`). :class:`Permuted` passes arrays in another layout to a subject. For another
+convention or another kind of arrays, add a class, and a line to :func:`subject_of`.
 """
 
 from __future__ import annotations
@@ -24,22 +26,26 @@ import numpy as np
 
 import backnorm
 from backnorm.conformance.battery import Case
-from backnorm.conformance.data import read_only
 from backnorm.conformance.judge import GRADIENTS
-from backnorm.conformance.verify import _peers as peers
-from backnorm.conformance.verify._forward_peers import FORWARD_OMITTED, FORWARD_PEERS
-from backnorm.conformance.verify._peers import RefusedError
-from backnorm.conformance.verify.operations import OPERATIONS, operation_of
-from backnorm.dialects import registry
-from backnorm.dialects._attributes import check_attribute
-from backnorm.dialects._check import kept_shape
-from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema
-from backnorm.dtypes import BFLOAT16, FLOAT64, element_type, is_16_bit, rounded
+from backnorm.conformance.verify.dialect_calls import (
+    Inputs,
+    arguments,
+    schema_of,
+    shape_of_kept,
+)
+from backnorm.conformance.verify.operations import (
+    OPERATIONS,
+    OperationName,
+    RefusedError,
+    operation_of,
+)
+from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
+from backnorm.dialects.schema import OperatorSchema
+from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 
-Inputs = Mapping[str, np.ndarray | None]
 Outputs = dict[str, np.ndarray | None]
 
 # An exception whose name contains one of these words, such as NotImplementedError, means that the
@@ -139,172 +145,57 @@ class OfDialect:
         self._function, self._schema = function, schema
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
-        schema, values = self._schema, self.arguments(inputs, case)
-        if schema.style == "configured":
-            attributes = [spec.name for spec in schema.attributes if not spec.extension]
-            configured = self._function(**{name: values[name] for name in attributes})
-            results = configured(*[values[name] for name in schema.order])
-        elif schema.style == "keywords":
-            named = {n: values[n] for n in schema.order if not self._is_extension(n)}
-            results = self._function(**named)
-        else:
-            operands = [values[n] for n in schema.order if not self._is_extension(n)]
-            if schema.choice == "output_mask":
-                operands.append([True] * len(schema.outputs))
-            results = self._function(*operands)
-        found = _by_name([tensor.role for tensor in schema.outputs], results)
+        schema = self._schema
+        found = _by_name(
+            [tensor.role for tensor in schema.outputs],
+            self._results(*arguments(schema, inputs, case)),
+        )
         for tensor in schema.outputs:
             array = found[tensor.role]
-            if tensor.kind == "kept" and array is not None and array.shape == _kept_shape(case):
+            if tensor.kind == "kept" and array is not None and array.shape == shape_of_kept(case):
                 found[tensor.role] = array.reshape(-1)
         # `found` may have more results, such as an inverse deviation, which are not judged.
         return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
 
-    def arguments(self, inputs: Inputs, case: Case) -> dict[str, Any]:
-        """Return the inputs and attributes by the operator's names; None: not passed.
-
-        Raises
-        ------
-        RefusedError
-            If the operator does not accept the case.
-        """
-        values = self._inputs(inputs, case) | self._attributes(case)
-        missing = [t.name for t in self._schema.inputs if t.required and values[t.name] is None]
-        if missing:
-            raise RefusedError(f"the operator needs {missing[0]}")
-        return values
-
-    def _is_extension(self, name: str) -> bool:
-        return any(spec.name == name and spec.extension for spec in self._schema.attributes)
-
-    def _inputs(self, inputs: Inputs, case: Case) -> dict[str, Any]:
-        mean, variance = case.data.mean, case.data.variance
-        known: dict[str, Any] = dict(inputs)
-        if self._schema.operation == "backward":
-            known |= {"inverse_deviation": _inverse_deviation(case, self._schema)}
-            known.setdefault("beta", np.zeros_like(variance))
-        if not case.training or self._schema.operation == "forward":
-            known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
-        # The value of an input that the specification requires but the operator does not read.
-        known["ignored"] = np.empty(0, mean.dtype)
-        values = {}
-        for tensor in _schema_of_call(case, self._schema).inputs:
-            value = known.get(tensor.role)
-            if value is not None and tensor.kind == "vector" and case.training:
-                value = value[:0]
-            if value is not None and tensor.kind == "kept":
-                value = value.reshape(_kept_shape(case))
-            values[tensor.name] = value
-        return values
-
-    def _attributes(self, case: Case) -> dict[str, Any]:
-        rank, schema = case.data.x.ndim, self._schema
-        flags = _flags(case, schema)
-        if not flags and case.training == schema.frozen:
-            kind = "statistics of training" if schema.frozen else "frozen statistics"
-            raise RefusedError(f"the operator has no {kind}")
-        if schema.copies_one and case.training and case.data.x.size == case.data.mean.size:
-            raise RefusedError("the operator copies a batch of one element per channel")
-        low, high = schema.ranks
-        if rank < low or (high and rank > high):
-            raise RefusedError(f"the operator takes rank {schema.rank_text}")
-        rules = {ELEMENT_TYPE_NAMES[rule.data]: rule.channel for rule in schema.type_rules}
-        x, mean = case.data.x.dtype, case.data.mean.dtype
-        if mean not in [ELEMENT_TYPE_NAMES[name] for name in rules.get(x, ())]:
-            raise RefusedError(f"the operator does not take x of {x} with statistics of {mean}")
-        fitting = [f for f in schema.formats if f.is_any or f.layout == case.data.data_format]
-        fitting = [f for f in fitting if f.rank in (None, rank)]
-        if not fitting:
-            raise RefusedError(f"the operator has no layout {case.data.data_format}")
-        for spec in schema.attributes:
-            if spec.role == "epsilon":
-                try:
-                    check_attribute(spec, case.data.epsilon, schema)
-                except ArgumentValueError as error:
-                    raise RefusedError("the operator takes only a positive epsilon") from error
-        known = {
-            "epsilon": _epsilon(case, schema),
-            "channel_axis": case.data.channel_axis,
-            "reduced_axes": tuple(k for k in range(rank) if k != case.data.channel_axis),
-            "data_format": fitting[0].name,
-        }
-        return {
-            spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
-            for spec in schema.attributes
-        } | flags
+    def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
+        """Return what the function returns; inputs and attributes are by the operator's names."""
+        schema, values = self._schema, inputs | attributes
+        if schema.style == "configured":
+            return self._function(**attributes)(*[values[name] for name in schema.order])
+        named = {name: values[name] for name in schema.order if name in values}
+        if schema.style == "keywords":
+            return self._function(**named)
+        mask = [[True] * len(schema.outputs)] if schema.choice == "output_mask" else []
+        return self._function(*named.values(), *mask)
 
 
-def received(case: Case, schema: OperatorSchema) -> Case:
-    """Return the case of the numbers that `OfDialect` passes; an operator is judged by them.
+class OfPeer(OfDialect):
+    """The function of a peer, which calls the operator of a dialect in another package."""
 
-    epsilon is a float32 if the operator's attribute is one. If the operator takes an inverse
-    standard deviation, which is rounded to the type of the statistics, `variance` is the float64
-    for which 1/sqrt(variance + epsilon) is this rounded number.
-    """
-    epsilon, variance = _epsilon(case, schema), case.data.variance
-    if any(t.role == "inverse_deviation" for t in _schema_of_call(case, schema).inputs):
-        inverse = _inverse_deviation(case, schema).astype(np.longdouble)
-        with np.errstate(all="ignore"):
-            variance = (1 / np.square(inverse) - epsilon).astype(FLOAT64)
-    return replace(case, data=replace(case.data, variance=variance, epsilon=epsilon))
+    def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
+        return self._function(self._schema, inputs, attributes)
 
 
-def _epsilon(case: Case, schema: OperatorSchema) -> float:
-    """Return the epsilon of a case in the type of the operator's attribute."""
-    is_narrow = any(spec.role == "epsilon" and spec.type == "f32" for spec in schema.attributes)
-    return float(np.float32(case.data.epsilon)) if is_narrow else case.data.epsilon
+class Permuted:
+    """A subject that takes arrays in NCX with any strides; those in NXC are passed as views."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        data = case.data
+        if data.data_format == "NCX":
+            return self._subject(inputs, case)
+        moved = {name: _moved(array, -1, 1) for name, array in inputs.items()}
+        x, dy = _moved(data.x, -1, 1), _moved(data.dy, -1, 1)
+        permuted = replace(case, data=replace(data, x=x, dy=dy, data_format="NCX"))
+        outputs = self._subject(moved, permuted)
+        return {name: _moved(array, 1, -1) for name, array in outputs.items()}
 
 
-def _inverse_deviation(case: Case, schema: OperatorSchema) -> np.ndarray:
-    """Return 1/sqrt(variance + epsilon), rounded to the type of the statistics."""
-    variance = case.data.variance
-    with np.errstate(all="ignore"):
-        inverse = 1.0 / np.sqrt(variance.astype(FLOAT64) + _epsilon(case, schema))
-    return rounded(inverse, variance.dtype)
-
-
-def _schema_of_call(case: Case, schema: OperatorSchema) -> OperatorSchema:
-    """Return the rules for calls with the statistics of a case, in training or constant."""
-    return registry.operator(schema.dialect, schema.op).schema_for(_flags(case, schema))
-
-
-def _flags(case: Case, schema: OperatorSchema) -> dict[str, bool]:
-    """Return the values of the attributes that say whether the statistics are constants."""
-    values = {"training": case.training, "frozen": not case.training}
-    named = {spec.name: spec.role for spec in schema.attributes}
-    return {name: values[role] for name, role in named.items() if role in values}
-
-
-def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
-    """Return the rules of an operator; the default is the dialect's first operator for `operation`.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentValueError
-        If there is no such dialect or operator, or if it computes another operation.
-    """
-    if dialect in registry.PARTS and dialect not in registry.DIALECTS:
-        raise ArgumentValueError(
-            "dialect", "has only parts of a gradient, which verify does not call", came=dialect,
-            accepted=", ".join(registry.DIALECTS),
-        )  # fmt: skip
-    known = registry.operators(dialect)
-    fitting = [name for name, each in known.items() if each.schema.operation == operation]
-    if not fitting:
-        raise ArgumentValueError("dialect", f"has no {operation} pass in training", came=dialect)
-    schema = registry.operator(dialect, op or fitting[0]).schema
-    if schema.operation != operation:
-        other = schema.operation
-        raise ArgumentValueError(
-            "op", f"must be a {operation} pass", came=op, accepted=", ".join(fitting),
-            hint=f"--operation {other} verifies a {other} pass" if other in OPERATIONS else None,
-        )  # fmt: skip
-    return schema
-
-
-def _kept_shape(case: Case) -> tuple[int, ...]:
-    """Return the shape of a per-channel tensor that has the rank of x."""
-    return kept_shape(case.data.x.shape, (case.data.channel_axis,))
+def _moved(array: Any, source: int, target: int) -> Any:
+    """Return a view with an axis at another place; an array of one value a channel unchanged."""
+    return array if array is None or array.ndim == 1 else np.moveaxis(array, source, target)
 
 
 class OfLibrary:
@@ -352,7 +243,7 @@ def subject_of(
     *,
     dialect: str | None = None,
     op: str | None = None,
-    operation: str = "backward",
+    operation: OperationName = "backward",
 ) -> Any:
     """Return the subject that a name on the command line refers to.
 
@@ -370,7 +261,7 @@ def subject_of(
     ArgumentTypeError, ArgumentValueError
         If there is no such module, file, function or operator.
     """
-    known = peers.PEERS if operation == "backward" else FORWARD_PEERS
+    known = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
     place, colon, attribute = name.partition(":")
     is_library = place.endswith((".so", ".dylib"))
     if not colon and name not in known:
@@ -387,14 +278,9 @@ def subject_of(
             came=dialect,
             hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
         )
+    schema = schema_of_subject(name, dialect, op, operation)
     if not colon:
-        package = peers.missing_package(name)
-        if package is not None:
-            raise ArgumentValueError(
-                "SUBJECT", f"needs {package}, which is not installed", came=name
-            )
-        omitted = () if operation == "backward" else FORWARD_OMITTED.get(name, ())
-        return Function(known[name], omitted)
+        return _peer(name, known[name], schema)
     if is_library:
         if operation != "backward":
             raise ArgumentValueError(
@@ -402,9 +288,28 @@ def subject_of(
             )
         return OfLibrary(str(Path(place).resolve()), attribute)
     found = function_of(name, "SUBJECT")
-    if dialect is None:
-        return Function(found)
-    return OfDialect(found, schema_of(dialect, op, operation))
+    return Function(found) if schema is None else OfDialect(found, schema)
+
+
+def _peer(name: str, known: Pass, schema: OperatorSchema | None) -> Subject:
+    package = missing_package(name)
+    if package is not None:
+        raise ArgumentValueError("SUBJECT", f"needs {package}, which is not installed", came=name)
+    subject: Subject = (
+        Function(known.function, known.omitted)
+        if schema is None
+        else OfPeer(known.function, schema)
+    )
+    return Permuted(subject) if known.is_strided else subject
+
+
+def schema_of_subject(
+    name: str, dialect: str | None, op: str | None, operation: OperationName
+) -> OperatorSchema | None:
+    """Return the rules of the operator whose arguments a subject has; None: the canonical ones."""
+    if dialect is None and name in PEERS and operation in PEERS[name]:
+        dialect = PEERS[name][operation].dialect
+    return None if dialect is None else schema_of(dialect, op, operation)
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:

@@ -1,0 +1,129 @@
+"""Read the schema of an operator from the function that declares it.
+
+Each tensor or attribute is a parameter whose `Annotated` type has its role (`roles.py`). Names,
+order and defaults are those of the signature; summaries are those of the docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from backnorm.dialects._docstring import bullets, entries_of, sections
+from backnorm.dialects.schema import (
+    REQUIRED,
+    AttributeSpec,
+    Choice,
+    OperatorSchema,
+    Rules,
+    TensorSpec,
+)
+from backnorm.signature import Operation
+
+_CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
+#: Parameters that the specification's operator does not have, or that choose its results.
+_OPTIONS = (*_CHOICES, "arithmetic")
+
+
+def schema_of(
+    rules: Rules,
+    operation: Operation,
+    function: Callable[..., Any],
+    results: Mapping[str, TensorSpec],
+) -> OperatorSchema:
+    """Return the schema of the operator that `function` declares.
+
+    Parameters
+    ----------
+    rules : Rules
+    operation : str
+    function : callable
+        Its name, signature and docstring are read.
+    results : mapping of str to TensorSpec
+        The roles of the results by name.
+    """
+    name = function.__name__
+    parameters = inspect.signature(function, eval_str=True).parameters
+    text = sections(function)
+    summary, _, formula = text.get("", "").partition("\n")
+    entries = entries_of(text.get("Parameters", ""))
+    of_results = entries_of(text.get("Returns", ""))
+    inputs: list[TensorSpec] = []
+    attributes: list[AttributeSpec] = []
+    for parameter in parameters.values():
+        tensors, described = _roles(parameter, entries.get(parameter.name, ""))
+        inputs += tensors
+        attributes += described
+    # `Annotated` types are cached, and literals with the same words are equal in any order. So the
+    # order of formats is that of the rules.
+    formats = rules.formats
+    for k, each in enumerate(attributes):
+        if each.role == "data_format":
+            formats = tuple(f for f in formats if f.name in each.choices)
+            attributes[k] = replace(each, choices=tuple(f.name for f in formats))
+    known = {tensor.name for tensor in inputs} | {each.name for each in attributes}
+    is_keyword = {p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()}
+    return OperatorSchema(
+        **{
+            **vars(rules),
+            "source": rules.source.replace("{op}", name),
+            "formats": formats,
+        },
+        op=name,
+        operation=operation,
+        inputs=tuple(inputs),
+        outputs=tuple(
+            replace(spec, name=result, summary=of_results.get(result, ""))
+            for result, spec in results.items()
+        ),
+        attributes=tuple(attributes),
+        summary=summary,
+        formula=formula.strip("\n"),
+        notes=tuple(bullets(text.get("Notes", ""))),
+        style="keywords" if is_keyword == {True} else "positional",
+        order=tuple(n for n in parameters if n in known or n not in {*results, *_OPTIONS}),
+        choice=next((choice for choice in _CHOICES if choice in parameters), "all"),
+        takes_memory=next(iter(results)) in parameters.keys() - known,
+    )
+
+
+def _roles(
+    parameter: inspect.Parameter, summary: str
+) -> tuple[list[TensorSpec], list[AttributeSpec]]:
+    """Return the tensor or the attribute that a parameter is; neither if it has no role."""
+    name, types = parameter.name, [*_types(parameter.annotation)]
+    is_optional = NoneType in types
+    roles = [role for each in types for role in getattr(each, "__metadata__", ())]
+    tensors = [
+        replace(role, name=name, summary=summary) for role in roles if isinstance(role, TensorSpec)
+    ]
+    if len(tensors) == 2:
+        # The second role is that in calls whose statistics are constants. In each of the two kinds
+        # of calls, the tensor is required if it is read.
+        of_training, of_constants = (
+            replace(tensor, required=tensor.kind != "opaque" or not is_optional)
+            for tensor in tensors
+        )
+        return [replace(of_training, frozen=of_constants)], []
+    if tensors:
+        return [replace(tensors[0], required=not is_optional)], []
+    default = REQUIRED if parameter.default is parameter.empty else parameter.default
+    literals = [each for each in types if get_origin(each) is Literal]
+    choices = tuple(word for each in literals for word in get_args(each))
+    return [], [
+        replace(role, name=name, summary=summary, default=default, choices=choices)
+        for role in roles
+    ]
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """Yield a type, and the types that it consists of if it is a union or `Annotated`."""
+    yield annotation
+    if get_origin(annotation) is Annotated:
+        yield from _types(annotation.__origin__)
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _types(each)

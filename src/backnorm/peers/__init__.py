@@ -1,0 +1,1 @@
+"""Libraries that are no Python packages, beside which backnorm is judged and timed."""
