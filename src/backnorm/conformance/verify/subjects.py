@@ -41,8 +41,9 @@ from backnorm.conformance.verify.operations import (
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
+from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.peers.torch_tensors import to_array
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 
@@ -135,9 +136,8 @@ class OfDialect:
     Parameters
     ----------
     function : callable
-        Takes the inputs and attributes in the order of the operator's call, or by name if the
-        operator has only keywords. If the operator is configured, takes the attributes by name, and
-        returns a function of the inputs.
+        Takes the inputs and attributes as the operator does: by position in the operator's order,
+        and keyword-only ones by name.
     schema : OperatorSchema
     """
 
@@ -159,14 +159,11 @@ class OfDialect:
 
     def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
         """Return what the function returns; inputs and attributes are by the operator's names."""
-        schema, values = self._schema, inputs | attributes
-        if schema.style == "configured":
-            return self._function(**attributes)(*[values[name] for name in schema.order])
-        named = {name: values[name] for name in schema.order if name in values}
-        if schema.style == "keywords":
-            return self._function(**named)
-        mask = [[True] * len(schema.outputs)] if schema.choice == "output_mask" else []
-        return self._function(*named.values(), *mask)
+        schema = self._schema
+        values = inputs | attributes | {"output_mask": [True] * len(schema.outputs)}
+        operands = {name: values[name] for name in schema.order if name in values}
+        named = {name: operands.pop(name) for name in schema.keyword_only if name in operands}
+        return self._function(*operands.values(), **named)
 
 
 class OfPeer(OfDialect):
@@ -431,14 +428,7 @@ def _array(value: Any) -> np.ndarray | None:
     if value is None:
         return None
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            # PyTorch cannot convert a bfloat16 tensor to a NumPy array, so the tensor is passed as
-            # int16.
-            bits: np.ndarray = value.view(sys.modules["torch"].int16).numpy()
-            found: np.ndarray = bits.view(BFLOAT16)
-            return found
-        return np.asarray(value.numpy())
+        return to_array(value)
     array = np.asarray(value)
     if array.dtype.kind not in "biufcV":
         kind = type(value).__name__
