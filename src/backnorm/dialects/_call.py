@@ -12,7 +12,8 @@ import numpy as np
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._statistics import statistics_of, variance_of_inverse
-from backnorm.dialects.schema import OperatorSchema, kept_shape
+from backnorm.dialects.schema import OperatorSchema
+from backnorm.layout import kept_shape
 from backnorm.signature import SIGNATURES, Operation
 
 # The canonical operands that a dialect's call can provide.

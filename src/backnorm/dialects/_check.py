@@ -16,10 +16,10 @@ from backnorm.dialects.schema import (
     OperatorSchema,
     TensorSpec,
     TypeRule,
-    kept_shape,
 )
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.layout import kept_shape
 from backnorm.scalars import as_array, check_integer, check_word
 
 Attributes = Mapping[str, object]

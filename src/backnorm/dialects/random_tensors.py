@@ -15,10 +15,10 @@ from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
     OperatorSchema,
     TensorSpec,
-    kept_shape,
 )
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
+from backnorm.layout import kept_shape
 
 
 class Declared(Protocol):

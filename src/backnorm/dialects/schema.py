@@ -8,7 +8,7 @@ from the function that declares the operator (``_declaration.py``). The checks (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -31,7 +31,6 @@ __all__ = [
     "TensorRole",
     "TensorSpec",
     "TypeRule",
-    "kept_shape",
     "type_rules",
 ]
 
@@ -439,11 +438,6 @@ _MORE_RESULTS: Mapping[Operation, frozenset[str]] = {
     "forward": frozenset({"inverse_deviation", "running_mean", "running_variance"}),
     "reduce": frozenset({"sum_dy", "sum_dy_xmu", "dgamma", "dbeta"}),
 }
-
-
-def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
-    """Return `shape` with 1 for each reduced axis, i.e. each axis that is not in `axes`."""
-    return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
 def _values(spec: object, *names: str) -> dict[str, object]:

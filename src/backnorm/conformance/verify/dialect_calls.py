@@ -15,9 +15,10 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
 from backnorm.dialects import registry
-from backnorm.dialects.schema import OperatorSchema, kept_shape
+from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT64, rounded
 from backnorm.errors import ArgumentError, ArgumentValueError
+from backnorm.layout import kept_shape
 
 __all__ = ["Inputs", "arguments", "received", "schema_of", "shape_of_kept"]
 

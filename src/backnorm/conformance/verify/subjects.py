@@ -41,8 +41,9 @@ from backnorm.conformance.verify.operations import (
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
+from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.peers.torch_tensors import to_array
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 
@@ -427,14 +428,7 @@ def _array(value: Any) -> np.ndarray | None:
     if value is None:
         return None
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            # PyTorch cannot convert a bfloat16 tensor to a NumPy array, so the tensor is passed as
-            # int16.
-            bits: np.ndarray = value.view(sys.modules["torch"].int16).numpy()
-            found: np.ndarray = bits.view(BFLOAT16)
-            return found
-        return np.asarray(value.numpy())
+        return to_array(value)
     array = np.asarray(value)
     if array.dtype.kind not in "biufcV":
         kind = type(value).__name__
