@@ -13,7 +13,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,13 @@ from typing import Any
 import numpy as np
 
 from backnorm import machine
-from backnorm.conformance.audit import RIGHT, audit
+from backnorm.conformance.audit import audit
 from backnorm.conformance.audit import data as audit_data
 from backnorm.conformance.audit.policies import POLICIES
 from backnorm.conformance.data import realistic_data
-from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import GradientLadder
-from backnorm.conformance.verify.cases import DTYPES, LAYOUTS, Selection, selected
-from backnorm.conformance.verify.operations import catches
+from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
 from backnorm.conformance.verify.verdicts import STATUSES, UNJUDGED
 from backnorm.peers import onednn
 from benchmarks.peers.base import Data
@@ -77,7 +74,6 @@ def measured() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "subjects": list(itertools.starmap(subject, SUBJECTS)),
         "tests": list(_tests()),
-        "battery": _battery(),
         "points": {name: points(name) for name in _DRAWN},
     }
 
@@ -174,26 +170,6 @@ def _tests() -> Iterator[dict[str, Any]]:
             "false_alarms": dict(found.false_alarms),
             "runs": found.runs,
         }
-
-
-def _battery() -> dict[str, Any]:
-    """Return the number of wrong kernels that verify rejects, and of rejected right results."""
-    caught: set[str] = set()
-    alarms: Counter[str] = Counter(dict.fromkeys(RIGHT, 0))
-    cases = list(selected(Selection(dtypes=tuple(DTYPES))))
-    for case in cases:
-        ladder = GradientLadder.of(*case.operands, **case.options)
-        caught |= {*catches(case, ladder)}
-        for name, kernel in RIGHT.items():
-            gradients = kernel(case.data.x.dtype)(*case.operands, **case.options)
-            grades = itertools.starmap(ladder.grade, zip(GRADIENTS, gradients, strict=True))
-            alarms[name] += not all(grade.passed for grade in grades)
-    return {
-        "caught": len(caught),
-        "of": len(WRONG),
-        "false_alarms": dict(alarms),
-        "runs": len(cases),
-    }
 
 
 def _output(*command: str) -> str:
