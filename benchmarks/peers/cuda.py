@@ -50,13 +50,13 @@ class Backnorm(Contestant):
         engines = self._engines
         options = self._options(cell.op != "inference", epsilon, None, None, x.dtype)
         if cell.op == "backward":
-            saved = engines.Saved(x, weight, mean, variance)
-            return lambda: engines.backward(saved, dy, options, False)
-        if cell.op == "forward":
-            operands = self._operands(x, None, weight, bias)
-            return lambda: engines.forward(operands, 0.0, options)
-        operands = self._operands(x, None, weight, bias, mean, variance)
-        return lambda: engines.inference(operands, options)
+            operands = x, dy, None, mean, variance, weight
+            backward = engines.backward(operands, options, False)
+            return lambda: backward(operands, None)
+        statistics = () if cell.op == "forward" else (mean, variance)
+        operands = self._operands(x, None, weight, bias, *statistics)
+        forward = engines.forward(operands, options)
+        return lambda: forward(operands, 0.0)
 
 
 class Floor(Contestant):

@@ -136,9 +136,8 @@ class OfDialect:
     Parameters
     ----------
     function : callable
-        Takes the inputs and attributes in the order of the operator's call, or by name if the
-        operator has only keywords. If the operator is configured, takes the attributes by name, and
-        returns a function of the inputs.
+        Takes the inputs and attributes as the operator does: by position in the operator's order,
+        and keyword-only ones by name.
     schema : OperatorSchema
     """
 
@@ -160,14 +159,11 @@ class OfDialect:
 
     def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
         """Return what the function returns; inputs and attributes are by the operator's names."""
-        schema, values = self._schema, inputs | attributes
-        if schema.style == "configured":
-            return self._function(**attributes)(*[values[name] for name in schema.order])
-        named = {name: values[name] for name in schema.order if name in values}
-        if schema.style == "keywords":
-            return self._function(**named)
-        mask = [[True] * len(schema.outputs)] if schema.choice == "output_mask" else []
-        return self._function(*named.values(), *mask)
+        schema = self._schema
+        values = inputs | attributes | {"output_mask": [True] * len(schema.outputs)}
+        operands = {name: values[name] for name in schema.order if name in values}
+        named = {name: operands.pop(name) for name in schema.keyword_only if name in operands}
+        return self._function(*operands.values(), **named)
 
 
 class OfPeer(OfDialect):
