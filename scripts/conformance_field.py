@@ -32,7 +32,7 @@ from backnorm.peers import onednn
 from benchmarks.peers.base import Data
 from benchmarks.studies.errors import gradients_of
 
-__all__ = ["SHAPE", "SUBJECTS", "measured"]
+__all__ = ["DRAWN", "ROOT", "SHAPE", "SUBJECTS", "measured"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,10 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SUBJECTS = (
     ("PyTorch", "torch", "backnorm verify torch"),
     ("PyTorch, compiled", "torch", "backnorm verify torch-compiled"),
-    ("TensorFlow, Eigen", "tensorflow-cpu",
-     "TF_ENABLE_ONEDNN_OPTS=0 backnorm verify tensorflow"),
-    ("TensorFlow, oneDNN", "tensorflow-cpu",
-     "TF_ENABLE_ONEDNN_OPTS=1 backnorm verify tensorflow"),
+    ("TensorFlow, Eigen", "tensorflow-cpu", "TF_ENABLE_ONEDNN_OPTS=0 backnorm verify tensorflow"),
+    ("TensorFlow, oneDNN", "tensorflow-cpu", "TF_ENABLE_ONEDNN_OPTS=1 backnorm verify tensorflow"),
     ("TensorFlow, XLA", "tensorflow-cpu", "backnorm verify tensorflow-xla"),
     ("JAX, flax's formula", "jax", "backnorm verify jax"),
     ("oneDNN, primitive", "oneDNN", "backnorm verify onednn"),
@@ -56,8 +54,9 @@ SUBJECTS = (
 # A single case does not need this long time limit, so it is not part of shown commands.
 _TIMEOUT = " --timeout 120"
 
-# The implementations in the pictures.
-_DRAWN = ("numpy", "tensorflow", "torch", "backnorm")
+#: Labels and colours of the implementations in the pictures; the first is drawn above the others.
+DRAWN = {"backnorm": ("backnorm", "C0"), "tensorflow": ("TensorFlow", "C2"),
+         "torch": ("PyTorch", "C1"), "numpy": ("NumPy, textbook formula", "C3")}  # fmt: skip
 #: The shape of x in the pictures, channels last.
 SHAPE = (32, 28, 28, 16)
 # Each of this many bins of condition numbers has its worst element, and some at random.
@@ -74,7 +73,7 @@ def measured() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "subjects": list(itertools.starmap(subject, SUBJECTS)),
         "tests": list(_tests()),
-        "points": {name: points(name) for name in _DRAWN},
+        "points": {name: points(name) for name in DRAWN},
     }
 
 
