@@ -280,4 +280,7 @@ def _facts(value: Any) -> Hashable:
     # The facts have the classes of values, because True, 1 and 1.0 are equal.
     if kind is list or kind is tuple:
         return kind, *map(type, value), *value
+    if not issubclass(kind, (bool, int, float, str, np.generic)):
+        # Methods of other classes may raise, or mean anything. Such a call is not kept.
+        raise TypeError(kind)
     return kind, value
