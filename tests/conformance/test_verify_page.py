@@ -21,6 +21,12 @@ _SCREENS = re.findall(
     r"^```console\n\$ (backnorm .+)\n((?:(?!```).*\n)+)^```", (ROOT / PAGE).read_text("utf-8"), re.M
 )
 
+_FILES = {
+    "backward": "mykernel.py",
+    "forward": "myforward.py",
+    "cudnn_batch_norm_backward": "mycudnn.py",
+}
+
 
 def printed(command, folder):
     """Return the lines that a command prints on a wide terminal, without their seconds."""
@@ -51,9 +57,8 @@ def lines_of(text):
     ],
 )
 def test_verify_page_screen_matches_printed_lines(command, screen, tmp_path):
-    for name in ("backward", "forward"):
+    for name, file in _FILES.items():
         code = next(block.code for block in blocks(PAGE) if f"def {name}(" in block.code)
-        file = {"backward": "mykernel.py", "forward": "myforward.py"}[name]
         (tmp_path / file).write_text(code)
     found = printed(command, tmp_path)
     for line in lines_of(screen):
