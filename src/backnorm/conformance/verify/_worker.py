@@ -40,6 +40,7 @@ from backnorm.conformance.verify._memory import (
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.operations import operation_of, varied_input
 from backnorm.conformance.verify.subjects import described, is_unsupported, subject_of
+from backnorm.conformance.verify.tensors import DeviceError
 from backnorm.errors import ArgumentError
 
 # If x has more elements than this, the subject is called only once, because more calls would take
@@ -72,6 +73,8 @@ class Worker:
                     dialect=job["dialect"],
                     op=job["op"],
                     operation=job["selection"]["operation"],
+                    tensors=job["tensors"],
+                    device=job["device"],
                 )
             )
         except ArgumentError as error:
@@ -90,6 +93,10 @@ class Worker:
         """
         try:
             return self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+        except DeviceError as error:
+            # Later calls of this process could fail, too. Another worker runs the remaining cases.
+            self.say(Outcome(case.name, "crash", str(error)))
+            sys.exit(1)
         except Exception as error:
             is_own = isinstance(error, CommandError | WroteOutsideError)
             text = str(error) if is_own else described(error)

@@ -40,8 +40,9 @@ from backnorm.conformance.verify.operations import (
     operation_of,
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
+from backnorm.conformance.verify.tensors import OutputError, array_of, on_tensors, tensors_of
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import BFLOAT16, element_type, is_16_bit
+from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
@@ -72,10 +73,6 @@ class Subject(Protocol):
         """Return the outputs of the subject by name. For an unsupported case, raise an error that
         `is_unsupported` accepts.
         """
-
-
-class OutputError(AssertionError):
-    """A subject returned a wrong number of outputs, or an object that is not an array."""
 
 
 class Function:
@@ -244,6 +241,8 @@ def subject_of(
     dialect: str | None = None,
     op: str | None = None,
     operation: OperationName = "backward",
+    tensors: str | None = None,
+    device: str = "cpu",
 ) -> Any:
     """Return the subject that a name on the command line refers to.
 
@@ -255,11 +254,15 @@ def subject_of(
     dialect, op : str, optional
         The dialect and operator whose signature the function has.
     operation : {"backward", "forward"}
+    tensors : {"torch", "jax"}, optional
+        The framework whose tensors a function gets; None: NumPy's arrays.
+    device : str
+        The device of the tensors, by the framework's name.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If there is no such module, file, function or operator.
+        If there is no such module, file, function, operator, framework or device.
     """
     known = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
     place, colon, attribute = name.partition(":")
@@ -278,6 +281,10 @@ def subject_of(
             came=dialect,
             hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
         )
+    if tensors is not None and (is_library or not colon):
+        raise ArgumentValueError(
+            "--tensors", f"must be absent with {name}, which takes arrays of the CPU", came=tensors
+        )
     schema = schema_of_subject(name, dialect, op, operation)
     if not colon:
         return _peer(name, known[name], schema)
@@ -288,6 +295,8 @@ def subject_of(
             )
         return OfLibrary(str(Path(place).resolve()), attribute)
     found = function_of(name, "SUBJECT")
+    if tensors is not None:
+        found = on_tensors(found, tensors_of(tensors, device))
     return Function(found) if schema is None else OfDialect(found, schema)
 
 
@@ -424,23 +433,4 @@ def _by_name(names: Any, results: Any) -> Outputs:
         if not isinstance(results, tuple | list):
             results = (results,)
         values = dict(zip(names, results, strict=False))
-    return {name: _array(values.get(name)) for name in names}
-
-
-def _array(value: Any) -> np.ndarray | None:
-    if value is None:
-        return None
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            # PyTorch cannot convert a bfloat16 tensor to a NumPy array, so the tensor is passed as
-            # int16.
-            bits: np.ndarray = value.view(sys.modules["torch"].int16).numpy()
-            found: np.ndarray = bits.view(BFLOAT16)
-            return found
-        return np.asarray(value.numpy())
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufcV":
-        kind = type(value).__name__
-        raise OutputError(f"the subject returned an object of type {kind}; expected an array")
-    return array
+    return {name: array_of(values.get(name)) for name in names}
