@@ -124,7 +124,7 @@ class Cuda:
 
     def hold(self, data: Data | None) -> None:
         """Copy a cell's arrays to the device; with None, free those held."""
-        self._held = None if data is None else layer_tensors(self.torch, data, self.place)
+        self._held = None if data is None else layer_tensors(data, self.place)
         if data is None:
             gc.collect()
             self.release()

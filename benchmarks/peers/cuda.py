@@ -43,20 +43,20 @@ class Backnorm(Contestant):
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return the allocating form."""
         call = self._call(cell, self.device.tensors, data.epsilon)
-        return allocating(self.device.torch, cell, OUTPUTS[cell.op], call)
+        return allocating(cell, OUTPUTS[cell.op], call)
 
     def _call(self, cell: Cell, tensors: LayerTensors, epsilon: float) -> Callable[[], Any]:
         x, dy, mean, variance, weight, bias = tensors
         engines = self._engines
         options = self._options(cell.op != "inference", epsilon, None, None, x.dtype)
         if cell.op == "backward":
-            saved = engines.Saved(x, weight, mean, variance)
-            return lambda: engines.backward(saved, dy, options, False)
-        if cell.op == "forward":
-            operands = self._operands(x, None, weight, bias)
-            return lambda: engines.forward(operands, 0.0, options)
-        operands = self._operands(x, None, weight, bias, mean, variance)
-        return lambda: engines.inference(operands, options)
+            operands = x, dy, None, mean, variance, weight
+            backward = engines.backward(operands, options, False)
+            return lambda: backward(operands, None)
+        statistics = () if cell.op == "forward" else (mean, variance)
+        operands = self._operands(x, None, weight, bias, *statistics)
+        forward = engines.forward(operands, options)
+        return lambda: forward(operands, 0.0)
 
 
 class Floor(Contestant):
@@ -91,7 +91,7 @@ class Native(Contestant):
         """Return the allocating form."""
         torch = self.device.torch
         operator, arguments = native_call(torch, cell, self.device.tensors, data.epsilon)
-        return allocating(torch, cell, NAMES[cell.op], partial(operator.default, *arguments))
+        return allocating(cell, NAMES[cell.op], partial(operator.default, *arguments))
 
 
 class CuDnn(Contestant):
@@ -126,7 +126,7 @@ class CuDnn(Contestant):
             _, mean, saved, reserve = call()
             operands = (t.x, t.dy, t.gamma, None, None, mean, saved, data.epsilon, reserve)
             call = partial(aten.cudnn_batch_norm_backward.default, *operands)
-        return allocating(self.device.torch, cell, NAMES[cell.op], call)
+        return allocating(cell, NAMES[cell.op], call)
 
 
 class Compiled(Contestant):
@@ -144,4 +144,4 @@ class Compiled(Contestant):
         library = Library(torch.rsqrt, lambda x, dtype: x.to(dtype), torch.float32)
         function = torch.compile(formula(library, cell, 1, data.epsilon), **self.options)
         arguments = [getattr(self.device.tensors, name) for name in INPUTS[cell.op]]
-        return allocating(torch, cell, OUTPUTS[cell.op], partial(function, *arguments))
+        return allocating(cell, OUTPUTS[cell.op], partial(function, *arguments))

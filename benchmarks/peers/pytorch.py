@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.cells import Cell, Form
 from benchmarks.peers.aten import NAMES, native_call
 from benchmarks.peers.base import Contestant, Data, Missing, Prepared
-from benchmarks.peers.tensors import layer_tensors, named_arrays, to_tensor
+from benchmarks.peers.tensors import elements, layer_tensors, named_arrays
 
 __all__ = ["Torch"]
 
@@ -37,18 +37,18 @@ class Torch(Contestant):
     def prepare(self, cell: Cell, data: Data) -> dict[Form, Prepared]:
         """Return both forms."""
         last = cell.layout == "NXC"
-        tensors = layer_tensors(self._torch, data)
+        tensors = layer_tensors(data)
         operator, arguments = native_call(self._torch, cell, tensors, data.epsilon)
         allocate, write = operator.default, operator.out
         names = ("out", "save_mean", "save_invstd")
         if cell.op == "backward":
             names = ("out0", "out1", "out2")
-        out = to_tensor(self._torch, data.out, last)
+        out = elements(data.out, last)
         others = (tensors.gamma.clone() for _ in range(2))
         targets = dict(zip(names, (out, *others), strict=True))
 
         def results(returned: Any) -> Mapping[str, np.ndarray]:
-            return named_arrays(self._torch, NAMES[cell.op], returned, last)
+            return named_arrays(NAMES[cell.op], returned, last)
 
         return {
             "out": Prepared(lambda: write(*arguments, **targets), results),

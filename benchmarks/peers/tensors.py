@@ -1,7 +1,4 @@
-"""Convert NumPy arrays to PyTorch tensors (N, C, spatial ...), and back.
-
-The torch module is an argument, so this file imports no framework.
-"""
+"""Convert NumPy arrays to PyTorch tensors (N, C, spatial ...), and back."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backnorm.dtypes import BFLOAT16
+from backnorm.peers.torch_tensors import to_array, to_tensor
 from benchmarks.cells import Cell, Form
 from benchmarks.peers.base import Data, Prepared
 
-__all__ = ["LayerTensors", "allocating", "layer_tensors", "named_arrays", "to_tensor"]
+__all__ = ["LayerTensors", "allocating", "elements", "layer_tensors", "named_arrays"]
 
 # Results of x's shape.
 _WHOLE = ("dx", "y")
@@ -31,20 +28,19 @@ class LayerTensors(NamedTuple):
     beta: Any
 
 
-def layer_tensors(torch: Any, data: Data, place: str = "cpu") -> LayerTensors:
+def layer_tensors(data: Data, place: str = "cpu") -> LayerTensors:
     """Return a cell's tensors on a PyTorch device; on the CPU they share the arrays' memory."""
     last = data.data_format == "NXC"
-    x, dy = (to_tensor(torch, array, last, place) for array in (data.x, data.dy))
+    x, dy = (elements(array, last, place) for array in (data.x, data.dy))
     vectors = data.mean, data.variance, data.gamma, data.beta
-    return LayerTensors(x, dy, *(torch.from_numpy(vector).to(place) for vector in vectors))
+    return LayerTensors(x, dy, *(to_tensor(vector).to(place) for vector in vectors))
 
 
-def to_tensor(torch: Any, array: np.ndarray, last: bool, place: str = "cpu") -> Any:
-    """Return an array as a tensor; on the CPU both share their memory.
+def elements(array: np.ndarray, last: bool, place: str = "cpu") -> Any:
+    """Return an array of x's shape as a tensor; on the CPU both share their memory.
 
     Parameters
     ----------
-    torch : module
     array : numpy.ndarray
         Contiguous.
     last : bool
@@ -53,40 +49,24 @@ def to_tensor(torch: Any, array: np.ndarray, last: bool, place: str = "cpu") -> 
     place : str
         PyTorch's name of a device.
     """
-    if array.dtype == BFLOAT16:
-        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(array)
     # Move the tensor while it is contiguous, because a move may change the strides of a view.
-    tensor = tensor.to(place)
+    tensor = to_tensor(array).to(place)
     return tensor.movedim(-1, 1) if last else tensor
 
 
-def named_arrays(
-    torch: Any, names: Iterable[str], tensors: Iterable[Any], last: bool
-) -> dict[str, np.ndarray]:
+def named_arrays(names: Iterable[str], tensors: Iterable[Any], last: bool) -> dict[str, np.ndarray]:
     """Return as many tensors as there are names, as arrays in the cell's layout."""
     return {
-        name: _array(torch, tensor.movedim(1, -1) if last and name in _WHOLE else tensor)
+        name: to_array(tensor.movedim(1, -1) if last and name in _WHOLE else tensor)
         for name, tensor in zip(names, tensors, strict=False)
     }
 
 
-def allocating(
-    torch: Any, cell: Cell, names: Iterable[str], call: Callable[[], Any]
-) -> dict[Form, Prepared]:
+def allocating(cell: Cell, names: Iterable[str], call: Callable[[], Any]) -> dict[Form, Prepared]:
     """Return the allocating form of a contestant whose call returns a tensor, or several."""
 
     def results(returned: Any) -> dict[str, np.ndarray]:
         tensors = returned if isinstance(returned, tuple) else (returned,)
-        return named_arrays(torch, names, tensors, cell.layout == "NXC")
+        return named_arrays(names, tensors, cell.layout == "NXC")
 
     return {"allocate": Prepared(call, results)}
-
-
-def _array(torch: Any, tensor: Any) -> np.ndarray:
-    tensor = tensor.cpu()
-    if tensor.dtype == torch.bfloat16:
-        array: np.ndarray = tensor.view(torch.int16).numpy().view(BFLOAT16)
-        return array
-    return tensor.numpy()  # type: ignore[no-any-return]

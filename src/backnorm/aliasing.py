@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +12,7 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.problem import Problem, check_like
 
 
-def check_out(
-    problem: Problem,
-    operands: Sequence[np.ndarray | None],
-    out: np.ndarray,
-    *,
-    contiguous: bool = False,
-) -> bool:
+def check_out(problem: Problem, operands: Sequence[np.ndarray | None], out: np.ndarray) -> bool:
     """Check `out`, the array for dx or y. Return whether `out` is row-major, aligned and of native
     byte order.
 
@@ -31,42 +25,20 @@ def check_out(
         The operands of the signature.
     out : numpy.ndarray
         Not an instance of a subclass: see `own`.
-    contiguous : bool
-        Whether all operands are contiguous, so that their bounds follow from address and size.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
     """
-    # Usually, comparing addresses is enough to show that `out` overlaps no operand.
     usual = out.flags.carray and out.shape == problem.shape and out.dtype is problem.dtype
     if not usual:
         check_like("out", out, problem.shape, problem.dtype)
         check_writable("out", out)
-    if usual and contiguous and _are_apart(out, operands):
-        return True
     signature = problem.signature
     for name, array in zip(signature.names, operands, strict=True):
         if array is not None and np.may_share_memory(out, array):
             check_apart(out, name, array, signature.overwrites)
     return usual
-
-
-def _are_apart(
-    out: np.ndarray, operands: Sequence[np.ndarray | None], address: Any = address_of
-) -> bool:
-    """Whether the memory of each operand is wholly before or wholly after the memory of `out`.
-
-    All arrays must be contiguous.
-    """
-    begin = address(out)
-    end = begin + out.nbytes
-    for array in operands:
-        if array is not None:
-            first = address(array)
-            if first < end and begin < first + array.nbytes:
-                return False
-    return True
 
 
 def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str | None) -> None:
@@ -87,7 +59,7 @@ def check_apart(out: np.ndarray, name: str, array: np.ndarray, overwrites: str |
         raise ArgumentValueError("out", f"overlaps part of {{{name}}} in memory", accepted=separate)
 
 
-def own(out: object) -> np.ndarray:
+def own(out: Any) -> np.ndarray:
     """Return an output array as a plain NumPy array on the same memory.
 
     The array itself, if it is of a subclass of `ndarray`, could report an address or strides that
@@ -100,14 +72,15 @@ def own(out: object) -> np.ndarray:
     """
     kind = type(out)
     if kind is np.ndarray:
-        return cast("np.ndarray", out)
+        plain: np.ndarray = out
+        return plain
     # The code tests `type(out)` instead of calling `isinstance`. `isinstance` would also read the
     # attribute `out.__class__`, which an object can override.
     if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         raise ArgumentTypeError(
             "out", "must be an array", came=kind.__name__, accepted="a NumPy array or None"
         )
-    return np.ndarray.view(cast("np.ndarray", out), np.ndarray)
+    return np.ndarray.view(out, np.ndarray)
 
 
 def check_writable(name: str, array: np.ndarray) -> None:

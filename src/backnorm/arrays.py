@@ -146,22 +146,17 @@ class NumPy(Arrays[np.ndarray, Place]):
         )
 
     def target(
-        self,
-        out: np.ndarray,
-        operands: _Operands,
-        problem: Problem,
-        order: Order,
-        in_place: bool = False,
+        self, out: np.ndarray, operands: _Operands, problem: Problem, order: Order
     ) -> np.ndarray | None:
         out = own(out)
-        is_plain = check_out(problem, operands, out, contiguous=in_place)
+        is_plain = check_out(problem, operands, out)
         if problem.residual and problem.signature.overwrites == "dy":
             # After dx is written, dy is read again for the gradient of the residual, so a kernel
             # must not write dx to memory of dy.
             dy = operands[problem.signature.names.index(problem.signature.overwrites)]
             if dy is not None and np.may_share_memory(out, dy):
                 return None
-        if is_plain and (in_place or order == _natural(len(order))):
+        if is_plain and order == _natural(len(order)):
             return out
         if out.dtype == problem.dtype and out.flags.aligned:
             moved = out.transpose(order)

@@ -12,7 +12,6 @@ import functools
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from backnorm import arithmetics, engines
@@ -31,7 +30,7 @@ _MOST = 4096
 Numbers = Mapping[str, Any]
 
 #: The numbers of most calls.
-NO_NUMBERS: Numbers = MappingProxyType({})
+NO_NUMBERS: Numbers = {}
 
 #: Exceptions that can be raised while an executable is looked up: when the facts of an object that
 #: is not an array are read, and when a key with an unhashable option is hashed.
@@ -136,7 +135,7 @@ class Executable:
     def into(self, operands: Operands[Any], out: Any, numbers: Numbers = NO_NUMBERS) -> Results:
         """Return the results for operands that kernels read in place, the first in `out`."""
         arrays = self._arrays
-        target = arrays.target(out, operands, self.problem, self.order, in_place=True)
+        target = arrays.target(out, operands, self.problem, self.order)
         results = self.plain(operands, target, numbers)
         return results if target is out else (arrays.put(results[0], out), *results[1:])
 
@@ -280,12 +279,14 @@ def compute(
         key = found = None
     except Exception:
         # The exception comes from a signal handler, or from a method of an option, such as
-        # `__hash__`. If it comes from an option, `_first` raises its own error for this option,
+        # `__hash__`. If it comes from an option, `planned` raises its own error for this option,
         # because it checks the options.
-        _first(None, operation, operands, options, arrays)
+        planned(operation, operands, options, arrays)
         raise
     if found is None:
-        found = _first(key, operation, operands, options, arrays)
+        found = planned(operation, operands, options, arrays)
+        if key is not None and all(type(operand) in arrays.classes for operand in operands):
+            CALLS.keep(key, found)
     results: Results
     if out is None:
         results = found.plain(operands, None, numbers)
@@ -312,19 +313,17 @@ class _Copying:
         return run(self.problem, operands, out, numbers, arrays=self.arrays)
 
 
-def _first(
-    key: Hashable | None,
-    operation: Operation,
-    operands: Operands[Any],
-    options: Options,
-    arrays: AnyArrays,
+def planned(
+    operation: Operation, operands: Operands[Any], options: Options, arrays: AnyArrays
 ) -> Executable | _Copying:
-    """Check a call, and return what runs it, which is kept in the call cache if it has a key."""
+    """Check a call, and return what runs it and later calls on operands with equal facts.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As `Arrays.checked`.
+    """
     problem, read = arrays.checked(operation, operands, options)
-    planned = executable(problem, read[0], arrays=arrays)
-    ready = arrays.ready(read, problem, planned.order)
-    in_place = all(map(operator.is_, operands, ready))
-    found = planned if in_place else _Copying(problem, arrays)
-    if key is not None and all(type(operand) in arrays.classes for operand in operands):
-        CALLS.keep(key, found)
-    return found
+    found = executable(problem, read[0], arrays=arrays)
+    ready = arrays.ready(read, problem, found.order)
+    return found if all(map(operator.is_, operands, ready)) else _Copying(problem, arrays)

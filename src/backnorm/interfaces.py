@@ -203,12 +203,8 @@ class Arrays(ABC, Generic[A, P]):
         """Return the operands in the form that kernels read: the operands themselves, or copies."""
         return read
 
-    def target(
-        self, out: A, operands: Operands[A], problem: Problem, order: Order, in_place: bool = False
-    ) -> A | None:
+    def target(self, out: A, operands: Operands[A], problem: Problem, order: Order) -> A | None:
         """Return `out` in a form that a kernel can write to; None if the result must be copied.
-
-        `in_place` says whether kernels read all operands in place.
 
         Raises
         ------

@@ -9,7 +9,7 @@ once. An x whose channel axes are not adjacent in memory is also copied once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,11 @@ class Extents(NamedTuple):
     outer: int
     channels: int
     inner: int
+
+
+def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
+    """Return `shape` with 1 for each reduced axis, i.e. each axis that is not in `axes`."""
+    return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
 
 
 def memory_order(array: np.ndarray) -> Order:

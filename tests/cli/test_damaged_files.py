@@ -91,7 +91,7 @@ def test_run_with_arbitrary_attribute_writes_result_or_one_line_error(
     check_run, write_json, call, npz
 ):
     @fuzz
-    @given(st.sampled_from(["epsilon", "data_format", "revision"]), JSON)
+    @given(st.sampled_from(["epsilon", "data_format", "axis"]), JSON)
     def attempt(key, value):
         attributes = call()["attributes"] | {key: value}
         check_run(write_json(call(attributes=attributes)), npz)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import numpy as np
 
-from backnorm.conformance.verify.tensors import array_of, shared_tensor
+from backnorm.peers.torch_tensors import to_array, to_tensor
 from tests.conformance import forward_subjects
 from tests.conformance.wrong_kernels import Kernel
 
@@ -26,8 +27,9 @@ def _of_torch(function, tensors, options):
     import torch
 
     assert all(isinstance(each, torch.Tensor) for each in tensors if each is not None)
-    found = function(*map(array_of, tensors), **options)
-    return tuple(shared_tensor(np.array(each)).to(tensors[0].device) for each in found)
+    arrays = [None if each is None else to_array(each) for each in tensors]
+    found = function(*arrays, **options)
+    return tuple(to_tensor(np.array(each)).to(tensors[0].device) for each in found)
 
 
 def right_of_jax(x, dy, mean, variance, gamma, **options):
@@ -35,7 +37,7 @@ def right_of_jax(x, dy, mean, variance, gamma, **options):
 
     arrays = x, dy, mean, variance, gamma
     assert all(isinstance(each, jax.Array) for each in arrays if each is not None)
-    return _kernel(*map(array_of, arrays), **options)
+    return _kernel(*[None if a is None else np.asarray(a) for a in arrays], **options)
 
 
 def writes_dy(x, dy, *others, **options):
@@ -66,3 +68,9 @@ def fails_later(x, *others, **options):
 
     torch.cpu.synchronize = synchronize
     return right(x, *others, **options)
+
+
+def fails_in_threads(*tensors, **options):
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("a call in another thread")
+    return right(*tensors, **options)

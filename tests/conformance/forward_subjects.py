@@ -75,27 +75,20 @@ def statistics_of_inference(x, gamma, beta, *, epsilon, data_format):
     return rounded(y, x.dtype), np.zeros_like(mean), np.ones_like(variance)
 
 
-def running_statistics(epsilon, momentum, data_format):
+def running_statistics(src, mean, variance, gamma, beta, *, epsilon, momentum, data_format):
     """Normalise by the running statistics, called as oneDNN Graph's operator."""
     import backnorm
 
-    def operator(src, mean, variance, gamma, beta):
-        y = backnorm.batch_norm_inference(
-            src, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
-        )
-        return y, mean, variance, mean, variance
-
-    return operator
+    y = backnorm.batch_norm_inference(
+        src, mean, variance, gamma, beta, epsilon=epsilon, data_format=data_format
+    )
+    return y, mean, variance, mean, variance
 
 
-def running_returned_as_saved(epsilon, momentum, data_format):
+def running_returned_as_saved(src, mean, variance, gamma, beta, *, epsilon, momentum, data_format):
     """Return the running statistics twice, called as oneDNN Graph's operator."""
-
-    def operator(src, mean, variance, gamma, beta):
-        y, *_ = right(src, gamma, beta, epsilon=epsilon, data_format=data_format)
-        return y, mean, variance, mean, variance
-
-    return operator
+    y, *_ = right(src, gamma, beta, epsilon=epsilon, data_format=data_format)
+    return y, mean, variance, mean, variance
 
 
 def rolled(x, gamma, beta, **options):

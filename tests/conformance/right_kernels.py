@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from backnorm.conformance.ladder import RUNGS
 from backnorm.dtypes import rounded
 
 
@@ -166,3 +167,45 @@ RIGHT = (
     RightKernel("normalised, serial", "serial", serial, normalised=True),
     RightKernel("atomics", "serial", Atomics()),
 )
+
+STATUSES = [*RUNGS, "wrong", "nonfinite"]
+# The roundoff of float32.
+U = 2.0**-24
+
+
+def worst(grades):
+    return max((g.status for g in grades.values()), key=STATUSES.index)
+
+
+def check_rung(grades, rung, name):
+    """Fail unless all outputs of a kernel are within the bounds of its rung."""
+    for output, found in grades.items():
+        what = name, output, found
+        # Float32's rung does not exist for float64 data.
+        if rung in found.share:
+            assert found.share[rung] <= 1.0, what
+            assert STATUSES.index(found.status) <= STATUSES.index(rung), what
+
+
+#: Terms whose sums lose more than sums of random terms do: name -> function of the count.
+ADVERSARIAL = {
+    # All partial sums are rounded up by nearly half a unit.
+    "rounded up each time": lambda n, rng: np.r_[1.0, np.full(n - 1, U * (1 + 2.0**-10))],
+    "constant": lambda n, rng: np.full(n, 0.1),
+    "sorted": lambda n, rng: np.sort(rng.standard_normal(n)),
+    "positive first": lambda n, rng: np.sort(rng.standard_normal(n))[::-1],
+    "cancelling in pairs": lambda n, rng: (
+        np.repeat(rng.uniform(1, 2, n), 2)[:n] * (1 - 2.0 * (np.arange(n) % 2))
+    ),
+    "of all magnitudes": lambda n, rng: rng.choice([-1, 1], n) * 2.0 ** rng.uniform(-30, 30, n),
+    "increasing": lambda n, rng: np.arange(n) + 1 / 3,
+    "increasing, far from 0": lambda n, rng: 1e4 + np.arange(n) / n,
+    "one outlier first": lambda n, rng: np.r_[1e4, rng.standard_normal(n - 1)],
+    "one outlier last": lambda n, rng: np.r_[rng.standard_normal(n - 1), 1e4],
+}
+
+
+def adversarial(name, count, rng):
+    """Return two channels of such terms, which are the negative of each other."""
+    terms = ADVERSARIAL[name](count, rng)
+    return np.stack([terms, -terms]).astype(np.float32)

@@ -17,6 +17,7 @@ from backnorm.conformance.verify.cases import DTYPES, Selection, selected
 from backnorm.conformance.verify.dialect_calls import arguments, received, schema_of
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
+from backnorm.conformance.verify.peers import PEERS
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import (
     Function,
@@ -99,7 +100,7 @@ def test_judge_of_operator_with_16_bit_statistics_finds_it_on_its_rung(dialect, 
         ("cudnn", "BatchNormalizationBackward", (False,), "no frozen statistics"),
         ("directml", "BATCH_NORMALIZATION_TRAINING_GRAD", (False,), "no frozen statistics"),
         ("directml", "BATCH_NORMALIZATION_GRAD", (True,), "no statistics of training"),
-        ("paddle", "batch_norm_grad", (False, True), "copies a batch of one element"),
+        ("paddle", "batch_norm_grad", (False, True), "other results for such a case"),
     ],
 )
 def test_verify_of_dialect_judges_only_supported_statistics(dialect, op, frozen, refused):
@@ -153,6 +154,16 @@ def test_arguments_of_case_without_gamma_have_usual_values_only_if_required(
         assert (inputs[name] if value is None else inputs[name].tolist()) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "operation"), [(name, each) for name, passes in PEERS.items() for each in passes]
+)
+def test_package_is_judged_by_the_numbers_that_its_operator_receives(name, operation):
+    schema = Job(name, Selection(operation=operation)).schema
+    found = None if schema is None else (schema.dialect, schema.operation)
+    dialect = PEERS[name][operation].dialect
+    assert found == (None if dialect is None else (dialect, operation))
+
+
 def test_permuted_subject_gets_views_in_ncx_and_its_results_are_in_nxc():
     def backward(x, dy, mean, variance, gamma, *, epsilon):
         strides.append(x.strides)
@@ -161,7 +172,7 @@ def test_permuted_subject_gets_views_in_ncx_and_its_results_are_in_nxc():
     strides = []
     for case in selected(Selection(dtypes=("float32",), only=("realistic-*",))):
         outputs = Permuted(Function(backward))(case.inputs, case)
-        assert {status for status, *_ in graded(case, outputs).values()} <= {*RUNGS}
+        assert {each.status for each in graded(case, outputs).values()} <= {*RUNGS}
     assert [min(each) == each[1] for each in strides] == [False, True]
 
 

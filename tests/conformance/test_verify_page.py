@@ -51,7 +51,9 @@ def lines_of(text):
     [
         pytest.param(
             *each,
-            marks=[pytest.mark.long] if re.search("audit|export|--operation", each[0]) else [],
+            marks=[pytest.mark.long]
+            if re.search("audit|export|--operation|TRITON", each[0])
+            else [],
         )
         for each in _SCREENS
     ],

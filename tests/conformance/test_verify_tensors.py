@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -105,16 +106,14 @@ def test_verify_of_aten_operator_by_its_dispatcher_has_no_finding():
     assert {v.status for v in results.verdicts} <= {*RUNGS}
 
 
-def test_configured_operator_gets_tensors():
-    import torch
-
-    def configured(**attributes):
-        return lambda *tensors: (attributes, tensors)
-
-    function = on_tensors(configured, tensors_of("torch", "cpu"))
-    attributes, (tensor,) = function(epsilon=0.5)(np.ones(3, np.float32))
-    assert attributes == {"epsilon": 0.5}
-    assert isinstance(tensor, torch.Tensor)
+@pytest.mark.parametrize("is_interpreted", [False, True])
+def test_verify_of_function_that_fails_in_threads_reports_error_unless_interpreted(
+    is_interpreted, monkeypatch
+):
+    monkeypatch.setenv("TRITON_INTERPRET", str(int(is_interpreted)))
+    selection = replace(ONE, only=("realistic-*-NCX",))
+    _, found = found_in(f"{FILE}:fails_in_threads", selection, timeout=10.0)
+    assert [each.id for each in found] == ["error"] * (not is_interpreted)
 
 
 def test_tensor_of_read_only_array_is_a_copy():

@@ -1,8 +1,8 @@
 """The contract of all front doors: with any options, a step has the bits of NumPy's functions.
 
-A group of tests names its front doors in a subclass of `FrontContract`, which pytest collects. Any
-two values of the dimensions below meet in a case of each front door that takes both; in `make
-test`, of some front door of the group.
+A group of tests names its front doors in a subclass of `FrontContract`, which pytest collects. Each
+front door is called with each row of `OPTIONS`. In `make test-all`, any two values of the
+dimensions below meet in a case of each front door that takes both.
 """
 
 from __future__ import annotations
@@ -82,6 +82,25 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "residual": (False, True),
     "elements": ("usual", "empty", "non-finite"),
 }
+
+
+#: What shows that a front door obeys an option: the other dimensions have their defaults.
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"arithmetic": "float32"},
+    {"block": "float32"},
+    {"block": "float32", "arithmetic": "float64"},
+    {"block": "float32", "backward_in": "float64"},
+    {"dtype": FLOAT64, "reproducible": True},
+    {"training": False},
+    {"training": False, "arithmetic": "float32"},
+    {"axis": 1, "absent": ("gamma",)},
+    {"axis": 1, "absent": ("beta",)},
+    {"absent": ("gamma", "beta")},
+    {"dtype": FLOAT16, "narrow": True},
+    {"activation": "relu"},
+    {"activation": "relu", "residual": True},
+]
 
 
 class Front(Protocol):
@@ -201,12 +220,27 @@ def is_legal(case: Mapping[str, Any]) -> bool:
     )
 
 
-def cases_of(front: Front) -> list[dict[str, Any]]:
-    """Return cases in which every two values that a front door takes meet, if they may."""
-    values = {
+def values_of(front: Front) -> dict[str, list[Any]]:
+    """Return the values that a front door takes, by dimension."""
+    return {
         name: [each for each in every if each in front.takes.get(name, every)]
         for name, every in DIMENSIONS.items()
     }
+
+
+def rows_of(front: Front) -> Iterator[dict[str, Any]]:
+    """Yield the cases of the rows of options that a front door takes."""
+    values = values_of(front)
+    for options in OPTIONS:
+        case = {name: each[0] for name, each in values.items()} | options
+        taken = all(value in values[name] for name, value in options.items())
+        if taken and not front.refuses(case):
+            yield case
+
+
+def cases_of(front: Front) -> list[dict[str, Any]]:
+    """Return cases in which every two values that a front door takes meet, if they may."""
+    values = values_of(front)
     rng, found = random.Random(front.name), []
     missing = [
         dict(zip(names, pair, strict=True))
@@ -283,16 +317,16 @@ class FrontContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give each front door its cases."""
         if "case" in metafunc.fixturenames:
+            cases = cases_of if "any_two" in metafunc.function.__name__ else rows_of
             sets = [
                 pytest.param(front, case, id=f"{front.name}-{name_of(case)}")
                 for front in self.fronts
-                for case in cases_of(front)
+                for case in cases(front)
             ]
             metafunc.parametrize(("front", "case"), sets)
         elif "front" in metafunc.fixturenames:
             metafunc.parametrize("front", self.fronts, ids=lambda front: front.name)
 
-    @pytest.mark.covering(2, facets={"case": lambda case: tuple(map(str, case.values()))})
     def test_front_with_options_has_the_bits_of_numpy(
         self, front: Front, case: dict[str, Any]
     ) -> None:
@@ -303,6 +337,12 @@ class FrontContract:
             expected = truth(data, options)
         assert {"y", "dx"} <= found.keys()
         assert_same_bits(found, expected)
+
+    @pytest.mark.covering(1, facets={"case": lambda case: tuple(map(str, case.values()))})
+    def test_front_with_any_two_options_has_the_bits_of_numpy(
+        self, front: Front, case: dict[str, Any]
+    ) -> None:
+        self.test_front_with_options_has_the_bits_of_numpy(front, case)
 
     def test_front_with_invalid_option_raises_error_naming_it(self, front: Front) -> None:
         for kind, options, error, text in REFUSED:

@@ -45,9 +45,7 @@ def options(subject):
     # Which axes fit depends on the shapes of others.
     names = [spec.name for spec in schema.attributes if spec.role != "reduced_axes"]
     for name in (*names, *(flag for flag in FLAGS if flag in schema.order), "arithmetic"):
-        # What is None where revisions have several defaults is the revision's own.
-        if not schema.revision:
-            yield name, Kind("absent", None, None)
+        yield name, Kind("absent", None, None)
         for kind in values():
             yield name, kind
     word = own_arithmetic(np.dtype(np.float32))

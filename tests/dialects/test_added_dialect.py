@@ -68,7 +68,7 @@ def axes_grad(
     saved_mean: Mean,
     saved_var: Variance,
     eps: Epsilon,
-    reduced: Annotated[tuple, attribute("axes", "reduced_axes", usual=(0, 2, 3))],
+    reduced: Annotated[tuple, attribute("axes", "reduced_axes")],
     *,
     arithmetic=None,
 ):

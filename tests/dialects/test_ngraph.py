@@ -10,15 +10,17 @@ def test_from_node_order_equals_documented_order(batch, same):
     b = batch((4, 3, 5), "NCX")
     x, dy, mean, variance, gamma, beta = b.values()
     same(
-        ngraph.BatchNormTrainingBackprop.from_node_order(gamma, beta, x, mean, variance, dy, 1e-3),
+        ngraph.from_node_order(
+            ngraph.BatchNormTrainingBackprop, gamma, beta, x, mean, variance, dy, 1e-3
+        ),
         ngraph.BatchNormTrainingBackprop(x, gamma, beta, mean, variance, dy, 1e-3),
     )
     same(
-        ngraph.BatchNormTraining.from_node_order(gamma, beta, x, 1e-3),
+        ngraph.from_node_order(ngraph.BatchNormTraining, gamma, beta, x, 1e-3),
         ngraph.BatchNormTraining(x, gamma, beta, 1e-3),
     )
     same(
-        (ngraph.BatchNormInference.from_node_order(gamma, beta, x, mean, variance, 1e-3),),
+        (ngraph.from_node_order(ngraph.BatchNormInference, gamma, beta, x, mean, variance, 1e-3),),
         (ngraph.BatchNormInference(x, gamma, beta, mean, variance, 1e-3),),
     )
 

@@ -16,17 +16,24 @@ CHANNELS = 9
 
 
 def graph(x, mean, variance, weight):
-    op = onednn_graph.BatchNormForwardTraining(1e-5, 1.0 - weight or 2.0**-100, "NCX")
-    found = op(x, mean, variance)
+    found = onednn_graph.BatchNormForwardTraining(
+        x, mean, variance, epsilon=1e-5, momentum=1.0 - weight or 2.0**-100, data_format="NCX"
+    )
     return found[1:3]
 
 
 def specification(x, mean, variance, weight):
     ones = np.ones_like(mean)
-    op = onednn_spec.BatchNormForwardTraining(
-        epsilon=1e-5, momentum=1.0 - weight or 2.0**-100, data_format="NCX"
+    found = onednn_spec.BatchNormForwardTraining(
+        x,
+        mean,
+        variance,
+        ones,
+        ones,
+        epsilon=1e-5,
+        momentum=1.0 - weight or 2.0**-100,
+        data_format="NCX",
     )
-    found = op(x, mean, variance, ones, ones)
     return found[1:3]
 
 

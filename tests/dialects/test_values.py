@@ -33,7 +33,7 @@ def flags_of(subject):
     flags = [spec for spec in schema.attributes if spec.role in ("training", "frozen")]
     yield schema, {spec.name: spec.role == "training" for spec in flags}
     if flags:
-        frozen = subject.operator.frozen_schema(schema)
+        frozen = schema.with_constants
         yield frozen, {spec.name: spec.role == "frozen" for spec in flags}
 
 

@@ -1,5 +1,7 @@
 """Calls of a framework's functions with an operand or option absent, of another kind or swapped.
 
+A group of tests names its functions in a subclass of `OperandContract`, which pytest collects.
+
 From the signatures, each after a good call: an error that names what is wrong, or what the function
 on NumPy's arrays gives for the same elements. Imports no framework.
 """
@@ -8,8 +10,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 import numpy as np
+import pytest
 
 import backnorm
 from backnorm.errors import shown
@@ -197,3 +203,50 @@ def differences(found, wanted):
         if not np.allclose(one.astype(float), other.astype(float), rtol=0, atol=tolerance):
             return f"result {number} differs"
     return None
+
+
+class OperandContract:
+    """The tests; a subclass names the module of the functions and its kinds of tensors."""
+
+    module: ModuleType
+    #: By name, what makes an operand of an array.
+    kinds: Mapping[str, Callable]
+    #: What only the framework has, beside tensors of the first kind.
+    own_kinds: Callable[[np.ndarray], Iterator[Kind]]
+    #: Labels of kinds whose operands NumPy's functions refuse, too.
+    refused_by_numpy: Sequence[str] = ()
+    #: Further arguments of `failures`.
+    options: Mapping[str, Any] = MappingProxyType({})
+    theirs: Mapping[str, str] = MappingProxyType({})
+
+    def check(self, name, kind, least, **options):
+        """Require that all calls of a function give an error or the right result."""
+        first, *_ = self.kinds
+        own = {"more": self.own_kinds, "theirs": self.theirs} if kind == first else {}
+        function, make = getattr(self.module, name), self.kinds[kind]
+        wrong, count = failures(function, make, **own, **self.options, **options)
+        assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
+        assert count > least
+
+    @pytest.mark.parametrize("name", CANONICAL)
+    def test_sample_of_hostile_calls_gives_documented_error_or_right_result(self, name):
+        self.check(name, next(iter(self.kinds)), 60, share=SHARE)
+
+    @pytest.mark.sweep
+    @pytest.mark.parametrize("name", CANONICAL)
+    def test_function_accepts_or_names_each_kind_of_operand(self, name):
+        for kind in self.kinds:
+            self.check(name, kind, 1200)
+
+    def test_numpy_backward_accepts_tensors_and_names_bad_operands(self):
+        arguments, canonical = good(self.module.batch_norm_backward)
+        options = {"epsilon": 1e-3, "data_format": "NXC"}
+        wanted = canonical(**arguments, **options)
+        for name, array in arguments.items():
+            for make in self.kinds.values():
+                found = canonical(**arguments | {name: make(array)}, **options)
+                assert differences(found, wanted) is None
+            for kind in self.own_kinds(array):
+                if kind.refused or kind.label in self.refused_by_numpy:
+                    with pytest.raises(backnorm.ArgumentError, match=f"^{name}: "):
+                        canonical(**arguments | {name: kind.value}, **options)

@@ -18,9 +18,8 @@ __all__ = ["of_dialect"]
 
 
 @functools.cache
-def _subjects(dialect: str) -> list[tuple[Any, OperatorSchema]]:
-    every = operators(dialect).values()
-    return [(operator, schema) for operator in every for schema in operator.schemas.values()]
+def _subjects(dialect: str) -> list[Any]:
+    return [*operators(dialect).values()]
 
 
 def of_dialect(seed: int, rnd: random.Random) -> Problem:
@@ -28,7 +27,8 @@ def of_dialect(seed: int, rnd: random.Random) -> Problem:
     make = Maker(rnd)
     make.begin()
     dialect = rnd.choice(tuple(DIALECTS))
-    operator, schema = rnd.choice(_subjects(dialect))
+    operator = rnd.choice(_subjects(dialect))
+    schema = operator.schema
     form = rnd.choice(schema.formats)
     shape, axis = _shape(rnd, schema, form)
     rule = rnd.choice(schema.type_rules)
@@ -89,9 +89,7 @@ def _attributes(
     """Return values of the attributes, also of most that have a default."""
     found: dict[str, Any] = {}
     for attribute in schema.attributes:
-        if attribute.name == "revision":
-            found["revision"] = schema.revision
-        elif attribute.role == "data_format":
+        if attribute.role == "data_format":
             found[attribute.name] = form.name
         elif attribute.role == "epsilon":
             found[attribute.name] = rnd.choice((1e-3, 1e-5))
@@ -161,10 +159,9 @@ def _call(
     fixed = dict(attributes)
     if schema.choice == "output_mask":
         fixed["output_mask"] = [True, rnd.random() < 0.8, rnd.random() < 0.8]
-    configured = schema.style == "configured"
 
     def call(arguments: dict[str, Any]) -> tuple[Any, ...]:
-        results = operator(**fixed)(**arguments) if configured else operator(**arguments, **fixed)
+        results = operator(**arguments, **fixed)
         if isinstance(results, np.ndarray):
             return (results,)
         return tuple(results)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 import backnorm
-from backnorm import Activation, reference
-from backnorm.activations import RELU
-from backnorm.conformance.battery import cases, examine
+from backnorm import reference
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import (
     check_backward,
@@ -19,7 +15,6 @@ from backnorm.conformance.judge import (
     ulp_error,
 )
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from tests.support.relu_battery import examine_relu, relu_cases
 
 pytestmark = pytest.mark.long
 
@@ -30,42 +25,9 @@ BY_NAME = pytest.mark.parametrize("arithmetic", ARITHMETICS)
 SHAPES = [(3, 5, 7), (2, 3, 65), (8, 6, 9, 9), (33, 70), (4, 3, 57, 57), (300, 4), (2, 40, 3)]
 
 
-def battery():
-    for name in ARITHMETICS:
-        for case in cases(arithmetic=name):
-            yield pytest.param(case, id=f"{case.name}-{name}")
-
-
-def relu_battery():
-    for name in ARITHMETICS:
-        for activation in (RELU, Activation("relu", 1.0)):
-            for case in relu_cases(arithmetic=name, activation=activation):
-                yield pytest.param(case, id=f"{case.name}-{name}-{activation.ceiling}")
-
-
 def assert_passed(*groups):
     details = [v.detail for verdicts in groups for v in verdicts.values() if not v.passed]
     assert details == []
-
-
-@pytest.mark.parametrize("case", list(battery()))
-def test_backward_in_given_arithmetic_passes_battery(case):
-    operator = partial(backnorm.batch_norm_backward, arithmetic=case.arithmetic)
-    assert_passed(examine(operator, case))
-
-
-class _WithRelu:
-    """The operators in one arithmetic."""
-
-    def __init__(self, arithmetic):
-        self.forward = partial(backnorm.batch_norm_forward, arithmetic=arithmetic)
-        self.inference = partial(backnorm.batch_norm_inference, arithmetic=arithmetic)
-        self.backward = partial(backnorm.batch_norm_backward, arithmetic=arithmetic)
-
-
-@pytest.mark.parametrize("case", list(relu_battery()))
-def test_relu_operators_in_given_arithmetic_pass_battery(case):
-    assert_passed(examine_relu(_WithRelu(case.arithmetic), case))
 
 
 @BY_NAME
@@ -149,15 +111,3 @@ def test_backward_in_float32_and_float64_arithmetic_returns_different_bits(dtype
         for name in ARITHMETICS
     )
     assert any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
-
-
-def test_arithmetic_block_has_the_bits_of_arithmetic_argument(rng):
-    data = realistic_data((8, 4, 12, 12), FLOAT32, rng=rng)
-    for name in ARITHMETICS:
-        expected = backnorm.batch_norm_backward(
-            *data.backward_inputs, **data.options, arithmetic=name
-        )
-        with backnorm.arithmetic(name):
-            found = backnorm.batch_norm_backward(*data.backward_inputs, **data.options)
-        for one, another in zip(found, expected, strict=True):
-            assert one.tobytes() == another.tobytes()

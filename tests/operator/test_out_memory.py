@@ -58,8 +58,10 @@ def takes_out(data):
     beta, epsilon = data.beta, data.options["epsilon"]
 
     def through_onednn(out):
-        op = onednn_graph.BatchNormTrainingBackward(epsilon=epsilon, data_format="NCX")
-        return op(x, dy, mean, variance, gamma, diff_src=out)[0]
+        operands = x, dy, mean, variance, gamma
+        return onednn_graph.BatchNormTrainingBackward(
+            *operands, epsilon=epsilon, data_format="NCX", diff_src=out
+        )[0]
 
     def through_cudnn(out, alpha=1.0):
         kept = (1, x.shape[1], 1)

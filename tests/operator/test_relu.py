@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -15,8 +17,12 @@ from tests.support.battery import facets_of
 from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64, is_16_bit, statistics_types
 from tests.support.relu_battery import examine_relu, relu_case, relu_cases
 
-BATTERY = {case.name: case for case in relu_cases()}
-BATTERY |= {f"ceiling-{case.name}": case for case in relu_cases(activation=Activation("relu", 1.0))}
+BATTERY = {
+    f"{kind}{case.name}": case
+    for kind, activation in (("", RELU), ("ceiling-", Activation("relu", 1.0)))
+    for name in (None, "float32", "float64")
+    for case in relu_cases(arithmetic=name, activation=activation)
+}
 TYPES = [(dtype, other) for dtype in ELEMENT_TYPES for other in statistics_types(dtype)]
 # Tails that are no multiple of 8, segments shorter and longer than vectors and bytes, and enough
 # elements for several threads (32768 and more).
@@ -33,11 +39,12 @@ LARGE = [("NCX", (7, 61, 7, 13)), ("NCX", (3, 5, 61, 67)), ("NXC", (7, 7, 13, 61
 
 
 class Ours:
-    """The operators."""
+    """The operators in one arithmetic."""
 
-    forward = staticmethod(backnorm.batch_norm_forward)
-    inference = staticmethod(backnorm.batch_norm_inference)
-    backward = staticmethod(backnorm.batch_norm_backward)
+    def __init__(self, arithmetic=None):
+        self.forward = partial(backnorm.batch_norm_forward, arithmetic=arithmetic)
+        self.inference = partial(backnorm.batch_norm_inference, arithmetic=arithmetic)
+        self.backward = partial(backnorm.batch_norm_backward, arithmetic=arithmetic)
 
 
 def assert_passed(verdicts):
@@ -54,20 +61,23 @@ def threads():
 @pytest.mark.covering(2, facets={"name": facets_of})
 @pytest.mark.parametrize("name", BATTERY)
 def test_relu_operators_pass_battery(name):
-    assert_passed(examine_relu(Ours, BATTERY[name]))
+    case = BATTERY[name]
+    assert_passed(examine_relu(Ours(case.arithmetic), case))
 
 
 @pytest.mark.covering(2)
+@pytest.mark.parametrize("activation", [RELU, Activation("relu", 0.75)], ids=["relu", "ceiling"])
 @pytest.mark.parametrize("with_residual", [True, False])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("data_format", "shape"), LAYOUTS)
 def test_relu_operators_at_sizes_near_vectors_and_tiles_are_accurate(
-    dtype, data_format, shape, with_residual, rng
+    dtype, data_format, shape, with_residual, activation, rng
 ):
     data = realistic_data(shape, dtype, data_format=data_format, rng=rng, ratio=3.0)
+    options = {"with_residual": with_residual, "activation": activation}
     for training in (True, False):
-        case = relu_case("", data, rng, with_residual=with_residual, training=training)
-        assert_passed(examine_relu(Ours, case))
+        case = relu_case("", data, rng, training=training, **options)
+        assert_passed(examine_relu(Ours(), case))
 
 
 @pytest.mark.parametrize(("dtype", "statistics"), TYPES, ids=str)
@@ -77,7 +87,7 @@ def test_relu_operators_with_mixed_types_are_accurate_and_keep_statistics_type(
 ):
     layout = {"data_format": data_format, "rng": rng, "statistics_dtype": statistics}
     data = realistic_data(shape, dtype, **layout)
-    assert_passed(examine_relu(Ours, relu_case("", data, rng)))
+    assert_passed(examine_relu(Ours(), relu_case("", data, rng)))
     result = backnorm.batch_norm_forward(
         data.x, data.gamma, data.beta, **data.options, activation="relu"
     )
@@ -246,4 +256,4 @@ def test_number_of_threads_does_not_change_bits_of_relu_operators(
 
 def test_relu_operators_in_float64_with_large_mean_are_accurate(rng):
     data = realistic_data((4, 5, 60), FLOAT64, rng=rng, ratio=1e6)
-    assert_passed(examine_relu(Ours, relu_case("", data, rng)))
+    assert_passed(examine_relu(Ours(), relu_case("", data, rng)))

@@ -1,7 +1,7 @@
 """Every operator under test with good arguments, and how it is called.
 
-The operators are those of the dialects, in each revision, the dialects' functions that compute a
-part of a gradient, and backnorm's own, whose rules are written here as a dialect's are.
+The operators are those of the dialects, the dialects' functions that compute a part of a gradient,
+and backnorm's own, whose rules are written here as a dialect's are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from backnorm.dialects.registry import (
     operators,
     parts,
 )
+from backnorm.dialects.roles import channel, data
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
-    REQUIRED,
     AttributeSpec,
     FormatSpec,
     OperatorSchema,
-    channel,
-    data,
     type_rules,
 )
 
@@ -59,14 +57,13 @@ class Subject:
 
     @cached_property
     def name(self) -> str:
-        """The names of the dialect and the operator, the revision, and the format if given."""
-        form = self.format.name if self.format else None
-        names = f"{self.schema.dialect}.{self.schema.op}", self.schema.revision, form
-        return " ".join(filter(None, names))
+        """The names of the dialect and the operator, and the format if given."""
+        name = f"{self.schema.dialect}.{self.schema.op}"
+        return f"{name} {self.format.name}" if self.format else name
 
     @cached_property
     def operator(self) -> Callable[..., Any]:
-        """What users call. Operators of oneDNN are first called with their attributes."""
+        """What users call."""
         dialect, op = self.schema.dialect, self.schema.op
         if dialect in DIALECTS and op in operators(dialect):
             return operators(dialect)[op]
@@ -178,9 +175,10 @@ class Subject:
             "data_format": (self.format or self.schema.formats[0]).name,
             "training": True,
             "frozen": False,
+            "reduced_axes": tuple(axis for axis in range(4) if axis != self.axis),
         }
         return {
-            spec.name: values.get(spec.role, spec.usual)
+            spec.name: values.get(spec.role, spec.example)
             for spec in self.schema.attributes
             if spec.required
             or spec.role in ("epsilon", "training", "frozen")
@@ -204,15 +202,7 @@ class Subject:
 
     def call(self, **arguments: Any) -> Any:
         """Call the operator as its users do, by the names of its specification."""
-        function, schema = self.operator, self.schema
-        if schema.style == "configured":
-            names = [spec.name for spec in schema.attributes]
-            attributes = {name: value for name, value in arguments.items() if name in names}
-            if schema.revision:
-                attributes.setdefault("revision", schema.revision)
-            function = function(**attributes)
-            arguments = {name: value for name, value in arguments.items() if name not in names}
-        return function(**arguments)
+        return self.operator(**arguments)
 
     def returned(self, **arguments: Any) -> list[Any]:
         """Return the results of `call` in a list."""
@@ -248,8 +238,6 @@ class Subject:
         names = [*(tensor.name for tensor in self.schema.inputs), "no_such_input"]
         inputs = {name: arguments[name] for name in names if name in arguments}
         attributes = {name: arguments[name] for name in arguments if name not in inputs}
-        if self.schema.revision:
-            attributes.setdefault("revision", self.schema.revision)
         return self.schema.dialect, self.schema.op, inputs, attributes
 
     def run(self, arrays: Arrays, epsilon: object = 1e-3, out: object = None) -> Arrays:
@@ -264,26 +252,25 @@ class Subject:
 
 
 def dialect_subjects() -> Iterator[Subject]:
-    """Yield every operator of every dialect, in each revision."""
+    """Yield every operator of every dialect."""
     for dialect in DIALECTS:
         for operator in operators(dialect).values():
-            yield from map(Subject, operator.schemas.values())
+            yield Subject(operator.schema)
 
 
 def _own() -> Iterator[Subject]:
     """Yield backnorm's own operators. They are always called with `data_format`."""
-    x, dy = data("x", "x", ""), data("dy", "dy", "")
-    statistics = channel("mean", "mean", ""), channel("variance", "variance", "")
-    gamma, beta = (channel(name, name, "", required=False) for name in ("gamma", "beta"))
-    dx, y = data("dx", "dx", ""), data("y", "y", "")
-    parameters = channel("dgamma", "dgamma", ""), channel("dbeta", "dbeta", "")
+    x, dy, dx, y = (data(name, "", name=name) for name in ("x", "dy", "dx", "y"))
+    statistics = tuple(channel(name, "", name=name) for name in ("mean", "variance"))
+    gamma, beta = (channel(name, "", name=name, required=False) for name in ("gamma", "beta"))
+    parameters = tuple(channel(name, "", name=name) for name in ("dgamma", "dbeta"))
     own = partial(
         OperatorSchema,
         dialect="backnorm",
         source="backnorm",
         attributes=(
-            AttributeSpec("epsilon", "f64", "epsilon", default=1e-5),
-            AttributeSpec("data_format", "string", "data_format", ("NCX", "NXC"), default=REQUIRED),
+            AttributeSpec("f64", "epsilon", name="epsilon", required=False, default=1e-5),
+            AttributeSpec("string", "data_format", name="data_format", choices=("NCX", "NXC")),
         ),
         type_rules=type_rules(f64="f64", f32="f32", f16="f16 f32", bf16="bf16 f32"),
         formats=(FormatSpec("NCX", "NCX"), FormatSpec("NXC", "NXC")),

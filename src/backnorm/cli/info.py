@@ -13,7 +13,6 @@ from rich.table import Table
 import backnorm
 from backnorm import engines, machine
 from backnorm.dialects import registry
-from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, shown
 
 Facts = Mapping[str, Any]
@@ -39,8 +38,8 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
         Without arguments: ``versions``, ``machine``, ``threads``, ``engine``, ``threads_of``,
         ``machine_code``, ``dialects``.
         With a dialect: ``dialect``, ``operators``. With an operator: ``dialect``, ``op``,
-        ``schemas`` (one for each revision of the specification), ``frozen_roles`` (for each schema,
-        input -> its role if the statistics are constants, for inputs whose role then differs).
+        ``schema``, ``frozen_roles`` (input -> its role if the statistics are constants, for inputs
+        whose role then differs).
 
     Raises
     ------
@@ -61,23 +60,22 @@ def describe(dialect: str | None = None, op: str | None = None) -> dict[str, obj
         operators = [{key: getattr(schema, key) for key in keys} for schema in schemas]
         return {"dialect": dialect, "operators": operators}
     if op in functions:
-        return {"dialect": dialect, "op": op, "schemas": [functions[op].to_dict()]}
+        return {"dialect": dialect, "op": op, "schema": functions[op].to_dict()}
     known = _operators(dialect)
     if op not in known:
         raise ArgumentValueError(
             "op", f"unknown operator of {dialect}", came=shown(op),
             accepted=", ".join([*known, *functions]),
         )  # fmt: skip
-    operator = known[op]
-    revisions = [schema.to_dict() for schema in operator.schemas.values()]
-    roles = [_frozen_roles(operator, schema) for schema in operator.schemas.values()]
-    return {"dialect": dialect, "op": op, "schemas": revisions, "frozen_roles": roles}
-
-
-def _frozen_roles(operator: Any, schema: OperatorSchema) -> dict[str, str]:
+    schema = known[op].schema
     roles = {tensor.name: tensor.role for tensor in schema.inputs}
-    frozen = operator.frozen_schema(schema).inputs
-    return {each.name: each.role for each in frozen if each.role != roles[each.name]}
+    frozen = schema.with_constants.inputs
+    return {
+        "dialect": dialect,
+        "op": op,
+        "schema": schema.to_dict(),
+        "frozen_roles": {t.name: t.role for t in frozen if t.role != roles[t.name]},
+    }
 
 
 def _operators(dialect: str) -> Mapping[str, Any]:
@@ -112,10 +110,8 @@ def _version(package: str) -> str | None:
 
 def info_tables(facts: Facts) -> Iterator[Table]:
     """Yield tables of the facts that :func:`describe` returned."""
-    if "schemas" in facts:
-        for place, schema in enumerate(facts["schemas"]):
-            frozen = facts["frozen_roles"][place] if "frozen_roles" in facts else {}
-            yield from _schema_tables(schema, frozen)
+    if "schema" in facts:
+        yield from _schema_tables(facts["schema"], facts.get("frozen_roles", {}))
     elif "operators" in facts:
         rows = [[o["op"], o["operation"], o["summary"], o["source"]] for o in facts["operators"]]
         yield _table(facts["dialect"], ("operator", "operation", "computes", "specification"), rows)
@@ -157,8 +153,7 @@ def _kernels_rows(code: Facts, threads_of: Facts) -> list[list[object]]:
 
 
 def _schema_tables(schema: Facts, frozen_roles: Mapping[str, str]) -> Iterator[Table]:
-    revision = f" ({schema['revision']})" if schema["revision"] else ""
-    title = f"{schema['dialect']}.{schema['op']}{revision}: {schema['summary']}"
+    title = f"{schema['dialect']}.{schema['op']}: {schema['summary']}"
     tensors = [
         [
             way,

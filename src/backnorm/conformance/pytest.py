@@ -19,7 +19,6 @@ import pytest
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.ladder import RUNGS, Rung, is_at_least
-from backnorm.conformance.verify._events import Outcome
 from backnorm.conformance.verify.cases import (
     DTYPES,
     LAYOUTS,
@@ -37,7 +36,7 @@ from backnorm.conformance.verify.subjects import (
     described,
     is_unsupported,
 )
-from backnorm.conformance.verify.verdicts import diagnosis_of, judged
+from backnorm.conformance.verify.verdicts import Outcome, diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["CheckedCase", "cases"]

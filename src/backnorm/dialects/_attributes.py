@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.dialects.schema import REQUIRED, AttributeSpec, OperatorSchema
+from backnorm.dialects.schema import AttributeSpec, OperatorSchema
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, described, shown
 from backnorm.scalars import check_flag, check_integer, check_number, check_word
 
@@ -16,10 +16,14 @@ from backnorm.scalars import check_flag, check_integer, check_number, check_word
 def check_attributes(schema: OperatorSchema, attributes: Mapping[str, object]) -> dict[str, object]:
     """Return all attributes with checked values, including defaults."""
     refuse_unknown(attributes, [a.name for a in schema.attributes], "attribute", schema)
-    return {
-        spec.name: check_attribute(spec, attributes.get(spec.name, spec.default), schema)
-        for spec in schema.attributes
-    }
+    checked: dict[str, object] = {}
+    for spec in schema.attributes:
+        if spec.required and spec.name not in attributes:
+            raise ArgumentTypeError(
+                spec.name, f"is a required attribute of {schema.op}", accepted=accepted_by(spec)
+            )
+        checked[spec.name] = check_attribute(spec, attributes.get(spec.name, spec.default))
+    return checked
 
 
 def refuse_unknown(
@@ -35,12 +39,8 @@ def refuse_unknown(
             )
 
 
-def check_attribute(spec: AttributeSpec, value: object, schema: OperatorSchema) -> object:
+def check_attribute(spec: AttributeSpec, value: object) -> object:
     """Return the checked value of an attribute, or raise an ArgumentError."""
-    if value is REQUIRED:
-        raise ArgumentTypeError(
-            spec.name, f"is a required attribute of {schema.op}", accepted=accepted_by(spec)
-        )
     if value is None and spec.nullable:
         return None
     if spec.type == "bool":

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from backnorm.arithmetics import Arithmetic
-from backnorm.dialects._check import channel_axes_of, format_of, kept_shape
 from backnorm.dialects._statistics import statistics_of, variance_of_inverse
 from backnorm.dialects.schema import OperatorSchema
+from backnorm.layout import kept_shape
 from backnorm.signature import SIGNATURES, Operation
 
 # The canonical operands that a dialect's call can provide.
@@ -47,7 +47,7 @@ class Call:
     @cached_property
     def channel_axes(self) -> tuple[int, ...]:
         """The axes of x that are not reduced."""
-        return channel_axes_of(self.schema, self.attributes, self.inputs)
+        return self.schema.channel_axes_of(self.attributes, self.inputs)
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ def canonical_call(call: Call) -> CanonicalCall:
     signature = SIGNATURES[schema.operation]
     return CanonicalCall(
         schema.operation,
-        format_of(schema, call.attributes).layout,
+        schema.format_of(call.attributes).layout,
         schema.operation != "inference" and bool(training),
         0.0 if takes_inverse else call.number(schema.words["epsilon"]),
         call.arithmetic,

@@ -13,13 +13,13 @@ import numpy as np
 from backnorm.dialects._attributes import elements, refuse_unknown
 from backnorm.dialects.schema import (
     ELEMENT_TYPE_NAMES,
-    FormatSpec,
     OperatorSchema,
     TensorSpec,
     TypeRule,
 )
 from backnorm.dtypes import element_type
 from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.layout import kept_shape
 from backnorm.scalars import as_array, check_integer, check_word
 
 Attributes = Mapping[str, object]
@@ -100,37 +100,6 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
     return tuple(name for name in names if name in requested)
 
 
-def format_of(schema: OperatorSchema, attributes: Attributes) -> FormatSpec:
-    """Return the data format that the attributes select."""
-    for spec in schema.attributes:
-        if spec.role == "data_format":
-            return next(f for f in schema.formats if f.name == attributes[spec.name])
-    return schema.formats[0]
-
-
-def channel_axes_of(
-    schema: OperatorSchema, attributes: Attributes, arrays: Mapping[str, np.ndarray]
-) -> tuple[int, ...]:
-    """Return the axes of the data that are not reduced, ascending."""
-    if schema.channel_axes is not None:
-        return schema.channel_axes(attributes, arrays)
-    rank = arrays[schema.words["x"]].ndim
-    if "channel_axis" in schema.words:
-        axis = attributes[schema.words["channel_axis"]]
-        assert isinstance(axis, int)
-        return (axis % rank,)
-    if "reduced_axes" in schema.words:
-        reduced = attributes[schema.words["reduced_axes"]]
-        assert isinstance(reduced, tuple)
-        return tuple(axis for axis in range(rank) if axis not in reduced)
-    return (1 if format_of(schema, attributes).layout == "NCX" else rank - 1,)
-
-
-def kept_shape(shape: Sequence[int], axes: Collection[int]) -> tuple[int, ...]:
-    """Return `shape` with 1 for each reduced axis, i.e. each axis that is not in `axes`."""
-    return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
-
-
 def check_mask(schema: OperatorSchema, output_mask: object) -> list[bool]:
     """Return the flags of an output mask; each says whether an output is requested."""
     kind, outputs = type(output_mask), schema.outputs
@@ -198,7 +167,7 @@ def _check_data(schema: OperatorSchema, attributes: Attributes, arrays: Arrays) 
                     came=f"{shown(axis)} with {name} of rank {x.ndim}",
                     accepted=f"{lowest} to {x.ndim - 1}",
                 )
-    data_format = format_of(schema, attributes)
+    data_format = schema.format_of(attributes)
     if data_format.rank is not None and x.ndim != data_format.rank:
         fitting = [f.name for f in schema.formats if f.rank == x.ndim]
         raise ArgumentValueError(
@@ -249,7 +218,7 @@ def _check_channels(
 ) -> None:
     name = schema.words["x"]
     x = arrays[name]
-    axes = channel_axes_of(schema, attributes, arrays)
+    axes = schema.channel_axes_of(attributes, arrays)
     channels = math.prod(x.shape[axis] for axis in axes)
     kept = kept_shape(x.shape, axes)
     specs = [

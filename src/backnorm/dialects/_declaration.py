@@ -13,19 +13,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from backnorm.dialects._docstring import bullets, entries_of, sections
-from backnorm.dialects.schema import (
-    REQUIRED,
-    AttributeSpec,
-    Choice,
-    OperatorSchema,
-    Rules,
-    TensorSpec,
-)
+from backnorm.dialects.schema import AttributeSpec, OperatorSchema, Rules, TensorSpec
 from backnorm.signature import Operation
-
-_CHOICES: tuple[Choice, ...] = ("outputs", "output_mask")
-#: Parameters that the specification's operator does not have, or that choose its results.
-_OPTIONS = (*_CHOICES, "arithmetic")
 
 
 def schema_of(
@@ -57,15 +46,16 @@ def schema_of(
         tensors, described = _roles(parameter, entries.get(parameter.name, ""))
         inputs += tensors
         attributes += described
-    # `Annotated` types are cached, and literals with the same words are equal in any order. So the
-    # order of formats is that of the rules.
+    order = tuple(each for each in parameters if each != "arithmetic")
+    kind = inspect.Parameter.KEYWORD_ONLY
+    # `Literal` types are cached, and two with the same words in another order are equal. So formats
+    # have the order of the rules.
     formats = rules.formats
-    for k, each in enumerate(attributes):
+    for place, each in enumerate(attributes):
         if each.role == "data_format":
-            formats = tuple(f for f in formats if f.name in each.choices)
-            attributes[k] = replace(each, choices=tuple(f.name for f in formats))
-    known = {tensor.name for tensor in inputs} | {each.name for each in attributes}
-    is_keyword = {p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()}
+            formats = tuple(form for form in formats if form.name in each.choices)
+            choices = tuple(form.name for form in formats)
+            attributes[place] = replace(each, choices=choices)
     return OperatorSchema(
         **{
             **vars(rules),
@@ -83,10 +73,8 @@ def schema_of(
         summary=summary,
         formula=formula.strip("\n"),
         notes=tuple(bullets(text.get("Notes", ""))),
-        style="keywords" if is_keyword == {True} else "positional",
-        order=tuple(n for n in parameters if n in known or n not in {*results, *_OPTIONS}),
-        choice=next((choice for choice in _CHOICES if choice in parameters), "all"),
-        takes_memory=next(iter(results)) in parameters.keys() - known,
+        order=order,
+        keyword_only=tuple(each for each in order if parameters[each].kind is kind),
     )
 
 
@@ -110,13 +98,12 @@ def _roles(
         return [replace(of_training, frozen=of_constants)], []
     if tensors:
         return [replace(tensors[0], required=not is_optional)], []
-    default = REQUIRED if parameter.default is parameter.empty else parameter.default
+    required = parameter.default is parameter.empty
     literals = [each for each in types if get_origin(each) is Literal]
     choices = tuple(word for each in literals for word in get_args(each))
-    return [], [
-        replace(role, name=name, summary=summary, default=default, choices=choices)
-        for role in roles
-    ]
+    default = None if required else parameter.default
+    attribute = {"name": name, "choices": choices, "required": required, "default": default}
+    return [], [replace(role, summary=summary, **attribute) for role in roles]
 
 
 def _types(annotation: Any) -> Iterator[Any]:

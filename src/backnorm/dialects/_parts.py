@@ -1,43 +1,22 @@
 """Compute parts of a gradient: the gradients of the parameters, and from them the gradient of x.
 
-Some specifications have a separate operator for each of these parts. This module implements these
-operators as functions. The functions have tables of rules, like other operators, but their calls
-are not cached.
+Some specifications have a separate operator for each of these parts. Calls of these operators are
+checked like other calls, but they are not cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from backnorm.arithmetics import Arithmetic, resolved
-from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call
-from backnorm.dialects._check import check_inputs
 from backnorm.dialects._statistics import native
-from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentError
 from backnorm.executable import run
 from backnorm.problem import Problem
 from backnorm.signature import Operation
-
-
-def bind(
-    schema: OperatorSchema,
-    inputs: Sequence[object],
-    attributes: Sequence[object],
-    arithmetic: Arithmetic | None,
-) -> Call:
-    """Return the checked call; `inputs` and `attributes` are in the order of the rules."""
-    values = zip((spec.name for spec in schema.attributes), attributes, strict=True)
-    checked = check_attributes(schema, dict(values))
-    named = dict(zip((tensor.name for tensor in schema.inputs), inputs, strict=True))
-    arrays = check_inputs(schema, checked, named)
-    computed_in = resolved(native(arrays[schema.words["x"]]), arithmetic)
-    return Call(schema, arrays, checked, (), computed_in)
 
 
 def parameter_gradients(call: Call, dtype: np.dtype | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -48,8 +48,8 @@ RULES = Rules(
 )
 
 Mode = Literal["SPATIAL", "PER_ACTIVATION"]
-Weight = Annotated[float, attribute("f64", usual=1.0)]
-OldWeight = Annotated[float, attribute("f64", usual=0.0)]
+Weight = Annotated[float, attribute("f64", example=1.0)]
+OldWeight = Annotated[float, attribute("f64", example=0.0)]
 
 
 def _translate(call: Call, canonical: CanonicalCall) -> CanonicalCall:
@@ -133,7 +133,7 @@ def _check_apart(name: str, arrays: Mapping[str, np.ndarray]) -> None:
     dBnBias=kept("dbeta", "U"),
 )
 def BatchNormalizationBackward(
-    mode: Annotated[Mode, attribute("string", usual="SPATIAL")],
+    mode: Annotated[Mode, attribute("string", example="SPATIAL")],
     alphaDataDiff: Weight,
     betaDataDiff: OldWeight,
     alphaParamDiff: Weight,

@@ -45,7 +45,7 @@ Gradient = Annotated[ArrayLike, data("dy", "T")]
 Source = Annotated[ArrayLike, data("x", "T")]
 Mean = Annotated[ArrayLike, kept("mean", "T")]
 Variance = Annotated[ArrayLike, kept("variance", "T")]
-Axes = Annotated[Sequence[int], attribute("axes", "reduced_axes", usual=(0, 2, 3))]
+Axes = Annotated[Sequence[int], attribute("axes", "reduced_axes")]
 Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
 Name = Annotated[str | None, attribute("string")]
 

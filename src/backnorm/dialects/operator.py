@@ -1,20 +1,21 @@
-"""The base class of the dialects' operators.
+"""Declare the operators of a dialect as functions.
 
-Each operator is a class with a table of rules (`rules`), a method ``__call__`` with the parameters
-and the documentation of the specification, and methods for behaviour that rules cannot express.
-``__call__`` passes its arguments to `Operator._run`. The first call is checked against the rules
-(`_check`), translated to a call of backnorm's own operation (the canonical call, `_call`), bound to
-an executable (`_run`) and cached. A later call of plain arrays with the same types, shapes and
-attributes finds the bound call in the cache, and runs it.
+A dialect's module declares an operator by a function with the signature and the documentation of
+the specification, and without a body. The type of each parameter has the parameter's role
+(`roles.py`); the decorator `operator` gets the dialect's rules, and the role of each result. The
+first call is checked against the schema that is read from the function (`_check`), translated to a
+call of backnorm's own operation (the canonical call, `_call`), bound to an executable (`_run`) and
+cached. A later call of plain arrays with the same types, shapes and attributes finds the bound call
+in the cache, and runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from types import MappingProxyType
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -22,21 +23,79 @@ from backnorm.arithmetics import Arithmetic, resolved
 from backnorm.arrays import NUMPY
 from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
-from backnorm.dialects._check import check_inputs, check_outputs
-from backnorm.dialects._description import described
-from backnorm.dialects._operator import operator as operator
-from backnorm.dialects._run import Arrays, BoundCall, bound
+from backnorm.dialects._check import check_inputs, check_mask, check_outputs
+from backnorm.dialects._declaration import schema_of
+from backnorm.dialects._run import BoundCall, Finish, bound
 from backnorm.dialects._statistics import native
-from backnorm.dialects.schema import OperatorSchema
-from backnorm.errors import ArgumentTypeError, ArgumentValueError, shown
+from backnorm.dialects.schema import OperatorSchema, Rules, TensorSpec
+from backnorm.errors import ArgumentTypeError
 from backnorm.executable import CALLS, NO_FACTS, settings
-from backnorm.scalars import check_word
-from backnorm.signature import SIGNATURES
+from backnorm.signature import SIGNATURES, Operation
 
-__all__ = ["Operator", "Outputs", "by_name", "operator"]
+__all__ = ["Operator", "Outputs", "operator"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Requested outputs: a number n (the first n), names, or None (all).
 Outputs = int | Collection[str] | None
+Translate = Callable[[Call, CanonicalCall], CanonicalCall]
+
+
+def operator(
+    rules: Rules,
+    operation: Operation,
+    /,
+    *,
+    translate: Translate = lambda call, canonical: canonical,
+    finish: Finish = lambda call, arrays, results: results,
+    compute: Callable[..., Any] | None = None,
+    described_by: Callable[..., Any] | None = None,
+    **results: TensorSpec,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for the function that declares an operator; it gives the function a body.
+
+    Parameters
+    ----------
+    rules : Rules
+        The rules of the dialect.
+    operation : {"backward", "forward", "inference", "reduce", "apply"}
+    translate : callable, optional
+        ``translate(call, canonical)`` returns the canonical call for a checked call; `canonical` is
+        the canonical call by roles alone. It may raise an ArgumentError if the call breaks a rule
+        that no table expresses. It must not read the values of arrays, because a repeated call is
+        not translated again.
+    finish : callable, optional
+        ``finish(call, arrays, results)`` completes the results of the canonical call, and returns
+        all results by role. It is called if the operator has outputs that backnorm's operation does
+        not have, if the canonical call is `blended` (see `CanonicalCall`), or if memory for the
+        gradients of parameters is given. `call` has the shapes and types of the inputs, `arrays`
+        their values by name.
+    compute : callable, optional
+        For an operator that computes only a part of a gradient: ``compute(call, **others)`` returns
+        the results for a checked call, and for the arguments that have no role.
+    described_by : callable, optional
+        The operator whose docstring also describes this one.
+    **results : TensorSpec
+        The role of each result, by the specification's name, in the specification's order.
+    """
+
+    def declare(function: Callable[P, R]) -> Callable[P, R]:
+        if described_by is not None:
+            function.__doc__ = described_by.__doc__
+        schema = schema_of(rules, operation, function, results)
+        own = Operator(schema, function, translate, finish, compute)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            returned: R = own(*args, **kwargs)
+            return returned
+
+        own.function = call
+        call.operator = own  # type: ignore[attr-defined]
+        return call
+
+    return declare
 
 
 class Operator:
@@ -44,82 +103,112 @@ class Operator:
 
     Attributes
     ----------
-    rules : tuple of OperatorSchema
-        The table of each revision; the first is the default.
     schema : OperatorSchema
-        The schema of the instance's revision; in the class, that of the first revision.
-    schemas : mapping of str to OperatorSchema
-        The schemas by revision; the key is "" if there is only one.
-    attributes : mapping
-        The checked attributes of an operator that was configured.
+        The schema of calls in training.
+    function : callable
+        The function that the dialect's module has under the operator's name.
     """
 
-    rules: ClassVar[tuple[OperatorSchema, ...]] = ()
-    schemas: ClassVar[Mapping[str, OperatorSchema]]
-    schema: OperatorSchema
-    attributes: Mapping[str, object] = MappingProxyType({})
-    # The keys of the operator's calls in the call cache begin with this tuple.
-    _identity: tuple[Hashable, ...]
+    def __init__(
+        self,
+        schema: OperatorSchema,
+        function: Callable[..., Any],
+        translate: Translate,
+        finish: Finish,
+        compute: Callable[..., Any] | None,
+    ) -> None:
+        self.schema, self.function = schema, function
+        self._translate, self._finish, self._compute = translate, finish, compute
+        self._signature = inspect.signature(function, eval_str=True)
+        self._names = tuple(self._signature.parameters)
+        known = {*schema.names, "arithmetic", "outputs", "output_mask"}
+        if schema.takes_memory:
+            known.add(schema.outputs[0].name)
+        # Only `compute` gets the arguments that have no role.
+        self._others = [name for name in self._names if name not in known]
+        if self._others and compute is None:
+            raise ValueError(f"{self}: the parameter {self._others[0]} has no role")
+        returned = self._signature.return_annotation
+        is_class = isinstance(returned, type) and issubclass(returned, (tuple, np.ndarray))
+        self._outcome = returned if is_class else tuple
 
-    def __init_subclass__(cls) -> None:
-        if not cls.rules:
-            # A class without rules is only a base class of operators.
-            return
-        schemas = [described(rules, cls) for rules in cls.rules]
-        cls.schemas = MappingProxyType({schema.revision or "": schema for schema in schemas})
-        cls.schema = schemas[0]
-        cls._identity = (cls.schema.dialect, cls.schema.op)
+    def __repr__(self) -> str:
+        return f"backnorm.dialects.{self.schema.dialect}.{self.schema.op}"
 
-    @classmethod
-    def schema_for(cls, attributes: Mapping[str, object]) -> OperatorSchema:
-        """Return the schema that a call with these attributes follows."""
-        schema = next(iter(cls.schemas.values()))
-        if schema.revision is None:
-            return schema
-        return cls.schemas[_revision(attributes.get("revision", schema.revision), cls)]
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # Pickle stores the name of the function, and takes the operator from the function.
+        return getattr, (self.function, "operator")
 
-    @classmethod
-    def frozen_schema(cls, schema: OperatorSchema) -> OperatorSchema:
-        """Return the schema that calls with constant statistics follow, in the same revision.
+    @property
+    def is_part(self) -> bool:
+        """Whether the operator computes only a part of a gradient."""
+        return self._compute is not None
 
-        If the operator has no attribute for constant statistics, the result is `schema` itself.
-        """
-        flags = {
-            spec.name: spec.role == "frozen"
-            for spec in schema.attributes
-            if spec.role in ("training", "frozen")
-        }
-        return cls.schema_for({**flags, "revision": schema.revision}) if flags else schema
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the operator's function returns for these arguments."""
+        values = *args, *kwargs.values()
+        key: Hashable
+        try:
+            key = self, *kwargs, settings(), *map(_facts, values)
+            repeated: BoundCall | None = CALLS.get(key)
+        except NO_FACTS:
+            key = repeated = None
+        except Exception:
+            # An exception has two possible sources. If a method of an invalid attribute raised it,
+            # `_first` checks the attribute and raises a clearer exception. If a signal handler
+            # raised it, `_first` returns, and the same exception is raised again.
+            self._first(None, args, kwargs)
+            raise
+        if repeated is None:
+            return self._first(key, args, kwargs)
+        return repeated(values)
 
-    @classmethod
-    def translate(cls, call: Call) -> CanonicalCall:
-        """Return the call of backnorm's own operation (the canonical call) for a checked call.
-
-        The result depends only on shapes, types and attributes, so a repeated call is not
-        translated again.
-
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            If the call breaks a rule that no table can express.
-        """
-        return canonical_call(call)
-
-    @classmethod
-    def finish(
-        cls, call: Call, arrays: Arrays, results: dict[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Complete the results of the canonical call, and return all results by role.
-
-        This method is called if the operator has outputs that backnorm's operation does not have,
-        if the canonical call is `blended` (see `CanonicalCall`), or if memory for the gradients of
-        parameters is given. `call` has the shapes and types of the inputs, `arrays` their values.
-        """
+    def _first(self, key: Hashable | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Check and run a call; cache the bound call, unless `key` is None."""
+        try:
+            arguments = self._signature.bind_partial(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.schema.op}() {error}") from None
+        schema, arithmetic = self.schema, arguments.get("arithmetic")
+        inputs = {t.name: arguments[t.name] for t in schema.inputs if t.name in arguments}
+        attributes = {a.name: arguments[a.name] for a in schema.attributes if a.name in arguments}
+        outputs = arguments.get("outputs")
+        returned: list[str | None] = [tensor.name for tensor in schema.outputs]
+        if schema.choice == "output_mask":
+            flags = check_mask(schema, arguments.get("output_mask"))
+            returned = [name if flag else None for name, flag in zip(returned, flags, strict=True)]
+            outputs = [name for name in returned if name is not None]
+        call = self.bind(inputs, attributes, outputs, arithmetic)
+        if self._compute is not None:
+            return self._compute(call, **{name: arguments.get(name) for name in self._others})
+        if schema.choice == "outputs":
+            returned = [*call.outputs]
+        names = (*self._names[: len(args)], *kwargs)
+        found = self._bound(call, names, returned, self._outcome)
+        values = zip(names, (*args, *kwargs.values()), strict=True)
+        results = found([call.inputs.get(name, value) for name, value in values])
+        tensors = {*inputs, schema.words["out"]}
+        # The values of an array's elements are not in the key. So inputs must be plain arrays, and
+        # attributes must not be arrays.
+        if key is not None and all(
+            type(value) in NUMPY.classes if name in tensors else type(value) is not np.ndarray
+            for name, value in arguments.items()
+        ):
+            CALLS.keep(key, found)
         return results
 
-    @classmethod
+    def schema_for(self, attributes: Mapping[str, object]) -> OperatorSchema:
+        """Return the schema that a call with these attributes follows."""
+        schema = self.schema
+        for spec in schema.attributes:
+            if spec.role in ("training", "frozen"):
+                flag = attributes.get(spec.name, spec.default)
+                if type(flag) in (bool, np.bool_) and bool(flag) == (spec.role == "frozen"):
+                    return schema.with_constants
+        return schema
+
     def invoke(
-        cls,
+        self,
         inputs: Mapping[str, object],
         attributes: Mapping[str, object],
         outputs: Outputs = None,
@@ -132,28 +221,27 @@ class Operator:
 
         `out` is memory for the first output. In a backward pass, `out` may be the array dy itself.
         """
-        call = cls.bind(inputs, attributes, outputs, arithmetic)
-        values = cls._bound(call)(_in_order(call), out)
+        call = self.bind(inputs, attributes, outputs, arithmetic)
+        values = self._bound(call, [*call.inputs], call.outputs)([*call.inputs.values()], out)
         return dict(zip(call.outputs, values, strict=True))
 
-    @classmethod
     def canonical(
-        cls,
+        self,
         inputs: Mapping[str, object],
         attributes: Mapping[str, object],
         outputs: Outputs = None,
         *,
         arithmetic: Arithmetic | None = None,
     ) -> CanonicalCall:
-        """Check a call and return the canonical call (see `translate`), without running it."""
-        canonical = cls.translate(cls.bind(inputs, attributes, outputs, arithmetic))
+        """Check a call and return the canonical call, without running it."""
+        call = self.bind(inputs, attributes, outputs, arithmetic)
+        canonical = self._translate(call, canonical_call(call))
         results = {result.name for result in SIGNATURES[canonical.operation].results}
         computed = {role: name for role, name in canonical.outputs.items() if role in results}
         return replace(canonical, outputs=computed)
 
-    @classmethod
     def bind(
-        cls,
+        self,
         inputs: Mapping[str, object],
         attributes: Mapping[str, object],
         outputs: Outputs = None,
@@ -165,121 +253,34 @@ class Operator:
                 raise ArgumentTypeError(
                     name, "must be a mapping", came=type(values).__name__, accepted="values by name"
                 )
-        schema = cls.schema_for(attributes)
+        schema = self.schema_for(attributes)
         checked = check_attributes(schema, attributes)
         arrays = check_inputs(schema, checked, inputs)
         computed_in = resolved(native(arrays[schema.words["x"]]), arithmetic)
         return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
 
-    @classmethod
-    def _bound(cls, call: Call) -> BoundCall:
-        names = [tensor.name for tensor in call.schema.inputs]
-        return bound(call, cls.translate(call), cls.finish, names, call.outputs)
-
-    def _run(
+    def _bound(
         self,
-        inputs: tuple[object, ...],
-        attributes: tuple[object, ...] = (),
-        *,
-        outputs: Any = None,
-        memory: object = None,
-        arithmetic: Arithmetic | None = None,
-    ) -> tuple[np.ndarray, ...]:
-        """Return the outputs. `inputs` and `attributes` are in the order in which the rules list
-        them.
-
-        Operators of some dialects are configured: they get their attributes before the call, and
-        keep them in `self.attributes`. For such an operator, the argument `attributes` is empty.
-        """
-        key: tuple[object, ...] | None
-        options = (*attributes, outputs, arithmetic)
-        try:
-            key = (
-                self._identity,
-                options,
-                # The key has the classes of the options, because calls with the options True, 1 and
-                # 1.0 would otherwise have equal keys.
-                *map(type, options),
-                *NUMPY.facts(inputs),
-                settings(),
-            )
-            repeated: BoundCall | None = CALLS.get(key)
-        except NO_FACTS:
-            key = repeated = None
-        except Exception:
-            # An exception has two possible sources. If a method of an invalid attribute raised it,
-            # `_first` checks the attribute and raises a clearer exception. If a signal handler
-            # raised it, `_first` returns, and the same exception is raised again.
-            self._first(None, inputs, attributes, outputs, memory, arithmetic)
-            raise
-        if repeated is None:
-            return self._first(key, inputs, attributes, outputs, memory, arithmetic)
-        outputs_: tuple[np.ndarray, ...] = repeated(inputs, memory)
-        return outputs_
-
-    def _first(
-        self,
-        key: Hashable | None,
-        inputs: tuple[object, ...],
-        attributes: tuple[object, ...],
-        outputs: Any,
-        memory: object,
-        arithmetic: Arithmetic | None,
-    ) -> tuple[np.ndarray, ...]:
-        """Check and run a call; cache the bound call, unless `key` is None."""
-        named = dict(zip((tensor.name for tensor in self.schema.inputs), inputs, strict=True))
-        values = self.attributes or dict(
-            zip((spec.name for spec in self.schema.attributes), attributes, strict=True)
-        )
-        call = self.bind(named, values, outputs, arithmetic)
-        found = self._bound(call)
-        results: tuple[np.ndarray, ...] = found(_in_order(call), memory)
-        if key is not None and all(type(each) in NUMPY.classes for each in inputs):
-            CALLS.keep(key, found)
-        return results
-
-    def _configure(self, attributes: Mapping[str, object]) -> None:
-        """Set the attributes of an operator that is configured before it is called."""
-        self.schema = self.schema_for(attributes)
-        self.attributes = MappingProxyType(check_attributes(self.schema, attributes))
-        values = self.attributes.values()
-        self._identity = (*self._identity, *values, *map(type, values))
-
-    def __repr__(self) -> str:
-        name = f"backnorm.dialects.{self.schema.dialect}.{self.schema.op}"
-        values = ", ".join(f"{key}={value!r}" for key, value in self.attributes.items())
-        return f"{name}({values})" if self.attributes else name
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        if self.schema.style == "configured":
-            return partial(type(self), **self.attributes), ()
-        # Pickle stores only this name. To load the operator again, it looks up the name in the
-        # operator's module.
-        return self.schema.op
+        call: Call,
+        names: Sequence[str],
+        outputs: Sequence[str | None],
+        outcome: type = tuple,
+    ) -> BoundCall:
+        canonical = self._translate(call, canonical_call(call))
+        return bound(call, canonical, self._finish, names, outputs, outcome)
 
 
-def by_name(*operators: Any) -> dict[str, Operator | type[Operator]]:
-    """Return a mapping from names in the dialect to operators; raise if two names are equal."""
-    found = {operator.schema.op: operator for operator in operators}
-    if len(found) < len(operators):
-        names = [operator.schema.op for operator in operators]
-        raise ValueError(f"the operators must have different names; got {', '.join(names)}")
-    return found
-
-
-def _in_order(call: Call) -> tuple[np.ndarray | None, ...]:
-    """Return the inputs of a call in the order of its schema, None for those that are absent."""
-    return tuple(call.inputs.get(tensor.name) for tensor in call.schema.inputs)
-
-
-def _revision(value: object, operator: type[Operator]) -> str:
-    accepted = tuple(operator.schemas)
-    word = check_word("revision", value, accepted=" or ".join(accepted))
-    if word not in accepted:
-        raise ArgumentValueError(
-            "revision",
-            f"unknown revision of {operator.schema.op}-1",
-            came=shown(word),
-            accepted=" or ".join(map(repr, accepted)),
-        )
-    return word
+def _facts(value: Any) -> Hashable:
+    """Return what a bound call depends on: for an array, all but the values of its elements."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.shape, value.dtype, value.flags.num
+    if value is None:
+        return None
+    # The facts have the classes of values, because True, 1 and 1.0 are equal.
+    if kind is list or kind is tuple:
+        return kind, *map(type, value), *value
+    if not issubclass(kind, (bool, int, float, str, np.generic)):
+        # Methods of other classes may raise, or mean anything. Such a call is not kept.
+        raise TypeError(kind)
+    return kind, value

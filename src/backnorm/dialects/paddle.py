@@ -29,7 +29,6 @@ RULES = Rules(
     type_rules=type_rules(f32="f32", f64="f64", f16="f32", bf16="f32"),
     formats=(FormatSpec("NCHW", "NCX"), FormatSpec("NHWC", "NXC")),
     ranks=(2, 5),
-    copies_one=True,
 )
 
 IsConstant = Annotated[bool, attribute("bool", "frozen")]
@@ -72,12 +71,12 @@ def batch_norm_grad(
     saved_variance: Annotated[object, channel("inverse_deviation", "U"), opaque("ignored", "U")],
     reserve_space: Annotated[object, opaque("ignored", "U")] | None,
     out_grad: Annotated[ArrayLike, data("dy", "T")],
-    momentum: Annotated[float, attribute("f32", usual=0.9)],
+    momentum: Annotated[float, attribute("f32", example=0.9)],
     epsilon: Annotated[float, attribute("f32", "epsilon", range="not negative")],
     data_format: Annotated[Literal["NCHW", "NHWC"], attribute("string", "data_format")],
     is_test: IsConstant,
     use_global_stats: IsConstant,
-    trainable_statistics: Annotated[bool, attribute("bool", usual=False)],
+    trainable_statistics: Annotated[bool, attribute("bool", example=False)],
     *,
     arithmetic: Arithmetic | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,10 +11,14 @@ from typing import Protocol
 import numpy as np
 
 from backnorm.dialects._attributes import check_attributes
-from backnorm.dialects._check import channel_axes_of, kept_shape
-from backnorm.dialects.schema import ELEMENT_TYPE_NAMES, OperatorSchema, TensorSpec
+from backnorm.dialects.schema import (
+    ELEMENT_TYPE_NAMES,
+    OperatorSchema,
+    TensorSpec,
+)
 from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
+from backnorm.layout import kept_shape
 
 
 class Declared(Protocol):
@@ -166,7 +170,7 @@ def _channel_axes(
     known = {**shapes, schema.words["x"]: shape}
     arrays = {port: np.broadcast_to(np.float32(0), size) for port, size in known.items()}
     with contextlib.suppress(KeyError, ValueError):
-        return channel_axes_of(schema, attributes, arrays)
+        return schema.channel_axes_of(attributes, arrays)
     return (1,)
 
 

@@ -10,13 +10,10 @@ import numpy as np
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import CanonicalCall
-from backnorm.dialects._operator import Operator as _Operator
 from backnorm.dialects.operator import Operator, Outputs
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentValueError, shown
 from backnorm.scalars import check_word
-
-_Any = Operator | type[Operator] | _Operator
 
 __all__ = [
     "DIALECTS",
@@ -63,11 +60,10 @@ def parts(dialect: str) -> Mapping[str, OperatorSchema]:
     if dialect not in PARTS:
         return {}
     module = importlib.import_module(PARTS[dialect])
-    found = {op: declared.schema for op, declared in _declared(module) if declared.is_part}
-    return found or module.PARTS
+    return {op: declared.schema for op, declared in _declared(module) if declared.is_part}
 
 
-def operators(dialect: str) -> Mapping[str, _Any]:
+def operators(dialect: str) -> Mapping[str, Operator]:
     """Return the operators of a dialect by name.
 
     Raises
@@ -87,21 +83,18 @@ def operators(dialect: str) -> Mapping[str, _Any]:
         if error.name == name:
             error.add_note(f"DIALECTS must have names of modules; got {dialect!r}")
         raise
-    found: Mapping[str, _Any] = {
-        op: declared for op, declared in _declared(module) if not declared.is_part
-    }
-    return found or module.OPERATORS
+    return {op: declared for op, declared in _declared(module) if not declared.is_part}
 
 
-def _declared(module: ModuleType) -> Iterator[tuple[str, _Operator]]:
+def _declared(module: ModuleType) -> Iterator[tuple[str, Operator]]:
     """Yield the names and the operators that a dialect's module declares, in their order."""
     for name, value in vars(module).items():
         declared = getattr(value, "operator", None)
-        if isinstance(declared, _Operator):
+        if isinstance(declared, Operator):
             yield name, declared
 
 
-def operator(dialect: str, op: str) -> _Any:
+def operator(dialect: str, op: str) -> Operator:
     """Return an operator; ``.schema``, or ``.schema_for(attributes)``, describes it.
 
     Raises

@@ -1,20 +1,18 @@
 """The rules of one operator of one dialect.
 
 An :class:`OperatorSchema` contains the rules of a specification: the roles and shapes of tensors,
-permitted combinations of element types, ranks, data formats, and the wording of errors. The schema
-is read by the checks (``_check.py``, ``_attributes.py``), the command, graphs, and the script that
-writes the reference page. Parameters, defaults and documentation belong to the operator's class;
-``_description.py`` adds them to the schema.
+permitted combinations of element types, ranks, data formats, and the wording of errors. It is read
+from the function that declares the operator (``_declaration.py``). The checks (``_check.py``,
+``_attributes.py``), the command, graphs, and the script that writes the reference page read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from string import Formatter
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,21 +21,16 @@ from backnorm.signature import SIGNATURES, Operation
 
 __all__ = [
     "ELEMENT_TYPE_NAMES",
-    "REQUIRED",
     "AttributeRole",
     "AttributeSpec",
     "FormatSpec",
     "OperatorSchema",
     "Phrases",
-    "Required",
     "Rules",
     "TensorKind",
     "TensorRole",
     "TensorSpec",
     "TypeRule",
-    "channel",
-    "data",
-    "kept",
     "type_rules",
 ]
 
@@ -82,23 +75,8 @@ AttributeRole = Literal[
 ]
 AttributeType = Literal["f32", "f64", "i64", "string", "bool", "axes"]
 Range = Literal["positive", "not negative", "any"]
-Style = Literal["positional", "keywords", "configured"]
 Choice = Literal["all", "outputs", "output_mask"]
 ChannelAxes = Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], tuple[int, ...]]
-
-
-class Required:
-    """The type of :data:`REQUIRED`, which marks an attribute without a default."""
-
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED = Required()
-
-#: The value of `AttributeSpec.default` in a dialect's table, until `_description` replaces it by
-#: the default in the signature of the operator's class.
-UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +85,6 @@ class TensorSpec:
 
     Attributes
     ----------
-    name : str
-        The dialect's name.
     role : str
         The canonical name (x, dy, mean, variance, gamma, beta, dx, dgamma, dbeta, y, sum_dy,
         sum_dy_xmu), or inverse_deviation (1 / sqrt(variance + epsilon)), running_mean,
@@ -118,8 +94,10 @@ class TensorSpec:
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
         data: the shape of x. channel: (C,), but as kept if x has several channel axes. kept: the
-        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends
-        on the attributes. opaque: neither checked nor used.
+        shape of x with 1 for each axis that is reduced. vector: rank 1, of a length that depends on
+        the attributes. opaque: neither checked nor used.
+    name : str
+        The dialect's name.
     required : bool
     summary : str
         From the operator's docstring.
@@ -127,10 +105,10 @@ class TensorSpec:
         The same input in calls whose statistics are constants, if it then has another role.
     """
 
-    name: str
     role: TensorRole
     type: str
     kind: TensorKind
+    name: str = ""
     required: bool = True
     summary: str = ""
     frozen: TensorSpec | None = None
@@ -144,63 +122,53 @@ class TensorSpec:
         return known[self.kind]
 
 
-#: Describe a tensor of the shape of x.
-data = partial(TensorSpec, kind="data")
-#: Describe a tensor with one value per channel.
-channel = partial(TensorSpec, kind="channel")
-#: Describe a tensor with one value per channel and as many axes as x: all axes except the channel
-#: axes have size 1.
-kept = partial(TensorSpec, kind="kept")
-
-
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
     """One attribute.
 
     Attributes
     ----------
-    name, type : str
+    type : str
         As in the dialect. The value of an ``f32`` attribute is rounded to float32.
     role : str or None
         The canonical option: ``"epsilon"``, ``"data_format"``, ``"channel_axis"`` or
         ``"training"``; ``"frozen"`` is the opposite of ``"training"`` (of several such attributes,
         one that is true is enough), and ``"reduced_axes"`` are all axes that are not channel axes.
-    choices : tuple of str
-        Accepted values of a string attribute; empty: any.
     range : {"positive", "not negative", "any"}
         Accepted values of a number (always finite) or an integer. With "any", a negative channel
         axis counts from the end.
     extension : bool
         True for an extension of backnorm, which the specification does not have.
-    usual : object
+    example : object
         The value that `backnorm demo`, `backnorm verify` and the tests pass for a required
-        attribute without a role. The tests also pass it with the role ``"reduced_axes"``.
+        attribute without a role.
+    name : str
+        As in the dialect.
+    choices : tuple of str
+        Accepted values of a string attribute; empty: any.
+    required : bool
+        Whether the attribute has no default.
     default : object
-        From the operator's signature, unless a revision has its own; :data:`REQUIRED` if there is
-        no default. If the default is None, the value None is accepted.
+        From the operator's signature. If the default is None, the value None is accepted.
     summary : str
         From the operator's docstring.
     """
 
-    name: str
     type: AttributeType
     role: AttributeRole | None = None
-    choices: tuple[str, ...] = ()
     range: Range = "any"
     extension: bool = False
-    usual: object = None
-    default: object = UNKNOWN
+    example: object = None
+    name: str = ""
+    choices: tuple[str, ...] = ()
+    required: bool = True
+    default: object = None
     summary: str = ""
-
-    @property
-    def required(self) -> bool:
-        """Whether the attribute has no default."""
-        return self.default is REQUIRED
 
     @property
     def nullable(self) -> bool:
         """Whether None is accepted."""
-        return self.default is None
+        return not self.required and self.default is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +249,6 @@ class Rules:
         Whether running variances are averages of variances with Bessel's correction.
     frozen : bool
         Whether the statistics are constants, for an operator without an attribute for this.
-    copies_one : bool
-        Whether a batch of one element per channel is copied in training, and not normalised.
     channel_axes : callable, optional
         Maps attributes and arrays, both by name, to the axes that are not reduced.
     phrases : Phrases
@@ -299,7 +265,6 @@ class Rules:
     outputs_together: tuple[tuple[str, ...], ...] = ()
     unbiased: bool = False
     frozen: bool = False
-    copies_one: bool = False
     channel_axes: ChannelAxes | None = None
     phrases: Phrases = field(default_factory=Phrases)
 
@@ -317,26 +282,16 @@ class OperatorSchema(Rules):
     inputs, outputs : tuple of TensorSpec
         In the dialect's order.
     attributes : tuple of AttributeSpec
-    revision : str or None
-        The revision of a specification that has several, e.g. ``"2020-21"``.
     summary : str
         The first line of the operator's docstring.
     formula : str
         The text between the first line and the sections of the docstring.
     notes : tuple of str
         The notes in the docstring: rules that no table expresses, and divergences.
-    style : {"positional", "keywords", "configured"}
-        How the operator is called. positional: with inputs and attributes, in `order`. keywords:
-        with inputs and attributes by name only. configured: the attributes are passed to the class,
-        and the inputs to the instance.
     order : tuple of str
-        Inputs and attributes in the order of a call.
-    configuration : tuple of str
-        The parameters of a configured operator's class; those after ``"*"`` are keyword-only.
-    choice : {"all", "outputs", "output_mask"}
-        The parameter that selects outputs.
-    takes_memory : bool
-        Whether a call takes memory for the first output, as an argument with the output's name.
+        Inputs, attributes and arguments without a role in the order of a call.
+    keyword_only : tuple of str
+        The keyword-only ones.
     """
 
     op: str
@@ -344,104 +299,49 @@ class OperatorSchema(Rules):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     attributes: tuple[AttributeSpec, ...]
-    revision: str | None = None
     summary: str = ""
     formula: str = ""
     notes: tuple[str, ...] = ()
-    style: Style = "positional"
     order: tuple[str, ...] = ()
-    configuration: tuple[str, ...] = ()
-    choice: Choice = "all"
-    takes_memory: bool = False
+    keyword_only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise if a table has a word or a type that is not accepted.
+        """Raise if roles are not those of the operation.
 
-        With such a table, a kernel could be called without an operand that it reads.
+        With such roles, a kernel could be called without an operand that it reads.
         """
-        for name, came, accepted in self._words():
-            if came not in accepted:
-                expected = " or ".join(map(repr, accepted)) or "none"
-                operator = f"{self.dialect}.{self.op}"
-                raise ValueError(f"{operator}: {name}: got {came!r}; expected {expected}")
-
-    def _words(self) -> Iterator[tuple[str, object, Collection[object]]]:
-        """For each word or type to check, yield its name, its value and the accepted values."""
-        yield "operation", self.operation, SIGNATURES
-        for table, (kind, fields) in _TABLES.items():
-            yield table, type(getattr(self, table)).__name__, ["tuple"]
-            for spec in getattr(self, table):
-                yield table, type(spec).__name__, [kind.__name__]
-                for each, words in fields.items():
-                    yield f"{table}: the {each} of {spec.name}", getattr(spec, each), words
-        for table, roles in (
-            ("inputs", [*get_args(TensorRole)]),
-            ("outputs", ["empty", *_results(self.operation)]),
-            ("attributes", [None, *get_args(AttributeRole)]),
-        ):
-            for spec in getattr(self, table):
-                yield f"{table}: the role of {spec.name} (each role once)", spec.role, roles
-                # Most roles may occur only once in a table. So the role of this tensor or attribute
-                # is removed from the roles that the following ones may have.
-                if spec.role not in ("ignored", "empty", "frozen", None):
-                    roles.remove(spec.role)
-        names = {tensor.role for tensor in self.inputs}
-        # Only the operators of these three operations must have all required operands. An operator
-        # of another operation, which computes only a part of a gradient, may have no statistics.
+        inputs = [tensor.role for tensor in self.inputs]
+        outputs = [tensor.role for tensor in self.outputs]
+        attributes = [each.role for each in self.attributes]
+        for roles in (inputs, outputs, attributes):
+            for role in {*roles} - {"ignored", "empty", "frozen", None}:
+                self._require(f"one parameter or result of the role {role}", roles.count(role) == 1)
+        known = {"empty", *(result.name for result in SIGNATURES[self.operation].results)}
+        known |= _MORE_RESULTS.get(self.operation, frozenset())
+        self._require(f"results of the roles {', '.join(sorted(known))}", known >= {*outputs})
+        for tensor in self.inputs:
+            is_unused = tensor.role in ("ignored", "running_mean", "running_variance")
+            text = f"a role that is not used for {tensor.name}, which is opaque"
+            self._require(text, tensor.kind != "opaque" or is_unused)
+        # An operator of another operation, which computes only a part of a gradient, may have no
+        # statistics.
         if self.operation in ("backward", "forward", "inference"):
+            operands = {role.replace("inverse_deviation", "variance") for role in inputs}
             for operand in SIGNATURES[self.operation].operands:
-                accepted_roles = [operand.name]
-                if operand.name == "variance":
-                    accepted_roles.append("inverse_deviation")
-                if operand.required and names.isdisjoint(accepted_roles):
-                    yield "inputs: the roles", sorted(names), accepted_roles
-        unused = "ignored", "running_mean", "running_variance"
-        for spec in self.inputs:
-            if spec.kind == "opaque":
-                yield f"inputs: the role of {spec.name}, which is opaque", spec.role, unused
-        for table in ("inputs", "outputs"):
-            optional = [tensor.name for tensor in getattr(self, table) if not tensor.required]
-            for name in (name for group in getattr(self, f"{table}_together") for name in group):
-                yield f"{table}_together (optional {table})", name, optional
-        for name in (name for rule in self.type_rules for name in (rule.data, *rule.channel)):
-            yield "type_rules", name, ELEMENT_TYPE_NAMES
-        dtypes = [ELEMENT_TYPE_NAMES[name] for rule in self.type_rules for name in rule.channel]
-        of_channels = [name for name, dtype in ELEMENT_TYPE_NAMES.items() if dtype in dtypes]
-        for tensor in (*self.inputs, *self.outputs):
-            if tensor.kind in ("channel", "kept") and tensor.type in ELEMENT_TYPE_NAMES:
-                yield f"type_rules: the type of {tensor.name}", tensor.type, of_channels
-        for spec in self.attributes:
-            if spec.role is not None:
-                role = f"attributes: the type of {spec.name}, which is the {spec.role}"
-                yield role, spec.type, _TYPES_OF_ROLES[spec.role]
-            choices = f"attributes: the choices of {spec.name}"
-            yield choices, type(spec.choices).__name__, ["tuple"]
-            if spec.role == "data_format":
-                yield choices, {*spec.choices}, [{form.name for form in self.formats}]
-            if spec.required and spec.role in (None, "reduced_axes") and spec.usual is None:
-                yield f"attributes: the usual value of {spec.name}", None, ["a value"]
-        roles = [spec.role for spec in self.attributes]
-        if "variance" in names and "epsilon" not in roles:
-            (variance,) = (tensor.name for tensor in self.inputs if tensor.role == "variance")
-            # The schema has a variance but no epsilon. Its author may have taken an inverse
-            # deviation for a variance.
-            text = f"the role of {variance} is variance, not inverse_deviation"
-            yield f"attributes: the roles ({text})", roles, ["epsilon"]
-        if len(self.formats) > 1 and "data_format" not in roles:
-            yield "attributes: the roles, with several formats", roles, ["data_format"]
-        if self.channel_axes is None:
-            by_call = not {"channel_axis", "reduced_axes"}.isdisjoint(roles)
-            for form in self.formats:
-                is_any = f"formats: is_any of {form.name}, whether an attribute is the channel axis"
-                yield is_any, form.is_any, [by_call]
-        low, high = self.ranks[0], self.ranks[-1]
-        ordered = (low, high) if high == 0 else (min(low, high), max(low, high))
-        yield "ranks (lowest, highest or 0)", self.ranks, [ordered]
-        for name in _in_braces(self.source):
-            yield "source: the name in braces", name, ["op"]
-        for phrase, accepted in _FIELDS.items():
-            for name in _in_braces(getattr(self.phrases, phrase) or ""):
-                yield f"phrases: the name in braces in {phrase}", name, accepted
+                is_met = operand.name in operands or not operand.required
+                self._require(f"an input of the role {operand.name}", is_met)
+        # The author of a schema without epsilon may have taken an inverse deviation for a variance.
+        is_met = "variance" not in inputs or "epsilon" in attributes
+        self._require("an attribute of the role epsilon, which is added to the variance", is_met)
+
+    def _require(self, what: str, is_met: bool) -> None:
+        if not is_met:
+            raise ValueError(f"{self.dialect}.{self.op} must have {what}")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of inputs and attributes."""
+        return [*(tensor.name for tensor in self.inputs), *(each.name for each in self.attributes)]
 
     @cached_property
     def with_constants(self) -> OperatorSchema:
@@ -451,17 +351,42 @@ class OperatorSchema(Rules):
         return replace(self, inputs=tuple(t.frozen or t for t in self.inputs), frozen=True)
 
     @property
+    def choice(self) -> Choice:
+        """The parameter that selects outputs."""
+        known: tuple[Choice, ...] = ("outputs", "output_mask")
+        return next((name for name in known if name in self.order), "all")
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether memory for the first output is an argument that is not an input."""
+        first = self.outputs[0].name
+        return first in self.order and first not in self.names
+
+    def format_of(self, attributes: Mapping[str, object]) -> FormatSpec:
+        """Return the data format that the attributes select."""
+        name = attributes.get(self.words.get("data_format", ""))
+        return next((each for each in self.formats if each.name == name), self.formats[0])
+
+    def channel_axes_of(
+        self, attributes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> tuple[int, ...]:
+        """Return the axes of the data that are not reduced, ascending."""
+        if self.channel_axes is not None:
+            return self.channel_axes(attributes, arrays)
+        rank = arrays[self.words["x"]].ndim
+        if "channel_axis" in self.words:
+            return (attributes[self.words["channel_axis"]] % rank,)
+        if "reduced_axes" in self.words:
+            reduced = attributes[self.words["reduced_axes"]]
+            return tuple(axis for axis in range(rank) if axis not in reduced)
+        return (1 if self.format_of(attributes).layout == "NCX" else rank - 1,)
+
+    @property
     def call(self) -> str:
         """The signature of a call, as text."""
-        names = list(self.order)
-        if self.choice != "all":
-            names.append(self.choice)
-        if self.takes_memory:
-            names.append(self.outputs[0].name)
-        if self.style == "keywords":
-            names.insert(0, "*")
-        first = f"({', '.join(self.configuration)})" if self.style == "configured" else ""
-        return f"{self.op}{first}({', '.join(names)})"
+        before = [name for name in self.order if name not in self.keyword_only]
+        after = ["*", *self.keyword_only] if self.keyword_only else []
+        return f"{self.op}({', '.join([*before, *after])})"
 
     @property
     def encoding(self) -> str:
@@ -495,7 +420,7 @@ class OperatorSchema(Rules):
         tensor = "name", "role", "type", "kind", "shape", "required", "summary"
         attribute = "name", "role", "type", "required", "default", "choices", "range", "extension"
         return {
-            **_values(self, "dialect", "op", "revision", "operation", "summary", "source"),
+            **_values(self, "dialect", "op", "operation", "summary", "source"),
             "inputs": [_values(each, *tensor) for each in self.inputs],
             "outputs": [_values(each, *tensor) for each in self.outputs],
             "attributes": [_values(each, *attribute, "summary") for each in self.attributes],
@@ -508,63 +433,19 @@ class OperatorSchema(Rules):
         }
 
 
-#: Each key is the name of a field of `OperatorSchema` that is a list. The value is a pair: the type
-#: of the list's elements, and a mapping from some fields of an element to the values that these
-#: fields accept. All other fields accept all values of their type.
-_TABLES: Mapping[str, tuple[type, Mapping[str, tuple[object, ...]]]] = {
-    "ranks": (int, {}),
-    "type_rules": (TypeRule, {}),
-    "formats": (FormatSpec, {"layout": ("NCX", "NXC")}),
-    "inputs": (TensorSpec, {"kind": get_args(TensorKind)}),
-    "outputs": (TensorSpec, {"kind": get_args(TensorKind)}),
-    "attributes": (
-        AttributeSpec,
-        {"type": get_args(AttributeType), "range": get_args(Range)},
-    ),
+#: Results of operators that backnorm's operation does not have, or not in this form.
+_MORE_RESULTS: Mapping[Operation, frozenset[str]] = {
+    "forward": frozenset({"inverse_deviation", "running_mean", "running_variance"}),
+    "reduce": frozenset({"sum_dy", "sum_dy_xmu", "dgamma", "dbeta"}),
 }
 
 
-#: Maps the role of an attribute to the types that the attribute may have.
-_TYPES_OF_ROLES: Mapping[AttributeRole, tuple[AttributeType, ...]] = {
-    "epsilon": ("f32", "f64"),
-    "data_format": ("string",),
-    "training": ("bool",),
-    "frozen": ("bool",),
-    "channel_axis": ("i64",),
-    "reduced_axes": ("axes",),
-}
-
-#: Maps each phrase to the names that may stand in braces in the phrase's text, for example {x}.
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "rank": ("ranks",),
-    "gradient_shape": ("x",),
-    "gradient_type": ("x",),
-    "channel_rank": ("x", "rank"),
-    "channel_size": ("x", "channels", "shape"),
-    "channel_shapes": (),
-}
-
-
-def _in_braces(text: str) -> list[str]:
-    """Return the names that a format string has in braces."""
-    return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
-
-
-def _results(operation: Operation) -> Iterator[str]:
-    """Yield the roles that the outputs of an operation may have."""
-    yield from (result.name for result in SIGNATURES[operation].results)
-    if operation == "forward":
-        yield from ("inverse_deviation", "running_mean", "running_variance")
-    if operation == "reduce":
-        yield from ("sum_dy", "sum_dy_xmu", "dgamma", "dbeta")
-
-
-def _values(described: object, *names: str) -> dict[str, object]:
+def _values(spec: object, *names: str) -> dict[str, object]:
     """Return attributes of an object by name, as plain values."""
-    return {name: _plain(getattr(described, name)) for name in names}
+    return {name: _plain(getattr(spec, name)) for name in names}
 
 
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
-    return None if value is REQUIRED else value
+    return value

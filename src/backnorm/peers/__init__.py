@@ -1,1 +1,1 @@
-"""Libraries that are no Python packages, beside which backnorm is judged and timed."""
+"""Other libraries, beside which backnorm is judged and timed: calls and conversions."""

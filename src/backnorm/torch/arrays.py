@@ -7,7 +7,7 @@ its axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from backnorm.layout import Order
 from backnorm.problem import Metadata, Problem
 from backnorm.signature import Operand, Signature
 from backnorm.torch.checks import check_device
-from backnorm.torch.dispatch import PLAIN, in_memory
+from backnorm.torch.dispatch import PLAIN, in_memory, is_functional
 from backnorm.torch.memory import (
     array_of,
     as_type,
@@ -41,8 +41,17 @@ Form = Callable[[TensorOperands], Tensor]
 
 _RUNNING = ("running_mean", "running_variance")
 
+# Triton assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
+# allocators return addresses that are multiples of a larger power of two.
+_ALIGNMENT = 16
+
 # Less than the addresses of most tensors that have memory.
 _LOW = 1 << 40
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether kernels of a GPU can read a tensor in place: whether its address is aligned."""
+    return tensor.data_ptr() % _ALIGNMENT == 0
 
 
 class Tensors(Arrays[Tensor, P]):
@@ -51,21 +60,38 @@ class Tensors(Arrays[Tensor, P]):
     # A tensor of a subclass may report wrong strides.
     classes = (*PLAIN, type(None))
 
+    def facts(self, operands: Sequence[Any], mask: int | None = None) -> list[Hashable]:
+        return [
+            None
+            if each is None
+            else (
+                type(each),
+                each.dtype,
+                each.shape,
+                each.stride(),
+                each.is_cpu or (each.device, is_aligned(each)),
+                # Whether the memory of a tensor has its elements before a negation.
+                each.is_neg(),
+                is_functional(each),
+                each.requires_grad,
+            )
+            for each in operands
+        ]
+
     def new(self, forms: Sequence[Form], operands: TensorOperands) -> list[Tensor]:
         return [form(operands) for form in forms]
 
     def addresses(self, arrays: TensorOperands) -> list[Any] | None:
-        addresses = []
         try:
-            for tensor in arrays:
-                address = 0 if tensor is None else tensor.data_ptr()
-                if address < _LOW and tensor is not None and has_no_memory(tensor, address):
-                    return None
-                addresses.append(address)
+            addresses = [_LOW if each is None else each.data_ptr() for each in arrays]
+            is_lost = min(addresses) < _LOW and any(
+                each is not None and has_no_memory(each, address)
+                for each, address in zip(arrays, addresses, strict=True)
+            )
         except RuntimeError:
             # A tensor without storage, such as that of a transform that is over, has no address.
             return None
-        return addresses
+        return None if is_lost else addresses
 
     def order_of(self, x: Tensor) -> Order:
         return order_of(x)

@@ -7,7 +7,7 @@ computed and returned in float32.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,16 +38,6 @@ from backnorm.torch.memory import (
 
 
 class _CpuTensors(Tensors[Place]):
-    def facts(self, operands: Sequence[Any], mask: int | None) -> list[Hashable]:
-        return [
-            None
-            if each is None
-            # `is_neg` is true for a lazily negated tensor, whose memory has the elements before
-            # negation.
-            else (type(each), each.dtype, each.shape, each.stride(), each.is_cpu, each.is_neg())
-            for each in operands
-        ]
-
     def forms(self, problem: Problem, order: Order) -> dict[Kind, Form]:
         make = empty_like if problem.data_bytes >= LARGE else torch.empty_like
         channels, reproducible = problem.channels, problem.reproducible

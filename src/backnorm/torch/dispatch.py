@@ -7,7 +7,7 @@ of another subclass is treated as a plain tensor if it has memory, even if the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -57,7 +57,9 @@ def is_opaque(tensor: Tensor) -> bool:
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
-_is_functional = torch._is_functional_tensor
+
+#: is_functional(tensor): whether a tensor is a wrapper of functionalisation.
+is_functional = torch._is_functional_tensor
 
 #: is_batched(tensor): whether a tensor is a batch of gradients. If the argument
 #: ``is_grads_batched`` of `torch.autograd.grad` is true, a backward pass is called with such a
@@ -65,14 +67,13 @@ _is_functional = torch._is_functional_tensor
 is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def needs_dispatcher(first: Tensor, *others: Tensor | None) -> bool:
-    """Whether a call on tensors must run as operators of PyTorch's dispatcher, not directly.
+def is_watched(first: Tensor) -> bool:
+    """Whether a call must run as operators of PyTorch's dispatcher, for tensors of any kind.
 
-    The result is True in these cases: under `torch.compile` and `torch.export` (`is_compiling`);
-    under `torch.func` and forward-mode differentiation; under modes that see every operator (fake
-    tensors, `make_fx`, FLOP counters); under `torch.jit.trace`; if the first tensor is a batch of
-    gradients (``is_grads_batched``); for a tensor of a subclass other than `Parameter`, on another
-    device than a CPU or a CUDA device, or in a wrapper of functionalisation.
+    The result is True under `torch.compile` and `torch.export` (`is_compiling`); under `torch.func`
+    and forward-mode differentiation; under modes that see every operator (fake tensors, `make_fx`,
+    FLOP counters); under `torch.jit.trace`; and if the first tensor is a batch of gradients
+    (``is_grads_batched``).
     """
     return (
         is_compiling()
@@ -81,21 +82,21 @@ def needs_dispatcher(first: Tensor, *others: Tensor | None) -> bool:
         or forward_ad._current_level >= 0
         or _tracing() is not None
         or is_batched(first)
-        or _are_elsewhere((first, *others))
     )
 
 
-def _are_elsewhere(tensors: Sequence[Tensor | None]) -> bool:
-    for tensor in tensors:
-        # `is_opaque` says more, but reads dispatch keys, which takes longer than these tests. A
-        # sparse tensor gets through here, and kernels refuse it.
-        if tensor is not None and (
-            type(tensor) not in PLAIN
-            or not (tensor.is_cpu or tensor.is_cuda)
-            or _is_functional(tensor)
-        ):
-            return True
-    return False
+def needs_dispatcher(first: Tensor, *others: Tensor | None) -> bool:
+    """Whether a call on tensors must run as operators of PyTorch's dispatcher, not directly.
+
+    The result is True if the call is watched (`is_watched`), and for a tensor of a subclass other
+    than `Parameter`, on another device than a CPU or a CUDA device, or in a wrapper of
+    functionalisation. (A sparse tensor is not among these; kernels refuse it.)
+    """
+    return is_watched(first) or any(
+        type(tensor) not in PLAIN or not (tensor.is_cpu or tensor.is_cuda) or is_functional(tensor)
+        for tensor in (first, *others)
+        if tensor is not None
+    )
 
 
 def is_transformed() -> bool:

@@ -29,9 +29,8 @@ from backnorm.errors import ArgumentError
 from backnorm.options import Options
 from backnorm.torch import engines, library
 from backnorm.torch.activations import activate, derivative
-from backnorm.torch.checks import Operands, renamed
+from backnorm.torch.checks import renamed
 from backnorm.torch.dispatch import PLAIN, by_operators, needs_dispatcher
-from backnorm.torch.engines import Saved
 from backnorm.torch.memory import order_of, unpack_mask
 
 
@@ -51,19 +50,25 @@ class _Normalisation(Function):
             return (None,) * len(needed)
         if mask is not None:
             x = _in_order(x, order)
-        saved, has_residual = Saved(x, weight, mean, variance, mask, bias), needed[1]
+        operands, has_residual = (x, dy, mask, mean, variance, weight), needed[1]
+        call = "batch_norm_backward", ctx.options, has_residual
+        key, known = engines.look_up(call, operands, dy)
         # The kernels take plain tensors only; x may be of a subclass if a saved-tensor hook
         # returned it.
-        if torch.is_grad_enabled() or needs_dispatcher(dy) or type(x) not in PLAIN:
+        if known is None and (
+            torch.is_grad_enabled() or needs_dispatcher(dy) or type(x) not in PLAIN
+        ):
             gradients = by_operators(
-                _by_library, saved, dy, ctx.options, dy=dy, input=x, weight=weight
+                _by_library, operands, bias, ctx.options, dy=dy, input=x, weight=weight
             )
         else:
-            run = profiled(engines.backward, "batch_norm_backward")
             try:
-                gradients = run(saved, dy, ctx.options, has_residual)
+                run = known or engines.backward(operands, ctx.options, has_residual)
+                gradients = profiled(run, "batch_norm_backward")(operands, bias)
             except ArgumentError as error:
                 raise renamed(error, {"x": "input", "gamma": "weight"}) from None
+            if known is None:
+                engines.keep(key, run, operands)
         dx, dweight, dbias, dresidual = gradients
         return (
             dx if needed[0] else None,
@@ -74,9 +79,11 @@ class _Normalisation(Function):
         )
 
 
-def _by_library(saved: Saved, dy: Tensor, options: Options) -> tuple[Tensor | None, ...]:
+def _by_library(
+    operands: tuple[Any, ...], bias: Tensor | None, options: Options
+) -> tuple[Tensor | None, ...]:
     """Return differentiable gradients of x, weight, bias and residual."""
-    x, weight, mean, variance, mask, bias = saved
+    x, dy, mask, mean, variance, weight = operands
     activation = options.activation
     if mask is not None:
         dy = torch.where(unpack_mask(mask, x), dy, 0.0)
@@ -108,10 +115,12 @@ class BatchNorm(_Normalisation):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        """Return y. The arguments are those of `Operands`, the momentum and the `Options`."""
-        *operands, momentum, options = arguments
+        """Return y. The arguments are those of `Operands`, the momentum, the `Options`, and the
+        function that `engines.forward` returns for them.
+        """
+        *operands, momentum, options, run = arguments
         x, _, weight, bias, *_ = operands
-        y, mean, variance, mask = engines.forward(Operands(*operands), momentum, options)
+        y, mean, variance, mask = run(operands, momentum)
         ctx.set_materialize_grads(False)
         kept = order = None
         if mask is not None:
@@ -145,10 +154,12 @@ class BatchNormInference(_Normalisation):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        """Return y. The arguments are those of `Operands`, residual None, and `Options`."""
-        *operands, options = arguments
+        """Return y. The arguments are those of `Operands`, residual None, the `Options`, and the
+        function that `engines.forward` returns for them.
+        """
+        *operands, options, run = arguments
         x, _, weight, _, *statistics = operands
-        y = engines.inference(Operands(*operands), options)
+        (y,) = run(operands, 0.0)
         ctx.set_materialize_grads(False)
         # Save copies: autograd does not detect that a later batch updates the running statistics.
         mean, variance = (tensor.detach().clone() for tensor in statistics)

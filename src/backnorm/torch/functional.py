@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -147,19 +148,40 @@ def batch_norm(
     if not (type(training) is bool and type(momentum) is float and type(eps) is float):
         training, momentum, eps = check_numbers(training, momentum, eps)
     reproducible = reproducible is not False and check_flag("reproducible", reproducible)
-    operands = Operands(input, residual, weight, bias, running_mean, running_var)
+    operands: tuple[Tensor | None, ...]
+    operands = input, residual, weight, bias, running_mean, running_var
+    # The key has types, because equal values of other types may not be accepted.
+    requested = activation, type(activation), arithmetic, type(arithmetic)
+    call: tuple[Any, ...] = ("batch_norm", training, eps, reproducible, *requested)
+    key, run = engines.look_up(call, operands, input)
+    if run is None:
+        options = options_of(training, eps, activation, arithmetic, input.dtype)
+        named, in_phases = Operands(*operands), training and reproducible
+        way = _way_of(named, in_phases)
+        if way is not None and not torch.compiler.is_compiling():
+            # Tensors of subclasses that have memory are computed like plain tensors.
+            key, named = None, Operands(*map(as_plain, named))
+            way = _way_of(named, in_phases)
+        if way is not None:
+            return way(named, momentum, options)
+        run, operands = partial(_first, key, options), named
+    try:
+        y: Tensor = run(operands, momentum)
+        return y
+    except ArgumentError as error:
+        refused = error
+    # The kernels' errors have other names of arguments than PyTorch's function.
     options = options_of(training, eps, activation, arithmetic, input.dtype)
-    in_phases = options.training and reproducible
-    way = _way_of(operands, in_phases)
-    if way is not _by_kernels and not torch.compiler.is_compiling():
-        # Tensors of subclasses that have memory are computed like plain tensors.
-        operands = Operands(*map(as_plain, operands))
-        way = _way_of(operands, in_phases)
-    return way(operands, momentum, options)
+    raise refusal(refused, Operands(*operands), options)
 
 
-def _way_of(operands: Operands, in_phases: bool) -> Callable[[Operands, float, Options], Tensor]:
-    """Return the function that computes y. Nothing else chooses between these functions."""
+_Way = Callable[[Operands, float, Options], Tensor]
+
+
+def _way_of(operands: Operands, in_phases: bool) -> _Way | None:
+    """Return the function that computes y, or None if kernels do, directly on the memory of
+    tensors. Nothing else chooses between these ways.
+    """
     input = operands[0]
     if in_phases:
         return _in_phases
@@ -167,7 +189,7 @@ def _way_of(operands: Operands, in_phases: bool) -> Callable[[Operands, float, O
         return _by_operators
     if not input.is_floating_point() and _is_empty_of_integers(input):
         return _by_pytorch
-    return _by_kernels
+    return None
 
 
 def _is_empty_of_integers(input: Tensor) -> bool:
@@ -193,39 +215,44 @@ def _by_pytorch(operands: Operands, momentum: float, options: Options) -> Tensor
     return add_and_activate(y, residual, options.activation)
 
 
-def _by_kernels(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Compute y by kernels, directly on the memory of tensors."""
-    try:
-        return _eager(operands, momentum, options)
-    except ArgumentError as error:
-        refused = error
-    # The kernels' errors have other names of arguments than PyTorch's function.
-    raise refusal(refused, operands, options)
+def _first(key: Hashable, options: Options, operands: Operands, momentum: float) -> Tensor:
+    """Compute y by kernels, and keep the function that computes it for later calls."""
+    run = _by_kernels(operands, options)
+    y = run(operands, momentum)
+    engines.keep(key, run, operands)
+    return y
 
 
-def _eager(operands: Operands, momentum: float, options: Options) -> Tensor:
-    """Compute y by kernels, through autograd if a gradient may be needed."""
-    input, residual, weight, bias, *_ = operands
-    wants_gradient = torch.is_grad_enabled() and (
-        input.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
+def _by_kernels(
+    operands: Operands, options: Options
+) -> Callable[[Sequence[Tensor | None], float], Tensor]:
+    """Return the function that computes y by kernels, through autograd if a gradient may be needed,
+    for these operands and for others with the same facts.
+    """
+    input, residual, *_ = operands
+    wants_gradient = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in operands[:4]
     )
     name = eager.name_of(options, residual)
     check_statistics(operands, options.training)
     if options.training:
         check_batch(input)
-        if wants_gradient:
-            y: Tensor = eager.TRAIN[name](*operands, momentum, options)
-            return y
-        return eager.profiled(engines.forward, name)(operands, momentum, options)[0]
     if not wants_gradient:
-        return eager.profiled(engines.inference, name)(operands, options)
-    plain = options if options.activation is None else options._replace(activation=None)
-    y = eager.freeze(*operands._replace(residual=None), plain)
-    check_residual(residual, input, options.activation)
-    return by_operators(add_and_activate, y, residual, options.activation, residual=residual)
+        forward = engines.forward(operands, options)
+        return lambda operands, momentum: eager.profiled(forward, name)(operands, momentum)[0]
+    if options.training:
+        forward, train = engines.forward(operands, options), eager.TRAIN[name]
+        return lambda operands, momentum: train(*operands, momentum, options, forward)
+    plain = options._replace(activation=None)
+    normalise = engines.forward(operands._replace(residual=None), plain)
+
+    def freeze(operands: Sequence[Any], momentum: float) -> Tensor:
+        input, residual, *others = operands
+        y = eager.freeze(input, None, *others, plain, normalise)
+        check_residual(residual, input, options.activation)
+        return by_operators(add_and_activate, y, residual, options.activation, residual=residual)
+
+    return freeze
 
 
 def _by_operators(operands: Operands, momentum: float, options: Options) -> Tensor:

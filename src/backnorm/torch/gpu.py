@@ -10,7 +10,7 @@ of such a channel are infinite or NaN, as in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -28,12 +28,8 @@ from backnorm.problem import Problem
 from backnorm.reproducible_sums import bins_of
 from backnorm.second_order import blocks
 from backnorm.signature import Kind, Operation
-from backnorm.torch.arrays import TensorOperands, Tensors
+from backnorm.torch.arrays import TensorOperands, Tensors, is_aligned
 from backnorm.torch.memory import as_type, contiguous, dense, order_of, unpack_mask
-
-# The compiler assumes that addresses of arrays are multiples of this number of bytes. PyTorch's
-# allocators return addresses that are multiples of a larger power of two.
-_ALIGNMENT = 16
 
 _NOTHING = nullcontext()
 
@@ -124,22 +120,6 @@ class _Launches(Launch):
 class _CudaTensors(Tensors[torch.device]):
     absent = None
 
-    def facts(self, operands: Sequence[Any], mask: int | None) -> list[Hashable]:
-        return [
-            None
-            if each is None
-            else (
-                type(each),
-                each.dtype,
-                each.shape,
-                each.stride(),
-                each.device,
-                each.is_neg(),
-                each.data_ptr() % _ALIGNMENT == 0,
-            )
-            for each in operands
-        ]
-
     def forms(self, problem: Problem, order: Order) -> dict[Kind, Any]:
         channels, size = problem.channels, mask_size(problem.size)
         statistics = getattr(torch, problem.statistics_dtype.name)
@@ -186,7 +166,7 @@ class _CudaTensors(Tensors[torch.device]):
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.detach().clone()
+    return tensor if is_aligned(tensor) else tensor.detach().clone()
 
 
 TENSORS = _CudaTensors()

@@ -48,8 +48,9 @@ def _forward(
     eps: float,
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    operands = Operands(x, weight=weight, bias=bias)
-    return engines.forward(operands, 0.0, _options(x, True, eps, arithmetic))[:3]
+    options = _options(x, True, eps, arithmetic)
+    y, mean, variance, _ = engines.run("forward", (x, None, weight, bias, None, None), options)
+    return y, mean, variance
 
 
 def _inference(
@@ -62,7 +63,9 @@ def _inference(
     arithmetic: str | None = None,
 ) -> Tensor:
     options = _options(x, False, eps, arithmetic)
-    return engines.inference(Operands(x, None, weight, bias, mean, variance), options)
+    y: Tensor
+    (y,) = engines.run("inference", (x, None, mean, variance, weight, bias), options)
+    return y
 
 
 def _backward(
@@ -76,8 +79,9 @@ def _backward(
     arithmetic: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = _options(x, training, eps, arithmetic)
-    saved = engines.Saved(x, weight, mean, variance)
-    return engines.backward(saved, dy, options, has_residual=False)[:3]
+    operands = x, dy, None, mean, variance, weight
+    dx, dweight, dbias, _ = engines.run("backward", operands, options)
+    return dx, dweight, dbias
 
 
 def _options(x: Tensor, training: bool, eps: float, arithmetic: str | None) -> Options:

@@ -26,11 +26,9 @@ import torch
 from torch import Tensor
 
 from backnorm.arithmetics import check_arithmetic
-from backnorm.executable import compute
 from backnorm.options import Options
 from backnorm.signature import Operation
-from backnorm.torch import library
-from backnorm.torch.cpu import TENSORS
+from backnorm.torch import engines, library
 from backnorm.torch.memory import inverse_deviation
 from backnorm.torch.registry import LOWERED, register
 
@@ -68,7 +66,7 @@ def _compute(
     operation: Operation, operands: Any, eps: float, training: bool, arithmetic: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = Options(eps, training=training, arithmetic=check_arithmetic(arithmetic or LOWERED))
-    first, second, coefficients = compute(operation, operands, options, arrays=TENSORS)
+    first, second, coefficients = engines.run(operation, operands, options)
     return first, second, coefficients
 
 

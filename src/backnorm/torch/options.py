@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from backnorm.activations import Activation, check_activation
 from backnorm.arithmetics import (
     Arithmetic,
     check_arithmetic,
-    chosen,
     own_arithmetic,
     requested,
     resolved,
@@ -29,38 +27,15 @@ def options_of(
 ) -> Options:
     """Check the options of a call, and return them.
 
-    Calls with the same arguments get the same object, if they also have the same setting of
-    `backnorm.arithmetic`, and PyTorch does not trace them. In a traced graph, the arithmetic is
-    None if the caller has not chosen one. The compiler may then choose one (see `lowering`).
+    In a traced graph, the arithmetic is None if the caller has not chosen one. The compiler may
+    then choose one (see `lowering`).
     """
     if torch.compiler.is_dynamo_compiling():
         return _of_dynamo(training, eps, activation, arithmetic, dtype)
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    arguments = training, eps, activation, arithmetic, dtype, traced, chosen()
-    if not traced:
-        try:
-            return _cached(*arguments)
-        except TypeError:
-            # An unhashable argument has a wrong type, for which the checks raise.
-            pass
-    return _cached.__wrapped__(*arguments)
-
-
-# Without `typed`, the arguments True, 1 and 1.0 would have the same key in the cache, because they
-# are equal. Errors are not cached.
-@functools.lru_cache(maxsize=1024, typed=True)
-def _cached(
-    training: bool,
-    eps: float,
-    activation: Any,
-    arithmetic: Any,
-    dtype: torch.dtype,
-    traced: bool,
-    _block: Any,
-) -> Options:
     _check_eps(training, eps)
     kind = element_type(dtype)
     follows = check_activation(activation, kind)
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     choose = requested if traced else resolved
     return Options(eps, "NCX", training, follows, arithmetic=choose(kind, arithmetic))
 

@@ -243,9 +243,9 @@ def test_batch_norm_with_invalid_operand_raises_argument_error(arguments):
 def plain_step(x, dy):
     """Return y, and the gradients of x, weight and bias, without autograd."""
     options = Options(1e-5, arithmetic="float64")
-    y, mean, variance, _ = engines.forward(Operands(x), 0.0, options)
-    saved = engines.Saved(x, None, mean, variance)
-    *gradients, _ = engines.backward(saved, dy, options, has_residual=False)
+    y, mean, variance, _ = engines.forward(Operands(x), options)(Operands(x), 0.0)
+    operands = x, dy, None, mean, variance, None
+    *gradients, _ = engines.backward(operands, options, has_residual=False)(operands, None)
     return y, *gradients
 
 

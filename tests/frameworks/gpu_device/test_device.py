@@ -35,9 +35,10 @@ def seeded():
 def step(x, dy, weight, bias):
     """Return what a training step computes."""
     options = options_of(True, 1e-5, None, None, x.dtype)
-    y, mean, variance, _ = engines.forward(Operands(x, None, weight, bias), 0.0, options)
-    saved = engines.Saved(x, weight, mean, variance)
-    *gradients, _ = engines.backward(saved, dy, options, False)
+    operands = Operands(x, None, weight, bias)
+    y, mean, variance, _ = engines.forward(operands, options)(operands, 0.0)
+    operands = x, dy, None, mean, variance, weight
+    *gradients, _ = engines.backward(operands, options, False)(operands, None)
     return y, mean, variance, *gradients
 
 

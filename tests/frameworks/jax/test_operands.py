@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import backnorm
 import backnorm.jax as ours
 
 from ...support.kinds import Kind
-from .. import operands
-
-FUNCTIONS = [name for name in operands.CANONICAL if hasattr(ours, name)]
-KINDS = {"arrays": jnp.asarray, "NumPy's": np.asarray}
-
+from ..operands import OperandContract, differences, good
 
 # What is JAX's own: see the functions' documentation.
 THEIRS = {
@@ -64,47 +61,25 @@ def leaked(tensor):
     return kept[0]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
-    wrong, count = operands.failures(
-        getattr(ours, name),
-        jnp.asarray,
-        more=of_jax,
-        theirs=THEIRS,
-        least_rank=1,
-        share=operands.SHARE,
-    )
-    assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
-    assert count > 60
+class TestOperands(OperandContract):
+    module = ours
+    kinds = MappingProxyType({"arrays": jnp.asarray, "NumPy's": np.asarray})
+    own_kinds = staticmethod(of_jax)
+    refused_by_numpy = ("deleted", "donated", "traced elsewhere")
+    options = MappingProxyType({"least_rank": 1})
+    theirs = MappingProxyType(THEIRS)
 
+    @pytest.mark.sweep
+    def test_batch_norm_with_relu_accepts_or_names_each_kind_of_operand(self):
+        for kind in self.kinds:
+            self.check("batch_norm", kind, 1500, activation="relu")
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("name", "activation"), [*((name, None) for name in FUNCTIONS), ("batch_norm", "relu")]
-)
-def test_function_accepts_or_names_each_kind_of_operand(name, activation, kind):
-    function = getattr(ours, name)
-    more = {"more": of_jax, "theirs": THEIRS} if kind == "arrays" else {}
-    more |= {"least_rank": 1, "activation": activation}
-    wrong, count = operands.failures(function, KINDS[kind], **more)
-    assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
-    assert count > 1500
-
-
-def test_jax_module_has_each_canonical_function():
-    assert set(FUNCTIONS) == set(operands.CANONICAL)
-
-
-def test_numpy_backward_accepts_jax_arrays_and_names_bad_operands():
-    arguments, canonical = operands.good(ours.batch_norm_backward)
-    wanted = canonical(**arguments, epsilon=1e-3, data_format="NXC")
-    for name, array in arguments.items():
-        for kind in of_jax(array):
-            changed = arguments | {name: kind.value}
-            if kind.refused or kind.label in ("deleted", "donated", "traced elsewhere"):
-                with pytest.raises(backnorm.ArgumentError, match=f"^{name}: "):
-                    canonical(**changed, epsilon=1e-3, data_format="NXC")
-                continue
-            found = canonical(**changed, epsilon=1e-3, data_format="NXC")
-            assert operands.differences(found, wanted) is None
+    def test_numpy_backward_accepts_arrays_that_only_jax_has(self):
+        arguments, canonical = good(ours.batch_norm_backward)
+        wanted = canonical(**arguments, epsilon=1e-3, data_format="NXC")
+        for name, array in arguments.items():
+            for kind in of_jax(array):
+                if not kind.refused and kind.label not in self.refused_by_numpy:
+                    changed = arguments | {name: kind.value}
+                    found = canonical(**changed, epsilon=1e-3, data_format="NXC")
+                    assert differences(found, wanted) is None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import backnorm
 import backnorm.tensorflow as ours
 
 from ...support.kinds import Kind
-from .. import operands
-
-FUNCTIONS = [name for name in operands.CANONICAL if hasattr(ours, name)]
-KINDS = {"tensors": tf.convert_to_tensor, "variables": tf.Variable}
+from ..operands import CANONICAL, OperandContract, failures
 
 
 def of_tensorflow(array):
@@ -52,36 +49,15 @@ def _expanded(array):
     return np.broadcast_to(array[:1], array.shape)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_sample_of_hostile_calls_gives_documented_error_or_right_result(name):
-    wrong, count = operands.failures(
-        getattr(ours, name),
-        tf.convert_to_tensor,
-        more=of_tensorflow,
-        of_lists=np.float32,
-        share=operands.SHARE,
-    )
-    assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
-    assert count > 60
+class TestOperands(OperandContract):
+    module = ours
+    kinds = MappingProxyType({"tensors": tf.convert_to_tensor, "variables": tf.Variable})
+    own_kinds = staticmethod(of_tensorflow)
+    options = MappingProxyType({"of_lists": np.float32})
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_function_accepts_or_names_each_kind_of_operand(name, kind):
-    more = of_tensorflow if kind == "tensors" else None
-    function = getattr(ours, name)
-    wrong, count = operands.failures(function, KINDS[kind], more=more, of_lists=np.float32)
-    assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
-    assert count > 1200
-
-
-def test_tensorflow_module_has_each_canonical_function():
-    assert set(FUNCTIONS) == set(operands.CANONICAL)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", CANONICAL)
 def test_traced_function_accepts_or_names_each_kind_of_operand(name):
     plain = getattr(ours, name)
 
@@ -91,21 +67,8 @@ def test_traced_function_accepts_or_names_each_kind_of_operand(name):
 
     # TensorFlow's own.
     theirs = dict.fromkeys(["symbolic", "a list of symbols"], "out of scope")
-    wrong, count = operands.failures(
+    wrong, count = failures(
         function, tf.convert_to_tensor, more=of_tensorflow, theirs=theirs, of_lists=np.float32
     )
     assert not wrong, f"{len(wrong)} kinds in {count} calls:\n" + "\n".join(wrong)
     assert count > 1200
-
-
-def test_numpy_backward_accepts_tensorflow_tensors_and_names_bad_operands():
-    arguments, canonical = operands.good(ours.batch_norm_backward)
-    wanted = canonical(**arguments, epsilon=1e-3, data_format="NXC")
-    for name, array in arguments.items():
-        for value in (tf.constant(array), tf.Variable(array)):
-            found = canonical(**arguments | {name: value}, epsilon=1e-3, data_format="NXC")
-            assert operands.differences(found, wanted) is None
-        for kind in of_tensorflow(array):
-            if kind.refused:
-                with pytest.raises(backnorm.ArgumentError, match=f"^{name}: "):
-                    canonical(**arguments | {name: kind.value}, epsilon=1e-3, data_format="NXC")

@@ -62,7 +62,7 @@ class Outcome:
     fault : str or None
         None: the outputs are to be judged.
     text : str
-        A description of the fault.
+        A description of the fault, or of the call that returned `again`.
     outputs : mapping
         The outputs of the first call: all that the subject can have, None for those it lacks.
     again : mapping or None
@@ -73,6 +73,10 @@ class Outcome:
         The inputs to which the subject wrote.
     unchanged : sequence of str
         The outputs that had the same bits in a call with another dy (in a forward pass: another x).
+    varied : mapping
+        By the name of an input: the outputs of a call after this input has changed in place.
+    overwritten : sequence of str
+        The outputs that a later call has changed.
     """
 
     case: str
@@ -83,6 +87,8 @@ class Outcome:
     is_repeatable: bool = False
     changed: Sequence[str] = ()
     unchanged: Sequence[str] = ()
+    varied: Mapping[str, Arrays] = field(default_factory=dict)
+    overwritten: Sequence[str] = ()
 
 
 Event = Unusable | Prepares | Calls | Outcome

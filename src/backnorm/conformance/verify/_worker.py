@@ -12,7 +12,10 @@ import faulthandler
 import json
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +41,8 @@ from backnorm.conformance.verify._memory import (
     worst_parts,
 )
 from backnorm.conformance.verify.cases import Selection, recipes
-from backnorm.conformance.verify.operations import operation_of, varied_input
-from backnorm.conformance.verify.subjects import described, is_unsupported, subject_of
+from backnorm.conformance.verify.operations import operation_of, varied
+from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
 from backnorm.conformance.verify.tensors import DeviceError
 from backnorm.errors import ArgumentError
 
@@ -50,7 +53,11 @@ _REPEATED = 1 << 22
 _RESERVED = 1 << 30
 
 _Outputs = dict[str, np.ndarray | None]
-_Inputs = dict[str, Guarded | None]
+
+# The cases in which each input is varied in turn, and those that also run in two threads.
+_ALL_VARIED = "realistic-", "no-gamma-", "frozen-"
+_IN_THREADS = "realistic-", "sums-of-"
+_ROUNDS = 4
 
 
 class WroteOutsideError(Exception):
@@ -65,6 +72,9 @@ class Worker:
         self.folder = Path(job["folder"])
         self.memory = job["memory"] << 20
         try:
+            self.returned: _Outputs = {}
+            # Triton's interpreter has one grid at a time.
+            self.is_threaded = not job["command"] and os.environ.get("TRITON_INTERPRET") != "1"
             self.subject: Any = (
                 OfCommand(job["subject"])
                 if job["command"]
@@ -100,38 +110,43 @@ class Worker:
         except Exception as error:
             is_own = isinstance(error, CommandError | WroteOutsideError)
             text = str(error) if is_own else described(error)
-            return Outcome(case.name, _fault_of(error, text), text)
+            fault = _fault_of(error, text)
+            if fault == "error" and not case.data.x.size:
+                # Many implementations refuse an empty batch by any exception.
+                fault = "refused"
+            return Outcome(case.name, fault, text)
 
     def _of_calls(self, case: Case) -> Outcome:
-        inputs = _guarded(case)
-        before = {n: None if g is None else g.array.tobytes() for n, g in inputs.items()}
-        varied = inputs[operation_of(case).varied]
-        assert varied is not None
-        original = varied.array.copy()
+        memory = Memory(case)
         self.say(Calls(case.name))
-        first = self._called(inputs, case)
-        changed = tuple(
-            n for n, g in inputs.items() if g is not None and before[n] != g.array.tobytes()
-        )
+        first = self._called(memory, case)
         size = case.data.x.size
-        if changed or not size or size > _REPEATED:
-            return Outcome(case.name, outputs=first, changed=changed)
+        if memory.changed or not size or size > _REPEATED:
+            return Outcome(case.name, outputs=first, changed=memory.changed)
+        returned = {name: array for name, array in self.returned.items() if array is not None}
         # Call again with the same buffers, which now contain another dy (in a forward pass: another
         # x). The results must differ from those of the first call.
-        varied.array[...] = varied_input(original)
-        second = self._called(inputs, case)
-        varied.array[...] = original
-        tight = _guarded(case, is_tight=True)
+        second = self._varied(memory, case, operation_of(case).varied)
+        tight = Memory(case, is_tight=True)
         third = self._called(tight, case)
-        again = None
+        again, text, is_repeatable = None, "", True
         if not _are_equal(first, third):
             # The order in which a subject adds up may depend on the alignment of arrays. So only
             # calls with the same arrays must agree.
-            for arrays, outputs in ((tight, third), (inputs, first)):
+            for arrays, outputs in ((tight, third), (memory, first)):
                 again = self._called(arrays, case)
                 if not _are_equal(outputs, again):
                     return Outcome(case.name, outputs=outputs, again=again)
             again = third
+        elif case.name.startswith(_IN_THREADS) and self.is_threaded:
+            other = varied(case, operation_of(case).varied)
+            again = self._in_threads(((case, first), (other, second)))
+            if again is not None:
+                text, is_repeatable = ": two calls run at once, in two threads", False
+        others = {}
+        if case.name.startswith(_ALL_VARIED):
+            names = [name for name, guarded in memory.guards.items() if guarded is not None]
+            others = {name: self._varied(memory, case, name) for name in (*names, "epsilon")}
         unchanged = tuple(
             name
             for name, array in first.items()
@@ -139,9 +154,56 @@ class Worker:
             and np.any(np.nan_to_num(array.astype(float)))
             and _equal(array, second[name])
         )
+        overwritten = tuple(n for n, a in returned.items() if not _equal(np.array(a), first[n]))
         return Outcome(
-            case.name, outputs=first, again=again, is_repeatable=True, unchanged=unchanged
+            case.name,
+            text=text,
+            outputs=first,
+            again=again,
+            is_repeatable=is_repeatable,
+            changed=memory.changed or tight.changed,
+            unchanged=unchanged,
+            varied=others,
+            overwritten=overwritten,
         )
+
+    def _varied(self, memory: Memory, case: Case, name: str) -> _Outputs:
+        """Return the outputs of a call in which one input has other values in the same memory."""
+        other = varied(case, name)
+        memory.fill(other)
+        outputs = self._called(memory, other)
+        memory.fill(case)
+        return outputs
+
+    def _in_threads(self, calls: Sequence[tuple[Case, _Outputs]]) -> _Outputs | None:
+        """Run calls at once, in threads; return outputs that differ from those of a single call."""
+        wrong: list[_Outputs] = []
+        together = threading.Barrier(len(calls))
+
+        def call(case: Case, expected: _Outputs) -> None:
+            memory = Memory(case)
+            try:
+                for _ in range(_ROUNDS):
+                    together.wait()
+                    outputs = self._called(memory, case)
+                    if case is calls[0][0] and not _are_equal(outputs, expected):
+                        wrong.append(outputs)
+            except threading.BrokenBarrierError:
+                # A call in the other thread has raised an error.
+                return
+            except BaseException:
+                together.abort()
+                raise
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            with ThreadPoolExecutor(len(calls)) as pool:
+                for future in [pool.submit(call, *each) for each in calls]:
+                    future.result()
+        finally:
+            sys.setswitchinterval(interval)
+        return wrong[0] if wrong else None
 
     def _of_huge(self, case: Case) -> Outcome:
         """Call the subject once, on a case with repeated channels.
@@ -162,28 +224,64 @@ class Worker:
             self.say(Prepares(case.name))
             return Outcome(case.name, outputs=worst_parts(outputs, case))
 
-    def _called(self, inputs: _Inputs, case: Case) -> _Outputs:
-        arrays = {name: None if g is None else g.array for name, g in inputs.items()}
-        is_tight = any(g is not None and g.is_tight for g in inputs.values())
+    def _called(self, memory: Memory, case: Case) -> _Outputs:
+        """Call the subject; return copies of its outputs."""
         if not getattr(self.subject, "writes", False):
-            found = self.subject(arrays, case)
+            found = self.returned = self.subject(memory.arrays, case)
+            memory.check()
             return {n: None if a is None else np.array(a) for n, a in found.items()}
-        memory = {
-            name: Guarded(case.data.like(name), fill=True, is_tight=is_tight) for name in GRADIENTS
+        own = {
+            name: Guarded(case.data.like(name), fill=True, is_tight=memory.is_tight)
+            for name in GRADIENTS
         }
-        found = self.subject(arrays, case, {name: g.array for name, g in memory.items()})
-        outside = [name for name, g in memory.items() if not g.holds_canaries()]
+        found = self.subject(memory.arrays, case, {name: g.array for name, g in own.items()})
+        memory.check()
+        outside = [name for name, g in own.items() if not g.holds_canaries()]
         if outside:
             raise WroteOutsideError(f"wrote outside of {outside[0]}")
         return {name: array.copy() for name, array in found.items()}
 
 
-def _guarded(case: Case, *, is_tight: bool = False) -> _Inputs:
-    """Return copies of a case's inputs between unreadable pages."""
-    return {
-        name: None if array is None else Guarded(array, is_tight=is_tight)
-        for name, array in case.inputs.items()
-    }
+class Memory:
+    """The inputs of calls, between unreadable pages.
+
+    Attributes
+    ----------
+    guards : mapping
+        By name; None for an absent input.
+    changed : tuple of str
+        The inputs to which a call has written.
+    """
+
+    def __init__(self, case: Case, *, is_tight: bool = False) -> None:
+        self.guards = {
+            name: None if array is None else Guarded(array, is_tight=is_tight)
+            for name, array in case.inputs.items()
+        }
+        self.is_tight, self.changed = is_tight, tuple[str, ...]()
+        self._bits = self._of_now()
+
+    @property
+    def arrays(self) -> Inputs:
+        """The arrays by name."""
+        return {name: None if g is None else g.array for name, g in self.guards.items()}
+
+    def fill(self, case: Case) -> None:
+        """Give the arrays the values of another case."""
+        for name, array in case.inputs.items():
+            guarded = self.guards[name]
+            if guarded is not None:
+                guarded.array[...] = array
+        self._bits = self._of_now()
+
+    def check(self) -> None:
+        """Note the inputs that a call has changed."""
+        now = self._of_now()
+        written = (name for name, bits in self._bits.items() if bits != now[name])
+        self.changed = self.changed or tuple(written)
+
+    def _of_now(self) -> dict[str, bytes | None]:
+        return {n: None if g is None else g.array.tobytes() for n, g in self.guards.items()}
 
 
 def _are_equal(one: _Outputs, other: _Outputs) -> bool:

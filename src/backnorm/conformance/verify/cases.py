@@ -15,6 +15,7 @@ from backnorm.conformance.battery import Case, Recipe, Variant
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.diagnosis import DIAGNOSTIC, FORWARD_DIAGNOSTIC, diagnostic_data
 from backnorm.conformance.forward_battery import forward_recipe, has_forward
+from backnorm.conformance.verify.grid import grid
 from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import (
     BFLOAT16,
@@ -146,6 +147,8 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
         is_in_tier = full or not is_16_bit(recipe.variant.statistics)
         if is_in_tier and (has_forward(recipe) or not forward):
             yield recipe
+    if not forward:
+        yield from grid()
     for variant in _variants():
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):

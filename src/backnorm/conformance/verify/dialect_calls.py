@@ -15,10 +15,10 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
 from backnorm.dialects import registry
-from backnorm.dialects._check import kept_shape
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT64, rounded
 from backnorm.errors import ArgumentError, ArgumentValueError
+from backnorm.layout import kept_shape
 
 __all__ = ["Inputs", "arguments", "received", "schema_of", "shape_of_kept"]
 
@@ -43,8 +43,6 @@ def arguments(
     if not flags and case.training == schema.frozen:
         kind = "statistics of training" if schema.frozen else "frozen statistics"
         raise RefusedError(f"the operator has no {kind}")
-    if schema.copies_one and case.training and data.x.size == data.mean.size:
-        raise RefusedError("the operator copies a batch of one element per channel")
     formats = [f for f in schema.formats if f.is_any or f.layout == data.data_format]
     if not formats:
         raise RefusedError(f"the operator has no layout {data.data_format}")
@@ -57,16 +55,18 @@ def arguments(
         "data_format": fitting.name,
     }
     attributes = {
-        spec.name: known.get(spec.role or "", spec.usual if spec.required else spec.default)
+        spec.name: known.get(spec.role or "", spec.example if spec.required else spec.default)
         for spec in schema.attributes
         if not spec.extension
     } | flags
     taken = _inputs(schema, inputs, case)
     try:
-        registry.canonical(schema.dialect, schema.op, taken, attributes)
+        canonical = registry.canonical(schema.dialect, schema.op, taken, attributes)
     except ArgumentError as error:
         accepted = f"; expected {error.accepted}" if error.accepted else ""
         raise RefusedError(f"{error.argument}: {error.problem}{accepted}") from error
+    if canonical.blended:
+        raise RefusedError("the operator has other results for such a case, by its own rule")
     return taken, attributes
 
 

@@ -21,6 +21,7 @@ __all__ = ["Finding", "findings", "mistake_of", "sentence"]
 _FAULTS = {
     "changed_input": "the subject writes to an input",
     "not_repeatable": "the same inputs give other bits of {outputs} in another call",
+    "overwritten": "a later call overwrites {outputs}, which an earlier call has returned",
     "stale": "{outputs}: a call with other values in the same memory returns earlier results",
     "wrote_outside": "the subject writes outside of an array",
     "error": "the call fails",

@@ -5,9 +5,9 @@ wrong formulas that a case rejects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -27,7 +27,7 @@ __all__ = [
     "catches",
     "operation_of",
     "proves",
-    "varied_input",
+    "varied",
 ]
 
 OperationName = Literal["backward", "forward"]
@@ -48,7 +48,7 @@ class Operation:
     results : tuple of str
         The results, in their order.
     varied : str
-        The input that is changed (`varied_input`) to detect results of an earlier call.
+        The input that is changed (`varied`) in each case to detect results of an earlier call.
     ladder : callable
         Takes a case; returns the exact results and their bounds.
     types : callable
@@ -65,14 +65,20 @@ class Operation:
     diagnosis: Callable[[Case, Outputs], Diagnosis]
 
 
-def varied_input(array: np.ndarray) -> np.ndarray:
-    """Return -0.5 * `array`, an input with other gradients, and another mean and variance.
+def varied(case: Case, name: str) -> Case:
+    """Return a case with another value of one input, or of epsilon.
 
-    The factor is not -1, because `verify` calls a kernel with dy, then with the varied dy, then
-    with dy. If the varied dy were -dy, a kernel that wrongly adds up the results of these three
-    calls would return the correct result.
+    An array is multiplied by -0.5, but a variance by 3. The factor is not -1, because `verify`
+    calls a kernel with dy, then with the varied dy, then with dy. If the varied dy were -dy, a
+    kernel that wrongly adds up the results of these three calls would return the correct result.
     """
-    return (-0.5 * array.astype(float)).astype(array.dtype)
+    changed: Any = 4.0 * case.data.epsilon + 0.25
+    if name != "epsilon":
+        array = getattr(case.data, name)
+        factor = 3.0 if name == "variance" else -0.5
+        changed = (factor * array.astype(float)).astype(array.dtype)
+    values: dict[str, Any] = {name: changed}
+    return replace(case, data=replace(case.data, **values))
 
 
 def operation_of(case: Case) -> Operation:

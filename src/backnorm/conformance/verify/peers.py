@@ -21,10 +21,10 @@ import numpy as np
 
 import backnorm
 from backnorm.conformance.verify.operations import OperationName, RefusedError
-from backnorm.conformance.verify.tensors import shared_tensor
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
 from backnorm.peers import onednn
+from backnorm.peers.torch_tensors import to_tensor
 
 __all__ = ["PEERS", "Pass", "missing_package"]
 
@@ -106,7 +106,7 @@ def aten(
 
     x: Any = inputs["input"]
     tensors: dict[str, Any] = {
-        name: None if a is None else shared_tensor(a).clone() for name, a in inputs.items()
+        name: None if a is None else to_tensor(a) for name, a in inputs.items()
     }
     if tensors["weight"] is None and is_16_bit(x.dtype):
         # If the weight is None, PyTorch expects statistics in x's 16-bit type, but these statistics
@@ -134,13 +134,13 @@ def _native_batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     """
     import torch
 
-    weight, bias = (None if a is None else shared_tensor(a).clone() for a in (gamma, beta))
+    weight, bias = (None if a is None else to_tensor(a) for a in (gamma, beta))
     if weight is None and is_16_bit(x.dtype):
         # If the weight is None, PyTorch returns the mean in x's 16-bit type. With these float32
         # parameters it returns the mean in float32.
         weight, bias = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
     function = torch.ops.aten.native_batch_norm
-    return function(shared_tensor(x).clone(), weight, bias, None, None, True, 0.0, epsilon)[:2]
+    return function(to_tensor(x), weight, bias, None, None, True, 0.0, epsilon)[:2]
 
 
 def raw_op(

@@ -28,7 +28,7 @@ from backnorm.conformance.verify._events import (
 )
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.dialect_calls import received
-from backnorm.conformance.verify.operations import OPERATIONS, Operation
+from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
 from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
     Verdict,
@@ -69,7 +69,7 @@ class Job:
     timeout : float
         The time limit of a case's calls in seconds.
     memory : int
-        The limit of the child's data memory in MiB; 0: no limit.
+        The limit of the worker's data memory in MiB; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
     any_order : bool
@@ -101,8 +101,11 @@ class Job:
 
     def case(self, recipe: Recipe) -> Case:
         """Draw a case, with the numbers by which the subject is judged."""
-        case, schema = recipe.case(self.selection.seed), self.schema
-        return case if schema is None else received(case, schema)
+        return self.received(recipe.case(self.selection.seed))
+
+    def received(self, case: Case) -> Case:
+        """Return a case with the numbers by which the subject is judged."""
+        return case if self.schema is None else received(case, self.schema)
 
 
 @dataclass(slots=True)
@@ -146,7 +149,13 @@ class Results:
                 for output in self.operation.results
             ]
             return
-        found = judged(case or self.job.case(recipe), outcome, any_order=self.job.any_order)
+        job = self.job
+        found = judged(
+            case or job.case(recipe),
+            outcome,
+            any_order=job.any_order,
+            varied=lambda _, name: job.received(varied(recipe.case(job.selection.seed), name)),
+        )
         self.verdicts += found.verdicts
         self.unchanged |= {(recipe.name, output) for output in found.unchanged}
         if found.diagnosis is not None:

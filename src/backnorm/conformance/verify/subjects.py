@@ -40,10 +40,11 @@ from backnorm.conformance.verify.operations import (
     operation_of,
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
-from backnorm.conformance.verify.tensors import OutputError, array_of, on_tensors, tensors_of
+from backnorm.conformance.verify.tensors import on_tensors, tensors_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
+from backnorm.peers.torch_tensors import to_array
 
 __all__ = ["Inputs", "Subject", "function_of", "subject_of"]
 
@@ -73,6 +74,10 @@ class Subject(Protocol):
         """Return the outputs of the subject by name. For an unsupported case, raise an error that
         `is_unsupported` accepts.
         """
+
+
+class OutputError(AssertionError):
+    """A subject returned a wrong number of outputs, or an object that is not an array."""
 
 
 class Function:
@@ -132,9 +137,8 @@ class OfDialect:
     Parameters
     ----------
     function : callable
-        Takes the inputs and attributes in the order of the operator's call, or by name if the
-        operator has only keywords. If the operator is configured, takes the attributes by name, and
-        returns a function of the inputs.
+        Takes the inputs and attributes as the operator does: by position in the operator's order,
+        and keyword-only ones by name.
     schema : OperatorSchema
     """
 
@@ -156,14 +160,11 @@ class OfDialect:
 
     def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
         """Return what the function returns; inputs and attributes are by the operator's names."""
-        schema, values = self._schema, inputs | attributes
-        if schema.style == "configured":
-            return self._function(**attributes)(*[values[name] for name in schema.order])
-        named = {name: values[name] for name in schema.order if name in values}
-        if schema.style == "keywords":
-            return self._function(**named)
-        mask = [[True] * len(schema.outputs)] if schema.choice == "output_mask" else []
-        return self._function(*named.values(), *mask)
+        schema = self._schema
+        values = inputs | attributes | {"output_mask": [True] * len(schema.outputs)}
+        operands = {name: values[name] for name in schema.order if name in values}
+        named = {name: operands.pop(name) for name in schema.keyword_only if name in operands}
+        return self._function(*operands.values(), **named)
 
 
 class OfPeer(OfDialect):
@@ -433,4 +434,16 @@ def _by_name(names: Any, results: Any) -> Outputs:
         if not isinstance(results, tuple | list):
             results = (results,)
         values = dict(zip(names, results, strict=False))
-    return {name: array_of(values.get(name)) for name in names}
+    return {name: _array(values.get(name)) for name in names}
+
+
+def _array(value: Any) -> np.ndarray | None:
+    if value is None:
+        return None
+    if hasattr(value, "detach"):
+        return to_array(value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufcV":
+        kind = type(value).__name__
+        raise OutputError(f"the subject returned an object of type {kind}; expected an array")
+    return array

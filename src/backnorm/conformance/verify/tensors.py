@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -11,18 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from backnorm.conformance.verify.operations import RefusedError
-from backnorm.dtypes import BFLOAT16, FLOAT64, element_type
+from backnorm.dtypes import FLOAT64
 from backnorm.errors import ArgumentValueError
+from backnorm.peers.torch_tensors import to_array, to_tensor
 
-__all__ = ["DeviceError", "OutputError", "Tensors", "array_of", "on_tensors", "shared_tensor"]
+__all__ = ["DeviceError", "Tensors", "on_tensors", "tensors_of"]
 
 
 class DeviceError(Exception):
     """A kernel failed on a device. The process may be unable to use the device any more."""
-
-
-class OutputError(AssertionError):
-    """A subject returned a wrong number of outputs, or an object that is not an array."""
 
 
 class Tensors(Protocol):
@@ -57,13 +53,13 @@ class TorchTensors:
                 accepted.append(torch.accelerator.current_accelerator().type)
             raise _no_device("torch", device, accepted, error) from error
         self._module = torch.get_device_module(self._device)
-        # Kernels of Triton run on the current device.
-        if self._device.index:
-            self._module.set_device(self._device.index)
 
     @contextmanager
     def operands(self, values: Sequence[Any]) -> Iterator[list[Any]]:
         """See :class:`Tensors`."""
+        # Kernels of Triton run on the current device, which each thread has of its own.
+        if self._device.index:
+            self._module.set_device(self._device.index)
         tensors = [self._tensor(v) if isinstance(v, np.ndarray) else v for v in values]
         # A subject can change the shape of its tensors. These views keep theirs.
         views = [v.detach() if a is not v else v for a, v in zip(values, tensors, strict=True)]
@@ -76,8 +72,7 @@ class TorchTensors:
                 raise DeviceError(f"{type(error).__name__}: {error}") from error
         for array, view in zip(values, views, strict=True):
             if view is not array and array.flags.writeable:
-                written = array_of(view)
-                assert written is not None
+                written = to_array(view)
                 if not np.shares_memory(written, array):
                     array[...] = written
 
@@ -85,7 +80,7 @@ class TorchTensors:
         """Return a tensor of an array. A tensor of a read-only array is a copy, because PyTorch
         has no read-only tensors.
         """
-        shared = shared_tensor(array if array.flags.writeable else array.copy())
+        shared = to_tensor(array if array.flags.writeable else array.copy())
         try:
             return shared.to(self._device)
         except TypeError as error:
@@ -153,55 +148,12 @@ def _no_device(
 
 
 def on_tensors(function: Callable[..., Any], tensors: Tensors) -> Callable[..., Any]:
-    """Return a function of arrays that calls `function` with tensors in their place.
-
-    If `function` returns another function, as a configured operator does, that function gets
-    tensors, too.
-    """
+    """Return a function of arrays that calls `function` with tensors in their place."""
 
     @functools.wraps(function)
     def of_arrays(*operands: Any, **named: Any) -> Any:
         with tensors.operands([*operands, *named.values()]) as values:
-            found = function(
-                *values[: len(operands)],
-                **dict(zip(named, values[len(operands) :], strict=True)),
-            )
-        return on_tensors(found, tensors) if callable(found) else found
+            by_name = zip(named, values[len(operands) :], strict=True)
+            return function(*values[: len(operands)], **dict(by_name))
 
     return of_arrays
-
-
-def shared_tensor(array: np.ndarray) -> Any:
-    """Return a tensor of PyTorch in the memory of an array."""
-    import torch
-
-    if element_type(array.dtype) == BFLOAT16:
-        # PyTorch does not read NumPy's bfloat16.
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def array_of(value: Any) -> np.ndarray | None:
-    """Return an array or tensor of any library, on any device, as a NumPy array.
-
-    Raises
-    ------
-    OutputError
-        If the value is no array.
-    """
-    if value is None:
-        return None
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            # PyTorch cannot convert a bfloat16 tensor to a NumPy array, so the tensor is passed as
-            # int16.
-            bits: np.ndarray = value.view(sys.modules["torch"].int16).numpy()
-            found: np.ndarray = bits.view(BFLOAT16)
-            return found
-        return np.asarray(value.numpy())
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufcV":
-        kind = type(value).__name__
-        raise OutputError(f"the subject returned an object of type {kind}; expected an array")
-    return array

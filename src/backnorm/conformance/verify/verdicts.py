@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -12,13 +12,14 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify._events import Fault, Outcome
-from backnorm.conformance.verify.operations import operation_of, proves, varied_input
+from backnorm.conformance.verify.operations import operation_of, proves, varied
 from backnorm.dtypes import element_type
 
 __all__ = [
     "STATUSES",
     "UNJUDGED",
     "Judgement",
+    "Outcome",
     "Status",
     "Verdict",
     "diagnosis_of",
@@ -37,6 +38,7 @@ Status = (
         "changed_input",
         "not_repeatable",
         "stale",
+        "overwritten",
         "proves_nothing",
         "expected_to_fail",
     ]
@@ -44,8 +46,8 @@ Status = (
 #: The statuses of an output, best first.
 STATUSES: tuple[Status, ...] = (
     *RUNGS, "proves_nothing", "refused", "not_run", "expected_to_fail", "wrong", "nonfinite",
-    "not_written", "changed_input", "not_repeatable", "stale", "wrote_outside", "error",
-    "out_of_memory", "hang", "crash",
+    "not_written", "changed_input", "not_repeatable", "stale", "overwritten", "wrote_outside",
+    "error", "out_of_memory", "hang", "crash",
 )  # fmt: skip
 
 #: The statuses of outputs that are not judged. "refused": the subject refused the case. "not_run":
@@ -145,7 +147,9 @@ def graded(case: Case, outputs: Mapping[str, np.ndarray | None]) -> dict[str, Ve
         else:
             grade = ladder.grade(name, actual)
             found[name] = _verdict(case, name, grade.status, grade=grade)
-    if all(each.status in RUNGS for each in found.values()) and not proves(case, ladder):
+    is_right = all(each.status in RUNGS for each in found.values())
+    # Without elements, no formula is tested, but that the results of parameters are 0.
+    if is_right and case.data.x.size and not proves(case, ladder):
         text = "the case proves nothing: every wrong formula passes"
         found = {n: replace(v, status="proves_nothing", text=text) for n, v in found.items()}
     return found
@@ -170,7 +174,13 @@ def diagnosis_of(
     return None if diagnosis.kind in ("right", "unknown") else diagnosis
 
 
-def judged(case: Case, outcome: Outcome, *, any_order: bool = False) -> Judgement:
+def judged(
+    case: Case,
+    outcome: Outcome,
+    *,
+    any_order: bool = False,
+    varied: Callable[[Case, str], Case] = varied,
+) -> Judgement:
     """Judge the outputs of the calls on a case, and what was observed in the calls.
 
     Parameters
@@ -180,12 +190,14 @@ def judged(case: Case, outcome: Outcome, *, any_order: bool = False) -> Judgemen
     any_order : bool
         Whether another call may give other bits if the outputs of both calls are right. The worse
         output is graded.
+    varied : callable
+        Takes the case and the name of an input; returns the case with another value of the input.
     """
     outputs = {name: array for name, array in outcome.outputs.items() if array is not None}
     grades = graded(case, outputs)
     unchanged = set(outcome.unchanged)
     if unchanged:
-        unchanged -= _right_if_varied(case, outputs)
+        unchanged -= _right(varied(case, operation_of(case).varied), outputs)
     # If an input is varied and an output does not change, the output may be stale (left over from
     # an earlier call). But a wrong formula may also give an output that does not depend on this
     # input. So a wrong output counts as stale only if none of the outputs changed.
@@ -204,8 +216,14 @@ def judged(case: Case, outcome: Outcome, *, any_order: bool = False) -> Judgemen
             }
             is_right = all(each.status in RUNGS for each in grades.values())
             if not (outcome.is_repeatable or (is_right and any_order)):
-                text = "not_repeatable" + _BOTH_RIGHT * is_right
+                text = "not_repeatable" + outcome.text + _BOTH_RIGHT * is_right
                 faults = {n: text for n in outputs if _differ(outputs[n], outcome.again[n])}
+    for name, others in outcome.varied.items():
+        right = _right(varied(case, name), others)
+        text = f"stale: after {name} has changed in place"
+        faults |= {n: text for n in grades if grades[n].status in RUNGS and n not in right}
+    if outcome.overwritten:
+        faults |= dict.fromkeys(outcome.overwritten, "overwritten")
     if outcome.changed:
         faults = dict.fromkeys(outputs, f"changed_input: {outcome.changed[0]}")
     diagnosis = None
@@ -228,15 +246,10 @@ def _with_fault(verdict: Verdict, fault: str | None) -> Verdict:
     return replace(verdict, status=cast("Status", fault.partition(":")[0]), text=fault)
 
 
-def _right_if_varied(case: Case, outputs: Mapping[str, np.ndarray]) -> set[str]:
-    """Return the names of the outputs that would also be right for the changed input of the second
-    call.
-    """
-    name = operation_of(case).varied
-    changed: dict[str, Any] = {name: varied_input(getattr(case.data, name))}
-    varied = replace(case, data=replace(case.data, **changed))
+def _right(case: Case, outputs: Mapping[str, np.ndarray | None]) -> set[str]:
+    """Return the names of the outputs that are right for a case."""
     passing = (*RUNGS, "proves_nothing")
-    return {name for name, found in graded(varied, outputs).items() if found.status in passing}
+    return {name for name, found in graded(case, outputs).items() if found.status in passing}
 
 
 def _absent(case: Case, output: str, names: Collection[str]) -> Verdict:

@@ -1,0 +1,162 @@
+"""Cases at special values, options and shapes, where kernels often have another path.
+
+Each value, option or shape is a row. A row of shapes has all element types; the layouts alternate,
+so that each shape has both layouts and each type half of the combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from backnorm.conformance.battery import Recipe, Variant
+from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
+from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_16_bit, rounded, statistics_types
+
+__all__ = ["grid"]
+
+# Sizes (N, C, space) of the shapes. Together they have the ranks 2 to 6; one channel, and numbers
+# of channels one below and one above 8, 16, 32, 64 and 1024; one pixel and one image; more than 256
+# images; odd rows; odd numbers of elements per channel below and beyond 1024 and 65536; axes 1 and
+# -1 of equal sizes; no element.
+_SHAPES = (
+    (4, 7),
+    (257, 9),
+    (1, 15),
+    (9, 9, 5),
+    (5, 1, 9),
+    (257, 4, 3),
+    (3, 1023, 2),
+    (2, 1025, 3),
+    (5, 3, 1, 1),
+    (1, 65, 6, 7),
+    (7, 8, 8, 8),
+    (3, 1, 33, 33),
+    (3, 5, 37, 29),
+    (2, 63, 16, 9),
+    (1, 2, 257, 257),
+    (2, 17, 3, 4, 5),
+    (1, 33, 5, 5, 5),
+    (2, 31, 2, 3, 2, 3),
+    (0, 5, 4),
+)
+# The shape (N, C, space) of the cases with special values and options.
+_SHAPE = (6, 5, 3, 4)
+# A case for each pair of values of two options, and a few more.
+_OPTIONS = (
+    # gamma, training, foreign statistics, epsilon
+    (True, True, False, 0.0),
+    (True, True, True, 1.0),
+    (True, False, False, 1.0),
+    (True, False, True, 1e-12),
+    (False, True, False, 1.0),
+    (False, True, True, 1e-12),
+    (False, False, False, 0.0),
+    (False, False, True, 0.25),
+    (False, True, False, 0.25),
+    (True, True, False, 1e-12),
+)
+
+
+def grid() -> Iterator[Recipe]:
+    """Yield the recipes of a backward pass."""
+    layouts = "NCX", "NXC"
+    for dtype in (FLOAT32, BFLOAT16, FLOAT16):
+        widest = statistics_types(dtype)[-1]
+        for k, shape in enumerate(_SHAPES):
+            # float32 has both layouts, and each 16-bit type one of them.
+            for layout in (
+                layouts if dtype == FLOAT32 else layouts[(k + (dtype == FLOAT16)) % 2 :][:1]
+            ):
+                variant = Variant(dtype, widest, layout)
+                yield _recipe(f"grid-{'x'.join(map(str, shape))}", variant, shape)
+        for k, (name, make, settings) in enumerate(_values(dtype)):
+            yield _recipe(name, Variant(dtype, widest, layouts[k % 2]), _SHAPE, make, **settings)
+        for k, (scaled, training, is_foreign, epsilon) in enumerate(_OPTIONS):
+            make = partial(_foreign if is_foreign else realistic_data, epsilon=epsilon)
+            words = "gamma" * scaled, "frozen" * (not training), "foreign" * is_foreign
+            name = "-".join(filter(None, ("grid", *words, f"epsilon-{epsilon:g}")))
+            types = statistics_types(dtype)
+            variant = Variant(dtype, types[k % len(types)], layouts[k // 2 % 2])
+            yield _recipe(name, variant, _SHAPE, make, scaled=scaled, training=training)
+
+
+def _recipe(
+    name: str, variant: Variant, shape: tuple[int, ...], *make: Any, **options: Any
+) -> Recipe:
+    return Recipe(name, variant, in_layout(shape, variant.data_format), *make, **options)
+
+
+def _values(dtype: np.dtype) -> Iterator[tuple[str, Callable[..., LayerData], dict[str, Any]]]:
+    """Yield the names of special values, the functions that draw them, and settings of the case."""
+    yield "zero-gamma", partial(_changed, change=_zero_gamma), {}
+    yield "nan-in-dy", partial(_changed, change=_nan_in_dy), {}
+    yield "infinity-in-dy", partial(_changed, change=_infinity_in_dy), {"training": False}
+    yield "variances-of-all-sizes", _variances_of_all_sizes, {}
+    yield "small-variance", partial(realistic_data, epsilon=1e-5, scale=2.0**-6), {}
+    yield "small-gradients", partial(realistic_data, gradient_scale=1e-6), {}
+    if dtype != FLOAT16:
+        yield "gradients-beyond-float16", partial(realistic_data, gradient_scale=1e7), {}
+        yield "tiny-gradients", partial(realistic_data, gradient_scale=1e-12), {}
+
+
+def _changed(
+    *arguments: Any, change: Callable[[LayerData], dict[str, Any]], **options: Any
+) -> LayerData:
+    data = realistic_data(*arguments, **options)
+    return replace(data, **change(data))
+
+
+def _zero_gamma(data: LayerData) -> dict[str, Any]:
+    gamma = data.gamma.copy()
+    gamma[::2] = 0
+    return {"gamma": gamma}
+
+
+def _nan_in_dy(data: LayerData) -> dict[str, Any]:
+    return {"dy": _with_one(data, 1, np.nan)}
+
+
+def _infinity_in_dy(data: LayerData) -> dict[str, Any]:
+    return {"dy": _with_one(data, 2, np.inf)}
+
+
+def _with_one(data: LayerData, channel: int, value: float) -> np.ndarray:
+    """Return dy with this value in one element of a channel."""
+    dy = data.dy.copy()
+    rows = np.moveaxis(dy, data.channel_axis, 0)
+    rows[channel].flat[rows[channel].size // 2] = value
+    return dy
+
+
+def _foreign(*arguments: Any, **options: Any) -> LayerData:
+    """Return data with other statistics than those of x."""
+    data = realistic_data(*arguments, **options)
+    mean, variance = data.mean.astype(float) + 0.5, data.variance.astype(float) * 3.0
+    kind = data.mean.dtype
+    return replace(data, mean=rounded(mean, kind), variance=rounded(variance, kind))
+
+
+def _variances_of_all_sizes(shape: tuple[int, ...], dtype: np.dtype, **options: Any) -> LayerData:
+    """Return data of which the channels have standard deviations from 1e-4 to 1e4, but not beyond
+    the precision or the largest number of a 16-bit type.
+    """
+    data = realistic_data(shape, dtype, **options, epsilon=1e-12)
+    largest = 2.0 if is_16_bit(dtype) else 4.0
+    scales = 10.0 ** np.linspace(-largest, largest, data.mean.size)
+    return _scaled(data, scales)
+
+
+def _scaled(data: LayerData, scales: np.ndarray) -> LayerData:
+    """Return the data with the x of each channel multiplied, and its statistics."""
+    along = [1] * data.x.ndim
+    along[data.channel_axis] = scales.size
+    x = rounded(data.x.astype(float) * scales.reshape(along), data.x.dtype)
+    rows = rows_of(x, data.channel_axis)
+    kind = data.mean.dtype
+    mean, variance = rows.mean(1), rows.var(1)
+    return replace(data, x=x, mean=rounded(mean, kind), variance=rounded(variance, kind))
