@@ -14,24 +14,19 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, bound
-from scripts.conformance_field import SHAPE, measured
+from scripts.conformance_field import DRAWN, ROOT, SHAPE, measured
 from scripts.generated import between, options, write_or_check
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "docs" / "conformance.json"
 PAGE = ROOT / "docs" / "conformance.md"
 STYLE = ROOT / "benchmarks" / "figures.mplstyle"
 
-# Labels and colours of the implementations in the pictures; the first is drawn above the others.
-_DRAWN = {"backnorm": ("backnorm", "C0"), "tensorflow": ("TensorFlow", "C2"),
-          "torch": ("PyTorch", "C1"), "numpy": ("NumPy, textbook formula", "C3")}  # fmt: skip
 # Bounds of errors in the picture: rung, kind, style of the line.
 _BOUNDS = (("serial", "guaranteed", ":"), ("serial", "expected", "--"),
            ("float32", "guaranteed", "-"))  # fmt: skip
@@ -46,7 +41,7 @@ def page(text: str, result: dict[str, Any]) -> str:
         "machine": f"Measured on {result['date']} on {result['machine']}.\n",
         "rungs": _rungs(subjects),
         "findings": _findings(subjects),
-        "tests": _tests(result),
+        "tests": _tests(result["tests"]),
         "subjects": _subjects(subjects),
     }
     for name, part in parts.items():
@@ -86,15 +81,12 @@ def _cell(status: str) -> str:
 
 def _findings(subjects: Iterable[dict[str, Any]]) -> str:
     rows = (
-        (s["label"], _short(f["says"]), f"`{_arguments(f['reproduce'])}`")
+        (s["label"], _short(f["says"]),
+         f"`{f['reproduce'].removeprefix('backnorm verify ').removesuffix(' --show')}`")
         for s in subjects
         for f in s["findings"]
-    )
+    )  # fmt: skip
     return _table(("Implementation", "Finding", "`backnorm verify ... --show`"), rows)
-
-
-def _arguments(command: str) -> str:
-    return command.removeprefix("backnorm verify ").removesuffix(" --show")
 
 
 def _short(finding: str) -> str:
@@ -103,22 +95,19 @@ def _short(finding: str) -> str:
     return finding.replace(" what serial sums may lose", "")
 
 
-def _tests(result: dict[str, Any]) -> str:
-    def rows() -> Iterator[Sequence[str]]:
-        for t in sorted(result["tests"], key=lambda t: -t["caught"]):
-            alarms = ", ".join(str(n) for n in t["false_alarms"].values())
-            loss = "" if t["loss"] == "none" else f", loss {t['loss']}"
-            yield (t["label"], f"`{t['tolerance']}`", t["data"] + loss, str(t["caught"]),
-                   str(t["invisible"]), alarms, t["source"])  # fmt: skip
-
-    battery = result["battery"]
-    (runs,) = {t["runs"] for t in result["tests"]}
-    alarms = ", ".join(str(n) for n in battery["false_alarms"].values())
-    own = ("**`backnorm verify`**", "the ladder", f"its {battery['runs']} cases",
-           str(battery["caught"]), "0", f"{alarms} of {battery['runs']}", "")  # fmt: skip
-    head = ("Test", "Tolerance in float32", "Data", f"Caught of {battery['of']}", "Cannot show",
-            f"Right ones rejected of {runs} (serial, pairwise, float64)", "Source")  # fmt: skip
-    return _table(head, [own, *rows()])
+def _tests(tests: Sequence[dict[str, Any]]) -> str:
+    number = sum(tests[0][each] for each in ("caught", "missed", "invisible"))
+    head = ("Test", "Tolerance in float32", "Data", f"Caught of {number}", "Cannot show",
+            f"Right ones rejected of {tests[0]['runs']} (serial, pairwise, float64)",
+            "Source")  # fmt: skip
+    # tests/conformance/test_proof.py shows what this row says.
+    rows = [("**`backnorm verify`**", "the ladder", "its cases", str(number), "0", "0, 0, 0", "")]
+    for t in sorted(tests, key=lambda t: -t["caught"]):
+        alarms = ", ".join(map(str, t["false_alarms"].values()))
+        loss = "" if t["loss"] == "none" else f", loss {t['loss']}"
+        rows.append((t["label"], f"`{t['tolerance']}`", t["data"] + loss, str(t["caught"]),
+                     str(t["invisible"]), alarms, t["source"]))  # fmt: skip
+    return _table(head, rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -128,10 +117,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def draw(points: dict[str, list[list[float]]]) -> None:
     """Plot errors against condition numbers: every point, and the largest of each decade."""
-    found = {name: np.array(points[name]).T for name in reversed(_DRAWN)}
+    found = {name: np.array(points[name]).T for name in reversed(DRAWN)}
     with _axes("conformance.svg", (5.5, 5.5), fontsize="small", markerscale=2) as axes:
         for name, (conditions, errors) in found.items():
-            label, colour = _DRAWN[name]
+            label, colour = DRAWN[name]
             shown = errors > 0
             axes.plot(
                 conditions[shown], errors[shown], "o", ms=2.5, color=colour, label=label, mew=0
@@ -152,7 +141,7 @@ def draw(points: dict[str, list[list[float]]]) -> None:
         )
     with _axes("error.svg", (5.5, 4)) as axes:
         for name, (conditions, errors) in found.items():
-            label, colour = _DRAWN[name]
+            label, colour = DRAWN[name]
             decades = np.floor(np.log10(conditions)).astype(int)
             worst = [errors[decades == each].max() for each in range(6)]
             # TensorFlow has nearly the same errors: its line is drawn on this wide one.

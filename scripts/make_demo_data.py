@@ -32,15 +32,12 @@ OUTPUT = Path(__file__).parents[1] / "src" / "backnorm" / "data" / "digits_batch
 def network() -> tuple[nn.Sequential, dict[str, nn.Module]]:
     """Return the network, from images (N, 1, 8, 8) to logits (N, 10), and the captured layers."""
     layers = {"conv8": nn.BatchNorm2d(16), "conv4": nn.BatchNorm2d(32), "dense": nn.BatchNorm1d(48)}
-    first, second = (
-        nn.Conv2d(1, 16, 3, padding=1, bias=False),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
-    )
     whole = nn.Sequential(
-        *(first, layers["conv8"], nn.ReLU()),
-        *(second, layers["conv4"], nn.ReLU(), nn.Flatten()),
-        *(nn.Linear(512, 48, bias=False), layers["dense"], nn.ReLU()),
-        nn.Linear(48, 10),
+        nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        *(layers["conv8"], nn.ReLU()),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+        *(layers["conv4"], nn.ReLU(), nn.Flatten(), nn.Linear(512, 48, bias=False)),
+        *(layers["dense"], nn.ReLU(), nn.Linear(48, 10)),
     )
     return whole, layers
 

@@ -105,11 +105,6 @@ class _Operator(NamedTuple):
         return self.result.environment
 
     @property
-    def caches(self) -> list[int]:
-        where = self.environment
-        return [where["cache_per_core"], min(where["cache_shared"], _MOST_SHARED)]
-
-    @property
     def every_cell(self) -> str:
         return f"Every cell: [bench/{self.file}](../bench/{self.file})."
 
@@ -308,14 +303,15 @@ def _steps(results: Iterable[Result]) -> str:
 
 def _kinds(shown: _Operator) -> pd.DataFrame:
     """Return the compared cells by the number of caches that x exceeds, and by layout."""
-    cells, texts = shown.compared(), [bytes_text(size) for size in shown.caches]
+    cells, where = shown.compared(), shown.environment
+    caches = where["cache_per_core"], min(where["cache_shared"], _MOST_SHARED)
     best = beside_best(cells)
     cells = cells.assign(
         text=cells.ratio.map(ratio_text) + ": " + cells["shape"].map(shape_text) + ", "
         + best.ours + " ms, " + best.peer + " " + best.time + " ms",
     )  # fmt: skip
-    sizes = [*(f"up to {text}" for text in texts), f"above {texts[-1]}"]
-    exceeded = sum((cells.nbytes > size).astype(int) for size in shown.caches)
+    sizes = [*(f"up to {bytes_text(size)}" for size in caches), f"above {bytes_text(caches[1])}"]
+    exceeded = sum((cells.nbytes > size).astype(int) for size in caches)
     return pd.DataFrame(
         {
             "size of x": sizes[kind[0]],

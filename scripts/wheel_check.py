@@ -147,18 +147,16 @@ def main() -> None:
     """Build and check; print a line for each step."""
     with tempfile.TemporaryDirectory() as scratch:
         wheels = [_built(root, Path(scratch, name)) for name, root in DISTRIBUTIONS.items()]
-        checked = 0
-        for version in supported():
-            python = interpreter(version)
+        pythons = {version: interpreter(version) for version in supported()}
+        for version, python in pythons.items():
             if python is None:
                 print(f"Python {version}: not on this machine")
                 continue
             begin = time.perf_counter()
             last = check(wheels, python, Path(scratch, version))
             print(f"Python {version}, {time.perf_counter() - begin:.0f} s: {last}")
-            checked += 1
-        if not checked:
-            sys.exit("no supported Python is on this machine")
+    if not any(pythons.values()):
+        sys.exit("no supported Python is on this machine")
 
 
 if __name__ == "__main__":

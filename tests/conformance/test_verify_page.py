@@ -85,7 +85,7 @@ def test_verify_page_known_failures_are_those_of_its_function(tmp_path):
     text = (tmp_path / "known.txt").read_text()
     assert f"```text\n{text}```" in page
     summary = printed(command.replace("--write-xfail", "--xfail"), tmp_path)[-1]
-    assert summary.endswith("60 expected to fail; 0 findings")
+    assert re.search(r" \d+ expected to fail; 0 findings$", summary), summary
 
 
 def test_verify_page_c_code_equals_part_of_header():

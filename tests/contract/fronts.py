@@ -7,6 +7,7 @@ dimensions below meet in a case of each front door that takes both.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import re
@@ -21,7 +22,7 @@ import pytest
 
 import backnorm
 from backnorm import Activation, ArgumentTypeError, ArgumentValueError
-from backnorm.conformance.data import realistic_data
+from backnorm.conformance.data import LayerData, realistic_data
 from tests.support.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, is_16_bit
 
 __all__ = ["EPSILON", "Data", "Front", "FrontContract", "Options", "truth"]
@@ -134,15 +135,23 @@ class Front(Protocol):
         """
 
 
-def data_of(case: Mapping[str, Any]) -> Data:
-    """Return the operands of a case, far from a mean of 0."""
-    dtype, axis = case["dtype"], case["axis"]
+@functools.cache
+def usual_data(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[LayerData, np.ndarray]:
+    """Return operands of a type, far from a mean of 0, and a residual; they are not written to."""
     rng = np.random.default_rng(zlib.crc32(repr(dtype).encode()))
-    made = realistic_data(case["shape"], dtype, data_format="NXC", rng=rng, ratio=30.0)
-    x, dy, residual = made.x, made.dy, rng.normal(size=case["shape"]).astype(dtype)
+    made = realistic_data(shape, dtype, data_format="NXC", rng=rng, ratio=30.0)
+    return made, rng.normal(size=shape).astype(dtype)
+
+
+def data_of(case: Mapping[str, Any]) -> Data:
+    """Return the operands of a case."""
+    dtype, axis = case["dtype"], case["axis"]
+    made, residual = usual_data(dtype, case["shape"])
+    x, dy = made.x, made.dy
     if case["elements"] == "empty":
         x, dy, residual = (each[:0] for each in (x, dy, residual))
     if case["elements"] == "non-finite":
+        x, dy = x.copy(), dy.copy()
         rows = x.reshape(-1, 5), dy.reshape(-1, 5)
         rows[0][30, 0], rows[0][47, 1], rows[1][0, 2], rows[1][9, 3] = NON_FINITE
     large = [np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in (x, dy, residual)]

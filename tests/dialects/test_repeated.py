@@ -9,6 +9,7 @@ import copy
 import gc
 import inspect
 import pickle
+import pydoc
 import re
 import weakref
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import backnorm
-from backnorm.dialects import ngraph, stablehlo, tensorflow
+from backnorm.dialects import aten, ngraph, stablehlo, tensorflow
 from backnorm.dialects.registry import DIALECTS, operators
 from backnorm.executable import CALLS
 from tests.support.calls import dialect_subjects
@@ -44,11 +45,11 @@ def test_repeated_call_with_other_values_equals_fresh_call(subject):
 
 
 @ALL
-def test_repeated_call_does_not_call_bind(subject, monkeypatch):
+def test_repeated_call_is_not_checked_again(subject, monkeypatch):
     good = good_arguments(subject)
     subject.call(**good)
     cls = subject.operator if isinstance(subject.operator, type) else type(subject.operator)
-    monkeypatch.setattr(cls, "bind", None)
+    monkeypatch.setattr(cls, "checked", None)
     subject.call(**good)
 
 
@@ -148,6 +149,31 @@ def test_repeated_call_rejects_feature_index_true_after_index_1(batch):
         stablehlo.batch_norm_grad(*args, 0.1, 1)
     with pytest.raises(TypeError, match="feature_index: must be an integer"):
         stablehlo.batch_norm_grad(*args, 0.1, True)
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array])
+def test_repeated_call_with_other_elements_of_output_mask_returns_requested_outputs(batch, make):
+    b = batch((2, 3, 4), "NCX")
+    inverse = 1 / np.sqrt(b["variance"] + 0.1)
+    operands = b["dy"], b["x"], b["gamma"], None, None, b["mean"], inverse, True, 0.1
+    for _ in range(2):
+        for mask in ([True, True, True], [True, False, True]):
+            found = aten.native_batch_norm_backward(*operands, make(mask))
+            assert [each is not None for each in found] == mask
+    with pytest.raises(TypeError, match="output_mask: must hold booleans"):
+        aten.native_batch_norm_backward(*operands, make([1, 1, 1]))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_function_has_the_signature_of_its_specification_and_is_pickled_by_name(dialect):
+    for operator in operators(dialect).values():
+        function = operator.function
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert list(inspect.signature(function).parameters) == [
+            *operator.schema.order,
+            "arithmetic",
+        ]
+        assert operator.schema.summary in pydoc.render_doc(function)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -209,7 +209,7 @@ MUTANTS = (
     ),
     Mutant(
         "aten dialect: a count is a number of any type",
-        "dialects/_aten_phases.py",
+        "dialects/aten.py",
         'if array.dtype.kind not in "iu":',
         'if array.dtype.kind not in "iuf":',
         _REFUSALS,

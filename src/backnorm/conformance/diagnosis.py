@@ -53,7 +53,9 @@ Array = np.ndarray
 Arrays = tuple[Array | None, Array | None, Array | None]
 
 #: The shapes of diagnostic data, in each layout.
-DIAGNOSTIC, FORWARD_DIAGNOSTIC = (7, 13, 3, 13), (3, 11, 1, 11)
+DIAGNOSTIC = (7, 13, 3, 13)
+#: The same for the forward pass.
+FORWARD_DIAGNOSTIC = (3, 11, 1, 11)
 
 _NO_ELEMENTS = Diagnosis("right", (), "there are no elements")
 _RIGHT = Diagnosis("right", (), "the errors are within the bounds of rounding")

@@ -52,16 +52,16 @@ _new = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoundCall:
+class PlannedCall:
     """A checked call of a dialect's operator, with the executable that computes it. All calls with
-    the same shapes, types and options share one `BoundCall`.
+    the same shapes, types and options share one `PlannedCall`.
 
     Attributes
     ----------
     call : Call
         Its inputs are shapes and types.
     names : sequence of str
-        The names of the values that are passed to the `BoundCall`.
+        The names of the values that are passed to the `PlannedCall`.
     canonical : CanonicalCall
     problem : Problem
     run, execute : callable
@@ -148,7 +148,7 @@ class BoundCall:
             values["mean"], values["variance"] = statistics
         return tuple(values.values())
 
-    def _finished(self, values: Sequence[Any], results: Results) -> tuple[np.ndarray, ...]:
+    def _finished(self, values: Sequence[Any], results: Results) -> Any:
         """Return the outputs that `finish` makes of the canonical results."""
         assert self.finish is not None
         schema = self.call.schema
@@ -161,7 +161,7 @@ class BoundCall:
         finished = self.finish(self.call, arrays, by_role)
         roles = {tensor.name: tensor.role for tensor in schema.outputs}
         try:
-            return tuple([finished[roles[name]] for name in self.outputs if name is not None])
+            outputs = [None if name is None else finished[roles[name]] for name in self.outputs]
         except KeyError as error:
             (role,) = error.args
             name = next(tensor.name for tensor in schema.outputs if tensor.role == role)
@@ -169,17 +169,18 @@ class BoundCall:
                 f"{schema.dialect}.{schema.op}: no result has the role {role} of {name}: "
                 "`translate` must set `weight` for running statistics, or `finish` must add it"
             ) from None
+        return outputs[0] if self.outcome is np.ndarray else tuple(outputs)
 
 
-def bound(
+def planned_call(
     call: Call,
     canonical: CanonicalCall,
     finish: Finish,
     names: Sequence[str],
     outputs: Sequence[str | None],
     outcome: type = tuple,
-) -> BoundCall:
-    """Return the `BoundCall` of a checked call. Later calls with equal shapes, types and options
+) -> PlannedCall:
+    """Return the `PlannedCall` of a checked call. Later calls with equal shapes, types and options
     reuse it.
 
     Parameters
@@ -192,7 +193,7 @@ def bound(
     outputs : sequence of str or None
         The names of the outputs that it returns; it returns None for None.
     outcome : type
-        As the field of `BoundCall`.
+        As the field of `PlannedCall`.
     """
     schema, problem = call.schema, _problem(call, canonical)
     planned = executable(problem, call.inputs[canonical.inputs["x"]])
@@ -200,7 +201,7 @@ def bound(
         map(is_plain, call.inputs.values())
     )
     by_any_layout = partial(run, problem)
-    # `BoundCall.__call__` makes the tuple `(*values, None)`. `places` has the position of each
+    # `PlannedCall.__call__` makes the tuple `(*values, None)`. `places` has the position of each
     # operand in this tuple. For an operand that the call does not pass, it is the position of the
     # final None.
     places = [
@@ -226,7 +227,7 @@ def bound(
         or any(call.by_role(role) is not None for role in ("memory_dgamma", "memory_dbeta"))
     )
     metadata = {name: Metadata(a.shape, a.dtype) for name, a in call.inputs.items()}
-    return BoundCall(
+    return PlannedCall(
         replace(call, inputs=metadata),
         names,
         canonical,

@@ -4,9 +4,9 @@ A dialect's module declares an operator by a function with the signature and the
 the specification, and without a body. The type of each parameter has the parameter's role
 (`roles.py`); the decorator `operator` gets the dialect's rules, and the role of each result. The
 first call is checked against the schema that is read from the function (`_check`), translated to a
-call of backnorm's own operation (the canonical call, `_call`), bound to an executable (`_run`) and
-cached. A later call of plain arrays with the same types, shapes and attributes finds the bound call
-in the cache, and runs it.
+call of backnorm's own operation (the canonical call, `_call`), planned (`_run`) and cached. A later
+call of plain arrays with the same types, shapes and attributes finds the planned call in the cache,
+and runs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backnorm.dialects._attributes import check_attributes
 from backnorm.dialects._call import Call, CanonicalCall, canonical_call
 from backnorm.dialects._check import check_inputs, check_mask, check_outputs
 from backnorm.dialects._declaration import schema_of
-from backnorm.dialects._run import BoundCall, Finish, bound
+from backnorm.dialects._run import Finish, PlannedCall, planned_call
 from backnorm.dialects._statistics import native
 from backnorm.dialects.schema import OperatorSchema, Rules, TensorSpec
 from backnorm.errors import ArgumentTypeError
@@ -150,7 +150,7 @@ class Operator:
         key: Hashable
         try:
             key = self, *kwargs, settings(), *map(_facts, values)
-            repeated: BoundCall | None = CALLS.get(key)
+            repeated: PlannedCall | None = CALLS.get(key)
         except NO_FACTS:
             key = repeated = None
         except Exception:
@@ -164,7 +164,7 @@ class Operator:
         return repeated(values)
 
     def _first(self, key: Hashable | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Check and run a call; cache the bound call, unless `key` is None."""
+        """Check and run a call; cache the planned call, unless `key` is None."""
         try:
             arguments = self._signature.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
@@ -178,13 +178,13 @@ class Operator:
             flags = check_mask(schema, arguments.get("output_mask"))
             returned = [name if flag else None for name, flag in zip(returned, flags, strict=True)]
             outputs = [name for name in returned if name is not None]
-        call = self.bind(inputs, attributes, outputs, arithmetic)
+        call = self.checked(inputs, attributes, outputs, arithmetic)
         if self._compute is not None:
             return self._compute(call, **{name: arguments.get(name) for name in self._others})
         if schema.choice == "outputs":
             returned = [*call.outputs]
         names = (*self._names[: len(args)], *kwargs)
-        found = self._bound(call, names, returned, self._outcome)
+        found = self._planned(call, names, returned, self._outcome)
         values = zip(names, (*args, *kwargs.values()), strict=True)
         results = found([call.inputs.get(name, value) for name, value in values])
         tensors = {*inputs, schema.words["out"]}
@@ -221,8 +221,8 @@ class Operator:
 
         `out` is memory for the first output. In a backward pass, `out` may be the array dy itself.
         """
-        call = self.bind(inputs, attributes, outputs, arithmetic)
-        values = self._bound(call, [*call.inputs], call.outputs)([*call.inputs.values()], out)
+        call = self.checked(inputs, attributes, outputs, arithmetic)
+        values = self._planned(call, [*call.inputs], call.outputs)([*call.inputs.values()], out)
         return dict(zip(call.outputs, values, strict=True))
 
     def canonical(
@@ -234,13 +234,13 @@ class Operator:
         arithmetic: Arithmetic | None = None,
     ) -> CanonicalCall:
         """Check a call and return the canonical call, without running it."""
-        call = self.bind(inputs, attributes, outputs, arithmetic)
+        call = self.checked(inputs, attributes, outputs, arithmetic)
         canonical = self._translate(call, canonical_call(call))
         results = {result.name for result in SIGNATURES[canonical.operation].results}
         computed = {role: name for role, name in canonical.outputs.items() if role in results}
         return replace(canonical, outputs=computed)
 
-    def bind(
+    def checked(
         self,
         inputs: Mapping[str, object],
         attributes: Mapping[str, object],
@@ -259,19 +259,19 @@ class Operator:
         computed_in = resolved(native(arrays[schema.words["x"]]), arithmetic)
         return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
 
-    def _bound(
+    def _planned(
         self,
         call: Call,
         names: Sequence[str],
         outputs: Sequence[str | None],
         outcome: type = tuple,
-    ) -> BoundCall:
+    ) -> PlannedCall:
         canonical = self._translate(call, canonical_call(call))
-        return bound(call, canonical, self._finish, names, outputs, outcome)
+        return planned_call(call, canonical, self._finish, names, outputs, outcome)
 
 
 def _facts(value: Any) -> Hashable:
-    """Return what a bound call depends on: for an array, all but the values of its elements."""
+    """Return what a planned call depends on: for an array, all but the values of its elements."""
     kind = type(value)
     if kind is np.ndarray:
         return value.shape, value.dtype, value.flags.num
