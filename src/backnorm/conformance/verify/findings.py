@@ -273,6 +273,8 @@ def _command(finding: Finding, results: Results, at_least: Rung) -> str:
         ("--operation", selection.operation, "backward"),
         ("--dialect", job.dialect, None),
         ("--op", job.op, None),
+        ("--tensors", job.tensors, None),
+        ("--device", job.device, "cpu"),
         *(("--shape", ",".join(map(str, shape)), None) for shape in selection.shapes),
         ("--tier", selection.tier, "smoke"),
         ("--huge", finding.first.startswith("beyond-int32-"), False),

@@ -62,6 +62,10 @@ class Job:
     selection : Selection
     dialect, op : str or None
         The dialect and operator whose signature the subject has; None: the canonical signature.
+    tensors : {"torch", "jax"} or None
+        The framework whose tensors the subject gets; None: NumPy's arrays.
+    device : str
+        The device of the tensors.
     timeout : float
         The time limit of a case's calls in seconds.
     memory : int
@@ -87,6 +91,8 @@ class Job:
     any_order: bool = False
     files: bool = False
     echo: bool = False
+    tensors: str | None = None
+    device: str = "cpu"
 
     @property
     def schema(self) -> OperatorSchema | None:
