@@ -144,6 +144,14 @@ def verify(
     operation: Annotated[
         Literal["backward", "forward"], typer.Option(help="The pass that the subject computes.")
     ] = "backward",
+    tensors: Annotated[
+        Literal["torch", "jax"] | None,
+        typer.Option(help="The tensors that the function gets (default: NumPy's arrays)."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The device of the tensors, such as cuda or mps.", show_default="cpu"),
+    ] = None,
     command: Annotated[
         bool,
         typer.Option(
@@ -208,6 +216,10 @@ def verify(
         raise ArgumentValueError("--op", "must be used with --dialect", came=op)
     if command and dialect is not None:
         raise ArgumentValueError("--dialect", "must be absent with --command", came=dialect)
+    if tensors is not None and command:
+        raise ArgumentValueError("--tensors", "must be absent with --command", came=tensors)
+    if device is not None and tensors is None:
+        raise ArgumentValueError("--device", "must be used with --tensors", came=device)
     if huge and (tier != "full" or command):
         came = "a command" if command else f"tier {tier}"
         raise ArgumentValueError(
@@ -228,7 +240,10 @@ def verify(
     shapes = tuple(_shape(each, least=0) for each in shape or ())
     selection = replace(selection, shapes=shapes, operation=operation, huge=_HUGE if huge else 0)
     for subject in subjects:
-        job = Job(subject, selection, dialect, op, timeout, memory, command, any_order, echo=show)
+        job = Job(
+            subject, selection, dialect, op, timeout, memory, command, any_order, echo=show,
+            tensors=tensors, device=device or "cpu",
+        )  # fmt: skip
         with progress() as advance:
             advance(subject, 0)
             results = run_job(job, partial(advance, subject))

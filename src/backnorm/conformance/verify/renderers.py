@@ -59,9 +59,10 @@ def _line(text: str, style: str = "") -> Text:
 def _title(report: Report) -> str:
     job, selection = report.results.job, report.results.job.selection
     words = selection.operation if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
+    place = f" on {job.tensors} {job.device}" if job.tensors else ""
     number = len({v.case for v in report.results.verdicts})
     return (
-        f"{job.subject} as {words}, {' '.join(selection.dtypes)}, {counted(number, 'case')} "
+        f"{job.subject} as {words}{place}, {' '.join(selection.dtypes)}, {counted(number, 'case')} "
         f"({selection.tier}), {report.results.seconds:.1f} s"
     )
 
