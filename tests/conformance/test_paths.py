@@ -162,6 +162,7 @@ def _facts(**facts):
         ([{"gamma": False}], [{}], "gamma: False"),
         ([{"purpose": "q"}], [{}], "data q"),
         ([{}], [{}], None),
+        ([{}], [], None),
     ],
 )
 def test_condition_returns_simplest_words_that_separate(failing, passing, says):

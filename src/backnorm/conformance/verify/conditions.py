@@ -96,8 +96,10 @@ def condition(failing: Collection[Facts], passing: Collection[Facts]) -> str | N
     -------
     str or None
         Each failing case meets the condition, and no passing case. None: there is no such
-        condition.
+        condition, or no passing case, so that every condition would separate them.
     """
+    if not passing:
+        return None
     met = [(each, {k for k, case in enumerate(passing) if each.holds(case)})
            for each in _conditions(failing)]  # fmt: skip
     for each, wrongly in met:
