@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ class Worker:
         input changed, and then with the original inputs in arrays that end at an unreadable page.
         """
         try:
-            return self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+            found = self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+            return replace(found, options=getattr(self.subject, "options", {}))
         except DeviceError as error:
             # Later calls of this process could fail, too. Another worker runs the remaining cases.
             self.say(Outcome(case.name, "crash", str(error)))
@@ -143,10 +145,18 @@ class Worker:
             again = self._in_threads(((case, first), (other, second)))
             if again is not None:
                 text, is_repeatable = ": two calls run at once, in two threads", False
-        others = {}
+        others: dict[str, _Outputs] = {}
         if case.name.startswith(_ALL_VARIED):
             names = [name for name, guarded in memory.guards.items() if guarded is not None]
-            others = {name: self._varied(memory, case, name) for name in (*names, "epsilon")}
+            kept = []
+            for name in (*names, "epsilon"):
+                found = self._varied(memory, case, name)
+                other = varied(case, name)
+                # A call with the same values in new memory has nothing of earlier calls. Memory is
+                # new only if that of earlier calls is kept.
+                kept.append(Memory(other))
+                if not _are_equal(found, self._called(kept[-1], other)):
+                    others[name] = found
         unchanged = tuple(
             name
             for name, array in first.items()

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.diagnosis import Diagnosis
+from backnorm.conformance.layers import LayerCase
 from backnorm.conformance.verify._events import (
     Calls,
     Event,
@@ -27,6 +29,7 @@ from backnorm.conformance.verify._events import (
     read,
 )
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
 from backnorm.conformance.verify.subjects import schema_of_subject
@@ -47,6 +50,8 @@ _GRACE = 0.3
 _PREPARATION = 120.0
 # After this many seconds without an event, it is checked whether the worker has ended.
 _PAUSE = 0.1
+# At most this many cases that are no diagnostic cases are diagnosed.
+_HINTS = 6
 # If the subject crashes or hangs on this many cases in a row, the remaining cases are not run.
 _MOST_ENDS = 8
 
@@ -103,8 +108,12 @@ class Job:
         """Draw a case, with the numbers by which the subject is judged."""
         return self.received(recipe.case(self.selection.seed))
 
-    def received(self, case: Case) -> Case:
-        """Return a case with the numbers by which the subject is judged."""
+    def received(self, case: Case, options: Mapping[str, Any] | None = None) -> Case:
+        """Return a case with the numbers by which the subject is judged. A layer is judged by its
+        own `options`.
+        """
+        if options and isinstance(case, LayerCase):
+            return case.with_options(**options)
         return case if self.schema is None else received(case, self.schema)
 
 
@@ -119,7 +128,10 @@ class Results:
     recipes : mapping
         The recipes of the cases by name.
     diagnoses : dict
-        The mistakes that the outputs of diagnostic cases show, by case.
+        The mistakes that outputs show, by case: those of diagnostic cases, and of the first case
+        with wrong outputs in each group in which no diagnostic case shows any.
+    facts : dict
+        The facts of the cases that were judged.
     unchanged : set
         The cases and outputs whose bits were wrongly equal for another input.
     seconds : float
@@ -130,6 +142,7 @@ class Results:
     verdicts: list[Verdict] = field(default_factory=list)
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)
     unchanged: set[tuple[str, str]] = field(default_factory=set)
     seconds: float = 0.0
     interrupted: bool = False
@@ -138,6 +151,12 @@ class Results:
     def operation(self) -> Operation:
         """The operation that the run judges."""
         return OPERATIONS[self.job.selection.operation]
+
+    def _needs_hint(self, recipe: Recipe) -> bool:
+        """Whether a case is diagnosed because no case like it was."""
+        hints = [name for name in self.diagnoses if not is_diagnostic(name)]
+        known = {group_of(self.recipes[name]) for name in self.diagnoses}
+        return len(hints) < _HINTS and group_of(recipe) not in known
 
     def add(self, outcome: Outcome, case: Case | None = None) -> None:
         """Judge the outcome of a case. The case is drawn, unless it is passed."""
@@ -150,16 +169,32 @@ class Results:
             ]
             return
         job = self.job
+        drawn = recipe.case(job.selection.seed)
+        case = case or job.received(drawn, outcome.options)
+        self.facts[recipe.name] = Facts.of(case, recipe.purpose)
         found = judged(
-            case or job.case(recipe),
+            case,
             outcome,
             any_order=job.any_order,
-            varied=lambda _, name: job.received(varied(recipe.case(job.selection.seed), name)),
+            is_diagnosed=is_diagnostic(recipe.name) or self._needs_hint(recipe),
+            varied=lambda _, name: job.received(varied(drawn, name), outcome.options),
         )
         self.verdicts += found.verdicts
         self.unchanged |= {(recipe.name, output) for output in found.unchanged}
         if found.diagnosis is not None:
             self.diagnoses[recipe.name] = found.diagnosis
+
+
+def group_of(recipe: Recipe) -> tuple[str, str, bool]:
+    """Return a case's element type, its layout, and whether it is a case of training. If two cases
+    agree in all three, the diagnosis of one case also explains errors of the other.
+    """
+    return str(recipe.variant.dtype), recipe.variant.data_format, recipe.training
+
+
+def is_diagnostic(case: str) -> bool:
+    """Whether a case of this name has data that distinguish mistakes."""
+    return case.startswith("diagnostic-")
 
 
 def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Results:
