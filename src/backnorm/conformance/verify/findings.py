@@ -12,6 +12,7 @@ from backnorm.conformance._naming import AS_ROUNDED, FEW_BITS
 from backnorm.conformance.battery import Recipe
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.draws import described, is_drawn
 from backnorm.conformance.verify.run import Job, Results
 from backnorm.conformance.verify.verdicts import Status, Verdict
 from backnorm.errors import counted
@@ -97,14 +98,18 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     at_least : Rung
         The worst acceptable rung.
     """
-    of_formula = list(_of_formula(results))
+    # Each drawn case that fails has its own finding.
+    failing = [v for v in results.verdicts if is_drawn(v.case) and v.has_failed]
+    of_selection = replace(results, verdicts=[v for v in results.verdicts if v not in failing])
+    of_formula = list(_of_formula(of_selection))
     others = [
-        *_of_numbers(results, of_formula),
-        *_unusable(results),
-        *_faults(results),
-        *_below(results, at_least),
+        *_of_numbers(of_selection, of_formula),
+        *_unusable(of_selection),
+        *_faults(of_selection),
+        *_below(of_selection, at_least),
     ]
     found = of_formula + sorted(others, key=lambda finding: -len(finding.cases))
+    found += _of_draws(replace(results, verdicts=failing))
     of = len({verdict.case for verdict in results.verdicts if verdict.is_judged})
     return [replace(each, of=of, reproduce=_command(each, results, at_least)) for each in found]
 
@@ -165,6 +170,26 @@ def _of_formula(results: Results) -> Iterator[Finding]:
             "-".join(diagnosis.names) or diagnosis.kind, says, explained, results,
             first=each[0], evidence=diagnosis.evidence, is_diagnosis=True,
         )  # fmt: skip
+
+
+def _of_draws(results: Results) -> Iterator[Finding]:
+    """Yield a finding for each drawn case; all verdicts of the results fail."""
+    for case, each in itertools.groupby(results.verdicts, lambda verdict: verdict.case):
+        verdicts = list(each)
+        # The few numbers of a small case may agree with a fitted mistake by chance.
+        known = {
+            name: diagnosis
+            for name, diagnosis in results.diagnoses.items()
+            if name == case and not any(each.endswith("-other") for each in diagnosis.names)
+        }
+        alone = replace(results, verdicts=verdicts, diagnoses=known)
+        named = (*_of_formula(alone), *_unusable(alone), *_faults(alone))
+        outputs = ", ".join(verdict.output for verdict in verdicts)
+        finding = _finding("drawn", f"{outputs} wrong", verdicts, results)
+        if named:
+            finding = replace(finding, id=named[0].id, says=named[0].says)
+        where = described(results.recipes[case])
+        yield replace(finding, says=f"{finding.says}, in the smallest drawn case: {where}")
 
 
 def _exceeds_few_bits(verdict: Verdict) -> bool:

@@ -92,6 +92,11 @@ class Verdict:
         return self.status not in UNJUDGED
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the output was judged, and is on no rung."""
+        return self.is_judged and self.status not in RUNGS
+
+    @property
     def is_inexact(self) -> bool:
         """Whether the output has the right type and shape, but wrong numbers."""
         return self.status in ("wrong", "nonfinite") and self.grade is not None
@@ -111,8 +116,8 @@ class Verdict:
 
 
 class Judgement(NamedTuple):
-    """The verdicts on a case, the diagnosis of wrong outputs if it is a diagnostic case, and the
-    outputs whose bits were wrongly equal for another input.
+    """The verdicts on a case, the diagnosis of wrong outputs if it is a diagnostic case or a drawn
+    one, and the outputs whose bits were wrongly equal for another input.
     """
 
     verdicts: list[Verdict]
@@ -227,7 +232,9 @@ def judged(
     if outcome.changed:
         faults = dict.fromkeys(outputs, f"changed_input: {outcome.changed[0]}")
     diagnosis = None
-    if case.name.startswith("diagnostic-") and any(v.is_inexact for v in grades.values()):
+    if case.name.startswith(("diagnostic-", "drawn-")) and any(
+        v.is_inexact for v in grades.values()
+    ):
         diagnosis = diagnosis_of(case, outputs, grades.values())
     verdicts = [
         _with_fault(grades.get(name) or _absent(case, name, outcome.outputs), faults.get(name))
