@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from importlib import resources
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,19 +16,30 @@ import pytest
 import backnorm
 from backnorm.conformance.verify.verdicts import STATUSES
 from tests.support.pages import ROOT, blocks
+from tests.support.required import require
 
 PAGE = "docs/how-to/verify.md"
 _SCREENS = re.findall(
-    r"^```console\n\$ (backnorm .+)\n((?:(?!```).*\n)+)^```", (ROOT / PAGE).read_text("utf-8"), re.M
+    r"^```console\n\$ ((?:TRITON_INTERPRET=1 )?backnorm .+)\n((?:(?!```).*\n)+)^```",
+    (ROOT / PAGE).read_text("utf-8"),
+    re.M,
 )
+_TRITON = re.compile(r"^```py\n(.+?)^```", re.M | re.S)
+
+_FILES = {
+    "backward": "mykernel.py",
+    "forward": "myforward.py",
+    "cudnn_batch_norm_backward": "mycudnn.py",
+}
 
 
 def printed(command, folder):
     """Return the lines that a command prints on a wide terminal, without their seconds."""
+    variables, _, words = command.rpartition("backnorm ")
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
+        [sys.executable, "-m", "backnorm", *shlex.split(words)],
         cwd=folder,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200"} | dict(v.split("=") for v in variables.split()),
         capture_output=True,
         text=True,
     )
@@ -45,15 +57,19 @@ def lines_of(text):
     [
         pytest.param(
             *each,
-            marks=[pytest.mark.long] if re.search("audit|export|--operation", each[0]) else [],
+            marks=[pytest.mark.long]
+            if re.search("audit|export|--operation|TRITON", each[0])
+            else [],
         )
         for each in _SCREENS
     ],
 )
 def test_verify_page_screen_matches_printed_lines(command, screen, tmp_path):
-    for name in ("backward", "forward"):
+    if "TRITON" in command:
+        require(find_spec("triton"), "triton")
+    (tmp_path / "mytriton.py").write_text(_TRITON.search((ROOT / PAGE).read_text("utf-8"))[1])
+    for name, file in _FILES.items():
         code = next(block.code for block in blocks(PAGE) if f"def {name}(" in block.code)
-        file = {"backward": "mykernel.py", "forward": "myforward.py"}[name]
         (tmp_path / file).write_text(code)
     found = printed(command, tmp_path)
     for line in lines_of(screen):

@@ -12,13 +12,16 @@ from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 Quantity = Literal[
-    "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma"
-]
+    "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma",
+    "running_mean", "running_variance",
+]  # fmt: skip
 
 #: The results of the backward pass, in the order in which functions return them.
 GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
 #: The results of the forward pass in training, in the order in which functions return them.
 FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
+#: The results of a layer: of its forward pass, of the update of its state, of its backward pass.
+LAYER_RESULTS: tuple[Quantity, ...] = "y", "running_mean", "running_variance", *GRADIENTS
 
 
 @dataclass(frozen=True, slots=True)

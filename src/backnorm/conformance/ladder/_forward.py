@@ -175,6 +175,15 @@ class ForwardLadder(Ladder):
         slack: FloatArray = elements + of_mean * (1.0 + of_s) + self.centred * of_s
         return slack
 
+    def errors(
+        self, rung: Rung, kind: BoundKind, output: np.dtype
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the bounds, for each channel, of the error of the mean that is subtracted from x,
+        and of the relative error of 1/sqrt(variance + epsilon).
+        """
+        found = self._errors(rung, kind, output)
+        return found.used, found.of_s(self.channels.variance, self.epsilon)
+
     def _of_elements(self, rung: Rung, kind: BoundKind) -> FloatArray:
         """Return bounds of the rounding errors of the operations that compute elements of y."""
         if rung == "float64" and self.data != FLOAT64:

@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from backnorm.conformance.verify.cases import Selection, of_operation, recipes
 from backnorm.conformance.verify.draws import drawn, storage_of
 from backnorm.conformance.verify.operations import operation_of, varied
 from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
+from backnorm.conformance.verify.tensors import DeviceError
 from backnorm.errors import ArgumentError
 
 # If x has more elements than this, the subject is called only once, because more calls would take
@@ -75,6 +77,8 @@ class Worker:
         self.memory = job["memory"] << 20
         try:
             self.returned: _Outputs = {}
+            # Triton's interpreter has one grid at a time.
+            self.is_threaded = not job["command"] and os.environ.get("TRITON_INTERPRET") != "1"
             self.subject: Any = (
                 OfCommand(job["subject"])
                 if job["command"]
@@ -83,6 +87,8 @@ class Worker:
                     dialect=job["dialect"],
                     op=job["op"],
                     operation=job["selection"]["operation"],
+                    tensors=job["tensors"],
+                    device=job["device"],
                 )
             )
         except ArgumentError as error:
@@ -100,7 +106,12 @@ class Worker:
         input changed, and then with the original inputs in arrays that end at an unreadable page.
         """
         try:
-            return self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+            found = self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+            return replace(found, options=getattr(self.subject, "options", {}))
+        except DeviceError as error:
+            # Later calls of this process could fail, too. Another worker runs the remaining cases.
+            self.say(Outcome(case.name, "crash", str(error)))
+            sys.exit(1)
         except Exception as error:
             is_own = isinstance(error, CommandError | WroteOutsideError)
             text = str(error) if is_own else described(error)
@@ -132,15 +143,23 @@ class Worker:
                 if not _are_equal(outputs, again):
                     return Outcome(case.name, outputs=outputs, again=again)
             again = third
-        elif case.name.startswith(_IN_THREADS) and not isinstance(self.subject, OfCommand):
+        elif case.name.startswith(_IN_THREADS) and self.is_threaded:
             other = varied(case, operation_of(case).varied)
             again = self._in_threads(((case, first), (other, second)))
             if again is not None:
                 text, is_repeatable = ": two calls run at once, in two threads", False
-        others = {}
+        others: dict[str, _Outputs] = {}
         if case.name.startswith(_ALL_VARIED):
             names = [name for name, guarded in memory.guards.items() if guarded is not None]
-            others = {name: self._varied(memory, case, name) for name in (*names, "epsilon")}
+            kept = []
+            for name in (*names, "epsilon"):
+                found = self._varied(memory, case, name)
+                other = varied(case, name)
+                # A call with the same values in new memory has nothing of earlier calls. Memory is
+                # new only if that of earlier calls is kept.
+                kept.append(Memory(other))
+                if not _are_equal(found, self._called(kept[-1], other)):
+                    others[name] = found
         unchanged = tuple(
             name
             for name, array in first.items()
@@ -176,11 +195,18 @@ class Worker:
 
         def call(case: Case, expected: _Outputs) -> None:
             memory = Memory(case)
-            for _ in range(_ROUNDS):
-                together.wait()
-                outputs = self._called(memory, case)
-                if case is calls[0][0] and not _are_equal(outputs, expected):
-                    wrong.append(outputs)
+            try:
+                for _ in range(_ROUNDS):
+                    together.wait()
+                    outputs = self._called(memory, case)
+                    if case is calls[0][0] and not _are_equal(outputs, expected):
+                        wrong.append(outputs)
+            except threading.BrokenBarrierError:
+                # A call in the other thread has raised an error.
+                return
+            except BaseException:
+                together.abort()
+                raise
 
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)

@@ -16,6 +16,7 @@ from backnorm.conformance.battery import Case, Recipe, Variant
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.diagnosis import DIAGNOSTIC, FORWARD_DIAGNOSTIC, diagnostic_data
 from backnorm.conformance.forward_battery import forward_recipe, has_forward
+from backnorm.conformance.layers import layer_recipes
 from backnorm.conformance.verify.draws import drawn, is_drawn
 from backnorm.conformance.verify.grid import grid
 from backnorm.conformance.verify.operations import OperationName
@@ -81,7 +82,7 @@ class Selection:
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of cases with random data, which replace the cases of a tier.
-    operation : {"backward", "forward"}
+    operation : {"backward", "forward", "layer"}
     huge : int
         A further case of bfloat16 has more elements than this; 0: no such case.
     """
@@ -129,6 +130,9 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
     The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
     mistake.
     """
+    if selection.operation == "layer":
+        yield from filter(selection.takes, layer_recipes(selection.shapes))
+        return
     named = [drawn(name) for name in selection.only if is_drawn(name) and "*" not in name]
     known = _of_shapes(selection) if selection.shapes else _of_tier(selection)
     for recipe in itertools.chain(known, named):
@@ -185,8 +189,7 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
     for recipe in battery.recipes():
         if _is_in_tier(recipe.variant, selection) and (has_forward(recipe) or not forward):
             yield recipe
-    if not forward:
-        yield from grid()
+    yield from grid(forward=forward)
     for variant in _variants():
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose, diagnose_forward
 from backnorm.conformance.formula import BACKWARD, FORWARD, WRONG, Channels, Mistake
 from backnorm.conformance.forward_battery import ForwardCase
-from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, Quantity
+from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, LAYER_RESULTS, Quantity
 from backnorm.conformance.ladder import BoundKind, ForwardLadder, GradientLadder, Ladder, Rung
+from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
 from backnorm.dtypes import FLOAT32, is_16_bit
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
     "varied",
 ]
 
-OperationName = Literal["backward", "forward"]
+OperationName = Literal["backward", "forward", "layer"]
 Outputs = Mapping[str, np.ndarray | None]
 
 
@@ -83,6 +84,8 @@ def varied(case: Case, name: str) -> Case:
 
 def operation_of(case: Case) -> Operation:
     """Return the operation of a case."""
+    if isinstance(case, LayerCase):
+        return OPERATIONS["layer"]
     return OPERATIONS["forward" if isinstance(case, ForwardCase) else "backward"]
 
 
@@ -107,6 +110,10 @@ def _types_of_result(case: Case, name: str) -> tuple[np.dtype, ...]:
     return (statistics, FLOAT32) if is_16_bit(statistics) else (statistics,)
 
 
+def _types_of_layer(case: Case, name: str) -> tuple[np.dtype, ...]:
+    return (case.data.x.dtype,)
+
+
 #: The operations by name.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
@@ -125,6 +132,14 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             _forward_ladder,
             _types_of_result,
             lambda case, outputs: diagnose_forward(case.data, outputs, scaled=case.scaled),
+        ),
+        "layer": Operation(
+            "layer",
+            LAYER_RESULTS,
+            "dy",
+            lambda case: layer_ladder(cast("LayerCase", case)),
+            _types_of_layer,
+            lambda case, outputs: diagnose_layer(cast("LayerCase", case), outputs),
         ),
     }
 )

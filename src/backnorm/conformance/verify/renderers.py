@@ -60,11 +60,14 @@ def _line(text: str, style: str = "") -> Text:
 def _title(report: Report) -> str:
     job, selection = report.results.job, report.results.job.selection
     words = selection.operation if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
+    place = f" on {job.tensors} {job.device}" if job.tensors else ""
     drawn = {v.case for v in report.results.verdicts if is_drawn(v.case)}
     number = len({v.case for v in report.results.verdicts} - drawn)
+    known = {v.dtype for v in report.results.verdicts}
+    dtypes = " ".join(dtype for dtype in selection.dtypes if dtype in known)
     seed = f", seed {selection.seed}" * bool(drawn or selection.seed)
     return (
-        f"{job.subject} as {words}, {' '.join(selection.dtypes)}, {counted(number, 'case')} "
+        f"{job.subject} as {words}{place}, {dtypes}, {counted(number, 'case')} "
         f"({selection.tier}{seed}){f', {len(drawn)} drawn' * bool(drawn)}, "
         f"{report.results.seconds:.1f} s"
     )

@@ -13,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.diagnosis import Diagnosis
+from backnorm.conformance.layers import LayerCase
 from backnorm.conformance.verify._events import (
     Calls,
     Event,
@@ -34,8 +36,9 @@ from backnorm.conformance.verify.cases import (
     recipes,
     variants_to_draw,
 )
+from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
-from backnorm.conformance.verify.draws import TimeIsOverError, search
+from backnorm.conformance.verify.draws import TimeIsOverError, is_drawn, search
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
 from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
@@ -62,6 +65,8 @@ _PAUSE = 0.1
 _OVERTIME = 3.0
 # A worker has the names of this many cases, so that it need not wait until a case is judged.
 _AHEAD = 16
+# At most this many cases that are no diagnostic cases are diagnosed.
+_HINTS = 6
 # If the subject crashes or hangs on this many cases in a row, the remaining cases are not run.
 _MOST_ENDS = 8
 
@@ -77,6 +82,10 @@ class Job:
     selection : Selection
     dialect, op : str or None
         The dialect and operator whose signature the subject has; None: the canonical signature.
+    tensors : {"torch", "jax"} or None
+        The framework whose tensors the subject gets; None: NumPy's arrays.
+    device : str
+        The device of the tensors.
     timeout : float
         The time limit of a case's calls in seconds.
     memory : int
@@ -104,6 +113,8 @@ class Job:
     any_order: bool = False
     files: bool = False
     echo: bool = False
+    tensors: str | None = None
+    device: str = "cpu"
     budget: float = 0.0
 
     @property
@@ -115,8 +126,12 @@ class Job:
         """Draw a case, with the numbers by which the subject is judged."""
         return self.received(recipe.case(self.selection.seed))
 
-    def received(self, case: Case) -> Case:
-        """Return a case with the numbers by which the subject is judged."""
+    def received(self, case: Case, options: Mapping[str, Any] | None = None) -> Case:
+        """Return a case with the numbers by which the subject is judged. A layer is judged by its
+        own `options`.
+        """
+        if options and isinstance(case, LayerCase):
+            return case.with_options(**options)
         return case if self.schema is None else received(case, self.schema)
 
 
@@ -131,7 +146,10 @@ class Results:
     recipes : dict
         The recipes of the cases by name.
     diagnoses : dict
-        The mistakes that the outputs of diagnostic cases show, by case.
+        The mistakes that outputs show, by case: those of diagnostic cases, and of the first case
+        with wrong outputs in each group in which no diagnostic case shows any.
+    facts : dict
+        The facts of the cases that were judged, except drawn ones.
     unchanged : set
         The cases and outputs whose bits were wrongly equal for another input.
     seconds : float
@@ -142,6 +160,7 @@ class Results:
     verdicts: list[Verdict] = field(default_factory=list)
     recipes: dict[str, Recipe] = field(default_factory=dict)
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)
     unchanged: set[tuple[str, str]] = field(default_factory=set)
     seconds: float = 0.0
     interrupted: bool = False
@@ -150,6 +169,12 @@ class Results:
     def operation(self) -> Operation:
         """The operation that the run judges."""
         return OPERATIONS[self.job.selection.operation]
+
+    def _needs_hint(self, recipe: Recipe) -> bool:
+        """Whether a case is diagnosed because no case like it was."""
+        hints = [name for name in self.diagnoses if not is_diagnostic(name)]
+        known = {group_of(self.recipes[name]) for name in self.diagnoses}
+        return len(hints) < _HINTS and group_of(recipe) not in known
 
     def add(self, outcome: Outcome, case: Case | None = None) -> None:
         """Judge the outcome of a case. The case is drawn, unless it is passed."""
@@ -166,11 +191,18 @@ class Results:
             ]
             return Judgement(verdicts, None, ())
         job = self.job
+        drawn = recipe.case(job.selection.seed)
+        case = case or job.received(drawn, outcome.options)
+        if not is_drawn(recipe.name):
+            self.facts[recipe.name] = Facts.of(case, recipe.purpose)
         return judged(
-            case or job.case(recipe),
+            case,
             outcome,
             any_order=job.any_order,
-            varied=lambda _, name: job.received(varied(recipe.case(job.selection.seed), name)),
+            is_diagnosed=is_diagnostic(recipe.name)
+            or is_drawn(recipe.name)
+            or self._needs_hint(recipe),
+            varied=lambda _, name: job.received(varied(drawn, name), outcome.options),
         )
 
     def keep(self, recipe: Recipe, found: Judgement) -> None:
@@ -180,6 +212,18 @@ class Results:
         self.unchanged |= {(recipe.name, output) for output in found.unchanged}
         if found.diagnosis is not None:
             self.diagnoses[recipe.name] = found.diagnosis
+
+
+def group_of(recipe: Recipe) -> tuple[str, str, bool]:
+    """Return a case's element type, its layout, and whether it is a case of training. If two cases
+    agree in all three, the diagnosis of one case also explains errors of the other.
+    """
+    return str(recipe.variant.dtype), recipe.variant.data_format, recipe.training
+
+
+def is_diagnostic(case: str) -> bool:
+    """Whether a case of this name has data that distinguish mistakes."""
+    return case.startswith("diagnostic-")
 
 
 def verify(job: Job, progress: Progress | None = None) -> Results:
@@ -326,7 +370,7 @@ class _Draws:
 
 def _failures(*verdicts: Verdict) -> set[tuple[str, str]]:
     """Return output and status of the verdicts that have failed."""
-    return {(verdict.output, verdict.status) for verdict in verdicts if verdict.has_failed}
+    return {(verdict.output, verdict.status) for verdict in verdicts if not verdict.passed}
 
 
 def _outcomes_of_worker(

@@ -33,6 +33,7 @@ from backnorm.conformance.verify.dialect_calls import (
     schema_of,
     shape_of_kept,
 )
+from backnorm.conformance.verify.modules import OfModule, is_module
 from backnorm.conformance.verify.operations import (
     OPERATIONS,
     OperationName,
@@ -40,6 +41,7 @@ from backnorm.conformance.verify.operations import (
     operation_of,
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
+from backnorm.conformance.verify.tensors import on_tensors, tensors_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -243,6 +245,8 @@ def subject_of(
     dialect: str | None = None,
     op: str | None = None,
     operation: OperationName = "backward",
+    tensors: str | None = None,
+    device: str = "cpu",
 ) -> Any:
     """Return the subject that a name on the command line refers to.
 
@@ -254,11 +258,15 @@ def subject_of(
     dialect, op : str, optional
         The dialect and operator whose signature the function has.
     operation : {"backward", "forward"}
+    tensors : {"torch", "jax"}, optional
+        The framework whose tensors a function gets; None: NumPy's arrays.
+    device : str
+        The device of the tensors, by the framework's name.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If there is no such module, file, function or operator.
+        If there is no such module, file, function, operator, framework or device.
     """
     known = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
     place, colon, attribute = name.partition(":")
@@ -277,6 +285,10 @@ def subject_of(
             came=dialect,
             hint=f"judge the dialect's operator: backnorm.dialects.{dialect}:OPERATOR",
         )
+    if tensors is not None and (is_library or not colon):
+        raise ArgumentValueError(
+            "--tensors", f"must be absent with {name}, which takes arrays of the CPU", came=tensors
+        )
     schema = schema_of_subject(name, dialect, op, operation)
     if not colon:
         return _peer(name, known[name], schema)
@@ -287,6 +299,15 @@ def subject_of(
             )
         return OfLibrary(str(Path(place).resolve()), attribute)
     found = function_of(name, "SUBJECT")
+    if is_module(found) != (operation == "layer"):
+        accepted = "layer, for a module of PyTorch" if is_module(found) else "backward or forward"
+        raise ArgumentValueError(
+            "--operation", f"does not fit {name}", came=operation, accepted=accepted
+        )
+    if operation == "layer":
+        return OfModule(found, tensors_of(tensors or "torch", device))
+    if tensors is not None:
+        found = on_tensors(found, tensors_of(tensors, device))
     return Function(found) if schema is None else OfDialect(found, schema)
 
 

@@ -1,0 +1,156 @@
+"""`backnorm verify --tensors`: subjects get tensors of a framework, on a device."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backnorm.cli.app import app
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.verify.cases import DTYPES, Selection
+from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.tensors import on_tensors, tensors_of
+from backnorm.errors import ArgumentValueError
+from tests.support.required import require
+
+FILE = Path(__file__).with_name("device_subjects.py")
+SMALL = Selection(dtypes=("float32",), layouts=("NCX",), only=("diagnostic-*", "one-element-*"))
+ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
+# A device whose tensors are copies: this PyTorch has none.
+COPIES = """\
+import torch
+torch.Tensor.to = lambda self, *device: self.clone()
+from tests.conformance.device_subjects import *
+"""
+
+pytestmark = pytest.mark.peer
+
+
+@pytest.fixture(autouse=True)
+def _torch():
+    require(find_spec("torch"), "torch")
+
+
+def found_in(subject, selection=SMALL, **options):
+    results = verify(Job(subject, selection, **{"tensors": "torch", **options}))
+    return results, findings(results)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "operation"),
+    [
+        ("right", "torch", "backward"),
+        ("right_forward", "torch", "forward"),
+        ("right_of_jax", "jax", "backward"),
+    ],
+)
+def test_verify_of_right_function_of_tensors_has_no_finding_in_any_type(name, framework, operation):
+    require(find_spec(framework), framework)
+    only = "diagnostic-*", "no-gamma-*", "one-element-*"
+    selection = Selection(dtypes=tuple(DTYPES), only=only, operation=operation)
+    results, found = found_in(f"{FILE}:{name}", selection, tensors=framework)
+    assert found == []
+    assert {v.status for v in results.verdicts if v.output != "dgamma"} <= {*RUNGS}
+
+
+@pytest.mark.parametrize("are_copies", [False, True])
+def test_verify_of_function_that_writes_tensor_reports_changed_input(are_copies, tmp_path):
+    (tmp_path / "copies.py").write_text(COPIES)
+    place = tmp_path / "copies.py" if are_copies else FILE
+    _, found = found_in(f"{place}:writes_dy")
+    assert [(each.id, each.says) for each in found] == [
+        ("changed_input", "the subject writes to an input: dy")
+    ]
+
+
+def test_verify_of_function_that_reads_beyond_tensor_reports_crash():
+    _, (finding, *others) = found_in(f"{FILE}:reads_beyond_dy", ONE)
+    assert finding.id == "crash"
+    assert not others
+
+
+def test_verify_of_function_that_changes_shape_of_its_tensor_has_no_finding():
+    assert found_in(f"{FILE}:changes_shapes")[1] == []
+
+
+def test_verify_reports_late_error_of_device_in_its_cases_only():
+    results, (finding,) = found_in(f"{FILE}:fails_later")
+    assert finding.id == "crash"
+    assert finding.says.endswith("RuntimeError: an illegal memory access was encountered")
+    assert finding.cases == {"diagnostic-frozen-float32-float32-NCX"}
+    others = [v.status for v in results.verdicts if v.case not in finding.cases]
+    assert others
+    assert {*others} <= {*RUNGS}
+
+
+def test_finding_on_tensors_has_them_in_its_command():
+    _, (finding,) = found_in(f"{FILE}:writes_dy", ONE, device="cpu:0")
+    assert "--tensors torch --device cpu:0 --only" in finding.reproduce
+
+
+def test_verify_of_aten_operator_by_its_dispatcher_has_no_finding():
+    selection = Selection(only=("diagnostic-*-NCX", "no-gamma-*-NCX"))
+    name = "torch.ops:aten.native_batch_norm_backward"
+    results, found = found_in(name, selection, dialect="aten")
+    assert found == []
+    assert {v.status for v in results.verdicts} <= {*RUNGS}
+
+
+@pytest.mark.parametrize("is_interpreted", [False, True])
+def test_verify_of_function_that_fails_in_threads_reports_error_unless_interpreted(
+    is_interpreted, monkeypatch
+):
+    monkeypatch.setenv("TRITON_INTERPRET", str(int(is_interpreted)))
+    selection = replace(ONE, only=("realistic-*-NCX",))
+    _, found = found_in(f"{FILE}:fails_in_threads", selection, timeout=10.0)
+    assert [each.id for each in found] == ["error"] * (not is_interpreted)
+
+
+def test_tensor_of_read_only_array_is_a_copy():
+    array = np.ones(3)
+    array.flags.writeable = False
+    on_tensors(lambda tensor: [tensor.zero_()], tensors_of("torch", "cpu"))(array)
+    assert array.tolist() == [1, 1, 1]
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--tensors", "torch", "--device", "meta"], "--device: torch cannot use it; got meta; ex"),
+        (["--tensors", "torch", "--device", "nope"], "--device: torch cannot use it; got nope; ex"),
+        (["--tensors", "jax", "--device", "nope"], "--device: jax cannot use it; got nope; expec"),
+        (["--device", "cuda"], "--device: must be used with --tensors; got cuda"),
+        (["--tensors", "torch", "--command"], "--tensors: must be absent with --command; got tor"),
+    ],
+)
+def test_verify_on_wrong_device_is_bad_usage(options, error):
+    done = CliRunner().invoke(app, ["verify", f"{FILE}:right", *options])
+    assert done.exit_code == 2
+    assert error in done.output
+
+
+@pytest.mark.parametrize("name", ["numpy", "libmine.so:backward"])
+def test_verify_of_subject_without_tensors_is_bad_usage(name):
+    done = CliRunner().invoke(app, ["verify", name, "--tensors", "torch"])
+    assert done.exit_code == 2
+    assert f"--tensors: must be absent with {name}" in done.output
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_tensors_of_missing_framework_raise_error_naming_it(framework, monkeypatch):
+    monkeypatch.setitem(sys.modules, framework, None)
+    with pytest.raises(ArgumentValueError, match=f"^--tensors: needs {framework}, which is not"):
+        tensors_of(framework, "cpu")
