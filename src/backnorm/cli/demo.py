@@ -72,9 +72,9 @@ class Case:
         """
         kind = parameter_type(self.schema, self.dtype)
         names = "mean", "variance", "gamma", "beta"
-        channels = {name: layer[name].astype(self.dtype).astype(kind) for name in names}
+        channels = [layer[name].astype(self.dtype).astype(kind) for name in names]
         x, dy = self._data(layer["x"]), self._data(layer["dy"])
-        data = LayerData(x, dy, **channels, epsilon=_EPSILON, data_format=self._layout)
+        data = LayerData(x, dy, *channels, epsilon=_EPSILON, data_format=self._layout)
         return battery.Case(self.call, data)
 
     def _data(self, array: np.ndarray) -> np.ndarray:

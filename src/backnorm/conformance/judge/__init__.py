@@ -8,6 +8,7 @@ from backnorm.conformance._ulps import ulp_error
 from backnorm.conformance.judge._budget import (
     FORWARD_RESULTS,
     GRADIENTS,
+    MORE_FORWARD_RESULTS,
     Budget,
     Quantity,
     budget,
@@ -23,6 +24,7 @@ from backnorm.conformance.judge._passes import (
 __all__ = [
     "FORWARD_RESULTS",
     "GRADIENTS",
+    "MORE_FORWARD_RESULTS",
     "Budget",
     "Quantity",
     "budget",

@@ -12,13 +12,17 @@ from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 Quantity = Literal[
-    "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma"
-]
+    "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma",
+    "inverse_deviation", "running_mean", "running_variance",
+]  # fmt: skip
 
 #: The results of the backward pass, in the order in which functions return them.
 GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
 #: The results of the forward pass in training, in the order in which functions return them.
 FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
+#: The results that only operators of specifications have.
+MORE_FORWARD_RESULTS: tuple[Quantity, ...] = "inverse_deviation", "running_mean", "running_variance"
+_BUDGETED = tuple(name for name in get_args(Quantity) if name not in MORE_FORWARD_RESULTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,9 @@ def budget(
             raise ArgumentTypeError(
                 name, "no budget for this element type", came=dtype, accepted=accepted
             )
-    if quantity not in get_args(Quantity):
+    if quantity not in _BUDGETED:
         raise ArgumentValueError(
-            "quantity", "unknown", came=repr(quantity), accepted=", ".join(get_args(Quantity))
+            "quantity", "unknown", came=repr(quantity), accepted=", ".join(_BUDGETED)
         )
     compute_dtype = own_arithmetic(data) if arithmetic is None else resolved(data, arithmetic)
     second = quantity.startswith("second_")

@@ -15,7 +15,12 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose, diagnose_forward
 from backnorm.conformance.formula import BACKWARD, FORWARD, WRONG, Channels, Mistake
 from backnorm.conformance.forward_battery import ForwardCase
-from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, Quantity
+from backnorm.conformance.judge import (
+    FORWARD_RESULTS,
+    GRADIENTS,
+    MORE_FORWARD_RESULTS,
+    Quantity,
+)
 from backnorm.conformance.ladder import BoundKind, ForwardLadder, GradientLadder, Ladder, Rung
 from backnorm.dtypes import FLOAT32, is_16_bit
 
@@ -45,8 +50,9 @@ class Operation:
     Attributes
     ----------
     name : {"backward", "forward"}
-    results : tuple of str
-        The results, in their order.
+    results, more : tuple of str
+        The results of backnorm's own operation, in their order, and those that only operators of
+        specifications have.
     varied : str
         The input that is changed (`varied`) in each case to detect results of an earlier call.
     ladder : callable
@@ -59,10 +65,16 @@ class Operation:
 
     name: OperationName
     results: tuple[Quantity, ...]
+    more: tuple[Quantity, ...]
     varied: str
     ladder: Callable[[Case], Ladder]
     types: Callable[[Case, str], tuple[np.dtype, ...]]
     diagnosis: Callable[[Case, Outputs], Diagnosis]
+
+    @property
+    def outputs(self) -> tuple[Quantity, ...]:
+        """All results."""
+        return self.results + self.more
 
 
 def varied(case: Case, name: str) -> Case:
@@ -91,11 +103,6 @@ def _diagnose_backward(case: Case, outputs: Outputs) -> Diagnosis:
     return diagnose(case.data, arrays, training=case.training, scaled=case.scaled)
 
 
-def _forward_ladder(case: Case) -> Ladder:
-    inputs = case.inputs
-    return ForwardLadder.of(case.data.x, inputs["gamma"], inputs["beta"], **case.options)
-
-
 def _types_of_gradient(case: Case, name: str) -> tuple[np.dtype, ...]:
     return (case.data.like(name).dtype,)
 
@@ -113,6 +120,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "backward": Operation(
             "backward",
             GRADIENTS,
+            (),
             "dy",
             lambda case: GradientLadder.of(*case.operands, **case.options),
             _types_of_gradient,
@@ -121,8 +129,9 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "forward": Operation(
             "forward",
             FORWARD_RESULTS,
+            MORE_FORWARD_RESULTS,
             "x",
-            _forward_ladder,
+            lambda case: ForwardLadder.of_layer(case.data, scaled=case.scaled),
             _types_of_result,
             lambda case, outputs: diagnose_forward(case.data, outputs, scaled=case.scaled),
         ),
