@@ -227,7 +227,7 @@ WRONG = {
     "last_not_written": "partly-written",
     "cached": "stale",
     "writes_input": "changed_input",
-    "one_pass": "variance-wrong",
+    "one_pass": "condition",
 }
 
 

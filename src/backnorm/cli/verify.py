@@ -142,8 +142,12 @@ def verify(
     ] = None,
     op: Op = None,
     operation: Annotated[
-        Literal["backward", "forward"], typer.Option(help="The pass that the subject computes.")
-    ] = "backward",
+        Literal["backward", "forward", "layer"] | None,
+        typer.Option(
+            help="The pass that the subject computes; layer: both, by a module of PyTorch "
+            "(default: layer for a module, otherwise backward)."
+        ),
+    ] = None,
     tensors: Annotated[
         Literal["torch", "jax"] | None,
         typer.Option(help="The tensors that the function gets (default: NumPy's arrays)."),
@@ -228,7 +232,7 @@ def verify(
             came=came,
             accepted="--tier full",
         )
-    if command and operation != "backward":
+    if command and operation not in (None, "backward"):
         raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
@@ -238,7 +242,9 @@ def verify(
             raise ArgumentValueError(f"--{form}", "must be used with one subject", came=came)
     selection, failed = _selection(tier, dtypes, layouts, only, skip, seed), False
     shapes = tuple(_shape(each, least=0) for each in shape or ())
-    selection = replace(selection, shapes=shapes, operation=operation, huge=_HUGE if huge else 0)
+    selection = replace(
+        selection, shapes=shapes, operation=operation or "backward", huge=_HUGE if huge else 0
+    )
     for subject in subjects:
         job = Job(
             subject, selection, dialect, op, timeout, memory, command, any_order, echo=show,
@@ -246,7 +252,14 @@ def verify(
         )  # fmt: skip
         with progress() as advance:
             advance(subject, 0)
-            results = run_job(job, partial(advance, subject))
+            try:
+                results = run_job(job, partial(advance, subject))
+            except ArgumentValueError as error:
+                if error.argument != "--operation" or operation is not None:
+                    raise
+                # The subject is a module. Only its process imports it.
+                job = replace(job, selection=replace(selection, operation="layer"))
+                results = run_job(job, partial(advance, subject))
         failed = output.write(results) or failed
         if results.interrupted:
             raise typer.Exit(130)

@@ -166,7 +166,7 @@ def cases(
             accepted = f'a list, such as ["{names}"]'
             raise ArgumentTypeError(argument, "must be a list", came=repr(names), accepted=accepted)
     check_names("tier", [tier], TIERS)
-    check_names("operation", [operation], OPERATIONS)
+    check_names("operation", [operation], [name for name in OPERATIONS if name != "layer"])
     check_names("dtypes", dtypes, DTYPES)
     check_names("layouts", layouts, LAYOUTS)
     check_names("at_least", [at_least], RUNGS)

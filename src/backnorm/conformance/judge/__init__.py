@@ -8,6 +8,7 @@ from backnorm.conformance._ulps import ulp_error
 from backnorm.conformance.judge._budget import (
     FORWARD_RESULTS,
     GRADIENTS,
+    LAYER_RESULTS,
     MORE_FORWARD_RESULTS,
     Budget,
     Quantity,
@@ -24,6 +25,7 @@ from backnorm.conformance.judge._passes import (
 __all__ = [
     "FORWARD_RESULTS",
     "GRADIENTS",
+    "LAYER_RESULTS",
     "MORE_FORWARD_RESULTS",
     "Budget",
     "Quantity",

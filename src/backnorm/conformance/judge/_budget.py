@@ -23,6 +23,8 @@ FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
 #: The results that only operators of specifications have.
 MORE_FORWARD_RESULTS: tuple[Quantity, ...] = "inverse_deviation", "running_mean", "running_variance"
 _BUDGETED = tuple(name for name in get_args(Quantity) if name not in MORE_FORWARD_RESULTS)
+#: The results of a layer: of its forward pass, of the update of its state, of its backward pass.
+LAYER_RESULTS: tuple[Quantity, ...] = "y", "running_mean", "running_variance", *GRADIENTS
 
 
 @dataclass(frozen=True, slots=True)

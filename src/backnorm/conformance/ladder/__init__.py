@@ -17,6 +17,7 @@ from backnorm.conformance._grade import (
 from backnorm.conformance.ladder._forward import ForwardLadder, grade_forward
 from backnorm.conformance.ladder._gradients import Bound, GradientLadder, bound, grade_backward
 from backnorm.conformance.ladder._ladder import Ladder
+from backnorm.conformance.ladder._layer import LayerLadder
 
 __all__ = [
     "KINDS",
@@ -27,6 +28,7 @@ __all__ = [
     "Grade",
     "GradientLadder",
     "Ladder",
+    "LayerLadder",
     "Rung",
     "Status",
     "bound",

@@ -229,14 +229,23 @@ class ForwardLadder(Ladder):
             roundings = _AFTER_STATISTIC
         lost: FloatArray = roundings * (2.0**-45 if is_wide else self._unit) * self.terms(name)
         if name == "inverse_deviation":
-            errors = self._errors(rung, kind, output)
-            return lost + self.terms(name) * errors.of_s(self.channels.variance, self.epsilon)
+            _, relative = self.errors(rung, kind, output)
+            return lost + self.terms(name) * relative
         _, share, factor = self._of_running(name)
         batch = self.slack(_of_batch(name), rung, kind, output, np.asarray(False))
         if is_16_bit(output):
             # The statistic of the batch may be rounded to the type in which it is returned.
             batch = batch + ROUNDOFF[output] * Ladder.terms(self, _of_batch(name))
         return lost + share * factor[0] / factor[1] * batch
+
+    def errors(
+        self, rung: Rung, kind: BoundKind, output: np.dtype
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the bounds, for each channel, of the error of the mean that is subtracted from x,
+        and of the relative error of 1/sqrt(variance + epsilon).
+        """
+        found = self._errors(rung, kind, output)
+        return found.used, found.of_s(self.channels.variance, self.epsilon)
 
     def _of_elements(self, rung: Rung, kind: BoundKind) -> FloatArray:
         """Return bounds of the rounding errors of the operations that compute elements of y."""

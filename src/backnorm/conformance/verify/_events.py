@@ -77,6 +77,8 @@ class Outcome:
         By the name of an input: the outputs of a call after this input has changed in place.
     overwritten : sequence of str
         The outputs that a later call has changed.
+    options : mapping
+        The options by which a layer is judged, see :class:`.modules.OfModule`.
     """
 
     case: str
@@ -89,6 +91,7 @@ class Outcome:
     unchanged: Sequence[str] = ()
     varied: Mapping[str, Arrays] = field(default_factory=dict)
     overwritten: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 Event = Unusable | Prepares | Calls | Outcome

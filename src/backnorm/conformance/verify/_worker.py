@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ class Worker:
         input changed, and then with the original inputs in arrays that end at an unreadable page.
         """
         try:
-            return self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+            found = self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
+            return replace(found, options=getattr(self.subject, "options", {}))
         except DeviceError as error:
             # Later calls of this process could fail, too. Another worker runs the remaining cases.
             self.say(Outcome(case.name, "crash", str(error)))

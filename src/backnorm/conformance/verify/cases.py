@@ -15,6 +15,7 @@ from backnorm.conformance.battery import Case, Recipe, Variant
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.diagnosis import DIAGNOSTIC, FORWARD_DIAGNOSTIC, diagnostic_data
 from backnorm.conformance.forward_battery import forward_recipe, has_forward
+from backnorm.conformance.layers import layer_recipes
 from backnorm.conformance.verify.grid import grid
 from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import (
@@ -68,7 +69,7 @@ class Selection:
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of cases with random data, which replace the cases of a tier.
-    operation : {"backward", "forward"}
+    operation : {"backward", "forward", "layer"}
     huge : int
         A further case of bfloat16 has more elements than this; 0: no such case.
     """
@@ -112,6 +113,9 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
     The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
     mistake.
     """
+    if selection.operation == "layer":
+        yield from filter(selection.takes, layer_recipes(selection.shapes))
+        return
     for recipe in _of_shapes(selection) if selection.shapes else _of_tier(selection):
         if selection.takes(recipe):
             yield forward_recipe(recipe) if selection.operation == "forward" else recipe

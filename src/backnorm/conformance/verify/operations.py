@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from backnorm.conformance.forward_battery import ForwardCase
 from backnorm.conformance.judge import (
     FORWARD_RESULTS,
     GRADIENTS,
+    LAYER_RESULTS,
     MORE_FORWARD_RESULTS,
     Quantity,
 )
 from backnorm.conformance.ladder import BoundKind, ForwardLadder, GradientLadder, Ladder, Rung
+from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
 from backnorm.dtypes import FLOAT32, is_16_bit
 
 __all__ = [
@@ -35,7 +37,7 @@ __all__ = [
     "varied",
 ]
 
-OperationName = Literal["backward", "forward"]
+OperationName = Literal["backward", "forward", "layer"]
 Outputs = Mapping[str, np.ndarray | None]
 
 
@@ -50,9 +52,8 @@ class Operation:
     Attributes
     ----------
     name : {"backward", "forward"}
-    results, more : tuple of str
-        The results of backnorm's own operation, in their order, and those that only operators of
-        specifications have.
+    results : tuple of str
+        The results, in their order.
     varied : str
         The input that is changed (`varied`) in each case to detect results of an earlier call.
     ladder : callable
@@ -61,15 +62,17 @@ class Operation:
         Takes a case and the name of a result; returns the element types that it may have.
     diagnosis : callable
         Takes a case and the outputs by name; returns their diagnosis.
+    more : tuple of str
+        The results that only operators of specifications have.
     """
 
     name: OperationName
     results: tuple[Quantity, ...]
-    more: tuple[Quantity, ...]
     varied: str
     ladder: Callable[[Case], Ladder]
     types: Callable[[Case, str], tuple[np.dtype, ...]]
     diagnosis: Callable[[Case, Outputs], Diagnosis]
+    more: tuple[Quantity, ...] = ()
 
     @property
     def outputs(self) -> tuple[Quantity, ...]:
@@ -95,6 +98,8 @@ def varied(case: Case, name: str) -> Case:
 
 def operation_of(case: Case) -> Operation:
     """Return the operation of a case."""
+    if isinstance(case, LayerCase):
+        return OPERATIONS["layer"]
     return OPERATIONS["forward" if isinstance(case, ForwardCase) else "backward"]
 
 
@@ -114,13 +119,16 @@ def _types_of_result(case: Case, name: str) -> tuple[np.dtype, ...]:
     return (statistics, FLOAT32) if is_16_bit(statistics) else (statistics,)
 
 
+def _types_of_layer(case: Case, name: str) -> tuple[np.dtype, ...]:
+    return (case.data.x.dtype,)
+
+
 #: The operations by name.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "backward": Operation(
             "backward",
             GRADIENTS,
-            (),
             "dy",
             lambda case: GradientLadder.of(*case.operands, **case.options),
             _types_of_gradient,
@@ -129,11 +137,19 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "forward": Operation(
             "forward",
             FORWARD_RESULTS,
-            MORE_FORWARD_RESULTS,
             "x",
             lambda case: ForwardLadder.of_layer(case.data, scaled=case.scaled),
             _types_of_result,
             lambda case, outputs: diagnose_forward(case.data, outputs, scaled=case.scaled),
+            MORE_FORWARD_RESULTS,
+        ),
+        "layer": Operation(
+            "layer",
+            LAYER_RESULTS,
+            "dy",
+            lambda case: layer_ladder(cast("LayerCase", case)),
+            _types_of_layer,
+            lambda case, outputs: diagnose_layer(cast("LayerCase", case), outputs),
         ),
     }
 )

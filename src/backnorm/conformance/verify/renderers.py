@@ -61,8 +61,10 @@ def _title(report: Report) -> str:
     words = selection.operation if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
     place = f" on {job.tensors} {job.device}" if job.tensors else ""
     number = len({v.case for v in report.results.verdicts})
+    known = {v.dtype for v in report.results.verdicts}
+    dtypes = " ".join(dtype for dtype in selection.dtypes if dtype in known)
     return (
-        f"{job.subject} as {words}{place}, {' '.join(selection.dtypes)}, {counted(number, 'case')} "
+        f"{job.subject} as {words}{place}, {dtypes}, {counted(number, 'case')} "
         f"({selection.tier}), {report.results.seconds:.1f} s"
     )
 

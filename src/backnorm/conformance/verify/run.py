@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from backnorm.conformance.battery import Case, Recipe
 from backnorm.conformance.diagnosis import Diagnosis
+from backnorm.conformance.layers import LayerCase
 from backnorm.conformance.verify._events import (
     Calls,
     Event,
@@ -106,8 +108,12 @@ class Job:
         """Draw a case, with the numbers by which the subject is judged."""
         return self.received(recipe.case(self.selection.seed))
 
-    def received(self, case: Case) -> Case:
-        """Return a case with the numbers by which the subject is judged."""
+    def received(self, case: Case, options: Mapping[str, Any] | None = None) -> Case:
+        """Return a case with the numbers by which the subject is judged. A layer is judged by its
+        own `options`.
+        """
+        if options and isinstance(case, LayerCase):
+            return case.with_options(**options)
         return case if self.schema is None else received(case, self.schema)
 
 
@@ -166,14 +172,15 @@ class Results:
             ]
             return
         job = self.job
-        case = case or job.case(recipe)
+        drawn = recipe.case(job.selection.seed)
+        case = case or job.received(drawn, outcome.options)
         self.facts[recipe.name] = Facts.of(case, recipe.purpose)
         found = judged(
             case,
             outcome,
             any_order=job.any_order,
             is_diagnosed=is_diagnostic(recipe.name) or self._needs_hint(recipe),
-            varied=lambda _, name: job.received(varied(recipe.case(job.selection.seed), name)),
+            varied=lambda _, name: job.received(varied(drawn, name), outcome.options),
         )
         self.verdicts += found.verdicts
         self.unchanged |= {(recipe.name, output) for output in found.unchanged}

@@ -33,6 +33,7 @@ from backnorm.conformance.verify.dialect_calls import (
     schema_of,
     shape_of_kept,
 )
+from backnorm.conformance.verify.modules import OfModule, is_module
 from backnorm.conformance.verify.operations import (
     OPERATIONS,
     OperationName,
@@ -296,6 +297,13 @@ def subject_of(
             )
         return OfLibrary(str(Path(place).resolve()), attribute)
     found = function_of(name, "SUBJECT")
+    if is_module(found) != (operation == "layer"):
+        accepted = "layer, for a module of PyTorch" if is_module(found) else "backward or forward"
+        raise ArgumentValueError(
+            "--operation", f"does not fit {name}", came=operation, accepted=accepted
+        )
+    if operation == "layer":
+        return OfModule(found, tensors_of(tensors or "torch", device))
     if tensors is not None:
         found = on_tensors(found, tensors_of(tensors, device))
     return Function(found) if schema is None else OfDialect(found, schema)

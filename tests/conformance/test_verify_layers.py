@@ -1,0 +1,168 @@
+"""`backnorm verify` judges modules of PyTorch: both passes, running statistics, parameters."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from backnorm.cli.app import app
+from backnorm.conformance.ladder import RUNGS
+from backnorm.conformance.layers import layer_ladder, layer_recipes
+from backnorm.conformance.verify.cases import Selection
+from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.run import Job, verify
+from tests.support.required import require
+
+FILE = Path(__file__).with_name("layer_subjects.py")
+LAYER = Selection(dtypes=("float32",), operation="layer")
+RIGHT = ["Right", "OtherOptions", "instance"]
+# What the first finding says of each wrong module.
+WRONG = {
+    "WithoutGamma": "y is not multiplied by gamma",
+    "WithoutParameters": "y is not multiplied by gamma and y lacks beta",
+    "WithoutBeta": "y lacks beta",
+    "LargerEpsilon": "epsilon is 0.0001, not 1e-05, which was passed",
+    "BiasedRunning": "the running variance gets the batch's biased variance",
+    "KeepsRunning": "the running statistics are not updated",
+    "SwappedMomentum": "momentum weighs the old running statistics, not the batch",
+    "BatchInEvaluation": "evaluation has the statistics of the batch",
+    "RunningInTraining": "the running statistics are used instead of those of the batch",
+    "LacksProjection": "dx lacks the term along x - mean",
+}
+# As a task of KernelBench: another file has a right `Model`.
+KERNEL_BENCH = """\
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self, num_features):
+        super().__init__()
+        self.bn = nn.BatchNorm2d(num_features)
+
+    def forward(self, x):
+        return nn.functional.batch_norm(
+            x, self.bn.running_mean, self.bn.running_var, {gamma}, self.bn.bias,
+            self.training, self.bn.momentum, self.bn.eps,
+        )
+
+def get_inputs():
+    return [torch.rand(4, 16, 8, 8)]
+
+def get_init_inputs():
+    return [16]
+"""
+
+pytestmark = pytest.mark.peer
+
+
+@pytest.fixture(autouse=True)
+def _torch():
+    require(find_spec("torch"), "torch")
+
+
+def found_in(subject, selection=LAYER, **options):
+    results = verify(Job(subject, selection, **options))
+    return results, findings(results)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_verify_of_right_module_has_no_finding(name):
+    selection = Selection(dtypes=("float32", "float64"), operation="layer")
+    results, found = found_in(f"{FILE}:{name}", selection)
+    assert found == []
+    assert {v.status for v in results.verdicts} <= {*RUNGS}
+    assert {v.dtype for v in results.verdicts} == {"float32", "float64"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_verify_of_wrong_module_names_its_mistake_in_one_finding(name):
+    _, found = found_in(f"{FILE}:{name}")
+    assert found[0].says == WRONG[name]
+    # A parameter that is not used has no gradient.
+    assert {each.id for each in found[1:]} <= {"not_written"}
+
+
+@pytest.mark.parametrize("name", ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm2d"])
+def test_verify_of_pytorch_module_accepts_batch_normalisation_alone(name):
+    _, found = found_in(f"torch.nn:{name}")
+    assert bool(found) == name.startswith("Instance")
+
+
+@pytest.mark.parametrize(("gamma", "number"), [("self.bn.weight", 0), ("None", 2)])
+def test_verify_of_kernel_bench_model_reports_ignored_gamma(gamma, number, tmp_path):
+    (tmp_path / "task.py").write_text(KERNEL_BENCH.format(gamma=gamma))
+    _, found = found_in(f"{tmp_path / 'task.py'}:ModelNew")
+    assert len(found) == number
+    if number:
+        assert found[0].says == "y is not multiplied by gamma"
+
+
+def test_verify_of_module_without_affine_is_judged_without_gamma(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch.nn import BatchNorm2d\nlayer = BatchNorm2d(3, affine=False)\n"
+    )
+    results, found = found_in(f"{tmp_path / 'mine.py'}:layer")
+    assert found == []
+    assert {v.text for v in results.verdicts if v.output == "dgamma"} == {"the case has no gamma"}
+
+
+def test_verify_of_module_with_two_layers_is_bad_usage(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nlayer = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))\n"
+    )
+    done = CliRunner().invoke(app, ["verify", f"{tmp_path / 'mine.py'}:layer"])
+    assert done.exit_code == 2
+    assert "SUBJECT: must have only one gamma; got 0.weight and 1.weight" in done.output
+
+
+def test_verify_command_recognises_module_and_repeats_its_finding():
+    done = CliRunner().invoke(app, ["verify", f"{FILE}:WithoutBeta", "--only", "*training-f*"])
+    assert done.exit_code == 1
+    assert "WithoutBeta as layer, float32, 2 cases" in done.output
+    assert "--operation layer --only diagnostic-training-float32-float32-NCX" in done.output
+
+
+def test_verify_of_module_as_backward_is_bad_usage():
+    done = CliRunner().invoke(app, ["verify", f"{FILE}:Right", "--operation", "backward"])
+    assert done.exit_code == 2
+    assert "--operation: does not fit" in done.output
+
+
+def test_verify_of_module_with_shape_has_this_shape():
+    selection = Selection(dtypes=("float32",), operation="layer", shapes=((3, 5, 4),))
+    results, found = found_in(f"{FILE}:Right", selection)
+    assert found == []
+    assert {v.case for v in results.verdicts} == {"shape-3x5x4-float32-float32-NCX"}
+
+
+# --- the ladder -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", list(layer_recipes()), ids=lambda recipe: recipe.name)
+def test_layer_ladder_equals_gradients_and_state_of_pytorch_in_float64(recipe):
+    import torch
+
+    case = recipe.case()
+    layer = torch.nn.BatchNorm3d(case.data.x.shape[1], momentum=case.momentum).double()
+    layer.train(case.training)
+    named = {name: torch.tensor(array.astype(float)) for name, array in case.inputs.items()}
+    with torch.no_grad():
+        layer.weight.copy_(named["gamma"])
+        layer.bias.copy_(named["beta"])
+        layer.running_mean.copy_(named["running_mean"])
+        layer.running_var.copy_(named["running_variance"])
+    x = named["x"][..., None].requires_grad_()
+    y = layer(x)
+    y.backward(named["dy"][..., None])
+    found = {"y": y[..., 0], "dx": x.grad[..., 0]}
+    found |= {"dgamma": layer.weight.grad, "dbeta": layer.bias.grad}
+    found |= {"running_mean": layer.running_mean, "running_variance": layer.running_var}
+    ladder = layer_ladder(case)
+    for name, tensor in found.items():
+        exact = ladder.value(name).hi
+        gap = np.abs(tensor.detach().numpy() - exact).max()
+        assert gap <= 1e-11 * np.abs(exact).max(), name
