@@ -144,7 +144,8 @@ class AttributeSpec:
         True for an extension of backnorm, which the specification does not have.
     example : object
         The value that `backnorm demo`, `backnorm verify` and the tests pass for a required
-        attribute without a role.
+        attribute without a role; for an optional attribute, a value that `backnorm verify` passes
+        because the default would not show mistakes.
     name : str
         As in the dialect.
     choices : tuple of str
@@ -167,6 +168,11 @@ class AttributeSpec:
     required: bool = True
     default: object = None
     summary: str = ""
+
+    @property
+    def typical(self) -> object:
+        """The value of an attribute without a role in `backnorm verify`."""
+        return self.default if self.example is None else self.example
 
     @property
     def nullable(self) -> bool:
