@@ -130,7 +130,8 @@ def _operators(schemas: list[OperatorSchema], level: str) -> Iterator[str]:
 
 def _family(schema: OperatorSchema) -> str:
     """Return the name that the versions of an operator share."""
-    return re.sub(r"(V\d|_2020_21|_early)$", "", schema.op)
+    name = schema.op.replace("miopen", "cudnn")
+    return re.sub(r"(V\d|_2020_21|_early|_functional|_no_stats)$", "", name)
 
 
 def _without(description: Description, known: Description) -> Description:
@@ -183,7 +184,8 @@ def _text(description: Description) -> str:
 
 def _tensor(tensor: TensorSpec, schema: OperatorSchema) -> str:
     name = f"`{tensor.name}`" if tensor.required else f"[`{tensor.name}`]"
-    is_usual = tensor.kind in ("data", "channel", "kept") or tensor.frozen or tensor.role == "empty"
+    is_usual = tensor.kind in ("data", "channel", "kept") or tensor.frozen
+    is_usual = is_usual or tensor.role in ("empty", "reserve")
     notes = ["" if is_usual else f"shape: {tensor.shape}", tensor.summary]
     return _row(name, _canonical(tensor, schema), "; ".join(filter(None, notes)))
 
@@ -203,7 +205,7 @@ def _canonical(tensor: TensorSpec, schema: OperatorSchema) -> str:
 
 
 def _role(tensor: TensorSpec) -> str:
-    has_none = tensor.role in ("empty", "ignored") or tensor.role.startswith("memory_")
+    has_none = tensor.role in ("empty", "reserve", "ignored") or tensor.role.startswith("memory_")
     return "" if has_none or tensor.kind == "opaque" else tensor.role
 
 

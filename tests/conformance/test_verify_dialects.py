@@ -13,7 +13,7 @@ from backnorm.cli.app import app
 from backnorm.conformance import battery
 from backnorm.conformance.forward_battery import forward_cases
 from backnorm.conformance.ladder import RUNGS, is_at_least
-from backnorm.conformance.verify.cases import DTYPES, Selection, selected
+from backnorm.conformance.verify.cases import DTYPES, Selection, recipes, selected
 from backnorm.conformance.verify.dialect_calls import arguments, received, schema_of
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
@@ -61,9 +61,9 @@ def test_verify_of_operator_by_itself_has_no_finding_and_is_on_its_rung(dialect,
     assert [v for v in judged if not is_at_least(v.status, OWN[np.dtype(v.dtype)])] == []
     outputs = {tensor.role for tensor in schema.outputs} & {*OPERATIONS[schema.operation].results}
     assert {v.output for v in judged} == outputs
-    # The cases have statistics of 16 bits only in the tier "full".
-    wide = {str(x) for x, beside in types_of(schema).items() if {x, FLOAT32} & beside - NARROW}
-    assert {v.dtype for v in judged} == wide
+    drawn, taken = {recipe.variant[:2] for recipe in recipes(selection)}, types_of(schema)
+    expected = {str(x) for x, beside in drawn if beside in taken.get(x, ())}
+    assert {v.dtype for v in judged} == expected
 
 
 @pytest.mark.parametrize(

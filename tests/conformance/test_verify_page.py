@@ -26,6 +26,12 @@ _SCREENS = re.findall(
 )
 _TRITON = re.compile(r"^```py\n(.+?)^```", re.M | re.S)
 
+_FILES = {
+    "backward": "mykernel.py",
+    "forward": "myforward.py",
+    "cudnn_batch_norm_backward": "mycudnn.py",
+}
+
 
 def printed(command, folder):
     """Return the lines that a command prints on a wide terminal, without their seconds."""
@@ -62,9 +68,8 @@ def test_verify_page_screen_matches_printed_lines(command, screen, tmp_path):
     if "TRITON" in command:
         require(find_spec("triton"), "triton")
     (tmp_path / "mytriton.py").write_text(_TRITON.search((ROOT / PAGE).read_text("utf-8"))[1])
-    for name in ("backward", "forward"):
+    for name, file in _FILES.items():
         code = next(block.code for block in blocks(PAGE) if f"def {name}(" in block.code)
-        file = {"backward": "mykernel.py", "forward": "myforward.py"}[name]
         (tmp_path / file).write_text(code)
     found = printed(command, tmp_path)
     for line in lines_of(screen):

@@ -139,6 +139,7 @@ class Subject:
             "dgamma": sum_dy_xmu,
             "dbeta": sum_dy,
             "ignored": np.zeros(c),
+            "reserve": np.zeros(0),
         }
         return {
             tensor.role: values[tensor.role]

@@ -66,8 +66,7 @@ def schema_of(
         operation=operation,
         inputs=tuple(inputs),
         outputs=tuple(
-            replace(spec, name=result, summary=of_results.get(result, ""))
-            for result, spec in results.items()
+            _result(result, spec, of_results.get(result, "")) for result, spec in results.items()
         ),
         attributes=tuple(attributes),
         summary=summary,
@@ -76,6 +75,13 @@ def schema_of(
         order=order,
         keyword_only=tuple(each for each in order if parameters[each].kind is kind),
     )
+
+
+def _result(name: str, spec: TensorSpec, summary: str) -> TensorSpec:
+    """Return a result with its name and its description."""
+    named = replace(spec, name=name, summary=summary)
+    frozen = spec.frozen
+    return named if frozen is None else replace(named, frozen=_result(name, frozen, summary))
 
 
 def _roles(
@@ -90,11 +96,14 @@ def _roles(
     ]
     if len(tensors) == 2:
         # The second role is that in calls whose statistics are constants. In each of the two kinds
-        # of calls, the tensor is required if it is read.
+        # of calls, the tensor is required if it is read. If both kinds read it, `None` stands for
+        # calls in training.
         of_training, of_constants = (
             replace(tensor, required=tensor.kind != "opaque" or not is_optional)
             for tensor in tensors
         )
+        if "opaque" not in (of_training.kind, of_constants.kind):
+            of_training = replace(of_training, required=not is_optional)
         return [replace(of_training, frozen=of_constants)], []
     if tensors:
         return [replace(tensors[0], required=not is_optional)], []

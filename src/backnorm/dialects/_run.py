@@ -42,8 +42,9 @@ _TYPED_LIKE = {
     "variance": ("running_variance",),
 }
 _STATISTICS = ("mean", "variance")
-# All calls can share this array, because it has no elements to write to.
+# All calls can share these arrays, because they have no elements to write to.
 _EMPTY = np.empty(0, FLOAT32)
+_RESERVE = np.empty(0, np.uint8)
 # The classes of values that a call may return, besides named tuples.
 _PLAIN = (tuple, np.ndarray)
 # Making a named tuple by `tuple.__new__` takes half as long as by the method `_make` of the tuple's
@@ -78,7 +79,7 @@ class PlannedCall:
     numbers : mapping of str to float
         The weight of the batch, if the executable updates the running statistics.
     results : tuple of (str, callable or None)
-        For each canonical result, each running statistic and an empty array: the role, and the
+        For each canonical result, each running statistic and empty arrays: the role, and the
         function that converts the array to the dialect's type and shape.
     outputs : tuple of str or None
         The names of the outputs to return.
@@ -133,7 +134,7 @@ class PlannedCall:
         except ArgumentError as error:
             words = {**self.call.schema.words, **self.canonical.inputs}
             raise error.in_words(words) from None
-        results = (*results, *running, _EMPTY, None)
+        results = (*results, *running, _EMPTY, _RESERVE, None)
         found = self.select(results) if self.finish is None else self._finished(values, results)
         return found if self.outcome in _PLAIN else _new(self.outcome, found)
 
@@ -220,7 +221,7 @@ def planned_call(
     running = _running(call, names, problem, canonical.weight)
     if running is not None:
         results += [(f"running_{role}", _typed(call, problem, role)) for role in _STATISTICS]
-    results += [("empty", None), ("absent", None)]
+    results += [("empty", None), ("reserve", None), ("absent", None)]
     finishes = (
         not {tensor.role for tensor in schema.outputs} <= {role for role, _ in results}
         or canonical.blended

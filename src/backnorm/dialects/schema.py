@@ -68,6 +68,7 @@ TensorRole = Literal[
     "memory_dgamma",
     "memory_dbeta",
     "empty",
+    "reserve",
     "ignored",
 ]
 AttributeRole = Literal[
@@ -88,8 +89,9 @@ class TensorSpec:
     role : str
         The canonical name (x, dy, mean, variance, gamma, beta, dx, dgamma, dbeta, y, sum_dy,
         sum_dy_xmu), or inverse_deviation (1 / sqrt(variance + epsilon)), running_mean,
-        running_variance, empty, ignored; or memory_dx, memory_dgamma, memory_dbeta, the memory for
-        an output.
+        running_variance, empty, reserve (bytes that some libraries pass from the forward to the
+        backward pass; backnorm returns none), ignored; or memory_dx, memory_dgamma, memory_dbeta,
+        the memory for an output.
     type : str
         The type symbol or element type in the dialect's words, e.g. ``"T1"``.
     kind : {"data", "channel", "kept", "vector", "opaque"}
@@ -102,7 +104,8 @@ class TensorSpec:
     summary : str
         From the operator's docstring.
     frozen : TensorSpec or None
-        The same input in calls whose statistics are constants, if it then has another role.
+        The same input or output in calls whose statistics are constants, if it then has another
+        role.
     """
 
     role: TensorRole
@@ -117,7 +120,7 @@ class TensorSpec:
     def shape(self) -> str:
         """The shape in words."""
         if self.kind == "vector":
-            return "(0,)" if self.role == "empty" else "(C,) or (0,)"
+            return "(0,)" if self.role in ("empty", "reserve") else "(C,) or (0,)"
         known = {"data": "data", "channel": "(C,)", "kept": "1 where reduced", "opaque": "any"}
         return known[self.kind]
 
@@ -320,7 +323,7 @@ class OperatorSchema(Rules):
         known |= _MORE_RESULTS.get(self.operation, frozenset())
         self._require(f"results of the roles {', '.join(sorted(known))}", known >= {*outputs})
         for tensor in self.inputs:
-            is_unused = tensor.role in ("ignored", "running_mean", "running_variance")
+            is_unused = tensor.role in ("ignored", "reserve", "running_mean", "running_variance")
             text = f"a role that is not used for {tensor.name}, which is opaque"
             self._require(text, tensor.kind != "opaque" or is_unused)
         # An operator of another operation, which computes only a part of a gradient, may have no
@@ -346,9 +349,13 @@ class OperatorSchema(Rules):
     @cached_property
     def with_constants(self) -> OperatorSchema:
         """The schema that calls with constant statistics follow."""
-        if not any(tensor.frozen for tensor in self.inputs):
+        if not any(tensor.frozen for tensor in (*self.inputs, *self.outputs)):
             return self
-        return replace(self, inputs=tuple(t.frozen or t for t in self.inputs), frozen=True)
+        inputs, outputs = (
+            tuple(tensor.frozen or tensor for tensor in tensors)
+            for tensors in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs, frozen=True)
 
     @property
     def choice(self) -> Choice:
@@ -435,7 +442,7 @@ class OperatorSchema(Rules):
 
 #: Results of operators that backnorm's operation does not have, or not in this form.
 _MORE_RESULTS: Mapping[Operation, frozenset[str]] = {
-    "forward": frozenset({"inverse_deviation", "running_mean", "running_variance"}),
+    "forward": frozenset({"inverse_deviation", "running_mean", "running_variance", "reserve"}),
     "reduce": frozenset({"sum_dy", "sum_dy_xmu", "dgamma", "dbeta"}),
 }
 

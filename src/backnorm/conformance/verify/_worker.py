@@ -145,10 +145,18 @@ class Worker:
             again = self._in_threads(((case, first), (other, second)))
             if again is not None:
                 text, is_repeatable = ": two calls run at once, in two threads", False
-        others = {}
+        others: dict[str, _Outputs] = {}
         if case.name.startswith(_ALL_VARIED):
             names = [name for name, guarded in memory.guards.items() if guarded is not None]
-            others = {name: self._varied(memory, case, name) for name in (*names, "epsilon")}
+            kept = []
+            for name in (*names, "epsilon"):
+                found = self._varied(memory, case, name)
+                other = varied(case, name)
+                # A call with the same values in new memory has nothing of earlier calls. Memory is
+                # new only if that of earlier calls is kept.
+                kept.append(Memory(other))
+                if not _are_equal(found, self._called(kept[-1], other)):
+                    others[name] = found
         unchanged = tuple(
             name
             for name, array in first.items()

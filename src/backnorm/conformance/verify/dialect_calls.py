@@ -79,7 +79,7 @@ def _inputs(schema: OperatorSchema, inputs: Inputs, case: Case) -> dict[str, Any
     if not case.training or schema.operation == "forward":
         known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
     # The value of an input that the specification requires but the operator does not read.
-    known["ignored"] = np.empty(0, mean.dtype)
+    known |= {"ignored": np.empty(0, mean.dtype), "reserve": np.empty(0, np.uint8)}
     values = {}
     for tensor in _schema_of_call(case, schema).inputs:
         value = known.get(tensor.role)

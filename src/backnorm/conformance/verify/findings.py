@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backnorm.conformance._naming import AS_ROUNDED, FEW_BITS
-from backnorm.conformance.battery import Recipe
+from backnorm.conformance._naming import sentence as in_words
+from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection
-from backnorm.conformance.verify.run import Job, Results
+from backnorm.conformance.verify.conditions import condition
+from backnorm.conformance.verify.run import Job, Results, group_of, is_diagnostic
 from backnorm.conformance.verify.verdicts import Status, Verdict
 from backnorm.errors import counted
 
@@ -98,6 +100,7 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
         The worst acceptable rung.
     """
     of_formula = list(_of_formula(results))
+    of_formula = _joined([*of_formula, *_of_conditions(results, of_formula)])
     others = [
         *_of_numbers(results, of_formula),
         *_unusable(results),
@@ -141,13 +144,13 @@ def _of_formula(results: Results) -> Iterator[Finding]:
     if not inexact:
         return
     names = {verdict.case for verdict in inexact}
-    groups = {name: _group(recipe) for name, recipe in results.recipes.items()}
+    groups = {name: group_of(recipe) for name, recipe in results.recipes.items()}
     # The names of cases with at most one element per channel, so that a sum has one term.
     single = {name for name, recipe in results.recipes.items() if recipe.count <= 1}
     # Maps the text of a diagnosis to all cases that have this diagnosis.
     diagnosed: dict[str, list[str]] = {}
     for case, diagnosis in results.diagnoses.items():
-        if case in names:
+        if case in names and is_diagnostic(case):
             diagnosed.setdefault(diagnosis.says, []).append(case)
     of_diagnosed = {case for each in diagnosed.values() for case in each}
     for says, each in diagnosed.items():
@@ -178,11 +181,100 @@ def _grade(verdict: Verdict) -> Grade:
     return verdict.grade
 
 
-def _group(recipe: Recipe) -> tuple[str, str, bool]:
-    """Return a case's element type, its layout, and whether it is a case of training. If two cases
-    agree in all three, the diagnosis of one case also explains errors of the other.
+def _of_conditions(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield findings for wrong outputs whose cases have something in common.
+
+    One finding covers all cases, if a condition separates them from the cases that pass. Else there
+    is one for each set of outputs that are wrong in the same cases, or for each kind of data, or
+    for the cases that a diagnosis explains.
     """
-    return str(recipe.variant.dtype), recipe.variant.data_format, recipe.training
+    wrong = [
+        verdict for verdict in results.verdicts
+        if verdict.is_inexact and not any(each.explains(verdict) for each in explained)
+    ]  # fmt: skip
+    outputs: dict[str, set[str]] = {}
+    for verdict in wrong:
+        outputs.setdefault(verdict.case, set()).add(verdict.output)
+    if not outputs.keys() <= results.facts.keys():
+        return
+    failed = {verdict.case for verdict in results.verdicts if not verdict.passed}
+    passing = [facts for name, facts in results.facts.items() if name not in failed]
+    kinds: list[Callable[[str], str]] = [
+        lambda name: "",
+        lambda name: " ".join(sorted(outputs[name])),
+        lambda name: str(group_of(results.recipes[name])),
+        lambda name: results.facts[name].purpose,
+    ]
+    done: set[str] = set()
+    for k, kind in enumerate(kinds):
+        for _, each in itertools.groupby(sorted(outputs.keys() - done, key=kind), kind):
+            names = list(each)
+            verdicts = [verdict for verdict in wrong if verdict.case in names]
+            says = condition([results.facts[name] for name in names], passing)
+            known = _hint_of(results, names[0]) if k == 2 else None
+            if len(verdicts) > 1 and (says is not None or known is not None):
+                done |= set(names)
+                yield _of_group(results, verdicts, says, known)
+
+
+def _hint_of(results: Results, name: str) -> Diagnosis | None:
+    """Return the mistake that was named from another case like this one."""
+    group = group_of(results.recipes[name])
+    of_group = (d for n, d in results.diagnoses.items() if group_of(results.recipes[n]) == group)
+    return next((each for each in of_group if each.names), None)
+
+
+def _of_group(
+    results: Results, verdicts: Sequence[Verdict], says: str | None, known: Diagnosis | None
+) -> Finding:
+    """Return the finding of wrong outputs that meet a condition, or have a known diagnosis."""
+    worst = max(verdicts, key=lambda verdict: _grade(verdict).worst_excess)
+    cases = {verdict.case for verdict in verdicts}
+    hints = [each for name, each in results.diagnoses.items() if name in cases]
+    if known is not None:
+        hints.append(known)
+    # A diagnosis that names one mistake comes before one that cannot tell two.
+    hints.sort(key=lambda each: (not each.names, "-or-" in "".join(each.names)))
+    text, evidence = (hints[0].says, hints[0].evidence) if hints else (_size(worst)[0], {})
+    if says is not None:
+        wrong = {verdict.output for verdict in verdicts}
+        names = [name for name in results.operation.results if name in wrong]
+        where = f"in {counted(len(cases), 'case')} with {says}, and in no other"
+        text = f"{in_words(names, 'is wrong')} {where}: {text}"
+    mistake = "-".join(hints[0].names) if hints else ""
+    return _finding(
+        mistake or "condition", text, verdicts, results, first=worst.case, evidence=evidence
+    )
+
+
+def _joined(found: Sequence[Finding]) -> list[Finding]:
+    """Join the findings that name the same mistake."""
+    joined: dict[str, Finding] = {}
+    for each in found:
+        first = (
+            joined.get(each.id) if each.id not in ("condition", "described", "few-bits") else None
+        )
+        if first is None:
+            joined[each.id if each.id not in joined else f"{each.id} {len(joined)}"] = each
+        else:
+            outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
+            joined[each.id] = replace(first, cases=first.cases | each.cases, outputs=outputs)
+    return list(joined.values())
+
+
+def _size(verdict: Verdict, where: str = "") -> tuple[str, dict[str, Any]]:
+    """Return how wrong an output is, in words and in numbers."""
+    grade, output = _grade(verdict), verdict.output
+    if verdict.status == "nonfinite":
+        return f"{output} is {grade.got:g}{where}, where the exact value is {grade.exact:.6g}", {}
+    says = f"{output} is {grade.ulp:.2g} ulp off{where}, "
+    says += f"{grade.worst_excess:.2g} times what serial sums may lose"
+    return says, {
+        "ulp": grade.ulp,
+        "share_of_serial": grade.worst_excess,
+        "condition": grade.condition,
+        "where": grade.where,
+    }
 
 
 def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
@@ -197,25 +289,12 @@ def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Find
     ]  # fmt: skip
 
     def family(verdict: Verdict) -> tuple[str, str, str]:
-        purpose = verdict.case.rpartition(f"-{verdict.dtype}-")[0]
-        return verdict.output, purpose, verdict.status
+        return verdict.output, results.recipes[verdict.case].purpose, verdict.status
 
     for (output, purpose, status), each in itertools.groupby(sorted(wrong, key=family), family):
         verdicts = list(each)
         worst = max(verdicts, key=lambda verdict: _grade(verdict).worst_excess)
-        grade, evidence = _grade(worst), dict[str, Any]()
-        if status == "nonfinite":
-            says = f"{output} is {grade.got:g} in {purpose}, where the exact value is "
-            says += f"{grade.exact:.6g}"
-        else:
-            says = f"{output} is {grade.ulp:.2g} ulp off in {purpose}, "
-            says += f"{grade.worst_excess:.2g} times what serial sums may lose"
-            evidence = {
-                "ulp": grade.ulp,
-                "share_of_serial": grade.worst_excess,
-                "condition": grade.condition,
-                "where": grade.where,
-            }
+        says, evidence = _size(worst, f" in {purpose}")
         where = ", ".join(sorted({f"{v.dtype} {v.layout}" for v in verdicts}))
         yield _finding(
             f"{output}-{status}", f"{says} ({where})", verdicts, results,

@@ -29,6 +29,7 @@ from backnorm.conformance.verify._events import (
     read,
 )
 from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
 from backnorm.conformance.verify.subjects import schema_of_subject
@@ -49,6 +50,8 @@ _GRACE = 0.3
 _PREPARATION = 120.0
 # After this many seconds without an event, it is checked whether the worker has ended.
 _PAUSE = 0.1
+# At most this many cases that are no diagnostic cases are diagnosed.
+_HINTS = 6
 # If the subject crashes or hangs on this many cases in a row, the remaining cases are not run.
 _MOST_ENDS = 8
 
@@ -101,9 +104,9 @@ class Job:
         """The rules of the operator whose signature the subject has."""
         return schema_of_subject(self.subject, self.dialect, self.op, self.selection.operation)
 
-    def case(self, recipe: Recipe) -> Case:
+    def case(self, recipe: Recipe, options: Mapping[str, Any] | None = None) -> Case:
         """Draw a case, with the numbers by which the subject is judged."""
-        return self.received(recipe.case(self.selection.seed))
+        return self.received(recipe.case(self.selection.seed), options)
 
     def received(self, case: Case, options: Mapping[str, Any] | None = None) -> Case:
         """Return a case with the numbers by which the subject is judged. A layer is judged by its
@@ -125,7 +128,10 @@ class Results:
     recipes : mapping
         The recipes of the cases by name.
     diagnoses : dict
-        The mistakes that the outputs of diagnostic cases show, by case.
+        The mistakes that outputs show, by case: those of diagnostic cases, and of the first case
+        with wrong outputs in each group in which no diagnostic case shows any.
+    facts : dict
+        The facts of the cases that were judged.
     unchanged : set
         The cases and outputs whose bits were wrongly equal for another input.
     seconds : float
@@ -136,6 +142,7 @@ class Results:
     verdicts: list[Verdict] = field(default_factory=list)
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)
     unchanged: set[tuple[str, str]] = field(default_factory=set)
     seconds: float = 0.0
     interrupted: bool = False
@@ -144,6 +151,12 @@ class Results:
     def operation(self) -> Operation:
         """The operation that the run judges."""
         return OPERATIONS[self.job.selection.operation]
+
+    def _needs_hint(self, recipe: Recipe) -> bool:
+        """Whether a case is diagnosed because no case like it was."""
+        hints = [name for name in self.diagnoses if not is_diagnostic(name)]
+        known = {group_of(self.recipes[name]) for name in self.diagnoses}
+        return len(hints) < _HINTS and group_of(recipe) not in known
 
     def add(self, outcome: Outcome, case: Case | None = None) -> None:
         """Judge the outcome of a case. The case is drawn, unless it is passed."""
@@ -156,10 +169,13 @@ class Results:
             ]
             return
         job = self.job
+        case = case or job.case(recipe, outcome.options)
+        self.facts[recipe.name] = Facts.of(case, recipe.purpose)
         found = judged(
-            case or job.received(recipe.case(job.selection.seed), outcome.options),
+            case,
             outcome,
             any_order=job.any_order,
+            is_diagnosed=is_diagnostic(recipe.name) or self._needs_hint(recipe),
             varied=lambda _, name: job.received(
                 varied(recipe.case(job.selection.seed), name), outcome.options
             ),
@@ -168,6 +184,18 @@ class Results:
         self.unchanged |= {(recipe.name, output) for output in found.unchanged}
         if found.diagnosis is not None:
             self.diagnoses[recipe.name] = found.diagnosis
+
+
+def group_of(recipe: Recipe) -> tuple[str, str, bool]:
+    """Return a case's element type, its layout, and whether it is a case of training. If two cases
+    agree in all three, the diagnosis of one case also explains errors of the other.
+    """
+    return str(recipe.variant.dtype), recipe.variant.data_format, recipe.training
+
+
+def is_diagnostic(case: str) -> bool:
+    """Whether a case of this name has data that distinguish mistakes."""
+    return case.startswith("diagnostic-")
 
 
 def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Results:

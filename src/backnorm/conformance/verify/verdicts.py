@@ -92,6 +92,11 @@ class Verdict:
         return self.status not in UNJUDGED
 
     @property
+    def passed(self) -> bool:
+        """Whether the output is right, or was not judged."""
+        return self.status in RUNGS or not self.is_judged
+
+    @property
     def is_inexact(self) -> bool:
         """Whether the output has the right type and shape, but wrong numbers."""
         return self.status in ("wrong", "nonfinite") and self.grade is not None
@@ -111,7 +116,7 @@ class Verdict:
 
 
 class Judgement(NamedTuple):
-    """The verdicts on a case, the diagnosis of wrong outputs if it is a diagnostic case, and the
+    """The verdicts on a case, the diagnosis of wrong outputs if it was asked for, and the
     outputs whose bits were wrongly equal for another input.
     """
 
@@ -179,6 +184,7 @@ def judged(
     outcome: Outcome,
     *,
     any_order: bool = False,
+    is_diagnosed: bool = False,
     varied: Callable[[Case, str], Case] = varied,
 ) -> Judgement:
     """Judge the outputs of the calls on a case, and what was observed in the calls.
@@ -190,6 +196,8 @@ def judged(
     any_order : bool
         Whether another call may give other bits if the outputs of both calls are right. The worse
         output is graded.
+    is_diagnosed : bool
+        Whether the mistake of wrong outputs is looked for.
     varied : callable
         Takes the case and the name of an input; returns the case with another value of the input.
     """
@@ -220,14 +228,14 @@ def judged(
                 faults = {n: text for n in outputs if _differ(outputs[n], outcome.again[n])}
     for name, others in outcome.varied.items():
         right = _right(varied(case, name), others)
-        text = f"stale: after {name} has changed in place"
+        text = f"stale: as if {name} had not changed"
         faults |= {n: text for n in grades if grades[n].status in RUNGS and n not in right}
     if outcome.overwritten:
         faults |= dict.fromkeys(outcome.overwritten, "overwritten")
     if outcome.changed:
         faults = dict.fromkeys(outputs, f"changed_input: {outcome.changed[0]}")
     diagnosis = None
-    if case.name.startswith("diagnostic-") and any(v.is_inexact for v in grades.values()):
+    if is_diagnosed and any(verdict.is_inexact for verdict in grades.values()):
         diagnosis = diagnosis_of(case, outputs, grades.values())
     verdicts = [
         _with_fault(grades.get(name) or _absent(case, name, outcome.outputs), faults.get(name))

@@ -1,0 +1,153 @@
+"""Conditions that all failing cases of a run meet, and no passing case."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from backnorm.conformance.battery import Case
+
+__all__ = ["Facts", "condition"]
+
+
+class Facts(NamedTuple):
+    """What kernels choose their path by.
+
+    N is the number of images, C that of channels, M that of the elements of a channel, and W the
+    size of the last spatial axis; `variance` is the least one that is not 0, and `dy` the largest
+    finite magnitude. Parameters are narrow if they have 16 bits.
+    """
+
+    purpose: str
+    gamma: bool
+    training: bool
+    dtype: str
+    is_narrow: bool
+    layout: str
+    N: int
+    C: int
+    M: int
+    W: int
+    pixels: int
+    rank: int
+    epsilon: float
+    variance: float
+    dy: float
+
+    @classmethod
+    def of(cls, case: Case, purpose: str) -> Facts:
+        """Return the facts of a case."""
+        data = case.data
+        shape, axis, channels = data.x.shape, data.channel_axis, data.mean.size
+        space = 1, *shape[1:axis], *shape[axis + 1 :]
+        return cls(
+            purpose, case.scaled, case.training, str(data.x.dtype), data.mean.itemsize == 2,
+            data.data_format, shape[0], channels, data.x.size // max(channels, 1),
+            space[-1], math.prod(space), len(shape), data.epsilon,
+            _least(data.variance), _largest(data.dy),
+        )  # fmt: skip
+
+
+def _least(variance: np.ndarray) -> float:
+    positive = variance[variance > 0]
+    return float(positive.min()) if positive.size else 0.0
+
+
+def _largest(dy: np.ndarray) -> float:
+    finite = np.abs(dy[np.isfinite(dy)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+class _Condition(NamedTuple):
+    field: str
+    says: str
+    holds: Callable[[Facts], bool]
+
+
+#: The words for the values of a fact that has no order.
+_WORDS = {
+    "gamma": "gamma: {}",
+    "training": "training: {}",
+    "dtype": "elements of {}",
+    "is_narrow": "parameters of 16 bits: {}",
+    "layout": "layout {}",
+}
+_SIZES = "epsilon", "rank", "pixels", "N", "C", "M", "W", "variance", "dy"
+# Sizes that are no integers.
+_REAL = "epsilon", "variance", "dy"
+# Sizes that differ from case to case by chance.
+_MEASURED = "variance", "dy"
+
+
+def condition(failing: Collection[Facts], passing: Collection[Facts]) -> str | None:
+    """Return the words of the simplest condition that separates cases.
+
+    A condition is about one fact, or about two.
+
+    Parameters
+    ----------
+    failing, passing : collection of Facts
+
+    Returns
+    -------
+    str or None
+        Each failing case meets the condition, and no passing case. None: there is no such
+        condition.
+    """
+    met = [(each, {k for k, case in enumerate(passing) if each.holds(case)})
+           for each in _conditions(failing)]  # fmt: skip
+    for each, wrongly in met:
+        if not wrongly:
+            return each.says
+    # Two conditions on one size are simpler than conditions on two facts.
+    pairs = sorted(itertools.combinations(met, 2), key=lambda pair: len({p.field for p, _ in pair}))
+    for (one, first), (other, second) in pairs:
+        if not first & second:
+            return f"{one.says} and {other.says}"
+    return None
+
+
+def _conditions(failing: Collection[Facts]) -> Iterator[_Condition]:
+    """Yield the conditions that each of these cases meets."""
+    for field, words in _WORDS.items():
+        values = {getattr(facts, field) for facts in failing}
+        if len(values) == 1:
+            yield _equal(field, words.format(*values), *values)
+    for field in _SIZES:
+        sizes = {getattr(facts, field) for facts in failing}
+        least, largest = min(sizes), max(sizes)
+        if field in _MEASURED and len(failing) == 1:
+            continue
+        if least == largest:
+            yield _equal(field, f"{field} = {least:g}", least)
+            continue
+        yield _Condition(field, f"{field} >= {least:g}", _between(field, least, float("inf")))
+        yield _Condition(field, f"{field} <= {largest:g}", _between(field, 0, largest))
+        if field in _REAL:
+            continue
+        for divisor in (2, 4, 8, 16):
+            if all(size % divisor for size in sizes):
+                says = f"{field} is odd" if divisor == 2 else f"{divisor} does not divide {field}"
+                yield _Condition(field, says, _undivided(field, divisor))
+    purposes = {facts.purpose for facts in failing}
+    if len(purposes) == 1:
+        yield _equal("purpose", f"data {min(purposes)}", min(purposes))
+
+
+def _equal(field: str, says: str, value: object) -> _Condition:
+    return _Condition(field, says, lambda facts: bool(getattr(facts, field) == value))
+
+
+def _between(field: str, low: float, high: float) -> Callable[[Facts], bool]:
+    return lambda facts: bool(low <= getattr(facts, field) <= high)
+
+
+def _undivided(field: str, divisor: int) -> Callable[[Facts], bool]:
+    def holds(facts: Any) -> bool:
+        return bool(getattr(facts, field) % divisor)
+
+    return holds
