@@ -28,7 +28,7 @@ _SCREENS = re.findall(
 _TORCH = dict(
     zip(
         ("mytriton.py", "mymodule.py"),
-        re.findall(r"^```py\n(.+?)^```", (ROOT / PAGE).read_text("utf-8"), re.M | re.S),
+        re.findall(r"^```text\n(import .+?)^```", (ROOT / PAGE).read_text("utf-8"), re.M | re.S),
         strict=True,
     )
 )

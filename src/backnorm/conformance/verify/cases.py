@@ -151,8 +151,7 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
         is_in_tier = full or not is_16_bit(recipe.variant.statistics)
         if is_in_tier and (has_forward(recipe) or not forward):
             yield recipe
-    if not forward:
-        yield from grid()
+    yield from grid(forward=forward)
     for variant in _variants():
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):

@@ -15,7 +15,7 @@ __all__ = ["Facts", "condition"]
 
 
 class Facts(NamedTuple):
-    """What kernels choose their path by.
+    """The facts of a case by which kernels choose a path.
 
     N is the number of images, C that of channels, M that of the elements of a channel, and W the
     size of the last spatial axis; `variance` is the least one that is not 0, and `dy` the largest

@@ -51,7 +51,7 @@ _SHAPES = (
 )
 # The shape (N, C, space) of the cases with special values and options.
 _SHAPE = (6, 5, 3, 4)
-# A case for each pair of values of two options, and a few more.
+# A case of a backward pass for each pair of values of two options, and a few more.
 _OPTIONS = (
     # gamma, training, foreign statistics, epsilon
     (True, True, False, 0.0),
@@ -65,10 +65,14 @@ _OPTIONS = (
     (False, True, False, 0.25),
     (True, True, False, 1e-12),
 )
+# The same of a forward pass, which has no other options than gamma and epsilon.
+_FORWARD_OPTIONS = tuple(
+    (scaled, True, False, epsilon) for scaled in (True, False) for epsilon in (0.0, 1e-12, 1.0)
+)
 
 
-def grid() -> Iterator[Recipe]:
-    """Yield the recipes of a backward pass."""
+def grid(*, forward: bool = False) -> Iterator[Recipe]:
+    """Yield the recipes of a backward pass, or of a forward pass."""
     layouts = "NCX", "NXC"
     for dtype in (FLOAT32, BFLOAT16, FLOAT16):
         widest = statistics_types(dtype)[-1]
@@ -79,9 +83,11 @@ def grid() -> Iterator[Recipe]:
             ):
                 variant = Variant(dtype, widest, layout)
                 yield _recipe(f"grid-{'x'.join(map(str, shape))}", variant, shape)
-        for k, (name, make, settings) in enumerate(_values(dtype)):
+        for k, (name, make, settings) in enumerate(_values(dtype, forward=forward)):
             yield _recipe(name, Variant(dtype, widest, layouts[k % 2]), _SHAPE, make, **settings)
-        for k, (scaled, training, is_foreign, epsilon) in enumerate(_OPTIONS):
+        for k, (scaled, training, is_foreign, epsilon) in enumerate(
+            _FORWARD_OPTIONS if forward else _OPTIONS
+        ):
             make = partial(_foreign if is_foreign else realistic_data, epsilon=epsilon)
             words = "gamma" * scaled, "frozen" * (not training), "foreign" * is_foreign
             name = "-".join(filter(None, ("grid", *words, f"epsilon-{epsilon:g}")))
@@ -96,13 +102,20 @@ def _recipe(
     return Recipe(name, variant, in_layout(shape, variant.data_format), *make, **options)
 
 
-def _values(dtype: np.dtype) -> Iterator[tuple[str, Callable[..., LayerData], dict[str, Any]]]:
+def _values(
+    dtype: np.dtype, *, forward: bool
+) -> Iterator[tuple[str, Callable[..., LayerData], dict[str, Any]]]:
     """Yield the names of special values, the functions that draw them, and settings of the case."""
     yield "zero-gamma", partial(_changed, change=_zero_gamma), {}
-    yield "nan-in-dy", partial(_changed, change=_nan_in_dy), {}
-    yield "infinity-in-dy", partial(_changed, change=_infinity_in_dy), {"training": False}
     yield "variances-of-all-sizes", _variances_of_all_sizes, {}
     yield "small-variance", partial(realistic_data, epsilon=1e-5, scale=2.0**-6), {}
+    if forward:
+        yield "nan-in-x", partial(_changed, change=_nan_in_x), {}
+        if is_16_bit(dtype):
+            yield "squares-beyond-float16", partial(realistic_data, scale=512.0), {}
+        return
+    yield "nan-in-dy", partial(_changed, change=_nan_in_dy), {}
+    yield "infinity-in-dy", partial(_changed, change=_infinity_in_dy), {"training": False}
     yield "small-gradients", partial(realistic_data, gradient_scale=1e-6), {}
     if dtype != FLOAT16:
         yield "gradients-beyond-float16", partial(realistic_data, gradient_scale=1e7), {}
@@ -122,20 +135,24 @@ def _zero_gamma(data: LayerData) -> dict[str, Any]:
     return {"gamma": gamma}
 
 
+def _nan_in_x(data: LayerData) -> dict[str, Any]:
+    return {"x": _with_one(data.x, data, 1, np.nan)}
+
+
 def _nan_in_dy(data: LayerData) -> dict[str, Any]:
-    return {"dy": _with_one(data, 1, np.nan)}
+    return {"dy": _with_one(data.dy, data, 1, np.nan)}
 
 
 def _infinity_in_dy(data: LayerData) -> dict[str, Any]:
-    return {"dy": _with_one(data, 2, np.inf)}
+    return {"dy": _with_one(data.dy, data, 2, np.inf)}
 
 
-def _with_one(data: LayerData, channel: int, value: float) -> np.ndarray:
-    """Return dy with this value in one element of a channel."""
-    dy = data.dy.copy()
-    rows = np.moveaxis(dy, data.channel_axis, 0)
+def _with_one(tensor: np.ndarray, data: LayerData, channel: int, value: float) -> np.ndarray:
+    """Return x or dy with this value in one element of a channel."""
+    changed = tensor.copy()
+    rows = np.moveaxis(changed, data.channel_axis, 0)
     rows[channel].flat[rows[channel].size // 2] = value
-    return dy
+    return changed
 
 
 def _foreign(*arguments: Any, **options: Any) -> LayerData:

@@ -104,9 +104,9 @@ class Job:
         """The rules of the operator whose signature the subject has."""
         return schema_of_subject(self.subject, self.dialect, self.op, self.selection.operation)
 
-    def case(self, recipe: Recipe, options: Mapping[str, Any] | None = None) -> Case:
+    def case(self, recipe: Recipe) -> Case:
         """Draw a case, with the numbers by which the subject is judged."""
-        return self.received(recipe.case(self.selection.seed), options)
+        return self.received(recipe.case(self.selection.seed))
 
     def received(self, case: Case, options: Mapping[str, Any] | None = None) -> Case:
         """Return a case with the numbers by which the subject is judged. A layer is judged by its
@@ -169,16 +169,15 @@ class Results:
             ]
             return
         job = self.job
-        case = case or job.case(recipe, outcome.options)
+        drawn = recipe.case(job.selection.seed)
+        case = case or job.received(drawn, outcome.options)
         self.facts[recipe.name] = Facts.of(case, recipe.purpose)
         found = judged(
             case,
             outcome,
             any_order=job.any_order,
             is_diagnosed=is_diagnostic(recipe.name) or self._needs_hint(recipe),
-            varied=lambda _, name: job.received(
-                varied(recipe.case(job.selection.seed), name), outcome.options
-            ),
+            varied=lambda _, name: job.received(varied(drawn, name), outcome.options),
         )
         self.verdicts += found.verdicts
         self.unchanged |= {(recipe.name, output) for output in found.unchanged}
