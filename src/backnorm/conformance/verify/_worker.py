@@ -1,6 +1,7 @@
 """A process that runs a subject on cases: ``python -m backnorm.conformance.verify._worker``.
 
-The process reads a job, one line of JSON, from its standard input. It writes its events
+The process reads a job, one line of JSON, from its standard input, and then the names of cases, one
+a line. It writes its events
 (:mod:`._events`) to the file descriptor that the job names. The subject may print to standard
 output, because events are not written there. If the subject ends the process (for example by a
 crash), the last event names the case that was running.
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.data import read_only
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify._command import CommandError, OfCommand
 from backnorm.conformance.verify._events import (
@@ -41,7 +43,8 @@ from backnorm.conformance.verify._memory import (
     repeated,
     worst_parts,
 )
-from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.cases import Selection, of_operation, recipes
+from backnorm.conformance.verify.draws import drawn, storage_of
 from backnorm.conformance.verify.operations import operation_of, varied
 from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
 from backnorm.conformance.verify.tensors import DeviceError
@@ -274,8 +277,11 @@ class Memory:
     """
 
     def __init__(self, case: Case, *, is_tight: bool = False) -> None:
+        self._storage = storage_of(case.name)
         self.guards = {
-            name: None if array is None else Guarded(array, is_tight=is_tight)
+            name: None
+            if array is None
+            else Guarded(array, is_tight=is_tight, storage=self._storage.get(name, ""))
             for name, array in case.inputs.items()
         }
         self.is_tight, self.changed = is_tight, tuple[str, ...]()
@@ -284,7 +290,12 @@ class Memory:
     @property
     def arrays(self) -> Inputs:
         """The arrays by name."""
-        return {name: None if g is None else g.array for name, g in self.guards.items()}
+        arrays = {name: None if g is None else g.array for name, g in self.guards.items()}
+        for name, storage in self._storage.items():
+            array = arrays.get(name)
+            if array is not None and storage == "readonly":
+                arrays[name] = read_only(array)
+        return arrays
 
     def fill(self, case: Case) -> None:
         """Give the arrays the values of another case."""
@@ -338,17 +349,22 @@ def main() -> None:
     """Run the job that the standard input describes."""
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    job = json.loads(sys.stdin.readline())
+    orders = os.fdopen(os.dup(0))
+    # The subject cannot read the orders.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    job = json.loads(orders.readline())
     if job["memory"]:
         import resource
 
         limit = job["memory"] << 20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    worker, selection, waiting = Worker(job), _selection_of(job["selection"]), set(job["waiting"])
-    for recipe in recipes(selection):
-        if recipe.name in waiting:
-            worker.say(Prepares(recipe.name))
-            worker.say(worker.outcome(recipe.case(selection.seed)))
+    worker, selection = Worker(job), _selection_of(job["selection"])
+    known = {recipe.name: recipe for recipe in recipes(selection)}
+    for line in orders:
+        name = line.rstrip()
+        worker.say(Prepares(name))
+        recipe = known.get(name) or of_operation(drawn(name), selection.operation)
+        worker.say(worker.outcome(recipe.case(selection.seed)))
 
 
 if __name__ == "__main__":
