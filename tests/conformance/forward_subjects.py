@@ -91,6 +91,76 @@ def running_returned_as_saved(src, mean, variance, gamma, beta, *, epsilon, mome
     return y, mean, variance, mean, variance
 
 
+def _of_onnxruntime(changed):
+    """Return a function that is called as ONNX Runtime's operator, with some results changed.
+
+    `changed` takes the results of the right operator, the old running statistics, and the numbers
+    epsilon, momentum and M; it returns results by their places.
+    """
+
+    def subject(x, scale, bias, input_mean, input_var, epsilon, momentum, training_mode):
+        from backnorm.dialects.onnxruntime import BatchNormInternal
+
+        inputs = x, scale, bias, input_mean, input_var
+        results = list(BatchNormInternal(*inputs, epsilon, momentum, training_mode))
+        numbers = epsilon, momentum, x.size // max(x.shape[1], 1)
+        wide = [each.astype(FLOAT64) for each in (*results[3:], input_mean, input_var)]
+        if x.size:
+            for place, value in changed(*wide, *numbers).items():
+                results[place] = rounded(value, results[place].dtype)
+        return tuple(results)
+
+    return subject
+
+
+momentum_swapped = _of_onnxruntime(
+    lambda mean, s, old, old_variance, e, m, n: {
+        1: m * mean + (1 - m) * old,
+        2: m * (s**-2 - e) + (1 - m) * old_variance,
+    }
+)
+running_not_updated = _of_onnxruntime(
+    lambda mean, s, old, old_variance, e, m, n: {1: old, 2: old_variance}
+)
+running_replaced = _of_onnxruntime(
+    lambda mean, s, old, old_variance, e, m, n: {1: mean, 2: s**-2 - e}
+)
+running_unbiased = _of_onnxruntime(
+    lambda mean, s, old, old_variance, e, m, n: {
+        2: (1 - m) * _bessel(s**-2 - e, mean, n) + m * old_variance
+    }
+)
+variance_for_inverse = _of_onnxruntime(lambda mean, s, *others: {4: s**-2 - others[2]})
+deviation_for_inverse = _of_onnxruntime(lambda mean, s, *others: {4: 1 / s})
+inverse_without_epsilon = _of_onnxruntime(
+    lambda mean, s, *others: {4: np.maximum(s**-2 - others[2], 1e-30) ** -0.5}
+)
+
+
+def running_biased(*, scale, mean, variance, exponential_avg_factor, **others):
+    """Average biased variances, called as TensorFlow's operator."""
+    from backnorm.dialects.tensorflow import FusedBatchNormV3
+
+    f = exponential_avg_factor
+    y, running, _, *saved = FusedBatchNormV3(
+        scale=scale, mean=mean, variance=variance, exponential_avg_factor=f, **others
+    )
+    return y, running, (1 - f) * variance + f * saved[1], *saved
+
+
+#: Name of a function here -> its dialect, and the id of the finding.
+WRONG_OPERATORS = {
+    "momentum_swapped": ("onnxruntime", "momentum-swapped"),
+    "running_not_updated": ("onnxruntime", "running-not-updated"),
+    "running_replaced": ("onnxruntime", "running-replaced"),
+    "running_unbiased": ("onnxruntime", "running-variance-unbiased"),
+    "variance_for_inverse": ("onnxruntime", "inverse-variance"),
+    "deviation_for_inverse": ("onnxruntime", "inverse-deviation"),
+    "inverse_without_epsilon": ("onnxruntime", "inverse-epsilon"),
+    "running_biased": ("tensorflow", "running-variance-biased"),
+}
+
+
 def rolled(x, gamma, beta, **options):
     y, mean, variance = right(x, gamma, beta, **options)
     return np.roll(y, 1, axis=1 if options["data_format"] == "NCX" else -1), mean, variance
@@ -157,7 +227,7 @@ WRONG = {
     "last_not_written": "partly-written",
     "cached": "stale",
     "writes_input": "changed_input",
-    "one_pass": "variance-wrong",
+    "one_pass": "condition",
 }
 
 

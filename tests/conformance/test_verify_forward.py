@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from backnorm.cli.app import app
 from backnorm.conformance.data import LayerData
 from backnorm.conformance.diagnosis import diagnose_forward, forward_diagnostic_data
 from backnorm.conformance.formula import FORWARD, FORWARD_MISTAKES, Channels
+from backnorm.conformance.judge import FORWARD_RESULTS
 from backnorm.conformance.ladder import RUNGS, is_at_least
 from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.findings import findings
@@ -25,7 +27,7 @@ from tests.support.dtypes import ELEMENT_TYPES, FLOAT32, FLOAT64
 from tests.support.required import require
 
 from . import forward_subjects
-from .forward_subjects import RIGHT, SPECIAL, WRONG
+from .forward_subjects import RIGHT, SPECIAL, WRONG, WRONG_OPERATORS
 
 FILE = Path(__file__).with_name("forward_subjects.py")
 ONLY = "diagnostic-*", "realistic-*", "mean-over-deviation-*", "no-gamma-*", "constant-channels-*"
@@ -139,6 +141,31 @@ def test_verify_of_returned_running_statistics_passes_in_none_of_the_cases():
         assert not {*statuses} & {*RUNGS}
 
 
+@pytest.mark.parametrize("name", WRONG_OPERATORS)
+def test_verify_of_wrong_operator_reports_expected_finding(name):
+    dialect, expected = WRONG_OPERATORS[name]
+    _, found = found_in(name, dialect=dialect)
+    assert found[0].id == expected, [each.says for each in found]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [
+        ("tensorflow", "FusedBatchNormV3"),
+        ("onednn_graph", "BatchNormForwardTraining"),
+        ("onnxruntime", "BatchNormInternal"),
+    ],
+)
+def test_verify_of_own_operator_judges_running_statistics(dialect, name):
+    subject = f"backnorm.dialects.{dialect}:{name}"
+    dtypes = "float32", "bfloat16", "float16"
+    selection = Selection(dtypes=dtypes, only=(*ONLY, "grid-*"), operation="forward")
+    results = verify(Job(subject, selection, dialect=dialect, op=name))
+    assert findings(results) == []
+    for output in ("running_mean", "running_variance"):
+        assert sum(v.output == output and v.is_judged for v in results.verdicts) > 30
+
+
 @pytest.mark.parametrize(
     ("dialect", "op", "message"),
     [
@@ -186,7 +213,8 @@ def outputs_of(mistakes, data):
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize("mistake", FORWARD_MISTAKES, ids=lambda mistake: mistake.name)
 def test_diagnose_forward_with_mistake_returns_its_name(mistake, dtype):
-    data = forward_diagnostic_data(dtype)
+    unbiased = mistake.name == "running-variance-biased"
+    data = replace(forward_diagnostic_data(dtype), momentum=0.25, unbiased=unbiased)
     found = diagnose_forward(data, outputs_of((mistake,), data))
     assert (found.kind, found.names, found.says) == ("formula", (mistake.name,), mistake.says)
 
@@ -200,7 +228,8 @@ def test_diagnose_forward_of_right_outputs_returns_right(dtype, data_format):
 
 def test_diagnose_forward_of_float64_outputs_computed_in_float32_returns_few_bits():
     data = forward_diagnostic_data(FLOAT64)
-    outputs = {n: a.astype(np.float32).astype(float) for n, a in outputs_of((), data).items()}
+    right = outputs_of((), data)
+    outputs = {n: right[n].astype(np.float32).astype(float) for n in FORWARD_RESULTS}
     found = diagnose_forward(data, outputs)
     assert (found.kind, found.names) == ("precision", ("few-bits",))
     assert found.says.startswith("y, the mean and the variance are right to 2")

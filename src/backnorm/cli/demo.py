@@ -71,10 +71,12 @@ class Case:
         float32, so that all dialects compute with the same numbers.
         """
         kind = parameter_type(self.schema, self.dtype)
-        names = "mean", "variance", "gamma", "beta"
-        channels = {name: layer[name].astype(self.dtype).astype(kind) for name in names}
+        mean, variance, gamma, beta = (
+            layer[name].astype(self.dtype).astype(kind)
+            for name in ("mean", "variance", "gamma", "beta")
+        )
         x, dy = self._data(layer["x"]), self._data(layer["dy"])
-        data = LayerData(x, dy, **channels, epsilon=_EPSILON, data_format=self._layout)
+        data = LayerData(x, dy, mean, variance, gamma, beta, _EPSILON, self._layout)
         return battery.Case(self.call, data)
 
     def _data(self, array: np.ndarray) -> np.ndarray:

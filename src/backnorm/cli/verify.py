@@ -283,9 +283,10 @@ def verify(
             try:
                 results = run_job(job, partial(advance, subject))
             except ArgumentValueError as error:
-                if error.argument != "--operation" or operation is not None:
+                if error.argument not in ("--operation", "--only") or operation is not None:
                     raise
-                # The subject is a module. Only its process imports it.
+                # The subject is a module, which only its process imports, or `only` names cases of
+                # modules.
                 job = replace(job, selection=replace(selection, operation="layer"))
                 results = run_job(job, partial(advance, subject))
         failed = output.write(results) or failed

@@ -29,6 +29,11 @@ class LayerData:
         Shape (C,).
     epsilon : float
     data_format : {"NCX", "NXC"}
+    momentum : float or None
+        The weight of the batch in the running statistics, of which `mean` and `variance` are the
+        old ones; None: there are no running statistics.
+    unbiased : bool
+        Whether the running variance is an average of variances with Bessel's correction.
     """
 
     x: np.ndarray
@@ -39,6 +44,8 @@ class LayerData:
     beta: np.ndarray
     epsilon: float
     data_format: str
+    momentum: float | None = field(default=None, kw_only=True)
+    unbiased: bool = field(default=False, kw_only=True)
 
     @property
     def backward_inputs(self) -> tuple[np.ndarray, ...]:

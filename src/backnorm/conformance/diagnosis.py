@@ -36,7 +36,7 @@ from backnorm.conformance._naming import (
 from backnorm.conformance._places import misplaced, partly_wrong, truncated, wrong_end
 from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
 from backnorm.conformance.formula import BACKWARD, FORWARD, Channels, Formula, Mistake, Values
-from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS
+from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, MORE_FORWARD_RESULTS
 from backnorm.conformance.ladder import ForwardLadder, GradientLadder
 
 __all__ = [
@@ -180,7 +180,8 @@ def diagnose_forward(
         mistakes. If the inputs do not distinguish a mistake from others, the diagnosis names them
         all, or none.
     outputs : mapping
-        y, mean and variance by name; None or absent for an output that is not judged.
+        y, mean and variance by name, and the inverse deviation and the running statistics of an
+        operator; None or absent for an output that is not judged.
     scaled : bool
         Whether gamma and beta were passed.
 
@@ -191,9 +192,8 @@ def diagnose_forward(
     """
     if not data.x.size:
         return _NO_ELEMENTS
-    operands = (data.gamma, data.beta) if scaled else (None, None)
-    ladder = ForwardLadder.of(data.x, *operands, **data.options)
-    known = {name: outputs.get(name) for name in FORWARD_RESULTS}
+    ladder = ForwardLadder.of_layer(data, scaled=scaled)
+    known = {name: outputs.get(name) for name in (*FORWARD_RESULTS, *MORE_FORWARD_RESULTS)}
     results = results_of(known, ladder, data.channel_axis)
     return _explained(FORWARD, Channels.of(data, scaled=scaled), results, lambda: None)
 

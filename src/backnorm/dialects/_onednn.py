@@ -24,7 +24,7 @@ Gamma = Annotated[ArrayLike, channel("gamma", "T2")]
 Beta = Annotated[ArrayLike, channel("beta", "T2")]
 Epsilon = Annotated[float, attribute("f32", "epsilon", range="positive")]
 DataFormat = Annotated[Literal["NXC", "NCX"], attribute("string", "data_format")]
-Momentum = Annotated[float | None, attribute("f32", range="positive")]
+Momentum = Annotated[float | None, attribute("f32", range="positive", example=0.75)]
 
 
 def translate_forward(call: Call, canonical: CanonicalCall) -> CanonicalCall:

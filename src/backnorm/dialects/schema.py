@@ -8,7 +8,7 @@ from the function that declares the operator (``_declaration.py``). The checks (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -144,7 +144,8 @@ class AttributeSpec:
         True for an extension of backnorm, which the specification does not have.
     example : object
         The value that `backnorm demo`, `backnorm verify` and the tests pass for a required
-        attribute without a role.
+        attribute without a role; for an optional attribute, a value that `backnorm verify` passes
+        because the default would not show mistakes.
     name : str
         As in the dialect.
     choices : tuple of str
@@ -167,6 +168,11 @@ class AttributeSpec:
     required: bool = True
     default: object = None
     summary: str = ""
+
+    @property
+    def typical(self) -> object:
+        """The value of an attribute without a role in `backnorm verify`."""
+        return self.default if self.example is None else self.example
 
     @property
     def nullable(self) -> bool:
@@ -356,6 +362,16 @@ class OperatorSchema(Rules):
             for tensors in (self.inputs, self.outputs)
         )
         return replace(self, inputs=inputs, outputs=outputs, frozen=True)
+
+    def outputs_with(self, inputs: Collection[str]) -> tuple[TensorSpec, ...]:
+        """Return the outputs that a call with these inputs has. An optional output that updates an
+        input, such as a running mean, needs this input.
+        """
+        return tuple(
+            tensor
+            for tensor in self.outputs
+            if tensor.required or self.words.get(tensor.role) in (None, *inputs)
+        )
 
     @property
     def choice(self) -> Choice:

@@ -107,7 +107,7 @@ X = Annotated[ArrayLike, data("x", "T")]
 YBackprop = Annotated[ArrayLike, data("dy", "T")]
 Scale = Annotated[ArrayLike, channel("gamma", "float32")]
 Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
-AverageFactor = Annotated[float, attribute("f32")]
+AverageFactor = Annotated[float, attribute("f32", example=0.25)]
 DataFormat = Annotated[Literal["NHWC", "NCHW"], attribute("string", "data_format")]
 DataFormatV3 = Annotated[
     Literal["NHWC", "NCHW", "NDHWC", "NCDHW"], attribute("string", "data_format")

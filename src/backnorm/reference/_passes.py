@@ -95,10 +95,10 @@ def forward(
     ExactNormalized
         T of mean is ``sum|x|/M``, of variance ``sum(c**2)/M``, the variance itself. T of y is
         ``|gamma s| (|x| + sum|x|/M) + |beta| + |residual|``: here the mean is a rounded sum of x.
-        If M = 0, y is empty and the others are 0.
+        If M = 0, y is empty, and mean and variance are 0.
     """
     blocks = Blocks(x.shape, data_format)
-    outputs = Outputs(blocks, ("y",), ("mean", "variance"))
+    outputs = Outputs(blocks, ("y",), ("mean", "variance", "inverse_deviation"))
     xs, added = blocks.view(x), [] if residual is None else [blocks.view(residual)]
     with np.errstate(all="ignore"):
         for part in blocks.parts():
@@ -111,6 +111,7 @@ def forward(
             outputs.write("mean", part.cell, m)
             outputs.write("variance", part.cell, w.single())
             s = inverse_deviation(w, epsilon)
+            outputs.write("inverse_deviation", part.cell, s)
             for cell in part.cells():
                 y = g * s * (part.load(xs, cell) - m) + b
                 terms = [part.load(array, cell) for array in added]

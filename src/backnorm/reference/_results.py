@@ -29,14 +29,18 @@ class ExactGradients:
 
 @dataclass(frozen=True, slots=True)
 class ExactNormalized:
-    """Exact y, batch mean and biased variance in training, with the magnitudes of their terms."""
+    """Exact y, batch mean, biased variance and inverse deviation ``1/sqrt(variance + epsilon)`` in
+    training, with the magnitudes of their terms.
+    """
 
     y: Exact
     mean: Exact
     variance: Exact
+    inverse_deviation: Exact
     y_terms: FloatArray
     mean_terms: FloatArray
     variance_terms: FloatArray
+    inverse_deviation_terms: FloatArray
 
 
 @dataclass(frozen=True, slots=True)

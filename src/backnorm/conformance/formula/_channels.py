@@ -33,6 +33,8 @@ class Channels:
     images, row : int
         The sizes of the first axis of x, and of its last spatial axis (1 if there is none).
     training : bool
+    momentum, unbiased
+        As in :class:`LayerData`.
     """
 
     x: Array
@@ -45,6 +47,8 @@ class Channels:
     images: int
     row: int
     training: bool
+    momentum: float | None
+    unbiased: bool
 
     @classmethod
     def of(
@@ -61,7 +65,9 @@ class Channels:
             gamma, beta = data.gamma.astype(dtype), data.beta.astype(dtype)
         images, *space = data.x.shape[: data.channel_axis] + data.x.shape[data.channel_axis + 1 :]
         row = space[-1] if space else 1
-        return cls(x, dy, mean, variance, gamma, beta, data.epsilon, images, row, training)
+        operands = x, dy, mean, variance, gamma, beta
+        averages = data.momentum, data.unbiased
+        return cls(*operands, data.epsilon, images, row, training, *averages)
 
     @property
     def count(self) -> int:

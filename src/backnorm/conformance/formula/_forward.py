@@ -6,7 +6,7 @@ channel, and gain and offset are numbers of the channel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from backnorm.conformance.formula._formula import (
     Mistake,
     Values,
 )
-from backnorm.conformance.judge import Quantity
+from backnorm.conformance.judge import FORWARD_RESULTS, MORE_FORWARD_RESULTS, Quantity
 
 Array = np.ndarray
 
@@ -90,6 +90,22 @@ FORWARD_MISTAKES = tuple(
          lambda b, w, s: np.sqrt(w)),
         ("variance-inverse", "the inverse deviation is returned for the variance", "variance",
          lambda b, w, s: s),
+        ("inverse-variance", "the variance is returned for the inverse deviation", "inverse",
+         lambda b, w, s: w),
+        ("inverse-deviation", "the standard deviation is returned for its inverse", "inverse",
+         lambda b, w, s: 1.0 / s),
+        ("inverse-epsilon", "the returned inverse deviation lacks epsilon", "inverse",
+         lambda b, w, s: 1.0 / np.sqrt(w)),
+        ("momentum-swapped", "momentum and 1 - momentum are swapped in the running statistics",
+         "momentum", lambda m: 1.0 - m),
+        ("running-not-updated", "the running statistics are not updated", "momentum",
+         lambda m: 0.0),
+        ("running-replaced", "the running statistics are those of the batch", "momentum",
+         lambda m: 1.0),
+        ("running-variance-unbiased", "the running variance averages variances that are divided "
+         "by M - 1, not by M", "averaged", _bessel),
+        ("running-variance-biased", "the running variance averages variances that are divided "
+         "by M, not by M - 1", "averaged", lambda b, w: w),
     )
 )  # fmt: skip
 
@@ -110,6 +126,12 @@ class ForwardFormula(Formula):
         Takes the channels and the mean; returns the mean as a result.
     variance : callable
         Takes the channels, the variance and s; returns the variance as a result.
+    inverse : callable
+        Takes the same; returns the inverse deviation as a result.
+    momentum : callable
+        Takes the weight of the batch in the running statistics; returns the one that is used.
+    averaged : callable
+        Takes the channels and the variance; returns the one that the running variance averages.
     """
 
     mistakes: ClassVar[tuple[Mistake, ...]] = FORWARD_MISTAKES
@@ -119,6 +141,9 @@ class ForwardFormula(Formula):
         "offset": "the constant term of y",
         "mean": "the mean",
         "variance": "the variance",
+        "inverse_deviation": "the inverse deviation",
+        "running_mean": "the running mean",
+        "running_variance": "the running variance",
     }
 
     statistics: Callable[[Channels], tuple[Array, Array]] = lambda b: b.of_x
@@ -129,6 +154,14 @@ class ForwardFormula(Formula):
     offset: Callable[[Channels, Array], Array] = lambda b, s: b.beta
     mean: Callable[[Channels, Array], Array] = lambda b, m: m
     variance: Callable[[Channels, Array, Array], Array] = lambda b, w, s: w
+    inverse: Callable[[Channels, Array, Array], Array] = lambda b, w, s: s
+    momentum: Callable[[float], float] = lambda m: m
+    averaged: Callable[[Channels, Array], Array] = lambda b, w: _bessel(b, w) if b.unbiased else w
+
+    def known_mistakes(self, channels: Channels) -> Sequence[Mistake]:
+        """Return the mistakes, without those of running statistics if there are none."""
+        absent = ("momentum", "averaged") if channels.momentum is None else ()
+        return [mistake for mistake in self.mistakes if mistake.step not in absent]
 
     def functions(self, channels: Channels) -> Values:
         """Return x - m and 1."""
@@ -136,23 +169,29 @@ class ForwardFormula(Formula):
         return {"gain": centred, "offset": np.ones_like(centred)}
 
     def numbers(self, channels: Channels) -> Values:
-        """Return gain, offset, mean and variance."""
+        """Return gain, offset, and the results that have a number in each channel."""
         with np.errstate(all="ignore"):
             mean, variance = self.statistics(channels)
             s = self.inverse_deviation(variance, channels.epsilon, channels)
             gain = self.gain(channels, s)
+            share, averaged = self.momentum(channels.momentum or 0.0), self.averaged
             return {
                 "gain": gain,
                 "offset": self.offset(channels, s) + gain * (channels.of_x[0] - mean),
                 "mean": self.mean(channels, mean),
                 "variance": self.variance(channels, variance, s),
+                "inverse_deviation": self.inverse(channels, variance, s),
+                "running_mean": channels.mean + share * (mean - channels.mean),
+                "running_variance": channels.variance
+                + share * (averaged(channels, variance) - channels.variance),
             }
 
     def rows(self, channels: Channels) -> Iterator[tuple[Quantity, Array]]:
-        """Yield mean, variance and y."""
+        """Yield the results that have a number in each channel, and y."""
         numbers = self.numbers(channels)
-        yield "mean", numbers["mean"]
-        yield "variance", numbers["variance"]
+        for name in (*FORWARD_RESULTS[1:], *MORE_FORWARD_RESULTS):
+            if channels.momentum is not None or not name.startswith("running_"):
+                yield name, numbers[name]
         with np.errstate(all="ignore"):
             gain, offset = numbers["gain"][:, None], numbers["offset"][:, None]
             y = gain * self.functions(channels)["gain"] + offset

@@ -13,13 +13,16 @@ from backnorm.errors import ArgumentTypeError, ArgumentValueError
 
 Quantity = Literal[
     "dx", "dgamma", "dbeta", "y", "mean", "variance", "second_x", "second_dy", "second_gamma",
-    "running_mean", "running_variance",
+    "inverse_deviation", "running_mean", "running_variance",
 ]  # fmt: skip
 
 #: The results of the backward pass, in the order in which functions return them.
 GRADIENTS: tuple[Quantity, ...] = "dx", "dgamma", "dbeta"
 #: The results of the forward pass in training, in the order in which functions return them.
 FORWARD_RESULTS: tuple[Quantity, ...] = "y", "mean", "variance"
+#: The results that only operators of specifications have.
+MORE_FORWARD_RESULTS: tuple[Quantity, ...] = "inverse_deviation", "running_mean", "running_variance"
+_BUDGETED = tuple(name for name in get_args(Quantity) if name not in MORE_FORWARD_RESULTS)
 #: The results of a layer: of its forward pass, of the update of its state, of its backward pass.
 LAYER_RESULTS: tuple[Quantity, ...] = "y", "running_mean", "running_variance", *GRADIENTS
 
@@ -124,9 +127,9 @@ def budget(
             raise ArgumentTypeError(
                 name, "no budget for this element type", came=dtype, accepted=accepted
             )
-    if quantity not in get_args(Quantity):
+    if quantity not in _BUDGETED:
         raise ArgumentValueError(
-            "quantity", "unknown", came=repr(quantity), accepted=", ".join(get_args(Quantity))
+            "quantity", "unknown", came=repr(quantity), accepted=", ".join(_BUDGETED)
         )
     compute_dtype = own_arithmetic(data) if arithmetic is None else resolved(data, arithmetic)
     second = quantity.startswith("second_")

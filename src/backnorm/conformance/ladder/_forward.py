@@ -1,16 +1,19 @@
-"""The ladder (error bounds of each rung) for the forward pass in training: y, mean and variance."""
+"""The ladder (error bounds of each rung) for the forward pass in training: y, mean and variance,
+and the inverse deviation and running statistics that operators of specifications return.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
 from backnorm import reference
 from backnorm.conformance._grade import BoundKind, Grade, Rung
-from backnorm.conformance.judge import FORWARD_RESULTS, Quantity
+from backnorm.conformance.data import LayerData
+from backnorm.conformance.judge import FORWARD_RESULTS, MORE_FORWARD_RESULTS, Quantity
 from backnorm.conformance.ladder._arguments import read_operands
 from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import (
@@ -45,6 +48,10 @@ _SMALL_SQUARES = 0.05
 # A kernel may subtract a number from x before it adds up (the shifted-data algorithm). The expected
 # bounds hold if this number is at most `_SHIFT` standard deviations away from the mean.
 _SHIFT = 2.0
+# How many roundings follow the statistic of the batch: in an inverse deviation, those of the sum,
+# of the reciprocal root and of its approximation; in a running statistic, those of Bessel's
+# correction, of the two weights, of their products and of the sum.
+_AFTER_STATISTIC = 8
 
 
 class _Channels(NamedTuple):
@@ -109,9 +116,12 @@ class ForwardLadder(Ladder):
         ``|gamma s| (|x| + |mean|) + |beta|`` and ``|gamma s (x - mean)|`` of each element.
     axis : int
         The channel axis of x.
+    running : LayerData or None
+        The old running statistics, the weight of the batch, and which variance is averaged.
     """
 
     results: ClassVar[tuple[Quantity, ...]] = FORWARD_RESULTS
+    more: ClassVar[tuple[Quantity, ...]] = MORE_FORWARD_RESULTS
     needs_elements: ClassVar[bool] = True
 
     values: reference.ExactNormalized
@@ -120,6 +130,7 @@ class ForwardLadder(Ladder):
     direct: FloatArray
     centred: FloatArray
     axis: int
+    running: LayerData | None = None
 
     @classmethod
     def of(
@@ -155,6 +166,39 @@ class ForwardLadder(Ladder):
         )  # fmt: skip
         return cls(values, x.dtype, count, channels, epsilon, direct, centred, axis)
 
+    @classmethod
+    def of_layer(cls, data: LayerData, *, scaled: bool = True) -> ForwardLadder:
+        """Return the ladder of a layer, with running statistics if the layer has them."""
+        operands = (data.gamma, data.beta) if scaled else (None, None)
+        return replace(cls.of(data.x, *operands, **data.options), running=data)
+
+    def value(self, name: Quantity) -> reference.Exact:
+        """Return the exact value of a result."""
+        if not name.startswith("running_"):
+            return Ladder.value(self, name)
+        old, share, factor = self._of_running(name)
+        batch = Ladder.value(self, _of_batch(name)) * factor[0] / factor[1]
+        return (batch - reference.Exact.of(old)) * share + old
+
+    def terms(self, name: Quantity) -> FloatArray:
+        """Return T of each element of a result: the sum of the magnitudes of its terms."""
+        if not name.startswith("running_"):
+            return Ladder.terms(self, name)
+        old, share, factor = self._of_running(name)
+        batch = Ladder.terms(self, _of_batch(name)) * factor[0] / factor[1]
+        return abs(1.0 - share) * np.abs(old) + abs(share) * batch
+
+    def _of_running(self, name: Quantity) -> tuple[FloatArray, float, tuple[float, float]]:
+        """Return the old running statistic, the weight of the batch, and numerator and denominator
+        of the correction of the batch's statistic.
+        """
+        known = self.running
+        assert known is not None
+        old = known.mean if name == "running_mean" else known.variance
+        is_corrected = known.unbiased and name == "running_variance"
+        factor = (float(self.count), max(self.count - 1.0, 1.0)) if is_corrected else (1.0, 1.0)
+        return old.astype(FLOAT64), known.momentum or 0.0, factor
+
     def element_type(self, name: Quantity) -> np.dtype | None:
         """Return the element type that a result has to have; None: any."""
         return self.data if name == "y" else None
@@ -169,11 +213,30 @@ class ForwardLadder(Ladder):
         if name == "variance":
             added: FloatArray = errors.variance + np.where(below, 0.0, np.square(errors.used))
             return added
+        if name in self.more:
+            return self._of_more(name, rung, kind, output)
         of_s = self._over_elements(errors.of_s(self.channels.variance, self.epsilon))
         of_mean = self._over_elements(self.channels.gain * errors.used)
         elements = self._of_elements(rung, kind)
         slack: FloatArray = elements + of_mean * (1.0 + of_s) + self.centred * of_s
         return slack
+
+    def _of_more(self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype) -> FloatArray:
+        """Return bounds of the errors of inverse deviations and of running statistics."""
+        is_wide = rung == "float64" and self.data != FLOAT64
+        roundings = DEVIATIONS * math.sqrt(_AFTER_STATISTIC)
+        if kind == "guaranteed":
+            roundings = _AFTER_STATISTIC
+        lost: FloatArray = roundings * (2.0**-45 if is_wide else self._unit) * self.terms(name)
+        if name == "inverse_deviation":
+            _, relative = self.errors(rung, kind, output)
+            return lost + self.terms(name) * relative
+        _, share, factor = self._of_running(name)
+        batch = self.slack(_of_batch(name), rung, kind, output, np.asarray(False))
+        if is_16_bit(output):
+            # The statistic of the batch may be rounded to the type in which it is returned.
+            batch = batch + ROUNDOFF[output] * Ladder.terms(self, _of_batch(name))
+        return lost + share * factor[0] / factor[1] * batch
 
     def errors(
         self, rung: Rung, kind: BoundKind, output: np.dtype
@@ -309,6 +372,11 @@ class ForwardLadder(Ladder):
         shape = [1] * self.direct.ndim
         shape[self.axis] = -1
         return values.reshape(shape)
+
+
+def _of_batch(name: Quantity) -> Quantity:
+    """Return the name of the statistic of the batch that a running statistic averages."""
+    return "mean" if name == "running_mean" else "variance"
 
 
 def grade_forward(

@@ -39,8 +39,10 @@ class Ladder(ABC):
         M, the elements of a channel.
     """
 
-    #: The names of the results.
+    #: The names of the results that backnorm's operation returns, and of those that only operators
+    #: of specifications have.
     results: ClassVar[tuple[Quantity, ...]]
+    more: ClassVar[tuple[Quantity, ...]] = ()
     #: Whether results of channels without elements are undefined, so that any result is exact.
     needs_elements: ClassVar[bool] = False
 
@@ -84,7 +86,7 @@ class Ladder(ABC):
         Parameters
         ----------
         name : str
-            A name in `results`.
+            A name in `results` or `more`.
         actual : numpy.ndarray
             The result, in the type that it was rounded to.
         kind : {"expected", "guaranteed"}
@@ -96,7 +98,7 @@ class Ladder(ABC):
         ArgumentTypeError, ArgumentValueError
             For an element type without bounds, and for a wrong shape.
         """
-        check_word("name", name, self.results)
+        check_word("name", name, (*self.results, *self.more))
         output, exact = element_type(actual.dtype), self.value(name)
         if output is None:
             raise ArgumentTypeError(name, "has an unsupported element type", came=actual.dtype)
@@ -137,7 +139,7 @@ class Ladder(ABC):
         Parameters
         ----------
         name : str
-            A name in `results`.
+            A name in `results` or `more`.
         output : numpy.dtype
             Element type of the result.
         kind : {"expected", "guaranteed"}

@@ -86,7 +86,7 @@ def as_in_files(case: Case, schema: OperatorSchema | None = None) -> FileCase:
             if attributes.get(spec.name) is not None
         },
     }
-    judged = {t.name: t for t in schema.outputs if t.role in operation.results}
+    judged = {t.name: t for t in schema.outputs if t.role in operation.outputs}
     return FileCase(
         received(case, schema),
         call,

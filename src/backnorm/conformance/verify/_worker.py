@@ -148,18 +148,6 @@ class Worker:
             again = self._in_threads(((case, first), (other, second)))
             if again is not None:
                 text, is_repeatable = ": two calls run at once, in two threads", False
-        others: dict[str, _Outputs] = {}
-        if case.name.startswith(_ALL_VARIED):
-            names = [name for name, guarded in memory.guards.items() if guarded is not None]
-            kept = []
-            for name in (*names, "epsilon"):
-                found = self._varied(memory, case, name)
-                other = varied(case, name)
-                # A call with the same values in new memory has nothing of earlier calls. Memory is
-                # new only if that of earlier calls is kept.
-                kept.append(Memory(other))
-                if not _are_equal(found, self._called(kept[-1], other)):
-                    others[name] = found
         unchanged = tuple(
             name
             for name, array in first.items()
@@ -176,7 +164,7 @@ class Worker:
             is_repeatable=is_repeatable,
             changed=memory.changed or tight.changed,
             unchanged=unchanged,
-            varied=others,
+            varied=self._of_varied(memory, case) if case.name.startswith(_ALL_VARIED) else {},
             overwritten=overwritten,
         )
 
@@ -184,9 +172,31 @@ class Worker:
         """Return the outputs of a call in which one input has other values in the same memory."""
         other = varied(case, name)
         memory.fill(other)
-        outputs = self._called(memory, other)
-        memory.fill(case)
-        return outputs
+        try:
+            return self._called(memory, other)
+        finally:
+            memory.fill(case)
+
+    def _of_varied(self, memory: Memory, case: Case) -> dict[str, _Outputs]:
+        """Vary each input and epsilon in turn; return the outputs that new memory would change."""
+        others, kept = dict[str, _Outputs](), []
+        names = [name for name, guarded in memory.guards.items() if guarded is not None]
+        for name in (*names, "epsilon"):
+            other = varied(case, name)
+            try:
+                found = self._varied(memory, case, name)
+                # A call with the same values in new memory has nothing of earlier calls. Memory is
+                # new only if that of earlier calls is kept.
+                kept.append(Memory(other))
+                expected = self._called(kept[-1], other)
+            except Exception as error:
+                # A function may take only one epsilon.
+                if is_unsupported(error):
+                    continue
+                raise
+            if not _are_equal(found, expected):
+                others[name] = found
+        return others
 
     def _in_threads(self, calls: Sequence[tuple[Case, _Outputs]]) -> _Outputs | None:
         """Run calls at once, in threads; return outputs that differ from those of a single call."""

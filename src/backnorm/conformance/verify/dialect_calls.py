@@ -15,6 +15,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
 from backnorm.dialects import registry
+from backnorm.dialects.registry import CanonicalCall
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT64, rounded
 from backnorm.errors import ArgumentError, ArgumentValueError
@@ -38,6 +39,14 @@ def arguments(
     RefusedError
         If the operator does not accept the case.
     """
+    taken, attributes, _ = _call(schema, inputs, case)
+    return taken, attributes
+
+
+def _call(
+    schema: OperatorSchema, inputs: Inputs, case: Case
+) -> tuple[dict[str, Any], dict[str, Any], CanonicalCall]:
+    """Return the inputs and attributes of a call, and the canonical call that it corresponds to."""
     data, rank = case.data, case.data.x.ndim
     flags = _flags(case, schema)
     if not flags and case.training == schema.frozen:
@@ -55,7 +64,7 @@ def arguments(
         "data_format": fitting.name,
     }
     attributes = {
-        spec.name: known.get(spec.role or "", spec.example if spec.required else spec.default)
+        spec.name: known.get(spec.role or "", spec.typical)
         for spec in schema.attributes
         if not spec.extension
     } | flags
@@ -67,7 +76,7 @@ def arguments(
         raise RefusedError(f"{error.argument}: {error.problem}{accepted}") from error
     if canonical.blended:
         raise RefusedError("the operator has other results for such a case, by its own rule")
-    return taken, attributes
+    return taken, attributes, canonical
 
 
 def _inputs(schema: OperatorSchema, inputs: Inputs, case: Case) -> dict[str, Any]:
@@ -85,7 +94,8 @@ def _inputs(schema: OperatorSchema, inputs: Inputs, case: Case) -> dict[str, Any
         value = known.get(tensor.role)
         if value is None and tensor.required:
             value = usual.get(tensor.role)
-        if value is not None and tensor.kind == "vector" and case.training:
+        is_running = tensor.role.startswith("running_")
+        if value is not None and tensor.kind == "vector" and case.training and not is_running:
             value = value[:0]
         if value is not None and tensor.kind == "kept":
             value = value.reshape(shape_of_kept(case))
@@ -98,14 +108,19 @@ def received(case: Case, schema: OperatorSchema) -> Case:
 
     epsilon is a float32 if the operator's attribute is one. If the operator takes an inverse
     standard deviation, which is rounded to the type of the statistics, `variance` is the float64
-    for which 1/sqrt(variance + epsilon) is this rounded number.
+    for which 1/sqrt(variance + epsilon) is this rounded number. If the operator updates running
+    statistics, `momentum` is the weight of the batch in them.
     """
     epsilon, variance = _epsilon(case, schema), case.data.variance
+    momentum = None
+    if schema.operation == "forward":
+        momentum = _call(schema, case.inputs, case)[2].weight
     if any(t.role == "inverse_deviation" for t in _schema_of_call(case, schema).inputs):
         inverse = _inverse_deviation(case, schema).astype(np.longdouble)
         with np.errstate(all="ignore"):
             variance = (1 / np.square(inverse) - epsilon).astype(FLOAT64)
-    return replace(case, data=replace(case.data, variance=variance, epsilon=epsilon))
+    data = replace(case.data, variance=variance, epsilon=epsilon)
+    return replace(case, data=replace(data, momentum=momentum, unbiased=schema.unbiased))
 
 
 def _epsilon(case: Case, schema: OperatorSchema) -> float:

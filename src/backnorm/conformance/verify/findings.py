@@ -267,7 +267,7 @@ def _of_group(
     if says is not None:
         wrong = {verdict.output for verdict in verdicts}
         names = [name for name in results.operation.results if name in wrong]
-        where = f"in {counted(len(cases), 'case')} with {says}, and in no other"
+        where = f"in {counted(len(cases), 'case')} where {says}, and in no other"
         text = f"{in_words(names, 'is wrong')} {where}: {text}"
     mistake = "-".join(hints[0].names) if hints else ""
     return _finding(

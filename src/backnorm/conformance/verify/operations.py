@@ -15,7 +15,13 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose, diagnose_forward
 from backnorm.conformance.formula import BACKWARD, FORWARD, WRONG, Channels, Mistake
 from backnorm.conformance.forward_battery import ForwardCase
-from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, LAYER_RESULTS, Quantity
+from backnorm.conformance.judge import (
+    FORWARD_RESULTS,
+    GRADIENTS,
+    LAYER_RESULTS,
+    MORE_FORWARD_RESULTS,
+    Quantity,
+)
 from backnorm.conformance.ladder import BoundKind, ForwardLadder, GradientLadder, Ladder, Rung
 from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
 from backnorm.dtypes import FLOAT32, is_16_bit
@@ -56,6 +62,8 @@ class Operation:
         Takes a case and the name of a result; returns the element types that it may have.
     diagnosis : callable
         Takes a case and the outputs by name; returns their diagnosis.
+    more : tuple of str
+        The results that only operators of specifications have.
     """
 
     name: OperationName
@@ -64,6 +72,12 @@ class Operation:
     ladder: Callable[[Case], Ladder]
     types: Callable[[Case, str], tuple[np.dtype, ...]]
     diagnosis: Callable[[Case, Outputs], Diagnosis]
+    more: tuple[Quantity, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Quantity, ...]:
+        """All results."""
+        return self.results + self.more
 
 
 def varied(case: Case, name: str) -> Case:
@@ -92,11 +106,6 @@ def operation_of(case: Case) -> Operation:
 def _diagnose_backward(case: Case, outputs: Outputs) -> Diagnosis:
     arrays = outputs.get("dx"), outputs.get("dgamma"), outputs.get("dbeta")
     return diagnose(case.data, arrays, training=case.training, scaled=case.scaled)
-
-
-def _forward_ladder(case: Case) -> Ladder:
-    inputs = case.inputs
-    return ForwardLadder.of(case.data.x, inputs["gamma"], inputs["beta"], **case.options)
 
 
 def _types_of_gradient(case: Case, name: str) -> tuple[np.dtype, ...]:
@@ -129,9 +138,10 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             "forward",
             FORWARD_RESULTS,
             "x",
-            _forward_ladder,
+            lambda case: ForwardLadder.of_layer(case.data, scaled=case.scaled),
             _types_of_result,
             lambda case, outputs: diagnose_forward(case.data, outputs, scaled=case.scaled),
+            MORE_FORWARD_RESULTS,
         ),
         "layer": Operation(
             "layer",

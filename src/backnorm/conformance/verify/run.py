@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +167,11 @@ class Results:
 
     @property
     def operation(self) -> Operation:
-        """The operation that the run judges."""
-        return OPERATIONS[self.job.selection.operation]
+        """The operation that the run judges, with the results that the subject can have."""
+        operation, schema = OPERATIONS[self.job.selection.operation], self.job.schema
+        roles = [] if schema is None else [tensor.role for tensor in schema.outputs]
+        more = tuple(name for name in operation.more if name in roles)
+        return replace(operation, results=operation.results + more)
 
     def _needs_hint(self, recipe: Recipe) -> bool:
         """Whether a case is diagnosed because no case like it was."""

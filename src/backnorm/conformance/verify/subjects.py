@@ -156,8 +156,8 @@ class OfDialect:
             array = found[tensor.role]
             if tensor.kind == "kept" and array is not None and array.shape == shape_of_kept(case):
                 found[tensor.role] = array.reshape(-1)
-        # `found` may have more results, such as an inverse deviation, which are not judged.
-        return {name: found[name] for name in OPERATIONS[schema.operation].results if name in found}
+        # `found` may have more results, such as an empty array, which are not judged.
+        return {name: found[name] for name in OPERATIONS[schema.operation].outputs if name in found}
 
     def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
         """Return what the function returns; inputs and attributes are by the operator's names."""

@@ -134,7 +134,7 @@ def graded(case: Case, outputs: Mapping[str, np.ndarray | None]) -> dict[str, Ve
     operation = operation_of(case)
     ladder = operation.ladder(case)
     found: dict[str, Verdict] = {}
-    for name in operation.results:
+    for name in operation.outputs:
         actual = outputs.get(name)
         if actual is None:
             continue
@@ -237,9 +237,11 @@ def judged(
     diagnosis = None
     if is_diagnosed and any(verdict.is_inexact for verdict in grades.values()):
         diagnosis = diagnosis_of(case, outputs, grades.values())
+    operation = operation_of(case)
     verdicts = [
         _with_fault(grades.get(name) or _absent(case, name, outcome.outputs), faults.get(name))
-        for name in operation_of(case).results
+        for name in operation.outputs
+        if name in operation.results or name in outcome.outputs
     ]
     return Judgement(verdicts, diagnosis, unchanged)
 
@@ -267,9 +269,7 @@ def _absent(case: Case, output: str, names: Collection[str]) -> Verdict:
     of parameters in a case without gamma.
     """
     if output not in names:
-        lacks = "the operator has no such output"
-        lacks += "; its inverse deviation is not judged" * (output == "variance")
-        return _verdict(case, output, "not_run", lacks)
+        return _verdict(case, output, "not_run", "the operator has no such output")
     if case.inputs["gamma"] is None and output in ("dgamma", "dbeta"):
         return _verdict(case, output, "not_run", "the case has no gamma")
     shape = (case.data.x if output in ("dx", "y") else case.data.mean).shape
