@@ -258,6 +258,8 @@ def verify(
             came=came,
             accepted="--tier full",
         )
+    if budget and operation == "layer":
+        raise ArgumentValueError("--budget", "must be absent for a layer", came=f"{budget:g}")
     if command and operation not in (None, "backward"):
         raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
