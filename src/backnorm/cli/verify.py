@@ -232,8 +232,9 @@ def verify(
             came=came,
             accepted="--tier full",
         )
-    if command and operation not in (None, "backward"):
-        raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
+    if command and operation == "layer":
+        problem = "must be backward or forward with --command"
+        raise ArgumentValueError("--operation", problem, came=operation)
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
     for form, path in output.files.items():

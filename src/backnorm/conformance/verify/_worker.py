@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance.battery import Case
-from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify._command import CommandError, OfCommand
 from backnorm.conformance.verify._events import (
     Calls,
@@ -225,7 +224,8 @@ class Worker:
             large = repeated(case)
             arrays = large.inputs
             if getattr(self.subject, "writes", False):
-                memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}
+                names = operation_of(case).results
+                memory = {n: np.full_like(large.data.like(n), np.nan) for n in names}
                 self.say(Calls(case.name))
                 outputs = self.subject(arrays, large, memory)
             else:
@@ -242,7 +242,7 @@ class Worker:
             return {n: None if a is None else np.array(a) for n, a in found.items()}
         own = {
             name: Guarded(case.data.like(name), fill=True, is_tight=memory.is_tight)
-            for name in GRADIENTS
+            for name in operation_of(case).results
         }
         found = self.subject(memory.arrays, case, {name: g.array for name, g in own.items()})
         memory.check()
