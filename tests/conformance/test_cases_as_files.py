@@ -19,6 +19,7 @@ from backnorm.conformance.verify.cases import Selection, selected
 from backnorm.conformance.verify.export import FORMATS, export, judge
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
+from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import subject_of
 from backnorm.dialects import registry
 from backnorm.errors import ArgumentValueError
@@ -473,9 +474,59 @@ int backward(const void *x_, const void *dy_, const void *mean_, const void *var
 """
 
 
-def test_verify_reports_c_function_that_writes_out_of_bounds(tmp_path):
-    from backnorm.conformance.verify.run import Job, verify
+FORWARD_SUBJECT = r"""
+#include "backnorm_subject.h"
+backnorm_forward forward;
+int forward(const void *x_, const void *gamma_, const void *beta_, void *y_, void *mean_,
+            void *variance_, const int64_t *shape, int rank, int axis, double epsilon, int dtype) {
+  if (dtype != BACKNORM_FLOAT32 || axis != 1 || rank < 2) return 1;
+  const float *x = x_, *gamma = gamma_, *beta = beta_;
+  float *y = y_, *mean = mean_, *variance = variance_;
+  int64_t n = shape[0], c = shape[1], s = 1;
+  for (int k = 2; k < rank; ++k) s *= shape[k];
+  for (int64_t j = 0; j < c; ++j) {
+    double m = 0, v = 0, r = 1.0, count = (double)(n * s);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t k = 0; k < s; ++k) m += x[(i * c + j) * s + k] / count;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t k = 0; k < s; ++k) {
+        double d = x[(i * c + j) * s + k] - m;
+        v += d * d / DIVISOR;
+      }
+    for (int k = 0; k < 60; ++k) r = 0.5 * (r + (v + epsilon) / r); /* a root without libm */
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t k = 0; k < s; ++k) {
+        int64_t at = (i * c + j) * s + k;
+        y[at] = (float)((x[at] - m) / r * (gamma ? gamma[j] : 1) + (beta ? beta[j] : 0));
+      }
+    mean[j] = (float)m;
+    variance[j] = (float)v;
+  }
+  return 0;
+}
+"""
 
+
+@pytest.mark.parametrize(("divisor", "ids"), [("count", []), ("(count - 1)", ["bessel"])])
+def test_verify_judges_c_function_of_forward_pass(divisor, ids, tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    export(tmp_path, Selection(dtypes=("float32",), only=("none",)))
+    (tmp_path / "mine.c").write_text(FORWARD_SUBJECT.replace("DIVISOR", divisor))
+    library = tmp_path / "libmine.so"
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", "-I", str(tmp_path), str(tmp_path / "mine.c"),
+         "-o", str(library)],
+        check=True,
+    )  # fmt: skip
+    only = "diagnostic-*", "realistic-*"
+    selection = Selection(dtypes=("float32",), only=only, operation="forward")
+    results = verify(Job(f"{library}:forward", selection))
+    assert [each.id for each in findings(results)] == ids
+    assert sum(v.is_judged for v in results.verdicts) == 6
+
+
+def test_verify_reports_c_function_that_writes_out_of_bounds(tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("no gcc")
     (tmp_path / "mine.c").write_text(
@@ -492,8 +543,6 @@ def test_verify_reports_c_function_that_writes_out_of_bounds(tmp_path):
 
 
 def test_verify_judges_c_function_and_counts_refused_cases(tmp_path):
-    from backnorm.conformance.verify.run import Job, verify
-
     if shutil.which("gcc") is None:
         pytest.skip("no gcc")
     export(tmp_path, Selection(dtypes=("float32",), only=("none",)))

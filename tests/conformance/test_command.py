@@ -67,6 +67,39 @@ def test_verify_of_right_command_has_no_finding_and_counts_refusals(tmp_path):
     assert {v.text for v in results.verdicts if v.layout == "NXC"} == {"NCX alone"}
 
 
+FORWARD_PROGRAM = """
+import json, sys
+from pathlib import Path
+import numpy as np
+
+inputs, outputs, ddof = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+(case,) = json.loads((inputs / "manifest.json").read_text())["cases"]
+x, gamma, beta = (
+    np.fromfile(inputs / part["file"], part["dtype"]).astype("d").reshape(part["shape"])
+    for part in case["inputs"].values()
+)
+axes, kept = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+mean, variance = x.mean(axes), x.var(axes, ddof=ddof)
+s = 1 / np.sqrt(variance + float.fromhex(case["call"]["epsilon"]))
+y = (x - mean.reshape(kept)) * (gamma * s).reshape(kept) + beta.reshape(kept)
+for name, array in {"y": y, "mean": mean, "variance": variance}.items():
+    array.astype("f").tofile(outputs / case["name"] / f"{name}.bin")
+"""
+
+
+@pytest.mark.parametrize(("ddof", "ids"), [(0, []), (1, ["bessel"])])
+def test_verify_judges_command_of_forward_pass(ddof, ids, tmp_path):
+    program = tmp_path / "mine.py"
+    program.write_text(FORWARD_PROGRAM)
+    selection = Selection(
+        dtypes=("float32",), layouts=("NCX",), only=("diagnostic-float32*",), operation="forward"
+    )
+    command = f"{sys.executable} {program} {{inputs}} {{outputs}} {ddof}"
+    results = verify(Job(command, selection, command=True))
+    assert [each.id for each in findings(results)] == ids
+    assert {v.output for v in results.verdicts if v.is_judged} == {"y", "mean", "variance"}
+
+
 def test_verify_of_wrong_command_gives_command_that_reproduces_it(tmp_path):
     [finding] = findings(run_of("gamma", tmp_path))
     assert finding.id == "dgamma-gamma"

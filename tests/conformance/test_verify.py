@@ -612,7 +612,7 @@ def test_verify_of_subject_with_import_error_raises_error_with_line(code, text, 
 @pytest.mark.parametrize(
     ("subject", "options", "text"),
     [
-        ("./mine.so:f", {"operation": "forward"}, "--operation: must be backward for a function"),
+        ("./mine.so:f", {"operation": "layer"}, "--operation: must be backward or forward for a"),
         ("jax", {"operation": "forward"}, "SUBJECT: unknown; got 'jax'; expected module:function"),
         ("no_such:f", {}, "SUBJECT: no such module; got no_such; expected module:function"),
         ("mine.c:f", {}, "SUBJECT: no such module; got mine.c; .+ library.so:symbol"),

@@ -195,10 +195,12 @@ def test_verify_forward_command_names_the_mistake():
 
 
 @pytest.mark.parametrize(
-    "options", [["--command", "true {inputs} {outputs}"], ["lib.so:symbol"], ["jax"]]
-)
-def test_verify_forward_of_backward_only_subject_is_bad_usage(options):
-    done = CliRunner().invoke(app, ["verify", "--operation", "forward", *options])
+    ("operation", "options"),
+    [("layer", ["--command", "true {inputs} {outputs}"]), ("layer", ["lib.so:f"]),
+     ("forward", ["jax"])],
+)  # fmt: skip
+def test_verify_of_subject_without_the_operation_is_bad_usage(operation, options):
+    done = CliRunner().invoke(app, ["verify", "--operation", operation, *options])
     assert done.exit_code == 2, done.output
 
 

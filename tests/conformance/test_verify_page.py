@@ -37,6 +37,7 @@ _FILES = {
     "backward": "mykernel.py",
     "forward": "myforward.py",
     "cudnn_batch_norm_backward": "mycudnn.py",
+    "vectors": "myvectors.py",
 }
 
 
@@ -65,7 +66,7 @@ def lines_of(text):
         pytest.param(
             *each,
             marks=[pytest.mark.long]
-            if re.search("audit|export|--operation|TRITON", each[0])
+            if re.search("audit|export|--operation|--budget|TRITON", each[0])
             else [],
         )
         for each in _SCREENS

@@ -258,8 +258,11 @@ def verify(
             came=came,
             accepted="--tier full",
         )
-    if command and operation not in (None, "backward"):
-        raise ArgumentValueError("--operation", "must be backward with --command", came=operation)
+    if budget and operation == "layer":
+        raise ArgumentValueError("--budget", "must be absent for a layer", came=f"{budget:g}")
+    if command and operation == "layer":
+        problem = "must be backward or forward with --command"
+        raise ArgumentValueError("--operation", problem, came=operation)
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
     for form, path in output.files.items():

@@ -52,9 +52,9 @@ class LayerData:
         """The arguments of the backward pass in order: x, dy, mean, variance, gamma."""
         return self.x, self.dy, self.mean, self.variance, self.gamma
 
-    def like(self, gradient: str) -> np.ndarray:
-        """Return the input that has the shape and element type of a gradient."""
-        return self.x if gradient == "dx" else self.mean
+    def like(self, result: str) -> np.ndarray:
+        """Return the input that has the shape and element type of a result."""
+        return self.x if result in ("dx", "y") else self.mean
 
     @property
     def channel_axis(self) -> int:

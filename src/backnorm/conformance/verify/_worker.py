@@ -25,7 +25,6 @@ import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
-from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify._command import CommandError, OfCommand
 from backnorm.conformance.verify._events import (
     Calls,
@@ -238,7 +237,8 @@ class Worker:
             large = repeated(case)
             arrays = large.inputs
             if getattr(self.subject, "writes", False):
-                memory = {n: np.full_like(large.data.like(n), np.nan) for n in GRADIENTS}
+                names = operation_of(case).results
+                memory = {n: np.full_like(large.data.like(n), np.nan) for n in names}
                 self.say(Calls(case.name))
                 outputs = self.subject(arrays, large, memory)
             else:
@@ -255,7 +255,7 @@ class Worker:
             return {n: None if a is None else np.array(a) for n, a in found.items()}
         own = {
             name: Guarded(case.data.like(name), fill=True, is_tight=memory.is_tight)
-            for name in GRADIENTS
+            for name in operation_of(case).results
         }
         found = self.subject(memory.arrays, case, {name: g.array for name, g in own.items()})
         memory.check()

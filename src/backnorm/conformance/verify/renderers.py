@@ -97,11 +97,13 @@ def _closing(report: Report) -> Iterator[str]:
 
 
 def _where(results: Results, finding: Finding) -> str:
-    """Return a text that says in how many cases a finding was made.
+    """Return a text that says in how many cases a finding was made, or that its case was drawn.
 
     If other element types were judged, but the finding was not made in them, the text also names
     the element types in which it was made; likewise for layouts.
     """
+    if is_drawn(finding.first):
+        return "drawn"
     judged = [verdict for verdict in results.verdicts if verdict.is_judged]
     text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"
     for name, known in (("dtype", DTYPES), ("layout", LAYOUTS)):

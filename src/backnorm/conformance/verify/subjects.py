@@ -26,7 +26,6 @@ import numpy as np
 
 import backnorm
 from backnorm.conformance.battery import Case
-from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.verify.dialect_calls import (
     Inputs,
     arguments,
@@ -205,18 +204,18 @@ class OfLibrary:
 
     _TYPES: ClassVar[dict[str, int]] = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 
-    def __init__(self, library: str, symbol: str) -> None:
+    def __init__(self, library: str, symbol: str, operation: OperationName) -> None:
         self._function = getattr(ctypes.CDLL(library), symbol)
         self._function.restype = ctypes.c_int
-        pointer = ctypes.c_void_p
+        # A forward pass takes two operands less, and not the argument `training`.
+        arrays, flags = (8, 2) if operation == "backward" else (6, 1)
         self._function.argtypes = (
-            *(pointer,) * 8,
+            *(ctypes.c_void_p,) * arrays,
             ctypes.POINTER(ctypes.c_int64),
             ctypes.c_int,
             ctypes.c_int,
             ctypes.c_double,
-            ctypes.c_int,
-            ctypes.c_int,
+            *(ctypes.c_int,) * flags,
         )
 
     #: Whether the subject writes its results to arrays that its caller passes.
@@ -229,11 +228,13 @@ class OfLibrary:
         if not all(a is None or a.flags.c_contiguous for a in inputs.values()):
             raise RefusedError("a function in C has no argument for strides")
         pointers = [None if a is None else a.ctypes.data for a in inputs.values()]
-        pointers += [memory[name].ctypes.data for name in GRADIENTS]
+        operation = operation_of(case)
+        pointers += [memory[name].ctypes.data for name in operation.results]
         shape = (ctypes.c_int64 * x.ndim)(*x.shape)
         kind = self._TYPES[str(element_type(x.dtype))]
         axis, epsilon = case.data.channel_axis, case.data.epsilon
-        status = self._function(*pointers, shape, x.ndim, axis, epsilon, int(case.training), kind)
+        flags = [int(case.training)] if operation.name == "backward" else []
+        status = self._function(*pointers, shape, x.ndim, axis, epsilon, *flags, kind)
         if status:
             raise RefusedError(f"the function returned {status}")
         return dict(memory)
@@ -293,11 +294,10 @@ def subject_of(
     if not colon:
         return _peer(name, known[name], schema)
     if is_library:
-        if operation != "backward":
-            raise ArgumentValueError(
-                "--operation", "must be backward for a function in C", came=operation
-            )
-        return OfLibrary(str(Path(place).resolve()), attribute)
+        if operation == "layer":
+            problem = "must be backward or forward for a function in C"
+            raise ArgumentValueError("--operation", problem, came=operation)
+        return OfLibrary(str(Path(place).resolve()), attribute, operation)
     found = function_of(name, "SUBJECT")
     if is_module(found) != (operation == "layer"):
         accepted = "layer, for a module of PyTorch" if is_module(found) else "backward or forward"
