@@ -265,6 +265,14 @@ def test_operator_of_each_dialect_passes_on_its_exported_cases(dialect, op, oper
     assert {v.status for v in found.verdicts} <= {"exact", "not_run"}
 
 
+def test_exported_reserve_of_an_operator_is_an_empty_array_of_bytes(tmp_path):
+    selection = Selection(dtypes=("float32",), layouts=("NCX",), shapes=((2, 3, 5),))
+    export(tmp_path, selection, dialect="aten", op="cudnn_batch_norm_backward")
+    (case,) = json.loads((tmp_path / "manifest.json").read_text("utf-8"))["cases"]
+    reserve = case["inputs"]["reserveSpace"]
+    assert (reserve["shape"], reserve["dtype"]) == ([0], "uint8")
+
+
 def test_judge_of_wrong_results_of_dialect_identifies_the_mistake(tmp_path):
     def negated(inputs, call):
         attributes = {"epsilon": float.fromhex(call["attributes"]["epsilon"]["value"])}
@@ -312,8 +320,8 @@ def test_verify_page_exports_cases_of_operators(cli, tmp_path, monkeypatch):
         (["--op", "batch_norm_grad"], "--op: must be used with --dialect; got batch_norm_grad"),
         (["--dialect", "cudnn", "--layouts", "NXC"],
          "--dialect: the operator refuses all cases; got the operator has no layout NXC"),
-        (["--dialect", "aten", "--operation", "forward"],
-         "dialect: has no forward pass in training; got aten"),
+        (["--dialect", "cudnn", "--operation", "forward"],
+         "dialect: has no forward pass in training; got cudnn"),
         (["--dialect", "ngraph", "--op", "BatchNormTraining"],
          "op: must be a backward pass; got BatchNormTraining"),
         (["--shape", "3"], "--shape: must be a shape; got '3'"),

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS, Grade
 from backnorm.conformance.verify._memory import Guarded
-from backnorm.conformance.verify.cases import Selection, selected
+from backnorm.conformance.verify.cases import Selection, recipes, selected
 from backnorm.conformance.verify.findings import Finding, findings
 from backnorm.conformance.verify.renderers import RENDERERS
 from backnorm.conformance.verify.report import KnownFailure, Report, known_failures, read_xfail
@@ -547,11 +547,12 @@ def test_verify_of_wrong_dtype_reports_one_finding_per_output(tmp_path):
 
 def test_show_case_prints_ulp_of_shown_element():
     grade = Grade("wrong", 99.0, {"serial": 3.0}, (4, 1), 1.5, 1.25, 2.0, 1.0)
-    verdict = Verdict("a-case", "dx", "float32", "NCX", "wrong", grade=grade)
+    (recipe,) = recipes(ONE)
+    verdict = Verdict(recipe.name, "dx", "float32", "NCX", "wrong", grade=grade)
     console = Console(file=io.StringIO())
-    report = Report.of(Results(Job("subject"), [verdict]))
+    report = Report.of(Results(Job("subject"), [verdict], {recipe.name: recipe}))
     console.print(RENDERERS["elements"](report), crop=False)
-    assert "a-case dx[4, 1]: wrong; got 1.5 " in console.file.getvalue()
+    assert f"{recipe.name} dx[4, 1]: wrong; got 1.5 " in console.file.getvalue()
     assert ", error 2 ulp, " in console.file.getvalue()
 
 

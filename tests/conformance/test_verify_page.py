@@ -24,12 +24,20 @@ _SCREENS = re.findall(
     (ROOT / PAGE).read_text("utf-8"),
     re.M,
 )
-_TRITON = re.compile(r"^```py\n(.+?)^```", re.M | re.S)
+# The code on the page that needs PyTorch: the page is run without it.
+_TORCH = dict(
+    zip(
+        ("mytriton.py", "mymodule.py"),
+        re.findall(r"^```text\n(import .+?)^```", (ROOT / PAGE).read_text("utf-8"), re.M | re.S),
+        strict=True,
+    )
+)
 
 _FILES = {
     "backward": "mykernel.py",
     "forward": "myforward.py",
     "cudnn_batch_norm_backward": "mycudnn.py",
+    "vectors": "myvectors.py",
 }
 
 
@@ -58,16 +66,17 @@ def lines_of(text):
         pytest.param(
             *each,
             marks=[pytest.mark.long]
-            if re.search("audit|export|--operation|TRITON", each[0])
+            if re.search("audit|export|--operation|--budget|TRITON", each[0])
             else [],
         )
         for each in _SCREENS
     ],
 )
 def test_verify_page_screen_matches_printed_lines(command, screen, tmp_path):
-    if "TRITON" in command:
-        require(find_spec("triton"), "triton")
-    (tmp_path / "mytriton.py").write_text(_TRITON.search((ROOT / PAGE).read_text("utf-8"))[1])
+    for file, code in _TORCH.items():
+        if file in command:
+            require(find_spec("torch") and find_spec("triton"), "torch and triton")
+            (tmp_path / file).write_text(code)
     for name, file in _FILES.items():
         code = next(block.code for block in blocks(PAGE) if f"def {name}(" in block.code)
         (tmp_path / file).write_text(code)

@@ -43,6 +43,29 @@ def found_in(subject, selection=SMALL, **options):
     return results, findings(results)
 
 
+OPERATORS = {
+    "native_batch_norm_backward": "native_batch_norm_backward",
+    "batch_norm_backward": "batch_norm_backward",
+    "_batch_norm_impl_index_backward": "_batch_norm_impl_index_backward",
+    "native_batch_norm": "native_batch_norm",
+    "_native_batch_norm_legit": "_native_batch_norm_legit",
+    "_native_batch_norm_legit.no_stats": "_native_batch_norm_legit_no_stats",
+    "_batch_norm_with_update": "_batch_norm_with_update",
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_verify_of_operator_of_pytorch_by_its_dispatcher_has_no_finding(name):
+    operation = "backward" if name.endswith("backward") else "forward"
+    # Without a float32 parameter, PyTorch rounds the mean of 16-bit numbers to 16 bits.
+    only = "diagnostic-*", "frozen-*"
+    selection = Selection(dtypes=tuple(DTYPES), layouts=("NCX",), only=only, operation=operation)
+    job = {"dialect": "aten", "op": OPERATORS[name]}
+    results, found = found_in(f"torch:ops.aten.{name}", selection, **job)
+    assert found == []
+    assert {v.dtype for v in results.verdicts if v.status in RUNGS} == {*DTYPES}
+
+
 # --- calls ----------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backnorm.dialects import aten
+from backnorm.dialects import aten, registry
 
 EPS = 1e-3
 TYPES = [("f64", "f64"), ("f32", "f32"), ("f16", "f16"), ("f16", "f32"), ("bf16", "f32")]
@@ -57,6 +57,25 @@ def test_backward_ignores_unused_statistics(b, same, train):
     unused = ("running_mean", "running_var") if train else ("save_mean", "save_invstd")
     for junk in (np.empty(0, "f"), np.full(3, np.nan, "f"), np.ones((7, 7))):
         same(call(b, train=train, **dict.fromkeys(unused, junk)), expected)
+
+
+# The forward passes
+
+
+def test_forward_without_running_statistics_has_no_updated_ones(b):
+    inputs = {"input": b["x"], "weight": b["gamma"]}
+    attributes = {"training": True, "momentum": 0.1, "eps": EPS}
+    found = registry.invoke("aten", "native_batch_norm", inputs, attributes)
+    assert list(found) == ["out", "save_mean", "save_invstd"]
+    returned = aten.native_batch_norm(b["x"], b["gamma"], None, None, None, True, 0.1, EPS)
+    assert returned[3:] == (None, None)
+    for array, known in zip(found.values(), returned, strict=False):
+        np.testing.assert_array_equal(array, known)
+    with pytest.raises(ValueError, match=r"outputs: .* has no output 'running_mean_out'"):
+        registry.invoke(
+            "aten", "native_batch_norm", inputs, attributes, ["out", "save_mean", "save_invstd",
+                                                              "running_mean_out"],
+        )  # fmt: skip
 
 
 # The two phases

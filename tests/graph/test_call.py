@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from backnorm.graph.call import parse_call
 
@@ -42,6 +43,16 @@ def test_parse_call_requests_required_outputs_that_are_not_written():
     )
     assert list(program.results) == ["g"]
     assert len(program.steps[0].outputs) == 5
+
+
+def test_parse_call_requests_updated_statistics_only_with_the_old_ones():
+    document = {"dialect": "aten", "op": "native_batch_norm"}
+    assert list(parse_call(document).results) == ["out", "save_mean", "save_invstd"]
+    old = {"running_mean": "m", "running_var": "v"}
+    program = parse_call(document | {"inputs": old})
+    assert list(program.results)[3:] == ["running_mean_out", "running_var_out"]
+    with pytest.raises(ValueError, match=r"outputs: unknown key; got 'running_mean_out'"):
+        parse_call(document | {"outputs": ["out", "running_mean_out"]})
 
 
 def test_parse_call_sets_declared_shapes_and_types():

@@ -139,7 +139,7 @@ class Subject:
             "dgamma": sum_dy_xmu,
             "dbeta": sum_dy,
             "ignored": np.zeros(c),
-            "reserve": np.zeros(0),
+            "reserve": np.zeros(c),
         }
         return {
             tensor.role: values[tensor.role]
@@ -215,9 +215,10 @@ class Subject:
         if self.name in PARTS_OF_GRADIENTS:
             return self.returned(**arguments)
         mask = arguments.pop("output_mask", None)
-        if mask is None:
-            return list(self.invoke(**arguments).values())
         names = [tensor.name for tensor in self.schema.outputs]
+        if mask is None:
+            found = self.invoke(**arguments)
+            return [*found.values()] if "outputs" in self.schema.order else [*map(found.get, names)]
         outputs = [name for name, flag in zip(names, mask, strict=True) if flag]
         found = self.invoke(**arguments, outputs=outputs)
         return [found.get(name) for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +32,23 @@ Only = Annotated[
 Skip = Annotated[
     list[str] | None, typer.Option(help="Skip cases whose names match the glob; repeatable.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="The seed of random values.")]
+
+
+def _seed(value: object) -> int:
+    """Return the number that a text says; for "random" a random one."""
+    text = str(value)
+    if text == "random":
+        return secrets.randbelow(1 << 32)
+    if not text.isdecimal():
+        accepted = "a whole number of at least 0, or random"
+        raise typer.BadParameter(f"{text!r} is not {accepted}.")
+    return int(text)
+
+
+Seed = Annotated[
+    int,
+    typer.Option(parser=_seed, metavar="N", help="The seed of random values; random: draw it."),
+]
 Op = Annotated[
     str | None,
     typer.Option(help="The operator of the dialect (default: the first of the operation)."),
@@ -186,6 +203,15 @@ def verify(
         bool,
         typer.Option("--any-order", help="Accept calls that differ in bits if both are right."),
     ] = False,
+    budget: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="After the cases, draw random ones for this time, and shrink what fails; needs "
+            "the package hypothesis (pip install 'backnorm[verify]').",
+        ),
+    ] = 0.0,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="The time limit of the calls of a case, in seconds.")
     ] = 30.0,
@@ -232,6 +258,8 @@ def verify(
             came=came,
             accepted="--tier full",
         )
+    if budget and operation == "layer":
+        raise ArgumentValueError("--budget", "must be absent for a layer", came=f"{budget:g}")
     if command and operation == "layer":
         problem = "must be backward or forward with --command"
         raise ArgumentValueError("--operation", problem, came=operation)
@@ -249,16 +277,17 @@ def verify(
     for subject in subjects:
         job = Job(
             subject, selection, dialect, op, timeout, memory, command, any_order, echo=show,
-            tensors=tensors, device=device or "cpu",
+            tensors=tensors, device=device or "cpu", budget=budget,
         )  # fmt: skip
         with progress() as advance:
             advance(subject, 0)
             try:
                 results = run_job(job, partial(advance, subject))
             except ArgumentValueError as error:
-                if error.argument != "--operation" or operation is not None:
+                if error.argument not in ("--operation", "--only") or operation is not None:
                     raise
-                # The subject is a module. Only its process imports it.
+                # The subject is a module, which only its process imports, or `only` names cases of
+                # modules.
                 job = replace(job, selection=replace(selection, operation="layer"))
                 results = run_job(job, partial(advance, subject))
         failed = output.write(results) or failed

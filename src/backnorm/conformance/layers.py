@@ -204,7 +204,7 @@ def _of_running_statistics(case: LayerCase, wrong: Mapping[str, np.ndarray]) -> 
          average(momentum, new)),
     ):  # fmt: skip
         gaps = np.abs(values - right).max(1)
-        if all(
+        if gaps.any() and all(
             (gap > 0) == (n in wrong) and (n not in wrong or np.abs(wrong[n] - v).max() < 0.1 * gap)
             for n, v, gap in zip(("running_mean", "running_variance"), values, gaps, strict=True)
         ):

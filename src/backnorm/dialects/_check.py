@@ -60,13 +60,17 @@ def check_memory(name: str, memory: object) -> None:
         )
 
 
-def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None) -> tuple[str, ...]:
+def check_outputs(
+    schema: OperatorSchema, outputs: int | Collection[str] | None, inputs: Collection[str]
+) -> tuple[str, ...]:
     """Return the names of the requested outputs in the schema's order.
 
     `outputs` is a number n for the first n outputs, a collection of names, or None for all outputs.
+    `inputs` has the names of the call's inputs.
     """
-    names = tuple(tensor.name for tensor in schema.outputs)
-    required = sum(tensor.required for tensor in schema.outputs)
+    tensors = schema.outputs_with(inputs)
+    names = tuple(tensor.name for tensor in tensors)
+    required = sum(tensor.required for tensor in tensors)
     accepted = f"{required} to {len(names)}, or names of {', '.join(names)}"
     if outputs is None:
         return names
@@ -86,7 +90,7 @@ def check_outputs(schema: OperatorSchema, outputs: int | Collection[str] | None)
             )
         requested = list(names[:number])
     unknown = [name for name in requested if name not in names]
-    missing = [t.name for t in schema.outputs if t.required and t.name not in requested]
+    missing = [t.name for t in tensors if t.required and t.name not in requested]
     if unknown or missing:
         raise ArgumentValueError(
             "outputs",

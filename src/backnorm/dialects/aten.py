@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -482,12 +482,11 @@ def _translate_forward(
 def _finish_forward(
     call: Call, arrays: Arrays, results: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Add the running statistics of a call that does not update them; None if it has none."""
-    found: dict[str, Any] = {**results}
+    """Add the running statistics, if a call has some and does not update them."""
     for role, name in {"running_mean": "running_mean", "running_variance": "running_var"}.items():
-        array = arrays.get(name)
-        found[role] = None if array is None else array.astype(native(array))
-    return found
+        if name in arrays:
+            results[role] = arrays[name].astype(native(arrays[name]))
+    return results
 
 
 @operator(

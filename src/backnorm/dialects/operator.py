@@ -173,16 +173,16 @@ class Operator:
         inputs = {t.name: arguments[t.name] for t in schema.inputs if t.name in arguments}
         attributes = {a.name: arguments[a.name] for a in schema.attributes if a.name in arguments}
         outputs = arguments.get("outputs")
-        returned: list[str | None] = [tensor.name for tensor in schema.outputs]
+        every = [tensor.name for tensor in schema.outputs]
         if schema.choice == "output_mask":
             flags = check_mask(schema, arguments.get("output_mask"))
-            returned = [name if flag else None for name, flag in zip(returned, flags, strict=True)]
-            outputs = [name for name in returned if name is not None]
+            outputs = [name for name, flag in zip(every, flags, strict=True) if flag]
         call = self.checked(inputs, attributes, outputs, arithmetic)
         if self._compute is not None:
             return self._compute(call, **{name: arguments.get(name) for name in self._others})
-        if schema.choice == "outputs":
-            returned = [*call.outputs]
+        returned: Sequence[str | None] = call.outputs
+        if schema.choice != "outputs":
+            returned = [name if name in call.outputs else None for name in every]
         names = (*self._names[: len(args)], *kwargs)
         found = self._planned(call, names, returned, self._outcome)
         values = zip(names, (*args, *kwargs.values()), strict=True)
@@ -257,7 +257,7 @@ class Operator:
         checked = check_attributes(schema, attributes)
         arrays = check_inputs(schema, checked, inputs)
         computed_in = resolved(native(arrays[schema.words["x"]]), arithmetic)
-        return Call(schema, arrays, checked, check_outputs(schema, outputs), computed_in)
+        return Call(schema, arrays, checked, check_outputs(schema, outputs, arrays), computed_in)
 
     def _planned(
         self,

@@ -8,7 +8,7 @@ from the function that declares the operator (``_declaration.py``). The checks (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -362,6 +362,16 @@ class OperatorSchema(Rules):
             for tensors in (self.inputs, self.outputs)
         )
         return replace(self, inputs=inputs, outputs=outputs, frozen=True)
+
+    def outputs_with(self, inputs: Collection[str]) -> tuple[TensorSpec, ...]:
+        """Return the outputs that a call with these inputs has. An optional output that updates an
+        input, such as a running mean, needs this input.
+        """
+        return tuple(
+            tensor
+            for tensor in self.outputs
+            if tensor.required or self.words.get(tensor.role) in (None, *inputs)
+        )
 
     @property
     def choice(self) -> Choice:

@@ -43,7 +43,7 @@ def parse_call(document: Mapping[str, object]) -> Program:
     attributes = expect(document.get("attributes", {}), dict, "attributes")
     schema = registry.operator(dialect, op).schema_for(attributes)
     inputs = _input_names(document.get("inputs", {}), schema)
-    written = _output_names(document.get("outputs"), schema)
+    written = _output_names(document.get("outputs"), schema, inputs)
     requested = [t.name for t in schema.outputs if t.required or t.name in written]
     # The keys of inputs are names from the document; `check_name` has checked that they are
     # printable. The keys made here contain a line break, so they differ from the keys of all
@@ -67,9 +67,9 @@ def _input_names(value: object, schema: OperatorSchema) -> dict[str, str]:
     }
 
 
-def _output_names(value: object, schema: OperatorSchema) -> dict[str, str]:
+def _output_names(value: object, schema: OperatorSchema, inputs: Collection[str]) -> dict[str, str]:
     """Return a mapping from each output to its name in the file, in the operator's order."""
-    known = [t.name for t in schema.outputs]
+    known = [t.name for t in schema.outputs_with(inputs)]
     if value is None:
         return {name: name for name in known}
     if isinstance(value, list):

@@ -24,7 +24,7 @@ SMALL = Selection(dtypes=("float32",), layouts=("NCX",), only=("diagnostic-*",))
 
 def test_verify_of_page_kernel_on_device_names_its_mistake(tmp_path, monkeypatch):
     page = (ROOT / "docs/how-to/verify.md").read_text("utf-8")
-    code = re.search(r"^```py\n(.+?)^```", page, re.M | re.S)[1]
+    code = re.search(r"^```text\n(import .+?)^```", page, re.M | re.S)[1]
     (tmp_path / "mytriton.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     command = re.search(r"^backnorm (verify mytriton.py.+ --device cuda)$", page, re.M)[1]

@@ -80,7 +80,12 @@ class LayerLadder(Ladder):
             output = reference.inference(x, mean, variance, gamma, beta, epsilon=epsilon)
             values = {"y": output.y, "running_mean": Exact.of(mean)}
             values["running_variance"] = Exact.of(variance)
-            terms = {"y": output.y_terms, "running_mean": np.abs(mean).astype(FLOAT64)}
+            # A kernel may compute y as a multiple of x plus a number of the channel.
+            shape = (1, -1) + (1,) * (x.ndim - 2)
+            s = (1.0 / np.sqrt(variance.astype(FLOAT64) + epsilon)).reshape(shape)
+            gain = s if gamma is None else s * np.abs(gamma.astype(FLOAT64)).reshape(shape)
+            apart = 2.0 * gain * np.abs(mean.astype(FLOAT64)).reshape(shape)
+            terms = {"y": output.y_terms + apart, "running_mean": np.abs(mean).astype(FLOAT64)}
             terms["running_variance"] = np.abs(variance).astype(FLOAT64)
             ladder = None
         else:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,10 @@ class Guarded:
     is_tight : bool
         Whether the array ends at the upper page. Then it is aligned only to its elements. Otherwise
         it begins at a cache line, and ends less than a cache line before the upper page.
+    storage : str
+        "fortran": the array is in Fortran order; "permuted": axis 1 is the last axis in memory;
+        "strided": elements between the elements of the array do not belong to it; "misaligned":
+        the array begins one element behind a cache line. Otherwise the array is in C order.
 
     Attributes
     ----------
@@ -60,21 +65,31 @@ class Guarded:
     is_tight : bool
     """
 
-    def __init__(self, values: np.ndarray, *, fill: bool = False, is_tight: bool = False) -> None:
+    def __init__(
+        self,
+        values: np.ndarray,
+        *,
+        fill: bool = False,
+        is_tight: bool = False,
+        storage: str = "",
+    ) -> None:
         self.is_tight = is_tight
         page = mmap.PAGESIZE
-        self._room = -(-max(values.nbytes, 1) // page) * page
+        shape, view = _stored(values.shape, storage)
+        nbytes = math.prod(shape) * values.itemsize
+        self._room = -(-max(nbytes + _LINE, 1) // page) * page
         self._memory = mmap.mmap(-1, self._room + 2 * page)
         whole = np.frombuffer(self._memory, np.uint8)
         self._bytes = whole[page : page + self._room]
         self._canary = _BEYOND_OUTPUT if fill else _NAN
         self._bytes[...] = self._canary
-        start = self._room - values.nbytes
+        start = self._room - nbytes
         if not is_tight:
-            start -= start % _LINE
-        self._start, self._end = start, start + values.nbytes
+            behind = values.itemsize if storage == "misaligned" else 0
+            start -= (start - behind) % _LINE
+        self._start, self._end = start, start + nbytes
         own = self._bytes[self._start : self._end]
-        self.array: np.ndarray = own.view(values.dtype).reshape(values.shape)
+        self.array: np.ndarray = view(own.view(values.dtype).reshape(shape))
         if fill:
             own[...] = _NAN
         else:
@@ -88,6 +103,19 @@ class Guarded:
         """Whether the bytes around the array are unchanged."""
         around = self._bytes[: self._start], self._bytes[self._end :]
         return all(bool((part == self._canary).all()) for part in around)
+
+
+def _stored(
+    shape: tuple[int, ...], storage: str
+) -> tuple[tuple[int, ...], Callable[[np.ndarray], np.ndarray]]:
+    """Return the shape of an array's memory, and a function that returns the array in it."""
+    if storage == "fortran":
+        return shape[::-1], np.transpose
+    if storage == "permuted" and len(shape) > 1:
+        return (shape[0], *shape[2:], shape[1]), lambda memory: np.moveaxis(memory, -1, 1)
+    if storage == "strided":
+        return (*shape[:-1], 2 * shape[-1]), lambda memory: memory[..., ::2]
+    return shape, lambda memory: memory
 
 
 def available_bytes() -> int:

@@ -1,6 +1,7 @@
 """A process that runs a subject on cases: ``python -m backnorm.conformance.verify._worker``.
 
-The process reads a job, one line of JSON, from its standard input. It writes its events
+The process reads a job, one line of JSON, from its standard input, and then the names of cases, one
+a line. It writes its events
 (:mod:`._events`) to the file descriptor that the job names. The subject may print to standard
 output, because events are not written there. If the subject ends the process (for example by a
 crash), the last event names the case that was running.
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance.battery import Case
+from backnorm.conformance.data import read_only
 from backnorm.conformance.verify._command import CommandError, OfCommand
 from backnorm.conformance.verify._events import (
     Calls,
@@ -40,7 +42,8 @@ from backnorm.conformance.verify._memory import (
     repeated,
     worst_parts,
 )
-from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.cases import Selection, of_operation, recipes
+from backnorm.conformance.verify.draws import drawn, storage_of
 from backnorm.conformance.verify.operations import operation_of, varied
 from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
 from backnorm.conformance.verify.tensors import DeviceError
@@ -144,18 +147,6 @@ class Worker:
             again = self._in_threads(((case, first), (other, second)))
             if again is not None:
                 text, is_repeatable = ": two calls run at once, in two threads", False
-        others: dict[str, _Outputs] = {}
-        if case.name.startswith(_ALL_VARIED):
-            names = [name for name, guarded in memory.guards.items() if guarded is not None]
-            kept = []
-            for name in (*names, "epsilon"):
-                found = self._varied(memory, case, name)
-                other = varied(case, name)
-                # A call with the same values in new memory has nothing of earlier calls. Memory is
-                # new only if that of earlier calls is kept.
-                kept.append(Memory(other))
-                if not _are_equal(found, self._called(kept[-1], other)):
-                    others[name] = found
         unchanged = tuple(
             name
             for name, array in first.items()
@@ -172,7 +163,7 @@ class Worker:
             is_repeatable=is_repeatable,
             changed=memory.changed or tight.changed,
             unchanged=unchanged,
-            varied=others,
+            varied=self._of_varied(memory, case) if case.name.startswith(_ALL_VARIED) else {},
             overwritten=overwritten,
         )
 
@@ -180,9 +171,31 @@ class Worker:
         """Return the outputs of a call in which one input has other values in the same memory."""
         other = varied(case, name)
         memory.fill(other)
-        outputs = self._called(memory, other)
-        memory.fill(case)
-        return outputs
+        try:
+            return self._called(memory, other)
+        finally:
+            memory.fill(case)
+
+    def _of_varied(self, memory: Memory, case: Case) -> dict[str, _Outputs]:
+        """Vary each input and epsilon in turn; return the outputs that new memory would change."""
+        others, kept = dict[str, _Outputs](), []
+        names = [name for name, guarded in memory.guards.items() if guarded is not None]
+        for name in (*names, "epsilon"):
+            other = varied(case, name)
+            try:
+                found = self._varied(memory, case, name)
+                # A call with the same values in new memory has nothing of earlier calls. Memory is
+                # new only if that of earlier calls is kept.
+                kept.append(Memory(other))
+                expected = self._called(kept[-1], other)
+            except Exception as error:
+                # A function may take only one epsilon.
+                if is_unsupported(error):
+                    continue
+                raise
+            if not _are_equal(found, expected):
+                others[name] = found
+        return others
 
     def _in_threads(self, calls: Sequence[tuple[Case, _Outputs]]) -> _Outputs | None:
         """Run calls at once, in threads; return outputs that differ from those of a single call."""
@@ -264,8 +277,11 @@ class Memory:
     """
 
     def __init__(self, case: Case, *, is_tight: bool = False) -> None:
+        self._storage = storage_of(case.name)
         self.guards = {
-            name: None if array is None else Guarded(array, is_tight=is_tight)
+            name: None
+            if array is None
+            else Guarded(array, is_tight=is_tight, storage=self._storage.get(name, ""))
             for name, array in case.inputs.items()
         }
         self.is_tight, self.changed = is_tight, tuple[str, ...]()
@@ -274,7 +290,12 @@ class Memory:
     @property
     def arrays(self) -> Inputs:
         """The arrays by name."""
-        return {name: None if g is None else g.array for name, g in self.guards.items()}
+        arrays = {name: None if g is None else g.array for name, g in self.guards.items()}
+        for name, storage in self._storage.items():
+            array = arrays.get(name)
+            if array is not None and storage == "readonly":
+                arrays[name] = read_only(array)
+        return arrays
 
     def fill(self, case: Case) -> None:
         """Give the arrays the values of another case."""
@@ -328,17 +349,22 @@ def main() -> None:
     """Run the job that the standard input describes."""
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    job = json.loads(sys.stdin.readline())
+    orders = os.fdopen(os.dup(0))
+    # The subject cannot read the orders.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    job = json.loads(orders.readline())
     if job["memory"]:
         import resource
 
         limit = job["memory"] << 20
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    worker, selection, waiting = Worker(job), _selection_of(job["selection"]), set(job["waiting"])
-    for recipe in recipes(selection):
-        if recipe.name in waiting:
-            worker.say(Prepares(recipe.name))
-            worker.say(worker.outcome(recipe.case(selection.seed)))
+    worker, selection = Worker(job), _selection_of(job["selection"])
+    known = {recipe.name: recipe for recipe in recipes(selection)}
+    for line in orders:
+        name = line.rstrip()
+        worker.say(Prepares(name))
+        recipe = known.get(name) or of_operation(drawn(name), selection.operation)
+        worker.say(worker.outcome(recipe.case(selection.seed)))
 
 
 if __name__ == "__main__":

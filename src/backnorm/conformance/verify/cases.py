@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.diagnosis import DIAGNOSTIC, FORWARD_DIAGNOSTIC, diagnostic_data
 from backnorm.conformance.forward_battery import forward_recipe, has_forward
 from backnorm.conformance.layers import layer_recipes
+from backnorm.conformance.verify.draws import drawn, is_drawn
 from backnorm.conformance.verify.grid import grid
 from backnorm.conformance.verify.operations import OperationName
 from backnorm.dtypes import (
@@ -28,7 +30,17 @@ from backnorm.dtypes import (
 )
 from backnorm.errors import ArgumentValueError
 
-__all__ = ["DTYPES", "LAYOUTS", "TIERS", "Selection", "check_names", "recipes", "selected"]
+__all__ = [
+    "DTYPES",
+    "LAYOUTS",
+    "TIERS",
+    "Selection",
+    "check_names",
+    "of_operation",
+    "recipes",
+    "selected",
+    "variants_to_draw",
+]
 
 #: The element types by their names on the command line.
 DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16, "float64": FLOAT64}
@@ -65,7 +77,8 @@ class Selection:
     tier : {"smoke", "full"}
     dtypes, layouts : tuple of str
     only, skip : tuple of str
-        Shell patterns for the names of cases. If `only` is empty, all cases are selected.
+        Shell patterns for the names of cases. If `only` is empty, all cases are selected. A name of
+        a drawn case in `only` adds this case.
     seed : int
     shapes : tuple of tuple of int
         Shapes (N, C, space) of cases with random data, which replace the cases of a tier.
@@ -90,7 +103,11 @@ class Selection:
         if str(dtype) not in self.dtypes or layout not in self.layouts:
             return False
         matched = not self.only or _matches(recipe.name, self.only)
-        return matched and not _matches(recipe.name, self.skip)
+        return matched and not self.skips(recipe.name)
+
+    def skips(self, name: str) -> bool:
+        """Whether a pattern of `skip` matches the name of a case."""
+        return _matches(name, self.skip)
 
 
 def check_names(argument: str, names: Sequence[str], known: Collection[str]) -> None:
@@ -116,9 +133,32 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
     if selection.operation == "layer":
         yield from filter(selection.takes, layer_recipes(selection.shapes))
         return
-    for recipe in _of_shapes(selection) if selection.shapes else _of_tier(selection):
+    named = [drawn(name) for name in selection.only if is_drawn(name) and "*" not in name]
+    known = _of_shapes(selection) if selection.shapes else _of_tier(selection)
+    for recipe in itertools.chain(known, named):
         if selection.takes(recipe):
-            yield forward_recipe(recipe) if selection.operation == "forward" else recipe
+            yield of_operation(recipe, selection.operation)
+
+
+def of_operation(recipe: Recipe, operation: OperationName) -> Recipe:
+    """Return the recipe of an operation's case with the data of a backward case."""
+    return forward_recipe(recipe) if operation == "forward" else recipe
+
+
+def variants_to_draw(selection: Selection) -> list[Variant]:
+    """Return the types and layouts of drawn cases, the simplest first."""
+    variants = (
+        Variant(dtype, statistics, layout)
+        for dtype in map(DTYPES.__getitem__, selection.dtypes)
+        for statistics in reversed(statistics_types(dtype))
+        for layout in selection.layouts
+    )
+    return [each for each in variants if _is_in_tier(each, selection)]
+
+
+def _is_in_tier(variant: Variant, selection: Selection) -> bool:
+    # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
+    return selection.tier == "full" or not is_16_bit(variant.statistics)
 
 
 def _of_shapes(selection: Selection) -> Iterator[Recipe]:
@@ -147,9 +187,7 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
         if not forward:
             yield Recipe("diagnostic-frozen", variant, diagnostic, _diagnostic, training=False)
     for recipe in battery.recipes():
-        # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
-        is_in_tier = full or not is_16_bit(recipe.variant.statistics)
-        if is_in_tier and (has_forward(recipe) or not forward):
+        if _is_in_tier(recipe.variant, selection) and (has_forward(recipe) or not forward):
             yield recipe
     yield from grid(forward=forward)
     for variant in _variants():

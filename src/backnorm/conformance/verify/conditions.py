@@ -68,13 +68,13 @@ class _Condition(NamedTuple):
     holds: Callable[[Facts], bool]
 
 
-#: The words for the values of a fact that has no order.
-_WORDS = {
-    "gamma": "gamma: {}",
-    "training": "training: {}",
-    "dtype": "elements of {}",
-    "is_narrow": "parameters of 16 bits: {}",
-    "layout": "layout {}",
+#: The words for a fact that has no order, by its value; `True` also stands for words with a value.
+_WORDS: dict[str, dict[object, str]] = {
+    "gamma": {True: "gamma is passed", False: "gamma is absent"},
+    "training": {True: "the statistics are variables", False: "the statistics are constants"},
+    "dtype": {True: "the elements are {}"},
+    "is_narrow": {True: "the parameters have 16 bits", False: "the parameters are wider"},
+    "layout": {True: "the layout is {}"},
 }
 _SIZES = "epsilon", "rank", "pixels", "N", "C", "M", "W", "variance", "dy"
 # Sizes that are no integers.
@@ -96,8 +96,10 @@ def condition(failing: Collection[Facts], passing: Collection[Facts]) -> str | N
     -------
     str or None
         Each failing case meets the condition, and no passing case. None: there is no such
-        condition.
+        condition, or no passing case, so that every condition would separate them.
     """
+    if not passing:
+        return None
     met = [(each, {k for k, case in enumerate(passing) if each.holds(case)})
            for each in _conditions(failing)]  # fmt: skip
     for each, wrongly in met:
@@ -116,7 +118,8 @@ def _conditions(failing: Collection[Facts]) -> Iterator[_Condition]:
     for field, words in _WORDS.items():
         values = {getattr(facts, field) for facts in failing}
         if len(values) == 1:
-            yield _equal(field, words.format(*values), *values)
+            (value,) = values
+            yield _equal(field, words.get(value, words[True]).format(value), value)
     for field in _SIZES:
         sizes = {getattr(facts, field) for facts in failing}
         least, largest = min(sizes), max(sizes)
@@ -133,9 +136,12 @@ def _conditions(failing: Collection[Facts]) -> Iterator[_Condition]:
             if all(size % divisor for size in sizes):
                 says = f"{field} is odd" if divisor == 2 else f"{divisor} does not divide {field}"
                 yield _Condition(field, says, _undivided(field, divisor))
+        for divisor in (16, 8, 4, 2):
+            if not any(size % divisor for size in sizes):
+                yield _Condition(field, f"{divisor} divides {field}", _divided(field, divisor))
     purposes = {facts.purpose for facts in failing}
     if len(purposes) == 1:
-        yield _equal("purpose", f"data {min(purposes)}", min(purposes))
+        yield _equal("purpose", f"the data are {min(purposes)}", min(purposes))
 
 
 def _equal(field: str, says: str, value: object) -> _Condition:
@@ -144,6 +150,10 @@ def _equal(field: str, says: str, value: object) -> _Condition:
 
 def _between(field: str, low: float, high: float) -> Callable[[Facts], bool]:
     return lambda facts: bool(low <= getattr(facts, field) <= high)
+
+
+def _divided(field: str, divisor: int) -> Callable[[Facts], bool]:
+    return lambda facts: not getattr(facts, field) % divisor
 
 
 def _undivided(field: str, divisor: int) -> Callable[[Facts], bool]:

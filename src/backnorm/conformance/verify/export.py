@@ -41,7 +41,7 @@ from backnorm.conformance.verify.dialect_calls import schema_of
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError, catches, operation_of
 from backnorm.conformance.verify.run import Job, Results
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import element_type, rounded
+from backnorm.dtypes import rounded
 from backnorm.errors import ArgumentValueError
 from backnorm.graph.strict_json import expect, read_json
 from backnorm.tensor_files import read_array, read_tensors, write_tensors
@@ -170,7 +170,7 @@ def _described(found: FileCase, arrays: Mapping[str, np.ndarray], form: str) -> 
     files = {
         name: {
             "file": f"{found.case.name}/{name}.{_ending(form)}",
-            "dtype": str(element_type(array.dtype)),
+            "dtype": array.dtype.name,
             "shape": list(array.shape),
             "sha256": hashlib.sha256(_bytes(array)).hexdigest(),
         }
@@ -197,7 +197,7 @@ def _lines(case: Case, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
     yield f"{case.name}\tcall\t{int(case.training)}\t{axis}\t{epsilon}\n"
     for name, array in arrays.items():
         shape = "x".join(map(str, array.shape))
-        yield f"{case.name}\t{name}\t{element_type(array.dtype)}\t{shape}\n"
+        yield f"{case.name}\t{name}\t{array.dtype.name}\t{shape}\n"
 
 
 def _write(folder: Path, arrays: Mapping[str, np.ndarray], form: str) -> None:

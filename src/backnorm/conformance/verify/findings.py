@@ -14,6 +14,7 @@ from backnorm.conformance.diagnosis import Diagnosis
 from backnorm.conformance.ladder import RUNGS, Grade, Rung
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.conditions import condition
+from backnorm.conformance.verify.draws import described, is_drawn
 from backnorm.conformance.verify.run import Job, Results, group_of, is_diagnostic
 from backnorm.conformance.verify.verdicts import Status, Verdict
 from backnorm.errors import counted
@@ -99,15 +100,22 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     at_least : Rung
         The worst acceptable rung.
     """
-    of_formula = list(_of_formula(results))
-    of_formula = _joined([*of_formula, *_of_conditions(results, of_formula)])
+    drawn = [v for v in results.verdicts if is_drawn(v.case) and not v.passed]
+    of_selection = replace(
+        results,
+        verdicts=[v for v in results.verdicts if v not in drawn],
+        diagnoses={name: d for name, d in results.diagnoses.items() if not is_drawn(name)},
+    )
+    of_formula = list(_of_formula(of_selection))
+    of_formula = _joined([*of_formula, *_of_conditions(of_selection, of_formula)])
     others = [
-        *_of_numbers(results, of_formula),
-        *_unusable(results),
-        *_faults(results),
-        *_below(results, at_least),
+        *_of_numbers(of_selection, of_formula),
+        *_unusable(of_selection),
+        *_faults(of_selection),
+        *_below(of_selection, at_least),
     ]
     found = of_formula + sorted(others, key=lambda finding: -len(finding.cases))
+    found += _of_draws(replace(results, verdicts=drawn))
     of = len({verdict.case for verdict in results.verdicts if verdict.is_judged})
     return [replace(each, of=of, reproduce=_command(each, results, at_least)) for each in found]
 
@@ -168,6 +176,26 @@ def _of_formula(results: Results) -> Iterator[Finding]:
             "-".join(diagnosis.names) or diagnosis.kind, says, explained, results,
             first=each[0], evidence=diagnosis.evidence, is_diagnosis=True,
         )  # fmt: skip
+
+
+def _of_draws(results: Results) -> Iterator[Finding]:
+    """Yield a finding for each drawn case; all verdicts of the results fail."""
+    for case, each in itertools.groupby(results.verdicts, lambda verdict: verdict.case):
+        verdicts = list(each)
+        alone = replace(results, verdicts=verdicts)
+        found = next(itertools.chain(_unusable(alone), _faults(alone)), None)
+        if found is None:
+            diagnosis = results.diagnoses.get(case)
+            # The few numbers of a small case may agree with a fitted mistake by chance.
+            if diagnosis is None or any(name.endswith("-other") for name in diagnosis.names):
+                outputs = [verdict.output for verdict in verdicts]
+                found = _finding("drawn", in_words(outputs, "is wrong"), verdicts, results)
+            else:
+                mistake = "-".join(diagnosis.names) or "drawn"
+                found = _finding(mistake, diagnosis.says, verdicts, results)
+                found = replace(found, evidence=diagnosis.evidence)
+        where = described(results.recipes[case])
+        yield replace(found, says=f"{found.says}, in the smallest drawn case: {where}")
 
 
 def _exceeds_few_bits(verdict: Verdict) -> bool:
@@ -239,7 +267,7 @@ def _of_group(
     if says is not None:
         wrong = {verdict.output for verdict in verdicts}
         names = [name for name in results.operation.results if name in wrong]
-        where = f"in {counted(len(cases), 'case')} with {says}, and in no other"
+        where = f"in {counted(len(cases), 'case')} where {says}, and in no other"
         text = f"{in_words(names, 'is wrong')} {where}: {text}"
     mistake = "-".join(hints[0].names) if hints else ""
     return _finding(

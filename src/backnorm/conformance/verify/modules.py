@@ -66,6 +66,8 @@ class OfModule:
         file: Any = sys.modules.get(kind.__module__)
         if isinstance(found, type) and hasattr(file, "get_init_inputs"):
             self._found = found(*file.get_init_inputs())
+        if not isinstance(self._found, type):
+            _names(self._found)
         self._rank: int | None = None
         if hasattr(file, "get_inputs"):
             self._rank = file.get_inputs()[0].ndim

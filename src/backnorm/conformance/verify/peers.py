@@ -220,6 +220,8 @@ def _onednn_backward(
     if mean.dtype != FLOAT32:
         raise RefusedError(f"oneDNN's statistics are float32, not {mean.dtype}")
     results = np.empty_like(x), np.empty_like(mean), np.empty_like(mean)
+    if not x.strides == dy.strides == results[0].strides:
+        raise RefusedError("oneDNN's primitive has the same strides for x and dy, without gaps")
     arrays = {"src": x, "diff_dst": dy, "mean": mean, "variance": variance}
     arrays["scale"] = np.ones_like(mean) if gamma is None else gamma
     arrays |= zip(("diff_src", "diff_scale", "diff_shift"), results, strict=True)

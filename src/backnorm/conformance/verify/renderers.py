@@ -22,6 +22,7 @@ from backnorm.conformance.formula import WRONG
 from backnorm.conformance.judge import GRADIENTS
 from backnorm.conformance.ladder import RUNGS, GradientLadder, is_at_least
 from backnorm.conformance.verify.cases import DTYPES, LAYOUTS
+from backnorm.conformance.verify.draws import is_drawn
 from backnorm.conformance.verify.findings import Finding, mistake_of, sentence
 from backnorm.conformance.verify.operations import catches
 from backnorm.conformance.verify.report import Report, known_failures
@@ -60,12 +61,15 @@ def _title(report: Report) -> str:
     job, selection = report.results.job, report.results.job.selection
     words = selection.operation if job.dialect is None else f"{job.dialect} {job.op or ''}".strip()
     place = f" on {job.tensors} {job.device}" if job.tensors else ""
-    number = len({v.case for v in report.results.verdicts})
+    drawn = {v.case for v in report.results.verdicts if is_drawn(v.case)}
+    number = len({v.case for v in report.results.verdicts} - drawn)
     known = {v.dtype for v in report.results.verdicts}
     dtypes = " ".join(dtype for dtype in selection.dtypes if dtype in known)
+    seed = f", seed {selection.seed}" * bool(drawn or selection.seed)
     return (
         f"{job.subject} as {words}{place}, {dtypes}, {counted(number, 'case')} "
-        f"({selection.tier}), {report.results.seconds:.1f} s"
+        f"({selection.tier}{seed}){f', {len(drawn)} drawn' * bool(drawn)}, "
+        f"{report.results.seconds:.1f} s"
     )
 
 
@@ -75,7 +79,9 @@ def _closing(report: Report) -> Iterator[str]:
     yield _summary(report)
     for line in _reasons(verdicts):
         yield f"  {line}"
-    nothing = dict.fromkeys(v.case for v in verdicts if v.status == "proves_nothing")
+    nothing = dict.fromkeys(
+        v.case for v in verdicts if v.status == "proves_nothing" and not is_drawn(v.case)
+    )
     for case in list(nothing)[:_NAMED]:
         yield f"  {case} proves nothing: every wrong formula passes"
     if report.results.interrupted:
@@ -91,11 +97,13 @@ def _closing(report: Report) -> Iterator[str]:
 
 
 def _where(results: Results, finding: Finding) -> str:
-    """Return a text that says in how many cases a finding was made.
+    """Return a text that says in how many cases a finding was made, or that its case was drawn.
 
     If other element types were judged, but the finding was not made in them, the text also names
     the element types in which it was made; likewise for layouts.
     """
+    if is_drawn(finding.first):
+        return "drawn"
     judged = [verdict for verdict in results.verdicts if verdict.is_judged]
     text = f"{len(finding.cases)} of {counted(finding.of, 'case')}"
     for name, known in (("dtype", DTYPES), ("layout", LAYOUTS)):

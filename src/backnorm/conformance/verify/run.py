@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,19 @@ from backnorm.conformance.verify._events import (
     ended,
     read,
 )
-from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.cases import (
+    Selection,
+    of_operation,
+    recipes,
+    variants_to_draw,
+)
 from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
+from backnorm.conformance.verify.draws import TimeIsOverError, is_drawn, search
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
 from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
+    Judgement,
     Verdict,
     judged,
     with_stale_outputs,
@@ -43,6 +52,8 @@ from backnorm.errors import ArgumentValueError
 
 __all__ = ["Job", "Results", "verify"]
 
+Progress = Callable[[int, int], None]
+
 # A worker that has not ended this many seconds after its last case is killed.
 _GRACE = 0.3
 # The time limit of a subject's import, and of making the data of a case, is at least this many
@@ -50,6 +61,10 @@ _GRACE = 0.3
 _PREPARATION = 120.0
 # After this many seconds without an event, it is checked whether the worker has ended.
 _PAUSE = 0.1
+# After the budget is over, a drawn case may run for this many seconds.
+_OVERTIME = 3.0
+# A worker has the names of this many cases, so that it need not wait until a case is judged.
+_AHEAD = 16
 # At most this many cases that are no diagnostic cases are diagnosed.
 _HINTS = 6
 # If the subject crashes or hangs on this many cases in a row, the remaining cases are not run.
@@ -84,6 +99,8 @@ class Job:
         Whether the subject is files of results, which cannot be run again.
     echo : bool
         Whether what the subject prints appears on standard error.
+    budget : float
+        After the cases of the selection, random cases are drawn for this many seconds.
     """
 
     subject: str
@@ -98,6 +115,7 @@ class Job:
     echo: bool = False
     tensors: str | None = None
     device: str = "cpu"
+    budget: float = 0.0
 
     @property
     def schema(self) -> OperatorSchema | None:
@@ -125,13 +143,13 @@ class Results:
     ----------
     job : Job
     verdicts : list of Verdict
-    recipes : mapping
+    recipes : dict
         The recipes of the cases by name.
     diagnoses : dict
         The mistakes that outputs show, by case: those of diagnostic cases, and of the first case
         with wrong outputs in each group in which no diagnostic case shows any.
     facts : dict
-        The facts of the cases that were judged.
+        The facts of the cases that were judged, except drawn ones.
     unchanged : set
         The cases and outputs whose bits were wrongly equal for another input.
     seconds : float
@@ -140,7 +158,7 @@ class Results:
 
     job: Job
     verdicts: list[Verdict] = field(default_factory=list)
-    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    recipes: dict[str, Recipe] = field(default_factory=dict)
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     facts: dict[str, Facts] = field(default_factory=dict)
     unchanged: set[tuple[str, str]] = field(default_factory=set)
@@ -164,24 +182,35 @@ class Results:
     def add(self, outcome: Outcome, case: Case | None = None) -> None:
         """Judge the outcome of a case. The case is drawn, unless it is passed."""
         recipe = self.recipes[outcome.case]
+        self.keep(recipe, self.judgement(outcome, recipe, case))
+
+    def judgement(self, outcome: Outcome, recipe: Recipe, case: Case | None = None) -> Judgement:
+        """Return the judgement of the outcome of a recipe's case."""
         if outcome.fault is not None:
             types = str(recipe.variant.dtype), recipe.variant.data_format
-            self.verdicts += [
+            verdicts = [
                 Verdict(recipe.name, output, *types, outcome.fault, outcome.text)
                 for output in self.operation.results
             ]
-            return
+            return Judgement(verdicts, None, ())
         job = self.job
         drawn = recipe.case(job.selection.seed)
         case = case or job.received(drawn, outcome.options)
-        self.facts[recipe.name] = Facts.of(case, recipe.purpose)
-        found = judged(
+        if not is_drawn(recipe.name):
+            self.facts[recipe.name] = Facts.of(case, recipe.purpose)
+        return judged(
             case,
             outcome,
             any_order=job.any_order,
-            is_diagnosed=is_diagnostic(recipe.name) or self._needs_hint(recipe),
+            is_diagnosed=is_diagnostic(recipe.name)
+            or is_drawn(recipe.name)
+            or self._needs_hint(recipe),
             varied=lambda _, name: job.received(varied(drawn, name), outcome.options),
         )
+
+    def keep(self, recipe: Recipe, found: Judgement) -> None:
+        """Add the judgement of a recipe's case to the results."""
+        self.recipes[recipe.name] = recipe
         self.verdicts += found.verdicts
         self.unchanged |= {(recipe.name, output) for output in found.unchanged}
         if found.diagnosis is not None:
@@ -200,14 +229,15 @@ def is_diagnostic(case: str) -> bool:
     return case.startswith("diagnostic-")
 
 
-def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Results:
+def verify(job: Job, progress: Progress | None = None) -> Results:
     """Run a job and return its results.
 
     Parameters
     ----------
     job : Job
     progress : callable, optional
-        Called with the number of finished cases and the number of all cases.
+        Called with the number of finished cases and the number of all cases; while cases are drawn,
+        with the seconds since the first and the seconds of the budget.
 
     Raises
     ------
@@ -216,7 +246,7 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
         selected.
     """
     results = Results(job, recipes={recipe.name: recipe for recipe in recipes(job.selection)})
-    if not results.recipes:
+    if not results.recipes and not job.budget:
         raise ArgumentValueError(
             "--only", "no case is selected", came=job.selection.only,
             accepted="globs such as 'realistic*'", hint="backnorm cases list prints the names",
@@ -229,6 +259,8 @@ def verify(job: Job, progress: Callable[[int, int], None] | None = None) -> Resu
                 results.add(outcome)
                 if progress is not None:
                     progress(done, len(results.recipes))
+            if job.budget:
+                _Draws(results, Path(folder)).run(progress)
         except KeyboardInterrupt:
             results.interrupted = True
     results.verdicts = with_stale_outputs(results.verdicts, results.unchanged)
@@ -241,7 +273,7 @@ def _outcomes(job: Job, names: Sequence[str], folder: Path) -> Iterator[Outcome]
     waiting, ends, text = list(names), 0, "the process ended before this case"
     while waiting and ends < _MOST_ENDS:
         number = len(waiting)
-        for outcome in _outcomes_of_worker(job, waiting, folder):
+        for outcome in _outcomes_of_worker(job, iter(tuple(waiting)), folder, ahead=_AHEAD):
             waiting.remove(outcome.case)
             yield outcome
             ends = ends + 1 if outcome.fault in ("crash", "hang") else 0
@@ -261,10 +293,104 @@ def _outcomes(job: Job, names: Sequence[str], folder: Path) -> Iterator[Outcome]
         yield Outcome(name, "not_run", text)
 
 
-def _outcomes_of_worker(job: Job, waiting: Sequence[str], folder: Path) -> Iterator[Outcome]:
-    """Run a worker; yield the outcome of each case that it began."""
+@dataclass(slots=True)
+class _Draws:
+    """Random cases, which a subject runs one after the other.
+
+    Attributes
+    ----------
+    results : Results
+    folder : Path
+    known : set
+        The outputs and statuses that have a finding already. Cases that show nothing else are not
+        searched further, and not reported.
+    """
+
+    results: Results
+    folder: Path
+    known: set[tuple[str, str]] = field(default_factory=set)
+    _found: dict[str, Judgement] = field(default_factory=dict)
+    _outcomes: Generator[Outcome] | None = None
+    _name: str = ""
+    _started: float = field(default_factory=time.monotonic)
+    _progress: Progress | None = None
+
+    def run(self, progress: Progress | None) -> None:
+        """Search for failing cases until the time is over; keep the smallest of each search."""
+        self._progress = progress
+        self.known |= _failures(*self.results.verdicts)
+        try:
+            self._search()
+        finally:
+            if self._outcomes is not None:
+                self._outcomes.close()
+
+    def _search(self) -> None:
+        results, selection = self.results, self.results.job.selection
+        deadline, seed = self._started + results.job.budget, selection.seed
+        while time.monotonic() < deadline:
+            recipe = search(
+                self._fails,
+                variants_to_draw(selection),
+                selection.operation,
+                deadline=deadline,
+                seed=seed,
+                folder=self.folder,
+            )
+            if recipe is None:
+                return
+            results.keep(recipe, self._found[recipe.name])
+            self.known |= _failures(*self._found[recipe.name].verdicts)
+            seed += 1
+
+    def _fails(self, recipe: Recipe) -> bool:
+        """Whether a case has a failure that is not known."""
+        selection, name = self.results.job.selection, recipe.name
+        if self._progress is not None:
+            self._progress(int(time.monotonic() - self._started), int(self.results.job.budget))
+        if selection.skips(name):
+            return False
+        if name not in self._found:
+            recipe = of_operation(recipe, selection.operation)
+            found = self.results.judgement(self._outcome(name), recipe)
+            self._found[name] = found
+            if not _failures(*found.verdicts):
+                self.results.keep(recipe, found)
+        return not _failures(*self._found[name].verdicts) <= self.known
+
+    def _outcome(self, name: str) -> Outcome:
+        """Return the outcome of a case, from the worker of the case before unless it has ended."""
+        self._name, job = name, self.results.job
+        outcome = None if self._outcomes is None else next(self._outcomes, None)
+        if outcome is None:
+            names = iter(lambda: self._name, "")
+            self._outcomes = _outcomes_of_worker(
+                job, names, self.folder, deadline=self._started + job.budget + _OVERTIME
+            )
+            outcome = next(self._outcomes, None)
+        return outcome or Outcome(name, "not_run", "the process ended before this case")
+
+
+def _failures(*verdicts: Verdict) -> set[tuple[str, str]]:
+    """Return output and status of the verdicts that have failed."""
+    return {(verdict.output, verdict.status) for verdict in verdicts if not verdict.passed}
+
+
+def _outcomes_of_worker(
+    job: Job, names: Iterator[str], folder: Path, *, ahead: int = 1, deadline: float = math.inf
+) -> Generator[Outcome]:
+    """Run a worker; yield the outcome of each case that it began.
+
+    The worker has the names of up to `ahead` cases. When an outcome is yielded and the next one is
+    asked for, the next name is taken from `names`, so it may depend on the outcome.
+
+    Raises
+    ------
+    TimeIsOverError
+        If the clock `time.monotonic` shows `deadline` before a case has ended.
+    """
     reader, writer = os.pipe()
-    order = asdict(job) | {"waiting": list(waiting), "folder": str(folder), "events": writer}
+    order = asdict(job) | {"folder": str(folder), "events": writer}
     with (folder / "stderr").open("wb") as errors:
         worker = subprocess.Popen(
             [sys.executable, "-m", "backnorm.conformance.verify._worker"],
@@ -275,14 +401,24 @@ def _outcomes_of_worker(job: Job, waiting: Sequence[str], folder: Path) -> Itera
             start_new_session=True,
         )
     os.close(writer)
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps(order).encode() + b"\n")
-    worker.stdin.close()
+    orders = worker.stdin
+    assert orders is not None
+
+    def send(lines: Iterable[str]) -> int:
+        """Write lines to the worker; return their number."""
+        text = [f"{line}\n".encode() for line in lines]
+        # If the worker has ended, it can read no more.
+        with contextlib.suppress(BrokenPipeError):
+            orders.write(b"".join(text))
+            orders.flush()
+        return len(text)
+
+    send((json.dumps(order),))
+    left = send(itertools.islice(names, ahead))
     at: str | None = None
     is_ready = False
-    left = len(waiting)
     try:
-        for event in _events(reader, worker, job.timeout):
+        for event in _events(reader, worker, job.timeout, deadline):
             match event:
                 case Unusable(error):
                     raise ArgumentValueError(**error)
@@ -293,7 +429,7 @@ def _outcomes_of_worker(job: Job, waiting: Sequence[str], folder: Path) -> Itera
                 case Outcome():
                     at = None
                     yield event
-                    left -= 1
+                    left += send(itertools.islice(names, 1)) - 1
                     if not left:
                         return
                 case None:
@@ -311,6 +447,8 @@ def _outcomes_of_worker(job: Job, waiting: Sequence[str], folder: Path) -> Itera
             )
     finally:
         os.close(reader)
+        with contextlib.suppress(BrokenPipeError):
+            orders.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.wait(_GRACE)
         # Processes that the subject has started may still run, even if the worker has ended.
@@ -319,9 +457,12 @@ def _outcomes_of_worker(job: Job, waiting: Sequence[str], folder: Path) -> Itera
         worker.wait()
 
 
-def _events(reader: int, worker: subprocess.Popen[bytes], timeout: float) -> Iterator[Event | None]:
+def _events(
+    reader: int, worker: subprocess.Popen[bytes], timeout: float, deadline: float
+) -> Iterator[Event | None]:
     """Yield the events that a worker writes to the file descriptor `reader`. If the calls of a case
-    exceed the time limit, or their preparation exceeds its own, yield None and stop.
+    exceed the time limit, or their preparation exceeds its own, yield None and stop. At the
+    deadline, raise an error.
     """
     preparation = max(timeout, _PREPARATION)
     rest, limit, started = b"", preparation, time.monotonic()
@@ -337,6 +478,8 @@ def _events(reader: int, worker: subprocess.Popen[bytes], timeout: float) -> Ite
             if time.monotonic() - started > limit:
                 yield None
                 return
+            if time.monotonic() > deadline:
+                raise TimeIsOverError
             continue
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:

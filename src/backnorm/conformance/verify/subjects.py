@@ -225,6 +225,8 @@ class OfLibrary:
         x = case.data.x
         if is_16_bit(case.data.mean.dtype):
             raise RefusedError("a function in C has no argument for the type of 16-bit statistics")
+        if not all(a is None or a.flags.c_contiguous for a in inputs.values()):
+            raise RefusedError("a function in C has no argument for strides")
         pointers = [None if a is None else a.ctypes.data for a in inputs.values()]
         operation = operation_of(case)
         pointers += [memory[name].ctypes.data for name in operation.results]
