@@ -59,7 +59,7 @@ def test_verify_of_operator_by_itself_has_no_finding_and_is_on_its_rung(dialect,
     assert findings(results) == []
     judged = [v for v in results.verdicts if v.is_judged]
     assert [v for v in judged if not is_at_least(v.status, OWN[np.dtype(v.dtype)])] == []
-    outputs = {tensor.role for tensor in schema.outputs} & {*OPERATIONS[schema.operation].results}
+    outputs = {tensor.role for tensor in schema.outputs} & {*OPERATIONS[schema.operation].outputs}
     assert {v.output for v in judged} == outputs
     drawn, taken = {recipe.variant[:2] for recipe in recipes(selection)}, types_of(schema)
     expected = {str(x) for x, beside in drawn if beside in taken.get(x, ())}
