@@ -208,7 +208,7 @@ def search(
     except ImportError as error:
         raise ArgumentValueError(
             "--budget", "needs the package hypothesis, which is not installed",
-            hint="pip install 'backnorm[verify]'",
+            hint="pip install hypothesis",
         ) from error  # fmt: skip
     set_hypothesis_home_dir(folder)
     failing: list[Recipe] = []
