@@ -10,7 +10,7 @@ import pytest
 
 import backnorm
 from backnorm import reference
-from backnorm.conformance.data import realistic_data
+from backnorm.conformance.data import LayerData, realistic_data
 from backnorm.conformance.judge import FORWARD_RESULTS
 from backnorm.conformance.ladder import ForwardLadder, grade_forward, rungs
 from tests.support.dtypes import BFLOAT16, ELEMENT_TYPES, FLOAT16, FLOAT32, FLOAT64
@@ -267,3 +267,29 @@ def test_forward_ladder_values_and_terms_equal_reference(rng):
     for name in FORWARD_RESULTS:
         np.testing.assert_array_equal(ladder.value(name).hi, getattr(exact, name).hi)
         np.testing.assert_array_equal(ladder.terms(name), getattr(exact, f"{name}_terms"))
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("kernel", [k for k in RIGHT_FORWARD if not k.loops], ids=lambda k: k.name)
+def test_running_statistics_and_inverse_deviation_are_on_rung_of_kernel(kernel, unbiased):
+    data, old = rows(300, np.random.default_rng(3)), np.linspace(-1, 2, 8, dtype=FLOAT32)
+    if not kernel.is_right(300, 1.0):
+        pytest.skip("the kernel is not right for these data")
+    x = np.ascontiguousarray(data.x.T)
+    layer = LayerData(
+        x, x, old, old + 2, data.gamma[:, 0], data.beta[:, 0], EPSILON, "NXC",
+        momentum=0.1, unbiased=unbiased,
+    )  # fmt: skip
+    _, mean, variance = kernel(*data, EPSILON)
+    e, factor = np.float32, np.float32(300 / 299 if unbiased else 1)
+    results = {
+        "inverse_deviation": e(1) / np.sqrt(variance + e(EPSILON)),
+        "running_mean": e(0.1) * mean + (e(1) - e(0.1)) * layer.mean,
+        "running_variance": e(0.1) * (variance * factor) + (e(1) - e(0.1)) * layer.variance,
+    }
+    ladder = ForwardLadder.of_layer(layer)
+    for name, actual in results.items():
+        rung = "float32" if kernel.rung == "float64" else kernel.rung_of(1.0)
+        assert ladder.grade(name, actual).at_least(rung), name
+        far = actual * e(1 + 1e-4)
+        assert not ladder.grade(name, far).passed, name

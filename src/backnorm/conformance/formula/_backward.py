@@ -424,7 +424,9 @@ class BackwardFormula(Formula):
     @np.errstate(all="ignore")
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
         """Yield another epsilon, another M, and in training other statistics."""
-        if not {"gain", "offset", "slope", "dgamma"} <= own.keys():
+        # With one or two channels, another epsilon or M explains a mistake that is none of these.
+        known = {"gain", "offset", "slope", "dgamma"}
+        if not known <= own.keys() or own["gain"].size < 3:
             return
         variance = np.square(channels.gamma / own["gain"])
         epsilon = float(np.median(variance - channels.variance))

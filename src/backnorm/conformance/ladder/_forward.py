@@ -103,6 +103,17 @@ class _Errors(NamedTuple):
         return result
 
 
+class Running(NamedTuple):
+    """The old running statistics, the weight of the batch in the new ones, and whether the running
+    variance averages variances with Bessel's correction.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+    momentum: float
+    unbiased: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardLadder(Ladder):
     """The exact results of a forward pass in training, and the bounds of their errors.
@@ -116,8 +127,8 @@ class ForwardLadder(Ladder):
         ``|gamma s| (|x| + |mean|) + |beta|`` and ``|gamma s (x - mean)|`` of each element.
     axis : int
         The channel axis of x.
-    running : LayerData or None
-        The old running statistics, the weight of the batch, and which variance is averaged.
+    running : Running or None
+        None: running statistics have no value.
     """
 
     results: ClassVar[tuple[Quantity, ...]] = FORWARD_RESULTS
@@ -130,7 +141,7 @@ class ForwardLadder(Ladder):
     direct: FloatArray
     centred: FloatArray
     axis: int
-    running: LayerData | None = None
+    running: Running | None = None
 
     @classmethod
     def of(
@@ -170,7 +181,8 @@ class ForwardLadder(Ladder):
     def of_layer(cls, data: LayerData, *, scaled: bool = True) -> ForwardLadder:
         """Return the ladder of a layer, with running statistics if the layer has them."""
         operands = (data.gamma, data.beta) if scaled else (None, None)
-        return replace(cls.of(data.x, *operands, **data.options), running=data)
+        running = Running(data.mean, data.variance, data.momentum or 0.0, data.unbiased)
+        return replace(cls.of(data.x, *operands, **data.options), running=running)
 
     def value(self, name: Quantity) -> reference.Exact:
         """Return the exact value of a result."""
@@ -197,7 +209,7 @@ class ForwardLadder(Ladder):
         old = known.mean if name == "running_mean" else known.variance
         is_corrected = known.unbiased and name == "running_variance"
         factor = (float(self.count), max(self.count - 1.0, 1.0)) if is_corrected else (1.0, 1.0)
-        return old.astype(FLOAT64), known.momentum or 0.0, factor
+        return old.astype(FLOAT64), known.momentum, factor
 
     def element_type(self, name: Quantity) -> np.dtype | None:
         """Return the element type that a result has to have; None: any."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,15 +10,15 @@ import numpy as np
 from backnorm import reference
 from backnorm.conformance._grade import BoundKind, Rung
 from backnorm.conformance.judge import GRADIENTS, LAYER_RESULTS, Quantity
-from backnorm.conformance.ladder._forward import ForwardLadder
+from backnorm.conformance.ladder._forward import ForwardLadder, Running
 from backnorm.conformance.ladder._gradients import GradientLadder
 from backnorm.conformance.ladder._ladder import Ladder
 from backnorm.conformance.ladder._sums import ROUNDOFF
 from backnorm.dtypes import FLOAT32, FLOAT64
 from backnorm.reference import Exact, FloatArray
 
-# How many roundings an element of y, or a running statistic, has besides those of its statistics.
-_NORMALIZED, _AVERAGE = 19, 4
+# How many roundings an element of y has in evaluation.
+_NORMALIZED = 19
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,8 @@ class LayerLadder(Ladder):
         The ladder of the forward pass in training; None in evaluation.
     gradients : GradientLadder
     terms_of : mapping
-        T of each element of the results that `values` has.
+        T of each element of the results that `values` has: in evaluation, of y and of the running
+        statistics.
     moves : tuple of float64 arrays
         By how much dx and dgamma change for a change of the mean, and for a relative change of
         1/sqrt(variance + epsilon): two arrays for each.
@@ -46,7 +47,6 @@ class LayerLadder(Ladder):
     gradients: GradientLadder
     terms_of: dict[str, FloatArray]
     moves: dict[str, tuple[FloatArray, FloatArray]]
-    momentum: float
 
     @classmethod
     def of(
@@ -89,29 +89,28 @@ class LayerLadder(Ladder):
             terms["running_variance"] = np.abs(variance).astype(FLOAT64)
             ladder = None
         else:
-            ladder = ForwardLadder.of(x, gamma, beta, epsilon=epsilon)
+            known = Running(*running, momentum, unbiased=True)
+            ladder = replace(ForwardLadder.of(x, gamma, beta, epsilon=epsilon), running=known)
             mean, variance = ladder.values.mean.hi, ladder.values.variance.hi
-            values, terms = {"y": ladder.values.y}, {"y": ladder.values.y_terms}
-            for name, old, batch, factor in (
-                ("running_mean", running[0], ladder.values.mean, 1.0),
-                ("running_variance", running[1], ladder.values.variance, count / max(count - 1, 1)),
-            ):
-                kept, added = (1.0 - momentum) * Exact.of(old), (momentum * factor) * batch
-                values[name], terms[name] = kept + added, np.abs(kept.hi) + np.abs(added.hi)
+            values, terms = {}, {}
         gradients = GradientLadder.of(
             x, dy, mean, variance, gamma, epsilon=epsilon, training=training
         )
         moves = {} if ladder is None else _moves(x, dy, mean, variance, gamma, epsilon, gradients)
-        return cls(values, x.dtype, count, ladder, gradients, terms, moves, momentum)
+        return cls(values, x.dtype, count, ladder, gradients, terms, moves)
 
     def value(self, name: Quantity) -> Exact:
         """Return the exact value of a result."""
-        value: Exact = self.gradients.value(name) if name in GRADIENTS else self.values[name]
+        value: Exact = self.values[name] if name in self.values else self._pass(name).value(name)
         return value
 
     def terms(self, name: Quantity) -> FloatArray:
         """Return T of each element of a result."""
-        return self.gradients.terms(name) if name in GRADIENTS else self.terms_of[name]
+        return self.terms_of[name] if name in self.values else self._pass(name).terms(name)
+
+    def _pass(self, name: Quantity) -> Ladder:
+        """Return the ladder of the pass that has a result in training."""
+        return self.gradients if name in GRADIENTS or self.training is None else self.training
 
     def element_type(self, name: Quantity) -> np.dtype | None:
         """Return the element type that a result has to have; None: any."""
@@ -130,16 +129,9 @@ class LayerLadder(Ladder):
             error, relative = self.training.errors(rung, kind, output)
             shape = (1, -1) + (1,) * (own.ndim - 2) if own.ndim > 1 else (-1,)
             return own + by_mean * error.reshape(shape) + by_s * relative.reshape(shape)
-        if name == "y":
-            if self.training is not None:
-                return self.training.slack(name, rung, kind, output, below)
-            return _NORMALIZED * unit * self.terms(name)
-        if self.training is None:
-            return np.zeros(self.value(name).shape)
-        of_batch: Quantity = "mean" if name == "running_mean" else "variance"
-        batch = self.training.slack(of_batch, rung, kind, output, np.zeros_like(below))
-        # The count is at least 2, so the unbiased variance is at most twice the biased one.
-        return 2.0 * self.momentum * batch + _AVERAGE * unit * self.terms(name)
+        if self.training is not None:
+            return self.training.slack(name, rung, kind, output, below)
+        return (_NORMALIZED if name == "y" else 0.0) * unit * self.terms(name)
 
     @property
     def is_wide(self) -> bool:

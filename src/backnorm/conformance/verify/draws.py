@@ -235,11 +235,16 @@ def search(
         if check(recipe):
             raise _FailsError
 
-    with contextlib.suppress(TimeIsOverError):
+    try:
         with contextlib.suppress(_FailsError):
             run()
         if failing:
             _bisect(min(failing, key=_size), check)
+    except TimeIsOverError:
+        # What has failed until now is returned.
+        pass
+    finally:
+        set_hypothesis_home_dir(None)
     return min(failing, key=_size) if failing else None
 
 
