@@ -239,6 +239,13 @@ def test_budget_of_forward_pass_draws_its_cases():
     assert {v.output for v in results.verdicts} >= {"y", "mean", "variance"}
 
 
+def test_search_of_forward_pass_draws_no_epsilon_0(tmp_path):
+    selection = replace(DRAWS, operation="forward")
+    found, tried = searched(lambda each: "-eps0-" in each.name, tmp_path, selection, seconds=1.0)
+    assert found is None
+    assert any("-eps" in name for name in tried)
+
+
 def test_budget_does_not_report_again_what_the_tier_shows(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import backnorm\n"
