@@ -108,7 +108,7 @@ def test_search_stops_at_deadline(tmp_path):
 
 def test_search_without_hypothesis_raises_error_that_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    with pytest.raises(ArgumentValueError, match=r"pip install 'backnorm\[verify\]'"):
+    with pytest.raises(ArgumentValueError, match=r"pip install hypothesis"):
         searched(lambda each: False, tmp_path)
 
 
@@ -237,6 +237,13 @@ def test_budget_of_forward_pass_draws_its_cases():
     results = verify(Job("backnorm", replace(DRAWS, operation="forward"), budget=2.0))
     assert findings(results) == []
     assert {v.output for v in results.verdicts} >= {"y", "mean", "variance"}
+
+
+def test_search_of_forward_pass_draws_no_epsilon_0(tmp_path):
+    selection = replace(DRAWS, operation="forward")
+    found, tried = searched(lambda each: "-eps0-" in each.name, tmp_path, selection, seconds=1.0)
+    assert found is None
+    assert any("-eps" in name for name in tried)
 
 
 def test_budget_does_not_report_again_what_the_tier_shows(tmp_path):

@@ -209,7 +209,7 @@ def verify(
             min=0,
             metavar="SECONDS",
             help="After the cases, draw random ones for this time, and shrink what fails; needs "
-            "the package hypothesis (pip install 'backnorm[verify]').",
+            "the package hypothesis (pip install hypothesis).",
         ),
     ] = 0.0,
     timeout: Annotated[

@@ -66,8 +66,9 @@ _STORAGE: _Row = {
     for which in ("dy", "x", "inputs")
 }
 _ROWS = (_TRAINING, _GAMMA, _STATISTICS, _EPSILON, _X, _DY, _STORAGE)
-# A forward pass has no dy, takes no statistics, and has no other words for its memory.
-_FORWARD = (_GAMMA, _EPSILON, _X)
+# A forward pass has no dy, takes no statistics, and has no other words for its memory. Its epsilon
+# is not 0, because x of one element per channel has the variance 0.
+_FORWARD = (_GAMMA, {word: row for word, row in _EPSILON.items() if row[1]["epsilon"]}, _X)
 _WORDS = {word: about for row in _ROWS for word, about in row.items()}
 _NAME = re.compile(r"drawn-([\dx]+)((?:-[a-z].*?)?)-(\w+)-(\w+)-(NCX|NXC)")
 
@@ -208,7 +209,7 @@ def search(
     except ImportError as error:
         raise ArgumentValueError(
             "--budget", "needs the package hypothesis, which is not installed",
-            hint="pip install 'backnorm[verify]'",
+            hint="pip install hypothesis",
         ) from error  # fmt: skip
     set_hypothesis_home_dir(folder)
     failing: list[Recipe] = []
