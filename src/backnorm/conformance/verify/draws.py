@@ -242,7 +242,7 @@ def search(
         if failing:
             _bisect(min(failing, key=_size), check)
     except TimeIsOverError:
-        # What has failed until now is returned.
+        # The smallest case that has failed until now is returned.
         pass
     finally:
         set_hypothesis_home_dir(None)
