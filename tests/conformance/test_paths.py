@@ -202,7 +202,7 @@ _STATES = {
     "changed_input": """
         _KEPT[dy.ctypes.data] = _KEPT.get(dy.ctypes.data, 0) + 1
         found = _right(x, dy, mean, variance, gamma, **options)
-        if _KEPT[dy.ctypes.data] == 2:
+        if _KEPT[dy.ctypes.data] == 3:
             dy[...] = 0
         return found
     """,

@@ -147,6 +147,8 @@ class Worker:
             again = self._in_threads(((case, first), (other, second)))
             if again is not None:
                 text, is_repeatable = ": two calls run at once, in two threads", False
+        # Before the inputs and the first results are compared: these calls may change them, too.
+        others = self._of_varied(memory, case) if case.name.startswith(_ALL_VARIED) else {}
         unchanged = tuple(
             name
             for name, array in first.items()
@@ -163,7 +165,7 @@ class Worker:
             is_repeatable=is_repeatable,
             changed=memory.changed or tight.changed,
             unchanged=unchanged,
-            varied=self._of_varied(memory, case) if case.name.startswith(_ALL_VARIED) else {},
+            varied=others,
             overwritten=overwritten,
         )
 
