@@ -147,11 +147,16 @@ class OfDialect:
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         schema = self._schema
-        found = _by_name(
-            [tensor.role for tensor in schema.outputs],
-            self._results(*arguments(schema, inputs, case)),
-        )
-        for tensor in schema.outputs:
+        returned = self._results(*arguments(schema, inputs, case))
+        number = len(returned) if isinstance(returned, tuple | list) else len(schema.outputs)
+        # PyTorch's operators update running statistics in place; the dialect's return them last.
+        returns = [
+            tensor
+            for k, tensor in enumerate(schema.outputs)
+            if k < number or tensor.role not in ("running_mean", "running_variance")
+        ]
+        found = _by_name([tensor.role for tensor in returns], returned)
+        for tensor in returns:
             array = found[tensor.role]
             if tensor.kind == "kept" and array is not None and array.shape == shape_of_kept(case):
                 found[tensor.role] = array.reshape(-1)
