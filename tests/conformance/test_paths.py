@@ -143,8 +143,23 @@ def _found(kernel, dtype="float32"):
     return findings(results)
 
 
-def test_right_kernel_has_no_finding():
-    assert _found(_RIGHT) == []
+def _compensated(terms):
+    total, lost = np.zeros((2, len(terms)))
+    for column in np.asarray(terms, np.float64).T:
+        term = column - lost
+        larger = total + term
+        total, lost = larger, (larger - total) - term
+    return total[:, None]
+
+
+def _compensated_sums(self, x, dy, c, mean):
+    return _compensated(dy), _compensated(dy * c)
+
+
+# The sum of dy and infinity is NaN if it is compensated.
+@pytest.mark.parametrize("steps", [{}, {"sums": _compensated_sums}], ids=["plain", "compensated"])
+def test_right_kernel_has_no_finding(steps):
+    assert _found(_Path(_always, **steps)) == []
 
 
 @pytest.mark.parametrize("name", PATHS)

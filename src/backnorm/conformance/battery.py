@@ -39,6 +39,7 @@ __all__ = [
     "examine",
     "recipes",
     "variants",
+    "with_central_start",
 ]
 
 _SHAPES = {"NCX": (6, 5, 3, 4), "NXC": (6, 3, 4, 5)}
@@ -254,10 +255,10 @@ def _of_variant(variant: Variant) -> Iterator[Recipe]:
     many = (40, 2, 500) if data_format == "NCX" else (40, 500, 2)
     if is_16_bit(dtype):
         # In this case, the sums of dy and of dy * (x - mean) exceed 65,504, the largest float16.
-        large = partial(_with_central_start, gradient_scale=1000.0)
+        large = partial(with_central_start, gradient_scale=1000.0)
         yield Recipe("large-sums", variant, many, large)
     else:
-        yield Recipe("many-elements", variant, many, _with_central_start)
+        yield Recipe("many-elements", variant, many, with_central_start)
         ratio = 1e6 if dtype == FLOAT64 else 1e4
         far = partial(realistic_data, ratio=ratio)
         yield Recipe(f"mean-over-deviation-{ratio:g}", variant, shape, far)
@@ -276,13 +277,15 @@ def _with_foreign_statistics(*arguments: Any, **options: Any) -> LayerData:
     )
 
 
-def _with_central_start(*arguments: Any, **options: Any) -> LayerData:
+def with_central_start(*arguments: Any, **options: Any) -> LayerData:
     """Return data in which the first element of each channel is the one nearest to the mean.
 
     A right kernel may subtract the first element before it adds up. The ladder's expected bounds
     hold if this element is at most two standard deviations away from the mean.
     """
     data = realistic_data(*arguments, **options)
+    if not data.x.size:
+        return data
     x, dy = data.x.copy(), data.dy.copy()
     for channel, gradient in zip(
         *(np.moveaxis(a, data.channel_axis, 0) for a in (x, dy)), strict=True

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.conformance.battery import Recipe, Variant
+from backnorm.conformance.battery import Recipe, Variant, with_central_start
 from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_16_bit, rounded, statistics_types
 
@@ -82,7 +82,8 @@ def grid(*, forward: bool = False) -> Iterator[Recipe]:
                 layouts if dtype == FLOAT32 else layouts[(k + (dtype == FLOAT16)) % 2 :][:1]
             ):
                 variant = Variant(dtype, widest, layout)
-                yield _recipe(f"grid-{'x'.join(map(str, shape))}", variant, shape)
+                name = f"grid-{'x'.join(map(str, shape))}"
+                yield _recipe(name, variant, shape, with_central_start)
         for k, (name, make, settings) in enumerate(_values(dtype, forward=forward)):
             yield _recipe(name, Variant(dtype, widest, layouts[k % 2]), _SHAPE, make, **settings)
         for k, (scaled, training, is_foreign, epsilon) in enumerate(
@@ -115,7 +116,7 @@ def _values(
             yield "squares-beyond-float16", partial(realistic_data, scale=512.0), {}
         return
     yield "nan-in-dy", partial(_changed, change=_nan_in_dy), {}
-    yield "infinity-in-dy", partial(_changed, change=_infinity_in_dy), {"training": False}
+    yield "infinity-in-x", partial(_changed, change=_infinity_in_x), {"training": False}
     yield "small-gradients", partial(realistic_data, gradient_scale=1e-6), {}
     if dtype != FLOAT16:
         yield "gradients-beyond-float16", partial(realistic_data, gradient_scale=1e7), {}
@@ -143,8 +144,10 @@ def _nan_in_dy(data: LayerData) -> dict[str, Any]:
     return {"dy": _with_one(data.dy, data, 1, np.nan)}
 
 
-def _infinity_in_dy(data: LayerData) -> dict[str, Any]:
-    return {"dy": _with_one(data.dy, data, 2, np.inf)}
+def _infinity_in_x(data: LayerData) -> dict[str, Any]:
+    # The dy there is 0, so that dgamma is NaN for every way to add up: a compensated sum of
+    # infinite terms is NaN, too, but a plain one is infinite.
+    return {"x": _with_one(data.x, data, 2, np.inf), "dy": _with_one(data.dy, data, 2, 0.0)}
 
 
 def _with_one(tensor: np.ndarray, data: LayerData, channel: int, value: float) -> np.ndarray:
