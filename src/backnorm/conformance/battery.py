@@ -40,6 +40,7 @@ __all__ = [
     "recipes",
     "variants",
     "with_central_start",
+    "with_foreign_statistics",
 ]
 
 _SHAPES = {"NCX": (6, 5, 3, 4), "NXC": (6, 3, 4, 5)}
@@ -249,7 +250,7 @@ def _of_variant(variant: Variant) -> Iterator[Recipe]:
     yield Recipe("frozen", variant, shape, training=False)
     weighty = partial(realistic_data, epsilon=0.25, scale=0.25)
     yield Recipe("epsilon-weighs", variant, shape, weighty)
-    yield Recipe("foreign-statistics", variant, shape, _with_foreign_statistics)
+    yield Recipe("foreign-statistics", variant, shape, with_foreign_statistics)
     yield Recipe("one-element", variant, (1, 7) if data_format == "NCX" else (1, 1, 1, 7))
     yield Recipe("constant-channels", variant, shape, _with_constant_channels)
     many = (40, 2, 500) if data_format == "NCX" else (40, 500, 2)
@@ -266,7 +267,7 @@ def _of_variant(variant: Variant) -> Iterator[Recipe]:
         yield Recipe("huge-gradients", variant, shape, huge)
 
 
-def _with_foreign_statistics(*arguments: Any, **options: Any) -> LayerData:
+def with_foreign_statistics(*arguments: Any, **options: Any) -> LayerData:
     """Return data with other statistics than those of x."""
     data = realistic_data(*arguments, **options)
     statistics = data.mean.dtype

@@ -157,7 +157,8 @@ def variants_to_draw(selection: Selection) -> list[Variant]:
 
 
 def _is_in_tier(variant: Variant, selection: Selection) -> bool:
-    # Few implementations have 16-bit statistics, so the smoke tier leaves them out.
+    # Few implementations have 16-bit statistics. In the smoke tier, only the grid's options have
+    # them.
     return selection.tier == "full" or not is_16_bit(variant.statistics)
 
 

@@ -13,7 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from backnorm.conformance.battery import Recipe, Variant, with_central_start
+from backnorm.conformance.battery import (
+    Recipe,
+    Variant,
+    with_central_start,
+    with_foreign_statistics,
+)
 from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_16_bit, rounded, statistics_types
 
@@ -78,9 +83,8 @@ def grid(*, forward: bool = False) -> Iterator[Recipe]:
         widest = statistics_types(dtype)[-1]
         for k, shape in enumerate(_SHAPES):
             # float32 has both layouts, and each 16-bit type one of them.
-            for layout in (
-                layouts if dtype == FLOAT32 else layouts[(k + (dtype == FLOAT16)) % 2 :][:1]
-            ):
+            one = layouts[(k + (dtype == FLOAT16)) % 2]
+            for layout in layouts if dtype == FLOAT32 else (one,):
                 variant = Variant(dtype, widest, layout)
                 name = f"grid-{'x'.join(map(str, shape))}"
                 yield _recipe(name, variant, shape, with_central_start)
@@ -89,7 +93,9 @@ def grid(*, forward: bool = False) -> Iterator[Recipe]:
         for k, (scaled, training, is_foreign, epsilon) in enumerate(
             _FORWARD_OPTIONS if forward else _OPTIONS
         ):
-            make = partial(_foreign if is_foreign else realistic_data, epsilon=epsilon)
+            make = partial(
+                with_foreign_statistics if is_foreign else realistic_data, epsilon=epsilon
+            )
             words = "gamma" * scaled, "frozen" * (not training), "foreign" * is_foreign
             name = "-".join(filter(None, ("grid", *words, f"epsilon-{epsilon:g}")))
             types = statistics_types(dtype)
@@ -156,14 +162,6 @@ def _with_one(tensor: np.ndarray, data: LayerData, channel: int, value: float) -
     rows = np.moveaxis(changed, data.channel_axis, 0)
     rows[channel].flat[rows[channel].size // 2] = value
     return changed
-
-
-def _foreign(*arguments: Any, **options: Any) -> LayerData:
-    """Return data with other statistics than those of x."""
-    data = realistic_data(*arguments, **options)
-    mean, variance = data.mean.astype(float) + 0.5, data.variance.astype(float) * 3.0
-    kind = data.mean.dtype
-    return replace(data, mean=rounded(mean, kind), variance=rounded(variance, kind))
 
 
 def _variances_of_all_sizes(shape: tuple[int, ...], dtype: np.dtype, **options: Any) -> LayerData:
