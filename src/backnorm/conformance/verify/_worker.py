@@ -75,7 +75,6 @@ class Worker:
         self.folder = Path(job["folder"])
         self.memory = job["memory"] << 20
         try:
-            self.returned: _Outputs = {}
             # Triton's interpreter has one grid at a time.
             self.is_threaded = not job["command"] and os.environ.get("TRITON_INTERPRET") != "1"
             self.subject: Any = (
@@ -123,11 +122,11 @@ class Worker:
     def _of_calls(self, case: Case) -> Outcome:
         memory = Memory(case)
         self.say(Calls(case.name))
-        first = self._called(memory, case)
+        returned = self._returned(memory, case)
+        first = _copies(returned)
         size = case.data.x.size
         if memory.changed or not size or size > _REPEATED:
             return Outcome(case.name, outputs=first, changed=memory.changed)
-        returned = {name: array for name, array in self.returned.items() if array is not None}
         # Call again with the same buffers, which now contain another dy (in a forward pass: another
         # x). The results must differ from those of the first call.
         second = self._varied(memory, case, operation_of(case).varied)
@@ -156,7 +155,7 @@ class Worker:
             and np.any(np.nan_to_num(array.astype(float)))
             and _equal(array, second[name])
         )
-        overwritten = tuple(n for n, a in returned.items() if not _equal(np.array(a), first[n]))
+        overwritten = tuple(n for n, a in _copies(returned).items() if not _equal(a, first[n]))
         return Outcome(
             case.name,
             text=text,
@@ -251,10 +250,14 @@ class Worker:
 
     def _called(self, memory: Memory, case: Case) -> _Outputs:
         """Call the subject; return copies of its outputs."""
+        return _copies(self._returned(memory, case))
+
+    def _returned(self, memory: Memory, case: Case) -> _Outputs:
+        """Call the subject; return its outputs, which a later call may overwrite."""
         if not getattr(self.subject, "writes", False):
-            found = self.returned = self.subject(memory.arrays, case)
+            found: _Outputs = self.subject(memory.arrays, case)
             memory.check()
-            return {n: None if a is None else np.array(a) for n, a in found.items()}
+            return found
         own = {
             name: Guarded(case.data.like(name), fill=True, is_tight=memory.is_tight)
             for name in operation_of(case).results
@@ -264,7 +267,7 @@ class Worker:
         outside = [name for name, g in own.items() if not g.holds_canaries()]
         if outside:
             raise WroteOutsideError(f"wrote outside of {outside[0]}")
-        return {name: array.copy() for name, array in found.items()}
+        return found
 
 
 class Memory:
@@ -315,6 +318,10 @@ class Memory:
 
     def _of_now(self) -> dict[str, bytes | None]:
         return {n: None if g is None else g.array.tobytes() for n, g in self.guards.items()}
+
+
+def _copies(outputs: _Outputs) -> _Outputs:
+    return {name: None if a is None else np.array(a) for name, a in outputs.items()}
 
 
 def _are_equal(one: _Outputs, other: _Outputs) -> bool:

@@ -194,7 +194,7 @@ class Results:
             ]
             return Judgement(verdicts, None, ())
         job = self.job
-        drawn = recipe.case(job.selection.seed)
+        drawn = case or recipe.case(job.selection.seed)
         case = case or job.received(drawn, outcome.options)
         if not is_drawn(recipe.name):
             self.facts[recipe.name] = Facts.of(case, recipe.purpose)
