@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +67,10 @@ def _largest(dy: np.ndarray) -> float:
 class _Condition(NamedTuple):
     field: str
     says: str
-    holds: Callable[[Facts], bool]
+    holds: Callable[[Any], bool]
+
+    def is_met(self, facts: Facts) -> bool:
+        return self.holds(getattr(facts, self.field))
 
 
 #: The words for a fact that has no order, by its value; `True` also stands for words with a value.
@@ -100,7 +105,7 @@ def condition(failing: Collection[Facts], passing: Collection[Facts]) -> str | N
     """
     if not passing:
         return None
-    met = [(each, {k for k, case in enumerate(passing) if each.holds(case)})
+    met = [(each, {k for k, case in enumerate(passing) if each.is_met(case)})
            for each in _conditions(failing)]  # fmt: skip
     for each, wrongly in met:
         if not wrongly:
@@ -115,49 +120,40 @@ def condition(failing: Collection[Facts], passing: Collection[Facts]) -> str | N
 
 def _conditions(failing: Collection[Facts]) -> Iterator[_Condition]:
     """Yield the conditions that each of these cases meets."""
+
+    def equal(field: str, says: str, value: object) -> _Condition:
+        return _Condition(field, says, partial(operator.eq, value))
+
     for field, words in _WORDS.items():
         values = {getattr(facts, field) for facts in failing}
         if len(values) == 1:
             (value,) = values
-            yield _equal(field, words.get(value, words[True]).format(value), value)
+            yield equal(field, words.get(value, words[True]).format(value), value)
     for field in _SIZES:
         sizes = {getattr(facts, field) for facts in failing}
         least, largest = min(sizes), max(sizes)
         if field in _MEASURED and len(failing) == 1:
             continue
         if least == largest:
-            yield _equal(field, f"{field} = {least:g}", least)
+            yield equal(field, f"{field} = {least:g}", least)
             continue
-        yield _Condition(field, f"{field} >= {least:g}", _between(field, least, float("inf")))
-        yield _Condition(field, f"{field} <= {largest:g}", _between(field, 0, largest))
+        yield _Condition(field, f"{field} >= {least:g}", partial(operator.le, least))
+        yield _Condition(field, f"{field} <= {largest:g}", partial(operator.ge, largest))
         if field in _REAL:
             continue
         for divisor in (2, 4, 8, 16):
             if all(size % divisor for size in sizes):
                 says = f"{field} is odd" if divisor == 2 else f"{divisor} does not divide {field}"
-                yield _Condition(field, says, _undivided(field, divisor))
+                yield _Condition(field, says, partial(_divides, False, divisor))
         for divisor in (16, 8, 4, 2):
             if not any(size % divisor for size in sizes):
-                yield _Condition(field, f"{divisor} divides {field}", _divided(field, divisor))
+                says = f"{divisor} divides {field}"
+                yield _Condition(field, says, partial(_divides, True, divisor))
     purposes = {facts.purpose for facts in failing}
     if len(purposes) == 1:
-        yield _equal("purpose", f"the data are {min(purposes)}", min(purposes))
+        (purpose,) = purposes
+        yield equal("purpose", f"the data are {purpose}", purpose)
 
 
-def _equal(field: str, says: str, value: object) -> _Condition:
-    return _Condition(field, says, lambda facts: bool(getattr(facts, field) == value))
-
-
-def _between(field: str, low: float, high: float) -> Callable[[Facts], bool]:
-    return lambda facts: bool(low <= getattr(facts, field) <= high)
-
-
-def _divided(field: str, divisor: int) -> Callable[[Facts], bool]:
-    return lambda facts: not getattr(facts, field) % divisor
-
-
-def _undivided(field: str, divisor: int) -> Callable[[Facts], bool]:
-    def holds(facts: Any) -> bool:
-        return bool(getattr(facts, field) % divisor)
-
-    return holds
+def _divides(expected: bool, divisor: int, size: int) -> bool:
+    return (size % divisor == 0) == expected

@@ -103,11 +103,11 @@ def findings(results: Results, at_least: Rung = "serial") -> list[Finding]:
     drawn = [v for v in results.verdicts if is_drawn(v.case) and not v.passed]
     of_selection = replace(
         results,
-        verdicts=[v for v in results.verdicts if v not in drawn],
+        verdicts=[v for v in results.verdicts if v.passed or not is_drawn(v.case)],
         diagnoses={name: d for name, d in results.diagnoses.items() if not is_drawn(name)},
     )
     of_formula = list(_of_formula(of_selection))
-    of_formula = _joined([*of_formula, *_of_conditions(of_selection, of_formula)])
+    of_formula = _joined(of_selection, [*of_formula, *_of_conditions(of_selection, of_formula)])
     others = [
         *_of_numbers(of_selection, of_formula),
         *_unusable(of_selection),
@@ -209,6 +209,14 @@ def _grade(verdict: Verdict) -> Grade:
     return verdict.grade
 
 
+def _unexplained(results: Results, explained: Sequence[Finding]) -> list[Verdict]:
+    """Return the verdicts on wrong numbers that no finding explains."""
+    return [
+        verdict for verdict in results.verdicts
+        if verdict.is_inexact and not any(each.explains(verdict) for each in explained)
+    ]  # fmt: skip
+
+
 def _of_conditions(results: Results, explained: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings for wrong outputs whose cases have something in common.
 
@@ -216,10 +224,7 @@ def _of_conditions(results: Results, explained: Sequence[Finding]) -> Iterator[F
     is one for each set of outputs that are wrong in the same cases, or for each kind of data, or
     for the cases that a diagnosis explains.
     """
-    wrong = [
-        verdict for verdict in results.verdicts
-        if verdict.is_inexact and not any(each.explains(verdict) for each in explained)
-    ]  # fmt: skip
+    wrong = _unexplained(results, explained)
     outputs: dict[str, set[str]] = {}
     for verdict in wrong:
         outputs.setdefault(verdict.case, set()).add(verdict.output)
@@ -275,18 +280,15 @@ def _of_group(
     )
 
 
-def _joined(found: Sequence[Finding]) -> list[Finding]:
-    """Join the findings that name the same mistake."""
-    joined: dict[str, Finding] = {}
+def _joined(results: Results, found: Iterable[Finding]) -> list[Finding]:
+    """Join the findings that name the same mistake in a formula."""
+    known = {"-".join(each.names) for each in results.diagnoses.values() if each.kind == "formula"}
+    joined: dict[object, Finding] = {}
     for each in found:
-        first = (
-            joined.get(each.id) if each.id not in ("condition", "described", "few-bits") else None
-        )
-        if first is None:
-            joined[each.id if each.id not in joined else f"{each.id} {len(joined)}"] = each
-        else:
-            outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
-            joined[each.id] = replace(first, cases=first.cases | each.cases, outputs=outputs)
+        key: object = each.id if each.id in known else len(joined)
+        first = joined.setdefault(key, each)
+        outputs = tuple(dict.fromkeys((*first.outputs, *each.outputs)))
+        joined[key] = replace(first, cases=first.cases | each.cases, outputs=outputs)
     return list(joined.values())
 
 
@@ -311,10 +313,7 @@ def _of_numbers(results: Results, explained: Sequence[Finding]) -> Iterator[Find
     Wrong outputs make one finding if they have the same name (such as dx) and the same status, and
     if their cases have the same kind of data.
     """
-    wrong = [
-        verdict for verdict in results.verdicts
-        if verdict.is_inexact and not any(each.explains(verdict) for each in explained)
-    ]  # fmt: skip
+    wrong = _unexplained(results, explained)
 
     def family(verdict: Verdict) -> tuple[str, str, str]:
         return verdict.output, results.recipes[verdict.case].purpose, verdict.status
