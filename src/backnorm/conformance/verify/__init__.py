@@ -2,12 +2,14 @@
 
 A run is a pipe. Each stage takes what the one above it returns:
 
-``cases``       the recipes of the cases that are selected; no data are drawn
+``cases``       the recipes of the cases that are selected; no data are drawn. ``grid`` has those of
+                special values, options and shapes, ``draws`` the random ones of a budget
 ``run``         starts workers, which may crash, and collects the verdicts
 ``_worker``     the process that draws cases and calls a subject, on arrays in ``_memory``; its
                 ``_events`` are lines of JSON
 ``verdicts``    judges the outputs of a case: grades and the diagnosis
-``findings``    summarises verdicts as sentences
+``findings``    summarises verdicts as sentences; ``conditions`` finds what failing cases have in
+                common
 ``report``      findings, counts, and the known failures of a file
 ``renderers``   a report as text, JSON, JUnit, Markdown; a case as tables
 
@@ -15,7 +17,8 @@ Beside the pipe:
 
 ``operations``  backward and forward, with the functions that grade and diagnose their results, and
                 the wrong kernels that a case rejects
-``subjects``    the functions that are judged, and their calling conventions
+``subjects``    the functions that are judged, and their calling conventions; ``modules`` has layers
+                with tensors of their own, ``tensors`` what is passed in the place of arrays
 ``dialect_calls`` a case as the call of a dialect's operator
 ``peers``       functions of other packages by name
 ``_command``    a subject that is a program

@@ -100,8 +100,9 @@ class Worker:
         write(event, self.events, self.folder)
 
     def outcome(self, case: Case) -> Outcome:
-        """Call the subject on a case. If the case is small, call the subject twice more: with one
-        input changed, and then with the original inputs in arrays that end at an unreadable page.
+        """Call the subject on a case. If the case is small, call the subject more often: with one
+        input changed, with the original inputs in arrays that end at an unreadable page, in some
+        cases also with each input changed in turn, and twice at once.
         """
         try:
             found = self._of_huge(case) if case.repeats > 1 else self._of_calls(case)
