@@ -8,7 +8,6 @@ import numpy as np
 
 from backnorm.conformance._fit import Result
 from backnorm.conformance._naming import (
-    FEW_BITS,
     Diagnosis,
     channel_numbers,
     right_bits,
@@ -16,6 +15,7 @@ from backnorm.conformance._naming import (
 )
 from backnorm.conformance._ulps import ulp_at
 from backnorm.conformance.data import rows_of
+from backnorm.conformance.formula import FEW_BITS
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from backnorm.conformance._fit import Fit, Numbers, Result, relative_error, results_of
 from backnorm.conformance._naming import (
-    FEW_BITS,
     MARGIN,
     Diagnosis,
     Term,
@@ -35,7 +34,17 @@ from backnorm.conformance._naming import (
 )
 from backnorm.conformance._places import misplaced, partly_wrong, truncated, wrong_end
 from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
-from backnorm.conformance.formula import BACKWARD, FORWARD, Channels, Formula, Mistake, Values
+from backnorm.conformance.formula import (
+    BACKWARD,
+    FEW_BITS,
+    FORWARD,
+    Channels,
+    Formula,
+    Mistake,
+    Values,
+    of_images,
+    other_inputs,
+)
 from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, MORE_FORWARD_RESULTS
 from backnorm.conformance.ladder import ForwardLadder, GradientLadder
 
@@ -56,6 +65,9 @@ Arrays = tuple[Array | None, Array | None, Array | None]
 DIAGNOSTIC = (7, 13, 3, 13)
 #: The same for the forward pass.
 FORWARD_DIAGNOSTIC = (3, 11, 1, 11)
+
+# Results are those of other inputs if they differ by at most this many roundings.
+_ROUNDINGS = 128.0
 
 _NO_ELEMENTS = Diagnosis("right", (), "there are no elements")
 _RIGHT = Diagnosis("right", (), "the errors are within the bounds of rounding")
@@ -261,54 +273,70 @@ def _explained(
     if tensor is None or not wrong_end(tensor):
         mistakes = formula.known_mistakes(channels)
         own = {name: term.own for name, term in terms.items()}
-        found = named(numbers, wrong, predicted, agrees, mistakes) or special()
+        # No formula explains a tensor that is not a sum of multiples of the functions.
+        is_sum = fit is None or bool(fit.is_sum.all())
+        off = {name for name, term in terms.items() if term.off.mean() > 0.5} if is_sum else None
+        found = named(numbers, wrong, predicted, agrees, mistakes, special=special, wrong=off)
+        if found is None:
+            partial_mistakes = formula.partial_mistakes(channels)
+            found = named(numbers, wrong, predicted, agrees, partial_mistakes)
         for mistake in formula.fitted_mistakes(channels, own):
             found = found or named(numbers, wrong, predicted, agrees, [mistake])
-    if found is None and tensor is not None and tensor.is_wrong:
-        found = truncated(tensor)
-    found = found or partly_wrong(tensor, others)
-    if found is None and tensor is not None and fit is not None and np.median(fit.is_sum) < 1:
+    described: Mapping[str, Term] = terms
+    if found is None:
+        found = truncated(tensor) if tensor is not None and tensor.is_wrong else None
+        found = found or partly_wrong(tensor, others)
+        if found is not None or (fit is not None and np.median(fit.is_sum) < 1):
+            # The coefficients are not those of a formula.
+            described = {n: each for n, each in terms.items() if n not in functions}
+            if tensor is not None:
+                whole = Term(tensor.own, tensor.right, tensor.allowed)
+                described = {tensor.name: whole} | described
+    if found is None and tensor is not None and described is not terms:
         largest = np.abs(tensor.right).max(1, keepdims=True)
         if (np.abs(tensor.own - tensor.right) > FEW_BITS * largest).any():
             found = misplaced(tensor, words[""])
-        # The coefficients of a tensor with few bits are not exact enough to be described.
-        terms = {n: each for n, each in terms.items() if n not in functions}
-        terms = {tensor.name: Term(tensor.own, tensor.right, tensor.allowed)} | terms
-    found = found or of_terms({words.get(n, n): each for n, each in terms.items()})
-    return replace(found or unexplained(results), evidence=evidence)
+    found = found or of_terms({words.get(n, n): each for n, each in described.items()})
+    off_terms = frozenset(name for name, term in described.items() if term.off.any())
+    return replace(found or unexplained(results), evidence=evidence, wrong=off_terms)
 
 
 def _of_other_inputs(
     data: LayerData, results: Mapping[str, Result], channels: Channels
 ) -> Diagnosis | None:
-    """Return the diagnosis if gradients are right for inputs that differ from `data`.
-
-    The differing inputs are those of two known mistakes: x and dy are swapped, or they are read in
-    the other layout.
+    """Return the diagnosis if gradients are right for inputs that differ from `data`, as if x and
+    dy were swapped, or if the sums in dx are those of other elements.
     """
-    layout = "NCX" if data.data_format == "NXC" else "NXC"
-    mistakes = {
-        "x-dy-swapped": ("x and dy are swapped", replace(data, x=data.dy, dy=data.x)),
-        "layout-ignored": (
-            f"x and dy are read as {layout}, not as {data.data_format}", _in_layout(data, layout)
-        ),
-    }  # fmt: skip
+    own = {name: each.own if name == "dx" else each.own[:, 0] for name, each in results.items()}
     # The results are far from the right ones.
     of_right = max(relative_error(each.own, each.right) for each in results.values())
-    for name, (says, other) in mistakes.items():
-        x, dy = (rows_of(tensor, other.channel_axis) for tensor in (other.x, other.dy))
-        predicted = dict(BACKWARD.rows(replace(channels, x=x, dy=dy)))
-        error = max(
-            relative_error(
-                rows_of(each.tensor.reshape(other.x.shape), other.channel_axis)
-                if each.name == "dx" else each.own[:, 0],
-                predicted[each.name],
-            )
-            for each in results.values()
-        )  # fmt: skip
-        if error <= FEW_BITS and error * MARGIN <= of_right:
-            return Diagnosis("formula", (name,), says)
-    return None
+    errors: list[tuple[float, str, str]] = []
+
+    def compare(
+        name: str, says: str, found: Mapping[str, Array], rows: Mapping[str, Array]
+    ) -> None:
+        error = max(relative_error(found[each], rows[each]) for each in results)
+        errors.append((error, name, says))
+
+    for name, says, other in other_inputs(channels):
+        compare(name, says, own, dict(BACKWARD.rows(other)))
+    rows = dict(BACKWARD.rows(channels))
+    if channels.training:
+        of_image = dict(BACKWARD.rows(of_images(channels)))["dx"].reshape(rows["dx"].shape)
+        says = "the sums in dx are those of each image alone, as in instance normalisation"
+        compare("sums-of-each-image", says, own, rows | {"dx": of_image})
+    layout = "NCX" if data.data_format == "NXC" else "NXC"
+    other_data = _in_layout(data, layout)
+    x, dy = (rows_of(tensor, other_data.channel_axis) for tensor in (other_data.x, other_data.dy))
+    if "dx" in results:
+        dx = results["dx"].tensor.reshape(other_data.x.shape)
+        own = own | {"dx": rows_of(dx, other_data.channel_axis)}
+    says = f"x and dy are read as {layout}, not as {data.data_format}"
+    compare("layout-ignored", says, own, dict(BACKWARD.rows(replace(channels, x=x, dy=dy))))
+    error, name, says = min(errors)
+    rounding = max(float(each.rounding.max() / each.terms.max()) for each in results.values())
+    is_near = error <= min(FEW_BITS, _ROUNDINGS * rounding) and error * MARGIN <= of_right
+    return Diagnosis("formula", (name,), says) if is_near else None
 
 
 def _in_layout(data: LayerData, layout: str) -> LayerData:

@@ -12,11 +12,13 @@ from backnorm.conformance.formula._backward import (
     BackwardFormula,
 )
 from backnorm.conformance.formula._channels import Channels
-from backnorm.conformance.formula._formula import Formula, Mistake, Values
+from backnorm.conformance.formula._formula import FEW_BITS, Formula, Mistake, Values
 from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
+from backnorm.conformance.formula._variations import of_images, other_inputs
 
 __all__ = [
     "BACKWARD",
+    "FEW_BITS",
     "FORWARD",
     "FORWARD_MISTAKES",
     "IMPRECISE",
@@ -28,4 +30,6 @@ __all__ = [
     "ForwardFormula",
     "Mistake",
     "Values",
+    "of_images",
+    "other_inputs",
 ]
