@@ -103,7 +103,7 @@ class Function:
             known = [n for n in spellings if self._names is None or n in self._names]
             if known:
                 taken[known[0]] = value
-            elif value != _USUAL[name]:
+            elif value != _USUAL.get(name):
                 others = ", ".join((self._names or [])[len(inputs) :])
                 known_text = f" (after the inputs, it has {others})" if others else ""
                 raise RefusedError(f"the function has no parameter {name}{known_text}")
