@@ -46,18 +46,13 @@ def backward(
     gradient = torch.where(x.new_ones((), dtype=torch.bool), dy.double(), elements.centred)
     dbias = _sum(gradient)
     dweight = _sum(gradient * normalised)
-    dx = _dx(gradient, elements, (dbias, dweight), weight)
+    if training:
+        gradient = gradient - (dbias + normalised * dweight) * elements.share
+    dx = gradient * elements.scale
+    if weight is not None:
+        dx = dx * _column(weight, x)
     dtype = statistics_type(x.dtype) if weight is None else weight.dtype
     return dx.to(x.dtype), _row(dweight, x, dtype), _row(dbias, x, dtype)
-
-
-def _dx(dy: Tensor, elements: _Normalised, sums: tuple[Tensor, Tensor], weight: Any) -> Tensor:
-    """Return dx in float64. `sums` are the gradients of bias and weight in all of the batch."""
-    dbias, dweight = sums
-    if elements.share is not ABSENT:
-        dy = dy - (dbias + elements.centred * elements.scale * dweight) * elements.share
-    dx = dy * elements.scale
-    return dx if weight is None else dx * _column(weight, dx)
 
 
 def masked_forward(
@@ -69,19 +64,6 @@ def masked_forward(
     y = y if weight is None else y * _column(weight, x)
     y = y if bias is None else y + _column(bias, x)
     return y.to(x.dtype), *(each.reshape(x.shape[1]) for each in moments)
-
-
-def masked_gradient(
-    saved: Sequence[Any], sums: Sequence[Tensor], count: Tensor, eps: float
-) -> Tensor:
-    """Return dx. `saved` are x, dy, mean, variance, weight and the mask; `sums` are those of dy and
-    of dy * (x - mean), and `count` is the sum of weights.
-    """
-    x, dy, mean, variance, weight, mask = saved
-    elements = _normalised(x, mean, variance, eps, training=False)
-    elements = elements._replace(share=mask.double() / count)
-    dbias, products = (_column(each, x) for each in sums)
-    return _dx(dy.double(), elements, (dbias, products * elements.scale), weight).to(x.dtype)
 
 
 def double_backward(

@@ -72,25 +72,19 @@ def mask_of(
 
 def _of_lengths(input: Tensor, lengths: Tensor) -> Tensor:
     """Return the mask of the first elements of each sequence."""
-    if not isinstance(lengths, Tensor):
-        raise not_a_tensor("lengths", lengths)
-    if input.dim() != 3 or lengths.shape != input.shape[:1] or lengths.is_floating_point():
+    size, of_sequences = input.shape[-1], input.dim() == 3 and isinstance(lengths, Tensor)
+    fits = of_sequences and lengths.shape == input.shape[:1] and not lengths.is_floating_point()
+    # Operators that are only recorded have no values to look at.
+    if fits and not needs_dispatcher(lengths):
+        fits = bool(((lengths >= 0) & (lengths <= size)).all())
+    if not fits:
         raise TensorValueError(
             "lengths",
-            "must be one integer per sequence of an input (N, C, T)",
-            came=f"{lengths.dtype}, shape {tuple(lengths.shape)}; input {tuple(input.shape)}",
-            accepted="an integer type, shape (N,)",
+            "must be the lengths of the sequences of an input (N, C, T)",
+            came=f"{lengths!r} for an input of shape {tuple(input.shape)}",
+            accepted="integers from 0 to T, in a tensor of shape (N,)",
         )
     check_device("lengths", lengths, "input", input)
-    size = input.shape[2]
-    # Operators that are only recorded have no values to look at.
-    if not needs_dispatcher(lengths) and not bool(((lengths >= 0) & (lengths <= size)).all()):
-        raise TensorValueError(
-            "lengths",
-            "must not exceed the input's sequences",
-            came=f"{int(lengths.min())} to {int(lengths.max())}",
-            accepted=f"numbers from 0 to {size}",
-        )
     return torch.arange(size, device=input.device) < lengths[:, None]
 
 

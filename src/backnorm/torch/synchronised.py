@@ -177,22 +177,31 @@ def _gradient(
     """Return dx, given the moments of the whole batch and the sums over all processes."""
     engine, options = engine_of(x), Options(eps, arithmetic=arithmetic_of(x.dtype, arithmetic))
     mean, variance = _statistics(x, _check_message("moments", moments, x))
-    both = _check_message("sums", sums, x)[:-1]
-    if mask is not None and mask.dtype is not torch.bool:
-        saved = x, dy, mean, variance, weight, mask
-        return composed.masked_gradient(saved, both.chunk(2), moments[-1], eps)
-    # The sums are those of all elements, and the number is that of the counted elements.
-    sum_dy, sum_dy_xmu, count = engine.parts(torch.cat((both, moments[-1:])))
+    sums = _check_message("sums", sums, x)
+    if mask is not None:
+        # The sums are those of all elements; dx has the quotients of them and the sum of weights.
+        sums = torch.cat((sums[:-1] / moments[-1], torch.ones_like(sums[-1:])))
+    sum_dy, sum_dy_xmu, count = engine.parts(sums)
+    operands: Sequence[Tensor | None] = (x, dy, mean, variance, weight)
+    if mask is not None and mask.is_floating_point():
+        operands = [None if each is None else each.double() for each in operands]
+        options = options._replace(arithmetic="float64")
+    elements, gradient, *channels = operands
 
-    def dx(training: bool) -> Tensor:
+    def dx(dy: Tensor | None, training: bool = True) -> Tensor:
         found: Tensor
         found, _ = compute(
-            "apply", (x, dy, None, mean, variance, weight), options._replace(training=training),
+            "apply", (elements, dy, None, *channels), options._replace(training=training),
             arrays=engine.TENSORS, sums=(sum_dy, sum_dy_xmu), count=count,
         )  # fmt: skip
         return found
 
-    return dx(True) if mask is None else torch.where(mask, dx(True), dx(False))
+    if mask is None:
+        return dx(gradient)
+    if mask.dtype is torch.bool:
+        return torch.where(mask, dx(gradient), dx(gradient, training=False))
+    through_statistics = dx(torch.zeros_like(elements))
+    return (dx(gradient, training=False) + mask * through_statistics).to(x.dtype)
 
 
 def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
