@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -24,7 +25,9 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS, Grade
+from backnorm.conformance.verify._events import UNKNOWN_ACCESS
 from backnorm.conformance.verify._memory import Guarded
+from backnorm.conformance.verify._segfault import last_access
 from backnorm.conformance.verify.cases import Selection, recipes, selected
 from backnorm.conformance.verify.findings import Finding, findings
 from backnorm.conformance.verify.renderers import RENDERERS
@@ -35,12 +38,11 @@ from backnorm.conformance.verify.verdicts import STATUSES, Verdict
 from backnorm.errors import ArgumentValueError
 from tests.support.required import require
 
-from .wrong_subjects import WRONG
+from .wrong_subjects import CRASHING, WRONG
 
 HERE = Path(__file__).parent
 WRONG_FILE = HERE / "wrong_subjects.py"
-QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_past_last_element", "writes_input"]
-QUICK += ["forks_and_crashes", "wrong_for_unaligned_memory"]
+QUICK = ["DgammaWithGamma", "rolled", "last_cached", "writes_input", "wrong_for_unaligned_memory"]
 SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
 
 ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
@@ -65,6 +67,40 @@ def test_verify_of_wrong_subject_reports_expected_finding(name):
     texts = [finding.id for finding in found]
     assert any(all(part in text for part in expected.split("|")) for text in texts), (texts, ids)
     assert Report.of(results).counts["judged"]
+
+
+@pytest.mark.parametrize(("name", "access"), CRASHING.items())
+def test_verify_of_crashing_subject_names_array_and_access(name, access):
+    _, (finding,) = found_in(f"{WRONG_FILE}:{name}", ONE)
+    ends = "the subject ends its process: the process ended by SIGSEGV"
+    assert (finding.id, finding.says) == ("crash", f"{ends}: {access}")
+
+
+_VECTORS, _NO_RECORD = struct.pack("@2I16x", 0x46508001, 24), bytes(8)
+
+
+def _syndrome(value):
+    return struct.pack("@2IQ", 0x45535201, 16, value)
+
+
+@pytest.mark.parametrize(
+    ("records", "access"),
+    [
+        (_VECTORS + _syndrome(0x24 << 26 | 0x40), "it wrote right behind the end of dx"),
+        (_syndrome(0x25 << 26), "it read right behind the end of dx"),
+        (_syndrome(0x20 << 26), UNKNOWN_ACCESS),
+        (_VECTORS + _NO_RECORD, UNKNOWN_ACCESS),
+    ],
+    ids=["write", "read", "instruction", "no-syndrome"],
+)
+def test_last_access_on_aarch64_is_that_of_syndrome(records, access, tmp_path, monkeypatch):
+    stack, last = 0x7F0000000000, 0x7F1000000000
+    line = json.dumps([stack, [["dx", last - 3 * 4096, last]]]).encode()
+    registers = struct.pack("@Q280x", last - 4096)
+    context = bytes(16) + struct.pack("@PiN", stack, 0, 1 << 18) + bytes(136) + registers
+    (tmp_path / "segfault").write_bytes(line.ljust(1 << 14) + context + records)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert last_access(tmp_path) == access
 
 
 def test_verify_right_subject_has_no_finding():

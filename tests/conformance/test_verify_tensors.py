@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.verify.cases import DTYPES, Selection
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.renderers import RENDERERS
+from backnorm.conformance.verify.report import Report
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.tensors import on_tensors, tensors_of
 from backnorm.errors import ArgumentValueError
@@ -63,7 +66,17 @@ def test_verify_of_operator_of_pytorch_by_its_dispatcher_has_no_finding(name):
     job = {"dialect": "aten", "op": OPERATORS[name]}
     results, found = found_in(f"torch:ops.aten.{name}", selection, **job)
     assert found == []
-    assert {v.dtype for v in results.verdicts if v.status in RUNGS} == {*DTYPES}
+    outputs = ["running_mean", "running_variance"] * ("no_stats" not in name)
+    for output in outputs if operation == "forward" else ["dx"]:
+        judged = [v for v in results.verdicts if v.status in RUNGS and v.output == output]
+        assert {v.dtype for v in judged} == {*DTYPES}
+
+
+def test_verify_of_operator_that_updates_no_running_statistics_in_place_names_mistake():
+    selection = replace(ONE, operation="forward")
+    _, (finding,) = found_in(f"{FILE}:keeps_running", selection, dialect="aten")
+    assert finding.says == "the running statistics are not updated"
+    assert set(finding.outputs) == {"running_mean", "running_variance"}
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -116,9 +129,13 @@ def test_verify_reports_late_error_of_device_in_its_cases_only():
     assert {*others} <= {*RUNGS}
 
 
-def test_finding_on_tensors_has_them_in_its_command():
-    _, (finding,) = found_in(f"{FILE}:writes_dy", ONE, device="cpu:0")
+def test_finding_on_tensors_and_json_report_name_them():
+    results, (finding,) = found_in(f"{FILE}:writes_dy", ONE, device="cpu:0")
     assert "--tensors torch --device cpu:0 --only" in finding.reproduce
+    report = json.loads(RENDERERS["json"](Report.of(results)))
+    assert (report["tensors"], report["device"]) == ("torch", "cpu:0")
+    schema = json.loads(CliRunner().invoke(app, ["verify", "--schema"]).stdout)
+    assert report.keys() == schema["properties"].keys()
 
 
 def test_verify_of_aten_operator_by_its_dispatcher_has_no_finding():

@@ -159,10 +159,14 @@ def verify(
     ] = None,
     op: Op = None,
     operation: Annotated[
-        Literal["backward", "forward", "layer"] | None,
+        Literal[
+            "backward", "forward", "layer", "layer-norm", "rms-norm", "group-norm", "instance-norm"
+        ]
+        | None,
         typer.Option(
             help="The pass that the subject computes; layer: both, by a module of PyTorch "
-            "(default: layer for a module, otherwise backward)."
+            "(default: layer for a module, otherwise backward); layer-norm and others: the "
+            "backward pass of this normalisation."
         ),
     ] = None,
     tensors: Annotated[

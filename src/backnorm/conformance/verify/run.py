@@ -30,6 +30,7 @@ from backnorm.conformance.verify._events import (
     ended,
     read,
 )
+from backnorm.conformance.verify._segfault import last_access
 from backnorm.conformance.verify.cases import (
     Selection,
     of_operation,
@@ -442,7 +443,7 @@ def _outcomes_of_worker(
                         return
         status = worker.wait()
         if at is not None:
-            yield Outcome(at, "crash", ended(status))
+            yield Outcome(at, "crash", ended(status, last_access(folder)))
         elif not is_ready:
             text = (folder / "stderr").read_text(errors="replace").strip().splitlines()
             raise ArgumentValueError(
