@@ -21,7 +21,7 @@ from backnorm.dialects.schema import OperatorSchema
 from backnorm.errors import ArgumentError, ArgumentValueError
 from backnorm.layout import kept_shape
 
-__all__ = ["Inputs", "arguments", "received", "schema_of", "shape_of_kept"]
+__all__ = ["Inputs", "arguments", "received", "rules_of", "schema_of", "shape_of_kept"]
 
 Inputs = Mapping[str, np.ndarray | None]
 
@@ -144,7 +144,14 @@ def _flags(case: Case, schema: OperatorSchema) -> dict[str, bool]:
     return {name: values[role] for name, role in named.items() if role in values}
 
 
-def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema | RowOperator:
+def rules_of(dialect: str, op: str | None, operation: str) -> OperatorSchema | RowOperator:
+    """Return the rules of an operator, as :func:`schema_of` does, or of one that is only judged."""
+    if any(each.operation == operation for each in ROW_OPERATORS):
+        return row_operator(dialect, op, operation)
+    return schema_of(dialect, op, operation)
+
+
+def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:
     """Return the rules of an operator; the default is the dialect's first operator for `operation`.
 
     Raises
@@ -152,8 +159,6 @@ def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema | 
     ArgumentTypeError, ArgumentValueError
         If there is no such dialect or operator, or if it computes another operation.
     """
-    if any(each.operation == operation for each in ROW_OPERATORS):
-        return row_operator(dialect, op, operation)
     if dialect in registry.PARTS and dialect not in registry.DIALECTS:
         raise ArgumentValueError(
             "dialect", "has only parts of a gradient, which verify does not call", came=dialect,

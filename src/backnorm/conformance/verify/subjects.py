@@ -29,7 +29,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify.dialect_calls import (
     Inputs,
     arguments,
-    schema_of,
+    rules_of,
     shape_of_kept,
 )
 from backnorm.conformance.verify.modules import OfModule, is_module
@@ -360,7 +360,7 @@ def schema_of_subject(
     """Return the rules of the operator whose arguments a subject has; None: the canonical ones."""
     if dialect is None and name in PEERS and operation in PEERS[name]:
         dialect = PEERS[name][operation].dialect
-    return None if dialect is None else schema_of(dialect, op, operation)
+    return None if dialect is None else rules_of(dialect, op, operation)
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:
