@@ -14,8 +14,10 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.layers import layer_ladder, layer_recipes
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.run import Job
 from tests.support.required import require
+
+from .in_process import verified
 
 FILE = Path(__file__).with_name("layer_subjects.py")
 LAYER = Selection(dtypes=("float32",), operation="layer")
@@ -60,12 +62,20 @@ pytestmark = pytest.mark.peer
 
 
 @pytest.fixture(autouse=True)
-def _torch():
+def _torch(monkeypatch):
     require(find_spec("torch"), "torch")
+    import torch
+
+    # The cases are small: a second thread would only wait, in this process and in workers.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def found_in(subject, selection=LAYER, **options):
-    results = verify(Job(subject, selection, **options))
+    results = verified(Job(subject, selection, **options))
     return results, findings(results)
 
 

@@ -230,7 +230,7 @@ MUTANTS = (
         "jax/formulas.py",
         "jax.lax.pmean(variance + apart * apart, **groups)",
         "jax.lax.pmean(variance, **groups)",
-        (f"{_JAX}/test_transformations.py",),
+        (f"{_JAX}/test_nnx.py",),
     ),
     Mutant(
         "jax: the formula's slope has one factor too few",

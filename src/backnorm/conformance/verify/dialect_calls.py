@@ -85,8 +85,11 @@ def _inputs(schema: OperatorSchema, inputs: Inputs, case: Case) -> dict[str, Any
     known: dict[str, Any] = dict(inputs)
     if schema.operation == "backward":
         known |= {"inverse_deviation": _inverse_deviation(case, schema), "beta": usual["beta"]}
-    if not case.training or schema.operation == "forward":
+    if not case.training:
         known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
+    elif schema.operation == "forward":
+        # An operator may update its running statistics in place.
+        known |= {"running_mean": mean.copy(), "running_variance": variance.copy()}
     # The value of an input that the specification requires but the operator does not read.
     known |= {"ignored": np.empty(0, mean.dtype), "reserve": np.empty(0, np.uint8)}
     values = {}

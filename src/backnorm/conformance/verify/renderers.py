@@ -197,6 +197,7 @@ def _as_json(report: Report) -> str:
         "subject": job.subject,
         "operation": job.selection.operation,
         "dialect": job.dialect or "canonical",
+        **({"tensors": job.tensors, "device": job.device} if job.tensors else {}),
         "tier": job.selection.tier,
         "seed": job.selection.seed,
         "interrupted": report.results.interrupted,

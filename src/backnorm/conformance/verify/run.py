@@ -30,6 +30,7 @@ from backnorm.conformance.verify._events import (
     ended,
     read,
 )
+from backnorm.conformance.verify._segfault import last_access
 from backnorm.conformance.verify.cases import (
     Selection,
     of_operation,
@@ -92,6 +93,8 @@ class Job:
         The limit of the worker's data memory in MiB; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
+    solution : bool
+        Whether the subject is a solution in a file, see :class:`._solution.OfSolution`.
     any_order : bool
         Whether another call may give other bits, as atomic additions do, if the outputs of both
         calls are right. The worse output is graded.
@@ -110,6 +113,7 @@ class Job:
     timeout: float = 30.0
     memory: int = 0
     command: bool = False
+    solution: bool = False
     any_order: bool = False
     files: bool = False
     echo: bool = False
@@ -439,7 +443,7 @@ def _outcomes_of_worker(
                         return
         status = worker.wait()
         if at is not None:
-            yield Outcome(at, "crash", ended(status))
+            yield Outcome(at, "crash", ended(status, last_access(folder)))
         elif not is_ready:
             text = (folder / "stderr").read_text(errors="replace").strip().splitlines()
             raise ArgumentValueError(

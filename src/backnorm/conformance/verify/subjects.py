@@ -103,7 +103,7 @@ class Function:
             known = [n for n in spellings if self._names is None or n in self._names]
             if known:
                 taken[known[0]] = value
-            elif value != _USUAL[name]:
+            elif value != _USUAL.get(name):
                 others = ", ".join((self._names or [])[len(inputs) :])
                 known_text = f" (after the inputs, it has {others})" if others else ""
                 raise RefusedError(f"the function has no parameter {name}{known_text}")
@@ -147,15 +147,18 @@ class OfDialect:
 
     def __call__(self, inputs: Inputs, case: Case) -> Outputs:
         schema = self._schema
-        returned = self._results(*arguments(schema, inputs, case))
+        taken, attributes = arguments(schema, inputs, case)
+        returned = self._results(taken, attributes)
         number = len(returned) if isinstance(returned, tuple | list) else len(schema.outputs)
         # PyTorch's operators update running statistics in place; the dialect's return them last.
-        returns = [
-            tensor
-            for k, tensor in enumerate(schema.outputs)
-            if k < number or tensor.role not in ("running_mean", "running_variance")
-        ]
-        found = _by_name([tensor.role for tensor in returns], returned)
+        updated = {
+            tensor.role: taken[tensor.name]
+            for tensor in schema.inputs
+            if tensor.role.startswith("running_")
+            and tensor.role in (each.role for each in schema.outputs[number:])
+        }
+        returns = [tensor for tensor in schema.outputs if tensor.role not in updated]
+        found = _by_name([tensor.role for tensor in returns], returned) | updated
         for tensor in returns:
             array = found[tensor.role]
             if tensor.kind == "kept" and array is not None and array.shape == shape_of_kept(case):

@@ -272,7 +272,7 @@ def _absent(case: Case, output: str, names: Collection[str]) -> Verdict:
         return _verdict(case, output, "not_run", "the operator has no such output")
     if case.inputs["gamma"] is None and output in ("dgamma", "dbeta"):
         return _verdict(case, output, "not_run", "the case has no gamma")
-    shape = (case.data.x if output in ("dx", "y") else case.data.mean).shape
+    shape = case.data.like(output).shape
     accepted = " or ".join(map(str, operation_of(case).types(case, output)))
     text = f"no {output} (missing or None); expected an array of shape {shape}, {accepted}"
     return _verdict(case, output, "not_written", text)
