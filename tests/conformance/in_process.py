@@ -12,7 +12,7 @@ import warnings
 from dataclasses import asdict
 from unittest import mock
 
-from backnorm.conformance.verify._worker import Worker
+from backnorm.conformance.verify import _worker
 from backnorm.conformance.verify.cases import recipes
 from backnorm.conformance.verify.run import Results
 from backnorm.conformance.verify.verdicts import with_stale_outputs
@@ -21,11 +21,16 @@ from backnorm.conformance.verify.verdicts import with_stale_outputs
 def verified(job):
     """Return the results of a job."""
     results = Results(job, recipes={recipe.name: recipe for recipe in recipes(job.selection)})
-    # A subject in a file puts the folder of the file on the path.
-    with mock.patch.object(sys, "path", [*sys.path]), warnings.catch_warnings():
+    with (
+        # A subject in a file puts the folder of the file on the path.
+        mock.patch.object(sys, "path", [*sys.path]),
+        # A record is the stack of the handlers of signals.
+        mock.patch.object(_worker, "SegfaultRecord", autospec=True),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         events = os.open(os.devnull, os.O_WRONLY)
-        worker = Worker(asdict(job) | {"folder": os.devnull, "events": events})
+        worker = _worker.Worker(asdict(job) | {"folder": os.devnull, "events": events})
         with worker.events:
             for recipe in results.recipes.values():
                 results.add(worker.outcome(recipe.case(job.selection.seed)))
