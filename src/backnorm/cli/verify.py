@@ -185,6 +185,14 @@ def verify(
             "writes it, and {outputs} by a folder for the results, as judge reads it.",
         ),
     ] = False,
+    solution: Annotated[
+        bool,
+        typer.Option(
+            "--solution",
+            help="SUBJECT is a solution.json of flashinfer-bench or SOL-ExecBench, for a "
+            "definition that cases export writes.",
+        ),
+    ] = False,
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
     layouts: Layouts = _LAYOUTS,
@@ -252,7 +260,10 @@ def verify(
         raise ArgumentValueError("--dialect", "must be absent with --command", came=dialect)
     if tensors is not None and command:
         raise ArgumentValueError("--tensors", "must be absent with --command", came=tensors)
-    if device is not None and tensors is None:
+    if solution:
+        unused = {"--dialect": dialect, "--tensors": tensors, "--command": command or None}
+        _check_absent("with --solution", **unused)
+    if device is not None and tensors is None and not solution:
         raise ArgumentValueError("--device", "must be used with --tensors", came=device)
     if huge and (tier != "full" or command):
         came = "a command" if command else f"tier {tier}"
@@ -280,8 +291,8 @@ def verify(
     )
     for subject in subjects:
         job = Job(
-            subject, selection, dialect, op, timeout, memory, command, any_order, echo=show,
-            tensors=tensors, device=device or "cpu", budget=budget,
+            subject, selection, dialect, op, timeout, memory, command, any_order=any_order,
+            solution=solution, echo=show, tensors=tensors, device=device or "cpu", budget=budget,
         )  # fmt: skip
         with progress() as advance:
             advance(subject, 0)
@@ -321,7 +332,7 @@ def judge(
     markdown: Markdown = None,
 ) -> None:
     """Judge results that were computed from the files that cases export writes."""
-    from backnorm.conformance.verify.export import judge as judge_files
+    from backnorm.conformance.verify.files import judge as judge_files
 
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
@@ -373,8 +384,12 @@ def cases_show(
 def cases_export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
     form: Annotated[
-        Literal["raw", "npy", "npz", "safetensors"],
-        typer.Option("--format", help="The format of the arrays."),
+        Literal["raw", "npy", "npz", "safetensors", "flashinfer", "hipdnn", "mlir"],
+        typer.Option(
+            "--format",
+            help="A file format of arrays; or problems of flashinfer-bench, bundles of hipDNN, or "
+            "modules of StableHLO.",
+        ),
     ] = "raw",
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
@@ -408,7 +423,7 @@ def cases_export(
     for reason, count in refused.items():
         print(f"left out {counted(count, 'case')}: {reason}")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(visible(f"{number} cases, {size / 1e6:.1f} MB, {folder / 'manifest.json'}"))
+    print(visible(f"{number} cases, {size / 1e6:.1f} MB, {folder}"))
 
 
 def tolerance(

@@ -93,6 +93,8 @@ class Job:
         The limit of the worker's data memory in MiB; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
+    solution : bool
+        Whether the subject is a solution in a file, see :class:`._solution.OfSolution`.
     any_order : bool
         Whether another call may give other bits, as atomic additions do, if the outputs of both
         calls are right. The worse output is graded.
@@ -111,6 +113,7 @@ class Job:
     timeout: float = 30.0
     memory: int = 0
     command: bool = False
+    solution: bool = False
     any_order: bool = False
     files: bool = False
     echo: bool = False
