@@ -21,10 +21,13 @@ from backnorm.conformance.verify.verdicts import with_stale_outputs
 def verified(job):
     """Return the results of a job."""
     results = Results(job, recipes={recipe.name: recipe for recipe in recipes(job.selection)})
-    # A subject in a file puts the folder of the file on the path.
-    # A record of segmentation faults would change the stack of this process's signal handlers.
-    record = mock.patch.object(_worker, "SegfaultRecord")
-    with record, mock.patch.object(sys, "path", [*sys.path]), warnings.catch_warnings():
+    with (
+        # A subject in a file puts the folder of the file on the path.
+        mock.patch.object(sys, "path", [*sys.path]),
+        # A record is the stack of the handlers of signals.
+        mock.patch.object(_worker, "SegfaultRecord", autospec=True),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         events = os.open(os.devnull, os.O_WRONLY)
         worker = _worker.Worker(asdict(job) | {"folder": os.devnull, "events": events})
