@@ -16,8 +16,9 @@ from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import Function
 from backnorm.conformance.verify.verdicts import Outcome, judged
+from backnorm.errors import ArgumentValueError
 
-from .row_kernels import RIGHT, WRONG
+from .row_kernels import OPERATORS, RIGHT, WRONG
 
 FILE = Path(__file__).parent / "row_kernels.py"
 SIBLINGS = [name for name, kind in NORMALIZATIONS.items() if kind != BATCH_NORM]
@@ -68,6 +69,25 @@ def test_verify_of_wrong_kernel_of_rows_reports_one_finding(operation):
     (found,) = findings(results)
     assert found.id == WRONG[name][1]
     assert f"--operation {operation}" in found.reproduce
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
+    dialect, op, operation, expected = OPERATORS[name]
+    only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*"
+    selection = Selection(dtypes=("float32", "float16"), only=only, operation=operation)
+    results = verify(Job(f"{FILE}:{name}", selection, dialect, op))
+    found = findings(results)
+    assert [each.id for each in found] == [expected] * (expected is not None)
+    if expected is None:
+        assert {v.status for v in results.verdicts} <= {*RUNGS, "refused", "not_run"}
+        assert sum(v.status in RUNGS for v in results.verdicts) > 10
+
+
+def test_verify_of_unknown_operator_of_rows_lists_those_of_the_operation():
+    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", "native_group_norm_backward")
+    with pytest.raises(ArgumentValueError, match="expected aten native_layer_norm_backward, one"):
+        assert job.schema
 
 
 def data_of(kind, layout, dtype=np.float32):

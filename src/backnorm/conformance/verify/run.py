@@ -41,6 +41,7 @@ from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.draws import TimeIsOverError, is_drawn, search
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
+from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
     Judgement,
@@ -93,6 +94,8 @@ class Job:
         The limit of the worker's data memory in MiB; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
+    solution : bool
+        Whether the subject is a solution in a file, see :class:`._solution.OfSolution`.
     any_order : bool
         Whether another call may give other bits, as atomic additions do, if the outputs of both
         calls are right. The worse output is graded.
@@ -111,6 +114,7 @@ class Job:
     timeout: float = 30.0
     memory: int = 0
     command: bool = False
+    solution: bool = False
     any_order: bool = False
     files: bool = False
     echo: bool = False
@@ -119,7 +123,7 @@ class Job:
     budget: float = 0.0
 
     @property
-    def schema(self) -> OperatorSchema | None:
+    def schema(self) -> OperatorSchema | RowOperator | None:
         """The rules of the operator whose signature the subject has."""
         return schema_of_subject(self.subject, self.dialect, self.op, self.selection.operation)
 
