@@ -75,8 +75,11 @@ class Worker:
         self.folder = Path(job["folder"])
         self.memory = job["memory"] << 20
         try:
-            # Triton's interpreter has one grid at a time.
-            self.is_threaded = not job["command"] and os.environ.get("TRITON_INTERPRET") != "1"
+            operation = job["selection"]["operation"]
+            # A layer has one state, and Triton's interpreter one grid at a time.
+            self.is_threaded = not (
+                job["command"] or operation == "layer" or os.environ.get("TRITON_INTERPRET") == "1"
+            )
             self.subject: Any = (
                 OfCommand(job["subject"])
                 if job["command"]
@@ -84,7 +87,7 @@ class Worker:
                     job["subject"],
                     dialect=job["dialect"],
                     op=job["op"],
-                    operation=job["selection"]["operation"],
+                    operation=operation,
                     tensors=job["tensors"],
                     device=job["device"],
                 )

@@ -16,7 +16,7 @@ from backnorm.conformance.battery import Case, Recipe, Variant
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.diagnosis import DIAGNOSTIC, FORWARD_DIAGNOSTIC, diagnostic_data
 from backnorm.conformance.forward_battery import forward_recipe, has_forward
-from backnorm.conformance.layers import layer_recipes
+from backnorm.conformance.layers import has_layer, layer_recipe, layer_recipes
 from backnorm.conformance.verify.draws import drawn, is_drawn
 from backnorm.conformance.verify.grid import grid
 from backnorm.conformance.verify.operations import OperationName
@@ -36,6 +36,7 @@ __all__ = [
     "TIERS",
     "Selection",
     "check_names",
+    "has_operation",
     "of_operation",
     "recipes",
     "selected",
@@ -130,19 +131,24 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
     The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
     mistake.
     """
-    if selection.operation == "layer":
-        yield from filter(selection.takes, layer_recipes(selection.shapes))
-        return
+    if selection.operation == "layer" and selection.huge:
+        raise ArgumentValueError("--huge", "must be absent for a layer")
     named = [drawn(name) for name in selection.only if is_drawn(name) and "*" not in name]
     known = _of_shapes(selection) if selection.shapes else _of_tier(selection)
     for recipe in itertools.chain(known, named):
-        if selection.takes(recipe):
+        if selection.takes(recipe) and has_operation(recipe, selection.operation):
             yield of_operation(recipe, selection.operation)
+
+
+def has_operation(recipe: Recipe, operation: OperationName) -> bool:
+    """Whether there is a case of an operation with the data of a backward case."""
+    return operation != "layer" or has_layer(recipe)
 
 
 def of_operation(recipe: Recipe, operation: OperationName) -> Recipe:
     """Return the recipe of an operation's case with the data of a backward case."""
-    return forward_recipe(recipe) if operation == "forward" else recipe
+    makers = {"forward": forward_recipe, "layer": layer_recipe}
+    return makers[operation](recipe) if operation in makers else recipe
 
 
 def variants_to_draw(selection: Selection) -> list[Variant]:
@@ -153,7 +159,11 @@ def variants_to_draw(selection: Selection) -> list[Variant]:
         for statistics in reversed(statistics_types(dtype))
         for layout in selection.layouts
     )
-    return [each for each in variants if _is_in_tier(each, selection)]
+    is_layer = selection.operation == "layer"
+    return [
+        each for each in variants
+        if _is_in_tier(each, selection) and not (is_layer and each.data_format == "NXC")
+    ]  # fmt: skip
 
 
 def _is_in_tier(variant: Variant, selection: Selection) -> bool:
@@ -180,8 +190,8 @@ def _of_layer(purpose: str, variant: Variant, shape: tuple[int, ...], **settings
     return Recipe(purpose, variant, in_layout(shape, variant.data_format), **settings)
 
 
-def _of_tier(selection: Selection) -> Iterator[Recipe]:
-    forward, full = selection.operation == "forward", selection.tier == "full"
+def _of_battery(selection: Selection) -> Iterator[Recipe]:
+    forward = selection.operation == "forward"
     for variant in _variants():
         diagnostic = FORWARD_DIAGNOSTIC if forward else DIAGNOSTIC
         yield Recipe("diagnostic", variant, diagnostic, _diagnostic)
@@ -190,6 +200,11 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
     for recipe in battery.recipes():
         if _is_in_tier(recipe.variant, selection) and (has_forward(recipe) or not forward):
             yield recipe
+
+
+def _of_tier(selection: Selection) -> Iterator[Recipe]:
+    forward, full = selection.operation == "forward", selection.tier == "full"
+    yield from layer_recipes() if selection.operation == "layer" else _of_battery(selection)
     yield from grid(forward=forward)
     for variant in _variants():
         if full or variant.dtype == FLOAT32:
