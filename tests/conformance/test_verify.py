@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -24,7 +25,9 @@ from typer.testing import CliRunner
 
 from backnorm.cli.app import app
 from backnorm.conformance.ladder import RUNGS, Grade
+from backnorm.conformance.verify._events import UNKNOWN_ACCESS
 from backnorm.conformance.verify._memory import Guarded
+from backnorm.conformance.verify._segfault import last_access
 from backnorm.conformance.verify.cases import Selection, recipes, selected
 from backnorm.conformance.verify.findings import Finding, findings
 from backnorm.conformance.verify.renderers import RENDERERS
@@ -35,19 +38,19 @@ from backnorm.conformance.verify.verdicts import STATUSES, Verdict
 from backnorm.errors import ArgumentValueError
 from tests.support.required import require
 
-from .wrong_subjects import WRONG
+from .in_process import verified
+from .wrong_subjects import CRASHING, WRONG
 
 HERE = Path(__file__).parent
 WRONG_FILE = HERE / "wrong_subjects.py"
-QUICK = ["DgammaWithGamma", "rolled", "last_cached", "reads_past_last_element", "writes_input"]
-QUICK += ["forks_and_crashes", "wrong_for_unaligned_memory"]
+QUICK = "last_cached", "writes_input", "wrong_for_unaligned_memory"
 SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
 
 ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
 
 
-def found_in(subject, selection=SMALL, **options):
-    results = verify(Job(subject, selection, **options))
+def found_in(subject, selection=SMALL, *, run=verified, **options):
+    results = run(Job(subject, selection, **options))
     return results, findings(results)
 
 
@@ -56,9 +59,8 @@ def found_in(subject, selection=SMALL, **options):
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in WRONG],
 )
 def test_verify_of_wrong_subject_reports_expected_finding(name):
-    results, found = found_in(
-        f"{WRONG_FILE}:{name}", timeout=2.0 if name == "never_returns" else 30.0
-    )
+    timeout = 2.0 if name == "never_returns" else 30.0
+    results, found = found_in(f"{WRONG_FILE}:{name}", timeout=timeout, run=verify)
     assert found, name
     ids = [set(finding.id.split("-and-")) for finding in found]
     expected = WRONG[name]
@@ -67,8 +69,42 @@ def test_verify_of_wrong_subject_reports_expected_finding(name):
     assert Report.of(results).counts["judged"]
 
 
+@pytest.mark.parametrize(("name", "access"), CRASHING.items())
+def test_verify_of_crashing_subject_names_array_and_access(name, access):
+    _, (finding,) = found_in(f"{WRONG_FILE}:{name}", ONE, run=verify)
+    ends = "the subject ends its process: the process ended by SIGSEGV"
+    assert (finding.id, finding.says) == ("crash", f"{ends}: {access}")
+
+
+_VECTORS, _NO_RECORD = struct.pack("@2I16x", 0x46508001, 24), bytes(8)
+
+
+def _syndrome(value):
+    return struct.pack("@2IQ", 0x45535201, 16, value)
+
+
+@pytest.mark.parametrize(
+    ("records", "access"),
+    [
+        (_VECTORS + _syndrome(0x24 << 26 | 0x40), "it wrote right behind the end of dx"),
+        (_syndrome(0x25 << 26), "it read right behind the end of dx"),
+        (_syndrome(0x20 << 26), UNKNOWN_ACCESS),
+        (_VECTORS + _NO_RECORD, UNKNOWN_ACCESS),
+    ],
+    ids=["write", "read", "instruction", "no-syndrome"],
+)
+def test_last_access_on_aarch64_is_that_of_syndrome(records, access, tmp_path, monkeypatch):
+    stack, last = 0x7F0000000000, 0x7F1000000000
+    line = json.dumps([stack, [["dx", last - 3 * 4096, last]]]).encode()
+    registers = struct.pack("@Q280x", last - 4096)
+    context = bytes(16) + struct.pack("@PiN", stack, 0, 1 << 18) + bytes(136) + registers
+    (tmp_path / "segfault").write_bytes(line.ljust(1 << 14) + context + records)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert last_access(tmp_path) == access
+
+
 def test_verify_right_subject_has_no_finding():
-    results, found = found_in("backnorm")
+    results, found = found_in("backnorm", run=verify)
     assert found == []
     assert {v.status for v in results.verdicts} <= set(RUNGS)
 
@@ -102,7 +138,7 @@ def test_subject_of_missing_package_raises_error_naming_it(monkeypatch):
 
 def test_verify_of_crashing_subject_stops_and_keeps_case_order():
     selection = Selection(dtypes=("float32",))
-    results, found = found_in(f"{WRONG_FILE}:reads_beyond", selection)
+    results, found = found_in(f"{WRONG_FILE}:reads_beyond", selection, run=verify)
     number = Report.of(results).counts["not_run"] // 3
     console = Console(file=io.StringIO(), width=200)
     console.print(RENDERERS["text"](Report.of(results)), crop=False)
@@ -384,7 +420,8 @@ def drawing(folder, monkeypatch, code):
 
 def test_verify_time_limit_does_not_count_drawing_of_data(monkeypatch, tmp_path):
     drawing(tmp_path, monkeypatch, "time.sleep(1)")
-    results, found = found_in("backnorm", replace(ONE, only=("diagnostic-*",)), timeout=0.5)
+    selection = replace(ONE, only=("diagnostic-*",))
+    results, found = found_in("backnorm", selection, timeout=0.5, run=verify)
     assert found == []
     assert Report.of(results).counts["judged"] == 12
 
@@ -400,7 +437,7 @@ def test_verify_after_a_crash_draws_only_the_cases_that_are_left(monkeypatch, tm
         "        os.abort()\n"
         "    return batch_norm_backward(x, *inputs, **options)\n"
     )
-    results, _ = found_in(f"{tmp_path / 'mine.py'}:backward", SMALL)
+    results, _ = found_in(f"{tmp_path / 'mine.py'}:backward", SMALL, run=verify)
     assert {v.status for v in results.verdicts if "frozen" in v.case} == {"crash"}
     processes, drawn = zip(*map(str.split, log.read_text().splitlines()), strict=True)
     assert len(set(processes)) == 3

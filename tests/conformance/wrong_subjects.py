@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 
 import numpy as np
 
+from backnorm.conformance.verify._events import UNKNOWN_ACCESS
 from tests.conformance.wrong_kernels import PAIRS, WRONG_KERNELS, Kernel
 
 
@@ -139,6 +141,18 @@ def reads_past_last_element(x, dy, mean, variance, gamma, **options):
     return _right(x, dy, mean, variance, gamma, **options)
 
 
+def writes_past_last_element(x, dy, mean, variance, gamma, **options):
+    ctypes.memset(gamma.ctypes.data + gamma.nbytes, 0, 64)
+    return _right(x, dy, mean, variance, gamma, **options)
+
+
+def reads_past_last_element_in_thread(*operands, **options):
+    thread = threading.Thread(target=reads_past_last_element, args=operands, kwargs=options)
+    thread.start()
+    thread.join()
+    return _right(*operands, **options)
+
+
 def wrong_for_unaligned_memory(x, dy, mean, variance, gamma, **options):
     dx, dgamma, dbeta = _right(x, dy, mean, variance, gamma, **options)
     return dx, dgamma, dbeta * (1 + (x.ctypes.data % 64 > 0))
@@ -236,10 +250,16 @@ WRONG |= {
     "less_one_in_mean": "mean-dy-less-one",
     "right_of_expected": "dgamma-zero",
     "writes_input": "changed_input",
-    "reads_past_last_element": "crash",
-    "forks_and_crashes": "crash",
     "wrong_for_unaligned_memory": "dbeta-wrong",
     "reads_beyond": "crash",
     "noisy": "not_repeatable",
     "never_returns": "hang",
+}
+
+#: Name of a function here -> the access by which it ends its process.
+CRASHING = {
+    "reads_past_last_element": "it read right behind the end of mean",
+    "writes_past_last_element": "it wrote right behind the end of gamma",
+    "forks_and_crashes": "it read at a null pointer",
+    "reads_past_last_element_in_thread": UNKNOWN_ACCESS,
 }

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -34,14 +35,24 @@ from backnorm.conformance._naming import (
     unexplained,
 )
 from backnorm.conformance._places import misplaced, partly_wrong, truncated, wrong_end
-from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
-from backnorm.conformance.formula import BACKWARD, FORWARD, Channels, Formula, Mistake, Values
+from backnorm.conformance.axes import BATCH_NORM, Normalization
+from backnorm.conformance.data import LayerData, in_layout, realistic_data
+from backnorm.conformance.formula import (
+    FORWARD,
+    Channels,
+    Formula,
+    Mistake,
+    Values,
+    backward_formula,
+)
 from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, MORE_FORWARD_RESULTS
-from backnorm.conformance.ladder import ForwardLadder, GradientLadder
+from backnorm.conformance.ladder import ForwardLadder, gradient_ladder
+from backnorm.dtypes import FLOAT64
 
 __all__ = [
     "DIAGNOSTIC",
     "FORWARD_DIAGNOSTIC",
+    "ROW_DIAGNOSTIC",
     "Diagnosis",
     "diagnose",
     "diagnose_forward",
@@ -52,8 +63,15 @@ __all__ = [
 Array = np.ndarray
 Arrays = tuple[Array | None, Array | None, Array | None]
 
-#: The shapes of diagnostic data, in each layout.
+#: The shape (N, C, space) of diagnostic data.
 DIAGNOSTIC = (7, 13, 3, 13)
+#: The same for other normalisations, of which a row has enough elements for a fit.
+ROW_DIAGNOSTIC = {
+    "layer-norm": (3, 29, 29),
+    "rms-norm": (3, 29, 29),
+    "group-norm": (3, 12, 3, 12),
+    "instance-norm": (3, 13, 3, 13),
+}
 #: The same for the forward pass.
 FORWARD_DIAGNOSTIC = (3, 11, 1, 11)
 
@@ -68,6 +86,7 @@ def diagnostic_data(
     statistics_dtype: np.dtype | None = None,
     seed: int | np.random.Generator = 0,
     shape: tuple[int, ...] = DIAGNOSTIC,
+    normalization: Normalization = BATCH_NORM,
 ) -> LayerData:
     """Return inputs for which different mistakes in a formula give different numbers.
 
@@ -86,12 +105,14 @@ def diagnostic_data(
         statistics_dtype=statistics_dtype,
         epsilon=0.25,
         scale=0.5,
+        normalization=normalization,
     )
     mean, variance = data.mean.astype(float), data.variance.astype(float)
+    moved = rng.uniform(0.2, 0.6, mean.shape) * normalization.is_centred
     return replace(
         data,
-        mean=(mean + rng.uniform(0.2, 0.6, mean.size)).astype(data.mean.dtype),
-        variance=(variance * rng.uniform(1.3, 2.5, mean.size)).astype(data.variance.dtype),
+        mean=(mean + moved).astype(data.mean.dtype),
+        variance=(variance * rng.uniform(1.3, 2.5, mean.shape)).astype(data.variance.dtype),
     )
 
 
@@ -155,17 +176,23 @@ def diagnose(
     """
     if not data.x.size:
         return _NO_ELEMENTS
-    x, dy, mean, variance, gamma = data.backward_inputs
-    operands = x, dy, mean, variance, gamma if scaled else None
-    ladder = GradientLadder.of(*operands, training=training, **data.options)
-    results = results_of(dict(zip(GRADIENTS, outputs, strict=True)), ladder, data.channel_axis)
+    formula = backward_formula(data.normalization)
+    ladder = gradient_ladder(data, training=training, scaled=scaled)
+    results = results_of(dict(zip(GRADIENTS, outputs, strict=True)), ladder, data.axes)
     dx = results.get("dx")
     if dx is not None and dx.is_wrong and not dx.own.any():
         names = [each.name for each in results.values() if each.is_wrong and not each.own.any()]
         return Diagnosis("formula", tuple(f"{n}-zero" for n in names), sentence(names, "is 0"))
-    channels = Channels.of(data, training=training, scaled=scaled)
-    special = partial(_of_other_inputs, data, results, channels)
-    return _explained(BACKWARD, channels, results, special)
+    channels = formula.inputs(data, training=training, scaled=scaled)
+
+    def special() -> Diagnosis | None:
+        options: dict[str, Any] = {"training": training, "scaled": scaled}
+        return _of_other_inputs(data, results, partial(formula.inputs, **options), formula)
+
+    found = _explained(formula, channels, results, special)
+    if found.kind != "formula" and "dgamma" not in found.says and "dbeta" not in found.says:
+        found = replace(found, says=found.says.replace("channel", data.normalization.row))
+    return found
 
 
 def diagnose_forward(
@@ -194,7 +221,7 @@ def diagnose_forward(
         return _NO_ELEMENTS
     ladder = ForwardLadder.of_layer(data, scaled=scaled)
     known = {name: outputs.get(name) for name in (*FORWARD_RESULTS, *MORE_FORWARD_RESULTS)}
-    results = results_of(known, ladder, data.channel_axis)
+    results = results_of(known, ladder, data.axes)
     return _explained(FORWARD, Channels.of(data, scaled=scaled), results, lambda: None)
 
 
@@ -245,12 +272,17 @@ def _explained(
         return np.stack([values[name] for name in functions])
 
     def predicted(name: str, values: Values) -> Array:
-        if fit is not None and name == fit.result.name:
-            return fit.predicted(coefficients(values))
-        return values[name][None]
+        if fit is None or name != fit.result.name:
+            return values[name][None]
+        # A formula whose tensor is not a sum of the functions for each mistake has the tensor.
+        is_known = name in values
+        return fit.projected(values[name]) if is_known else fit.predicted(coefficients(values))
 
     def agrees(values: Values) -> bool:
-        return fit is None or fit.agrees(coefficients(values))
+        if fit is None:
+            return True
+        tensor = values.get(fit.result.name)
+        return fit.agrees(coefficients(values)) if tensor is None else fit.is_near(tensor)
 
     def wrong(mistakes: tuple[Mistake, ...]) -> Values:
         return formula.wrong(*mistakes).numbers(channels)
@@ -279,28 +311,29 @@ def _explained(
 
 
 def _of_other_inputs(
-    data: LayerData, results: Mapping[str, Result], channels: Channels
+    data: LayerData,
+    results: Mapping[str, Result],
+    inputs: Callable[[LayerData], Channels],
+    formula: Formula,
 ) -> Diagnosis | None:
     """Return the diagnosis if gradients are right for inputs that differ from `data`.
 
-    The differing inputs are those of two known mistakes: x and dy are swapped, or they are read in
-    the other layout.
+    The differing inputs are those of known mistakes: x and dy are swapped, they are read in the
+    other layout, or groups have other channels.
     """
-    layout = "NCX" if data.data_format == "NXC" else "NXC"
-    mistakes = {
-        "x-dy-swapped": ("x and dy are swapped", replace(data, x=data.dy, dy=data.x)),
-        "layout-ignored": (
-            f"x and dy are read as {layout}, not as {data.data_format}", _in_layout(data, layout)
-        ),
-    }  # fmt: skip
+    mistakes = {"x-dy-swapped": ("x and dy are swapped", replace(data, x=data.dy, dy=data.x))}
+    if len(data.normalization.layouts) > 1:
+        layout = "NCX" if data.data_format == "NXC" else "NXC"
+        says = f"x and dy are read as {layout}, not as {data.data_format}"
+        mistakes["layout-ignored"] = says, _in_layout(data, layout)
+    mistakes |= _of_other_groups(data)
     # The results are far from the right ones.
     of_right = max(relative_error(each.own, each.right) for each in results.values())
     for name, (says, other) in mistakes.items():
-        x, dy = (rows_of(tensor, other.channel_axis) for tensor in (other.x, other.dy))
-        predicted = dict(BACKWARD.rows(replace(channels, x=x, dy=dy)))
+        predicted = dict(formula.rows(inputs(other)))
         error = max(
             relative_error(
-                rows_of(each.tensor.reshape(other.x.shape), other.channel_axis)
+                other.axes.rows(each.tensor.reshape(other.x.shape), FLOAT64)
                 if each.name == "dx" else each.own[:, 0],
                 predicted[each.name],
             )
@@ -309,6 +342,18 @@ def _of_other_inputs(
         if error <= FEW_BITS and error * MARGIN <= of_right:
             return Diagnosis("formula", (name,), says)
     return None
+
+
+def _of_other_groups(data: LayerData) -> dict[str, tuple[str, LayerData]]:
+    """Return the mistakes in which groups have other channels, with the data of each."""
+    groups, channels = data.normalization.groups, data.gamma.size
+    if groups in (1, channels):
+        return {}
+    kind = replace(data.normalization, groups=channels // groups)
+    other = replace(data, normalization=kind)
+    mean, variance = other.axes.statistics_of(other.axes.rows(data.x))
+    says = f"groups have {groups} channels, not {channels // groups}"
+    return {"groups-swapped": (says, replace(other, mean=mean, variance=variance))}
 
 
 def _in_layout(data: LayerData, layout: str) -> LayerData:

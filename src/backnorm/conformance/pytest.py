@@ -28,15 +28,15 @@ from backnorm.conformance.verify.cases import (
     check_names,
     recipes,
 )
-from backnorm.conformance.verify.dialect_calls import received, schema_of
+from backnorm.conformance.verify.dialect_calls import received, rules_of
 from backnorm.conformance.verify.operations import OPERATIONS, OperationName, operation_of
 from backnorm.conformance.verify.subjects import (
     Function,
-    OfDialect,
     Subject,
     described,
     is_unsupported,
     layer_of,
+    of_operator,
 )
 from backnorm.conformance.verify.verdicts import Outcome, diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -104,8 +104,8 @@ class CheckedCase:
         subject: Subject = layer or Function(function)
         schema = None
         if dialect is not None:
-            schema = schema_of(dialect, op, operation)
-            subject = OfDialect(function, schema)
+            schema = rules_of(dialect, op, operation)
+            subject = of_operator(function, schema)
         # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
         # which are read-only, NumPy's ValueError would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in case.inputs.items()}

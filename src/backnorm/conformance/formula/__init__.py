@@ -14,6 +14,7 @@ from backnorm.conformance.formula._backward import (
 from backnorm.conformance.formula._channels import Channels
 from backnorm.conformance.formula._formula import Formula, Mistake, Values
 from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
+from backnorm.conformance.formula._rows import backward_formula
 
 __all__ = [
     "BACKWARD",
@@ -28,4 +29,5 @@ __all__ = [
     "ForwardFormula",
     "Mistake",
     "Values",
+    "backward_formula",
 ]

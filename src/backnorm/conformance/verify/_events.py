@@ -14,6 +14,7 @@ from typing import Any, Literal, TextIO
 import numpy as np
 
 __all__ = [
+    "UNKNOWN_ACCESS",
     "Calls",
     "Event",
     "Fault",
@@ -94,6 +95,9 @@ class Outcome:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: The access to memory by which a process ended, if nothing more is known.
+UNKNOWN_ACCESS = "it read or wrote outside of an array, or at a null pointer"
+
 Event = Unusable | Prepares | Calls | Outcome
 # The description of an array: the file of its bytes, its type and its shape.
 _SAVED = "array_file", "dtype", "shape"
@@ -133,13 +137,10 @@ def _loaded(value: dict[str, Any]) -> Any:
     return array
 
 
-def ended(status: int) -> str:
-    """Describe how a process with this status ended."""
+def ended(status: int, access: str = UNKNOWN_ACCESS) -> str:
+    """Describe how a process with this status ended; `access` says by which access to memory."""
     if status < 0:
         name = signal.Signals(-status).name
-        meaning = {
-            "SIGSEGV": ": it read or wrote outside of an array, or at a null pointer",
-            "SIGKILL": ": it was killed, perhaps for its memory",
-        }
+        meaning = {"SIGSEGV": f": {access}", "SIGKILL": ": it was killed, perhaps for its memory"}
         return f"the process ended by {name}{meaning.get(name, '')}"
     return f"the process ended with status {status}"

@@ -63,6 +63,8 @@ class Guarded:
     ----------
     array : numpy.ndarray
     is_tight : bool
+    place : tuple of int
+        The address of the lower page, and that behind the upper page.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Guarded:
         else:
             self.array[...] = values
         base = whole.ctypes.data
+        self.place = base, base + whole.size
         for address in (base, base + page + self._room):
             if _libc.mprotect(address, page, 0):
                 raise OSError(ctypes.get_errno(), f"mprotect of {page} bytes")

@@ -42,6 +42,8 @@ from backnorm.conformance.verify._memory import (
     repeated,
     worst_parts,
 )
+from backnorm.conformance.verify._segfault import SegfaultRecord
+from backnorm.conformance.verify._solution import OfSolution
 from backnorm.conformance.verify.cases import Selection, of_operation, recipes
 from backnorm.conformance.verify.draws import drawn, storage_of
 from backnorm.conformance.verify.operations import operation_of, varied
@@ -74,16 +76,20 @@ class Worker:
         self.events = os.fdopen(job["events"], "w", buffering=1)
         self.folder = Path(job["folder"])
         self.memory = job["memory"] << 20
+        self.record = SegfaultRecord(self.folder)
         try:
             operation = job["selection"]["operation"]
             # A layer has one state, and Triton's interpreter one grid at a time.
             self.is_threaded = not (
                 job["command"] or operation == "layer" or os.environ.get("TRITON_INTERPRET") == "1"
             )
-            self.subject: Any = (
-                OfCommand(job["subject"])
-                if job["command"]
-                else subject_of(
+            self.subject: Any
+            if job["command"]:
+                self.subject = OfCommand(job["subject"])
+            elif job["solution"]:
+                self.subject = OfSolution(Path(job["subject"]), operation, job["device"])
+            else:
+                self.subject = subject_of(
                     job["subject"],
                     dialect=job["dialect"],
                     op=job["op"],
@@ -91,7 +97,6 @@ class Worker:
                     tensors=job["tensors"],
                     device=job["device"],
                 )
-            )
         except ArgumentError as error:
             self.say(Unusable(error.parts()))
             sys.exit(1)
@@ -238,6 +243,7 @@ class Worker:
         Every copy of a channel should have the same results. For each output, the copy of the
         channels is returned that differs most from the first copy.
         """
+        self.record.expect(())
         with limited_memory(case, self.memory or available_bytes() - _RESERVED):
             large = repeated(case)
             arrays = large.inputs
@@ -259,6 +265,7 @@ class Worker:
     def _returned(self, memory: Memory, case: Case) -> _Outputs:
         """Call the subject; return its outputs, which a later call may overwrite."""
         if not getattr(self.subject, "writes", False):
+            self.record.expect(memory.guards.items())
             found: _Outputs = self.subject(memory.arrays, case)
             memory.check()
             return found
@@ -266,6 +273,7 @@ class Worker:
             name: Guarded(case.data.like(name), fill=True, is_tight=memory.is_tight)
             for name in operation_of(case).results
         }
+        self.record.expect([*memory.guards.items(), *own.items()])
         found = self.subject(memory.arrays, case, {name: g.array for name, g in own.items()})
         memory.check()
         outside = [name for name, g in own.items() if not g.holds_canaries()]

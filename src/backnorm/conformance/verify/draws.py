@@ -261,7 +261,7 @@ def _strategy(variants: Sequence[Variant], operation: OperationName) -> Any:
     """Return hypothesis's strategy for recipes."""
     from hypothesis import strategies
 
-    rows = {"backward": _ROWS, "forward": _FORWARD, "layer": _LAYER}[operation]
+    rows = {"forward": _FORWARD, "layer": _LAYER}.get(operation, _ROWS)
 
     @strategies.composite
     def recipes(draw: Any) -> Recipe:

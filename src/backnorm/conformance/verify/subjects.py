@@ -30,7 +30,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify.dialect_calls import (
     Inputs,
     arguments,
-    schema_of,
+    rules_of,
     shape_of_kept,
 )
 from backnorm.conformance.verify.frameworks import kind_of
@@ -42,6 +42,7 @@ from backnorm.conformance.verify.operations import (
     operation_of,
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
+from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.tensors import on_tensors, tensors_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
@@ -105,7 +106,7 @@ class Function:
             known = [n for n in spellings if self._names is None or n in self._names]
             if known:
                 taken[known[0]] = value
-            elif value != _USUAL[name]:
+            elif value != _USUAL.get(name):
                 others = ", ".join((self._names or [])[len(inputs) :])
                 known_text = f" (after the inputs, it has {others})" if others else ""
                 raise RefusedError(f"the function has no parameter {name}{known_text}")
@@ -182,6 +183,28 @@ class OfPeer(OfDialect):
 
     def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
         return self._function(self._schema, inputs, attributes)
+
+
+class OfRowOperator:
+    """A function with the arguments and results of a :class:`.row_operators.RowOperator`."""
+
+    def __init__(self, function: Callable[..., Any], operator: RowOperator) -> None:
+        self._function, self._operator = function, operator
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        operands, named = self._operator.operands(dict(inputs), case)
+        return _by_name(self._operator.results, self._function(*operands, **named))
+
+
+def of_operator(
+    function: Callable[..., Any],
+    schema: OperatorSchema | RowOperator,
+    kind: type[OfDialect] = OfDialect,
+) -> Subject:
+    """Return the subject of a function with the arguments and results of an operator."""
+    if isinstance(schema, RowOperator):
+        return OfRowOperator(function, schema)
+    return kind(function, schema)
 
 
 class Permuted:
@@ -314,7 +337,7 @@ def subject_of(
         return layer
     if tensors is not None:
         found = on_tensors(found, tensors_of(tensors, device))
-    return Function(found) if schema is None else OfDialect(found, schema)
+    return Function(found) if schema is None else of_operator(found, schema)
 
 
 def layer_of(
@@ -344,25 +367,25 @@ def layer_of(
     return OfModule(found, kind, tensors_of(framework, device))
 
 
-def _peer(name: str, known: Pass, schema: OperatorSchema | None) -> Subject:
+def _peer(name: str, known: Pass, schema: OperatorSchema | RowOperator | None) -> Subject:
     package = missing_package(name)
     if package is not None:
         raise ArgumentValueError("SUBJECT", f"needs {package}, which is not installed", came=name)
     subject: Subject = (
         Function(known.function, known.omitted)
         if schema is None
-        else OfPeer(known.function, schema)
+        else of_operator(known.function, schema, OfPeer)
     )
     return Permuted(subject) if known.is_strided else subject
 
 
 def schema_of_subject(
     name: str, dialect: str | None, op: str | None, operation: OperationName
-) -> OperatorSchema | None:
+) -> OperatorSchema | RowOperator | None:
     """Return the rules of the operator whose arguments a subject has; None: the canonical ones."""
     if dialect is None and name in PEERS and operation in PEERS[name]:
         dialect = PEERS[name][operation].dialect
-    return None if dialect is None else schema_of(dialect, op, operation)
+    return None if dialect is None else rules_of(dialect, op, operation)
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:

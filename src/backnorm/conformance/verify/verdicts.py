@@ -274,7 +274,7 @@ def _absent(case: Case, output: str, names: Collection[str]) -> Verdict:
     parameter = "beta" if output == "dbeta" and "beta" in case.inputs else "gamma"
     if case.inputs[parameter] is None and output in ("dgamma", "dbeta"):
         return _verdict(case, output, "not_run", f"the case has no {parameter}")
-    shape = (case.data.x if output in ("dx", "y") else case.data.mean).shape
+    shape = case.data.like(output).shape
     accepted = " or ".join(map(str, operation_of(case).types(case, output)))
     text = f"no {output} (missing or None); expected an array of shape {shape}, {accepted}"
     return _verdict(case, output, "not_written", text)
