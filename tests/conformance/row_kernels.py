@@ -282,4 +282,59 @@ WRONG = {
     ),
 }  # fmt: skip
 
+_LAYER, _RMS, _GROUP = (kernel(kind) for kind in ("layer", "rms", "group"))
+
+
+def native_layer_norm_backward(
+    grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
+):
+    """ATen's operator, by the kernel of an epsilon of 0."""
+    variance = (1.0 / np.square(rstd[..., 0].astype(np.longdouble))).astype(np.float64)
+    found = _LAYER(input, grad_out, mean[..., 0], variance, weight, epsilon=0.0)
+    return _in_type_of(rstd, found)
+
+
+def rstd_as_variance(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask):
+    """ATen's operator, wrong: its inverse deviation is taken for a variance."""
+    found = _LAYER(input, grad_out, mean[..., 0], rstd[..., 0], weight, epsilon=0.25)
+    return _in_type_of(rstd, found)
+
+
+def fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask):
+    variance = (1.0 / np.square(rstd[..., 0].astype(np.longdouble))).astype(np.float64)
+    return _in_type_of(rstd, _RMS(input, grad_out, variance, weight, epsilon=0.0))
+
+
+def native_group_norm_backward(grad_out, input, mean, rstd, weight, *sizes):
+    images, channels, space, group, _ = sizes
+    assert (images, channels) == input.shape[:2]
+    assert images * channels * space == input.size
+    variance = (1.0 / np.square(rstd.astype(np.longdouble))).astype(np.float64)
+    found = _GROUP(
+        input, grad_out, mean, variance, weight, epsilon=0.0, data_format="NCX", groups=group
+    )
+    return _in_type_of(rstd, found)
+
+
+def layer_norm_backward(
+    src, diff_dst, mean, variance, gamma, beta, *, begin_norm_axis, use_affine, epsilon
+):
+    assert begin_norm_axis == -1
+    assert use_affine == (gamma is not None)
+    return _LAYER(src, diff_dst, mean, variance, gamma, epsilon=epsilon)
+
+
+def _in_type_of(rstd, found):
+    return found[0], *(each.astype(rstd.dtype) for each in found[1:])
+
+
+#: Functions with the arguments of operators: dialect, operator, id of the finding.
+OPERATORS = {
+    "native_layer_norm_backward": ("aten", "native_layer_norm_backward", "layer-norm", None),
+    "rstd_as_variance": ("aten", None, "layer-norm", "inverse-as-variance"),
+    "fused_rms_norm_backward": ("aten", "_fused_rms_norm_backward", "rms-norm", None),
+    "native_group_norm_backward": ("aten", "native_group_norm_backward", "group-norm", None),
+    "layer_norm_backward": ("onednn_graph", "LayerNormBackward", "layer-norm", None),
+}
+
 globals().update(RIGHT, **{name: each for name, (each, _) in WRONG.items()})

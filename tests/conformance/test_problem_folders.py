@@ -293,8 +293,6 @@ def test_bundle_has_the_graph_of_hipdnn_and_the_results_of_its_node(operation, t
         for name, value in computed(operation, **wide).items():
             found = tensors[outputs[name]]
             np.testing.assert_array_max_ulp(found, value.astype(np.float32), 1)
-        meta = json.loads(path.with_suffix(".meta.json").read_text())
-        assert (meta["format_version"], meta["reference_source"]) == (1, "cpu")
 
 
 @pytest.mark.parametrize("form", ["flashinfer", "hipdnn", "mlir"])

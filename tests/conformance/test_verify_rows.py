@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +17,15 @@ from backnorm.conformance.data import realistic_data
 from backnorm.conformance.ladder import RUNGS, GradientLadder, gradient_ladder
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.peers import missing_package
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import Function
 from backnorm.conformance.verify.verdicts import Outcome, judged
+from backnorm.errors import ArgumentValueError
+from tests.support.pages import ROOT
+from tests.support.required import require
 
-from .row_kernels import RIGHT, WRONG
+from .row_kernels import OPERATORS, RIGHT, WRONG
 
 FILE = Path(__file__).parent / "row_kernels.py"
 SIBLINGS = [name for name, kind in NORMALIZATIONS.items() if kind != BATCH_NORM]
@@ -68,6 +76,66 @@ def test_verify_of_wrong_kernel_of_rows_reports_one_finding(operation):
     (found,) = findings(results)
     assert found.id == WRONG[name][1]
     assert f"--operation {operation}" in found.reproduce
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
+    dialect, op, operation, expected = OPERATORS[name]
+    only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*"
+    selection = Selection(dtypes=("float32", "float16"), only=only, operation=operation)
+    results = verify(Job(f"{FILE}:{name}", selection, dialect, op))
+    found = findings(results)
+    assert [each.id for each in found] == [expected] * (expected is not None)
+    if expected is None:
+        assert {v.status for v in results.verdicts} <= {*RUNGS, "refused", "not_run"}
+        assert sum(v.status in RUNGS for v in results.verdicts) > 10
+
+
+def test_verify_of_unknown_operator_of_rows_lists_those_of_the_operation():
+    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", "native_group_norm_backward")
+    with pytest.raises(ArgumentValueError, match="expected aten native_layer_norm_backward, one"):
+        assert job.schema
+
+
+PAGE = (ROOT / "docs/how-to/verify-layer-norm.md").read_text("utf-8")
+COMMANDS = re.findall(r"^(?:\| .*`)?(backnorm verify [^`\n]+)", PAGE, re.M)
+
+
+def run(words, folder=None):
+    command = [sys.executable, "-m", "backnorm", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_page_of_rows_shows_the_printed_screen(tmp_path):
+    (tmp_path / "myrms.py").write_text(re.search(r"```python\n(.+?)```", PAGE, re.S)[1])
+    screen = re.search(r"```console\n\$ backnorm (.+?)\n(.+?)```", PAGE, re.S)
+    printed = run(shlex.split(screen[1]), tmp_path)
+    lines = [[re.sub(r", \d+\.\d s$", "", line.rstrip()) for line in text.splitlines()]
+             for text in (screen[2], printed.stdout)]  # fmt: skip
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "mine.py" in each])
+def test_page_of_rows_commands_of_operators_judge_right_functions(command):
+    words = shlex.split(command)[1:]
+    operation, dialect = words[words.index("--operation") + 1], words[words.index("--dialect") + 1]
+    name = next(n for n, o in OPERATORS.items() if (o[0], *o[2:]) == (dialect, operation, None))
+    words[1] = f"{FILE}:{name}"
+    done = run([*words, "--dtypes", "float32", "--only", "diagnostic-*"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.peer
+@pytest.mark.long
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "mine.py" not in each])
+def test_page_of_rows_commands_of_packages_have_no_finding(command):
+    words = shlex.split(command)[1:]
+    package = words[1].partition(":")[0].partition("-")[0]
+    require(missing_package(package) is None, package)
+    if "cuda" in words:
+        pytest.skip("no GPU")
+    done = run([*words, "--only", "diagnostic-float32-*", "--dtypes", "float32"])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def data_of(kind, layout, dtype=np.float32):

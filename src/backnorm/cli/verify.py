@@ -439,7 +439,8 @@ def tolerance(
         typer.Option(
             metavar="TOLERANCE",
             help="List the wrong kernels that pass a test with this tolerance: "
-            "rtol=1e-2,atol=1e-2, or a number after pcc=, cosine=, rms=, l2= or ulp=.",
+            "rtol=1e-2,atol=1e-2 (atol/M= grows with M, share=0.99 of the elements suffice), or a "
+            "number after pcc=, cosine=, rms=, l2= or ulp=.",
         ),
     ] = None,
     policy: Annotated[
@@ -458,8 +459,8 @@ def tolerance(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="The data of the test: randn, rand, layer, uniform, small, sparse, or FILE.npz "
-            "with x and dy.",
+            help="The data of the test: randn, scaled, fresh, rand, traced, layer, uniform, "
+            "small, sparse, or FILE.npz with x and dy.",
         ),
     ] = None,
     shape: Annotated[
@@ -496,27 +497,34 @@ def tolerance(
     else:
         assert audit is not None
         chosen, label = policies.of_text(audit), ""
-    data = data or chosen.data
-    if data.endswith(".npz"):
+    is_layer = chosen.operation == "layer"
+    if is_layer:
+        _check_absent("with the test of a layer", **{"--loss": loss})
+    chosen = replace(chosen, data=data or chosen.data, loss=loss or chosen.loss)
+    if chosen.data.endswith(".npz") and not is_layer:
         unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
         _check_absent("with a file of x and dy", **unused)
-        runs = [audit_data.read(Path(data), chosen.epsilon)]
-        dtype = str(runs[0].inputs[0].dtype)
-        about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
+        runs = [audit_data.read(Path(chosen.data), chosen.epsilon)]
+        dtype = str(runs[0].data.x.dtype)
+        about = f"{chosen.data}, {dtype}, x of {runs[0].data.x.shape}"
         has_every_mistake = False
     else:
-        of_loss, dtype = loss or chosen.loss, _DTYPE if dtype is None else dtype
-        sizes = _shape(_SHAPE if shape is None else shape)
-        runs = list(audit_data.runs(data, sizes, of_loss, chosen.epsilon, _element_type(dtype)))
-        about = f"{data}, loss {of_loss}, {dtype}, x of {','.join(map(str, sizes))}"
-        about += f", {len(runs)} seeds"
-        has_every_mistake = data == "layer" and of_loss in ("none", "cube")
+        dtype = _DTYPE if dtype is None else dtype
+        if shape is not None or not chosen.shapes:
+            chosen = replace(chosen, shapes=[_shape(_SHAPE if shape is None else shape)])
+        runs = list(chosen.runs(_element_type(dtype)))
+        sizes = " and ".join(",".join(map(str, each)) for each in chosen.shapes)
+        about = chosen.data if is_layer else f"{chosen.data}, loss {chosen.loss}"
+        about += f", {dtype}, x of {sizes}, {audit_data.SEEDS} seeds"
+        has_every_mistake = chosen.data == "layer" and chosen.loss in ("none", "cube")
     print(visible(f"{label}{chosen.text(dtype)} on {about}"))
     if chosen.source:
         print(f"  {chosen.source}")
+    if chosen.forgives:
+        print(f"  {chosen.forgives}")
     for line in lines(audit_of(chosen.test(dtype), runs)):
         print(f"  {line}")
-    if not has_every_mistake:
+    if not (has_every_mistake or is_layer):
         print("  --data layer --loss cube shows every mistake that a loss can show.")
 
 

@@ -6,13 +6,13 @@ dy is never constant: with a constant dy the exact dx and dgamma are 0, and wron
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
 from backnorm.conformance.axes import BATCH_NORM, Axes, Normalization
-from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit, rounded
 from backnorm.problem import channel_axis_of
 
 __all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data", "rows_of"]
@@ -72,6 +72,22 @@ class LayerData:
     def channel_axis(self) -> int:
         """Index of the channel axis of x."""
         return channel_axis_of(self.data_format) % self.x.ndim
+
+    @property
+    def inverse_deviation(self) -> np.ndarray:
+        """1/sqrt(variance + epsilon), rounded to the type of the variance."""
+        with np.errstate(all="ignore"):
+            inverse = 1.0 / np.sqrt(self.variance.astype(FLOAT64) + self.epsilon)
+        return rounded(inverse, self.variance.dtype)
+
+    def with_inverse_deviation(self) -> Self:
+        """Return the data with the float64 variance of which the rounded inverse deviation is the
+        exact one.
+        """
+        inverse = self.inverse_deviation.astype(np.longdouble)
+        with np.errstate(all="ignore"):
+            variance = (1 / np.square(inverse) - self.epsilon).astype(FLOAT64)
+        return replace(self, variance=variance)
 
     @property
     def options(self) -> dict[str, Any]:

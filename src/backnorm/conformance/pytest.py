@@ -27,14 +27,14 @@ from backnorm.conformance.verify.cases import (
     check_names,
     recipes,
 )
-from backnorm.conformance.verify.dialect_calls import received, schema_of
+from backnorm.conformance.verify.dialect_calls import received, rules_of
 from backnorm.conformance.verify.operations import OPERATIONS, OperationName, operation_of
 from backnorm.conformance.verify.subjects import (
     Function,
-    OfDialect,
     Subject,
     described,
     is_unsupported,
+    of_operator,
 )
 from backnorm.conformance.verify.verdicts import Outcome, diagnosis_of, judged
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
@@ -99,8 +99,8 @@ class CheckedCase:
         subject: Subject = Function(function)
         schema = None
         if dialect is not None:
-            schema = schema_of(dialect, op, operation_of(case).name)
-            subject = OfDialect(function, schema)
+            schema = rules_of(dialect, op, operation_of(case).name)
+            subject = of_operator(function, schema)
         # The subject gets writable copies of the inputs. If it wrote to the case's own arrays,
         # which are read-only, NumPy's ValueError would not name the input.
         inputs = {n: None if a is None else a.copy() for n, a in case.inputs.items()}

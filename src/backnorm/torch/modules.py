@@ -349,11 +349,11 @@ class SyncBatchNorm(_BatchNorm):
     in training uses the mean and variance of the elements of all processes. Each process computes
     the mean and variance of its own elements, and the module `exchange` combines these statistics
     of the processes without loss of digits. The batches of the processes may differ in size, and
-    may be empty. The gradient of the input is computed with sums over the elements of all
-    processes. In each process, the gradients of weight and bias are those of the process's own
-    batch; DistributedDataParallel averages them over the processes. In evaluation, or in a single
-    process, the layer computes what `BatchNorm2d` computes. It accepts inputs with two or more
-    axes.
+    may be empty; masks may count any number of their elements. The gradient of the input is
+    computed with sums over the elements of all processes. In each process, the gradients of weight
+    and bias are those of the process's own batch; DistributedDataParallel averages them over the
+    processes. In evaluation, or in a single process, the layer computes what `BatchNorm2d`
+    computes. It accepts inputs with two or more axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the

@@ -28,6 +28,7 @@ from backnorm.reproducible_sums import SPECIAL, added, tops_of, with_tops, zeros
 from backnorm.torch.checks import Operands, check, not_a_tensor
 from backnorm.torch.engines import engine_of
 from backnorm.torch.exchange import Exchange, group_of
+from backnorm.torch.masks import mask_of
 
 # The bits of the sums do not depend on the setting `backnorm.arithmetic`.
 _OPTIONS = Options(arithmetic="float64", reproducible=True)
@@ -104,6 +105,9 @@ def recompute_statistics(
     Modes and hooks are as before when the function returns or raises an exception. If it raises an
     exception, statistics are as before, too.
 
+    Elements that a boolean mask of backnorm's layers does not count do not count here. Weights are
+    an error, because sums with weights are not reproducible.
+
     If an element of a channel is NaN or infinite, the channel's statistics become NaN.
     """
     populations = [
@@ -112,17 +116,18 @@ def recompute_statistics(
         if isinstance(layer, _BatchNorm) and layer.running_mean is not None
     ]
     if not populations:
-        raise ArgumentValueError(
-            "model", "must be a torch.nn.Module with layers that have running statistics",
-            came=described(model),
-        )  # fmt: skip
-    # Compiled code would ignore the hooks.
+        raise ArgumentValueError("model", "must have running statistics", came=described(model))
+    # A layer in training that does not track statistics uses those of its batch, and changes no
+    # buffer. Compiled code would ignore the hooks.
     with ExitStack() as stack, torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
             module.training = False
         for population in populations:
-            population.observe(stack)
+            layer = population.layer
+            stack.callback(setattr, layer, "track_running_stats", layer.track_running_stats)
+            layer.training, layer.track_running_stats = True, False
+            stack.enter_context(layer.register_forward_pre_hook(population.add, with_kwargs=True))
         for batch in loader:
             forward(batch) if forward else _call(model, batch)
     group = group_of(process_group)
@@ -131,8 +136,8 @@ def recompute_statistics(
     reached = [population for population in populations if population.count]
     if not reached:
         raise ArgumentValueError("loader", "must have a batch for which the model calls its layers")
-    results = [population.statistics() for population in reached]
-    for population, (mean, variance) in zip(reached, results, strict=True):
+    for population in reached:
+        mean, variance = population.statistics()
         population.layer.running_mean.copy_(mean)
         population.layer.running_var.copy_(variance)
     names = [population.name for population in populations if not population.count]
@@ -161,18 +166,15 @@ class _Population:
         mean = layer.running_mean
         self.bins = torch.from_numpy(zeros(mean.element_size(), 2 * len(mean))).to(mean.device)
 
-    def observe(self, stack: ExitStack) -> None:
-        """Let the layer use statistics of batches and leave its own, and add its inputs."""
-        layer = self.layer
-        stack.callback(setattr, layer, "track_running_stats", layer.track_running_stats)
-        layer.training, layer.track_running_stats = True, False
-        stack.enter_context(layer.register_forward_pre_hook(self._add, with_kwargs=True))
-
-    def _add(self, layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        bound = inspect.signature(layer.forward).bind(*arguments, **keywords)
-        input = next(iter(bound.arguments.values()))
+    def add(self, layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Add the input of a call: the hook of the layer."""
+        bound = inspect.signature(layer.forward).bind(*arguments, **keywords).arguments
+        input = next(iter(bound.values()))
         # An input whose type fits the running statistics has as many digits as `self.bins`.
         check(Operands(input, None, None, None, layer.running_mean, layer.running_var), _OPTIONS)
+        mask = mask_of(input, bound.get("mask"), bound.get("lengths"), reproducible=True)
+        if mask is not None:
+            input = input.movedim(1, -1)[mask.squeeze(1)]
         bins, count = engine_of(input).reduce("reduce_forward", (input,), _OPTIONS)
         lower = ((bins + (1 << 31)) & ((1 << 32) - 1)) - (1 << 31)
         halves = torch.cat((lower, (bins - lower) >> 32), 1)

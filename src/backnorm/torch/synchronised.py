@@ -29,7 +29,7 @@ from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_o
 from backnorm.torch import composed, masks
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import Operands, TensorTypeError, check, check_device, check_tensor
-from backnorm.torch.dispatch import is_batched, is_transformed
+from backnorm.torch.dispatch import is_batched, is_transformed, is_watched
 from backnorm.torch.engines import engine_of
 from backnorm.torch.exchange import Exchange
 from backnorm.torch.memory import check_memory, contiguous, inverse_deviation, statistics_type
@@ -413,5 +413,5 @@ def _move(statistics: Sequence[Any], momentum: float, moments: Tensor) -> None:
         # Writing to `data` does not change the tensor's version counter. If the counter changed,
         # autograd could treat a weight that shares memory with the running statistics as changed,
         # too (see `library.MoveRunningStatistics`).
-        target = statistic if torch.compiler.is_compiling() else statistic.data
+        target = statistic if is_watched(statistic) else statistic.data
         target.copy_(statistic.double() * (1.0 - weight) + value * weight)

@@ -145,6 +145,19 @@ def test_batches_of_tuples_and_user_forward_give_equal_statistics():
     assert torch.equal(layers[0].running_var, layers[2].running_var)
 
 
+def test_elements_that_a_mask_does_not_count_are_in_no_sum():
+    layer, lengths = backnorm.torch.BatchNorm1d(3), torch.tensor([2, 5, 0, 4])
+    batches = batches_of((4, 4))
+    batches[0][2] = torch.nan
+    recompute_statistics(layer, batches, lambda batch: layer(batch, lengths=lengths))
+    counted = [row[None, :, :n] for each in batches for row, n in zip(each, lengths, strict=True)]
+    mean, variance = statistics_of([torch.cat(counted, 2)], torch.float32)
+    assert torch.equal(layer.running_mean, mean)
+    assert torch.equal(layer.running_var, variance)
+    with pytest.raises(TypeError, match="mask"):
+        recompute_statistics(layer, batches, lambda batch: layer(batch, mask=torch.ones(4, 5)))
+
+
 def test_autocast_adds_up_inputs_in_16_bits():
     model = nn.Sequential(nn.Linear(5, 3), backnorm.torch.BatchNorm1d(3))
     inputs = [torch.randn(n, 5) for n in (4, 3)]

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-import backnorm
 from backnorm.conformance.battery import Case
 from backnorm.conformance.verify._file_cases import FileCase, as_in_files, expected
 from backnorm.conformance.verify.dialect_calls import shape_of_kept
@@ -86,17 +85,8 @@ def write(folder: Path, cases: Iterable[FileCase], made_by: Mapping[str, Any]) -
         for uid, array in enumerate(arrays.values()):
             # "K": in the order of memory.
             Path(f"{stem}.tensor{uid}.bin").write_bytes(array.ravel(order="K").tobytes())
-        meta = {
-            "format_version": 1,
-            "generator": "backnorm",
-            "generator_version": backnorm.__version__,
-            # The results do not depend on a GPU.
-            "reference_source": "cpu",
-            "seed": made_by["seed"],
-        }
         graph = _graph(found.case, arrays, inputs)
-        for ending, value in (("json", graph), ("meta.json", meta)):
-            Path(f"{stem}.{ending}").write_text(json.dumps(value, indent=1) + "\n")
+        Path(f"{stem}.json").write_text(json.dumps(graph, indent=1) + "\n")
 
 
 def _graph(case: Case, arrays: Mapping[str, np.ndarray], inputs: int) -> dict[str, Any]:

@@ -73,6 +73,8 @@ _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
 # The numbers of groups of group normalisation: the first that divides the channels of a case.
 _GROUPS = 4, 3, 2, 1
+# Sizes (N, C) of long rows, for normalisations whose rows are the channels of one place.
+_LONG_ROWS = (4, 1 << 14)
 # The case that `Selection.huge` adds repeats the channels of small data many times. These are the
 # sizes (N, C, space) of the small data.
 _HUGE = (1, 64, 1 << 12)
@@ -235,6 +237,8 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):
                 yield _of_layer(f"sums-of-{math.prod(sizes) // sizes[1]}", variant, sizes)
+            if kind in ("layer-norm", "rms-norm"):
+                yield _of_layer("sums-of-long-rows", variant, _LONG_ROWS)
     if selection.huge:
         variant = Variant(BFLOAT16, FLOAT32, "NCX")
         repeats = selection.huge // math.prod(_HUGE) + 1

@@ -41,6 +41,7 @@ from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.draws import TimeIsOverError, is_drawn, search
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
+from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
     Judgement,
@@ -122,7 +123,7 @@ class Job:
     budget: float = 0.0
 
     @property
-    def schema(self) -> OperatorSchema | None:
+    def schema(self) -> OperatorSchema | RowOperator | None:
         """The rules of the operator whose signature the subject has."""
         return schema_of_subject(self.subject, self.dialect, self.op, self.selection.operation)
 

@@ -29,7 +29,7 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify.dialect_calls import (
     Inputs,
     arguments,
-    schema_of,
+    rules_of,
     shape_of_kept,
 )
 from backnorm.conformance.verify.modules import OfModule, is_module
@@ -40,6 +40,7 @@ from backnorm.conformance.verify.operations import (
     operation_of,
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
+from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.tensors import on_tensors, tensors_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
@@ -182,6 +183,28 @@ class OfPeer(OfDialect):
         return self._function(self._schema, inputs, attributes)
 
 
+class OfRowOperator:
+    """A function with the arguments and results of a :class:`.row_operators.RowOperator`."""
+
+    def __init__(self, function: Callable[..., Any], operator: RowOperator) -> None:
+        self._function, self._operator = function, operator
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        operands, named = self._operator.operands(dict(inputs), case)
+        return _by_name(self._operator.results, self._function(*operands, **named))
+
+
+def of_operator(
+    function: Callable[..., Any],
+    schema: OperatorSchema | RowOperator,
+    kind: type[OfDialect] = OfDialect,
+) -> Subject:
+    """Return the subject of a function with the arguments and results of an operator."""
+    if isinstance(schema, RowOperator):
+        return OfRowOperator(function, schema)
+    return kind(function, schema)
+
+
 class Permuted:
     """A subject that takes arrays in NCX with any strides; those in NXC are passed as views."""
 
@@ -316,28 +339,28 @@ def subject_of(
         return OfModule(found, tensors_of(tensors or "torch", device))
     if tensors is not None:
         found = on_tensors(found, tensors_of(tensors, device))
-    return Function(found) if schema is None else OfDialect(found, schema)
+    return Function(found) if schema is None else of_operator(found, schema)
 
 
-def _peer(name: str, known: Pass, schema: OperatorSchema | None) -> Subject:
+def _peer(name: str, known: Pass, schema: OperatorSchema | RowOperator | None) -> Subject:
     package = missing_package(name)
     if package is not None:
         raise ArgumentValueError("SUBJECT", f"needs {package}, which is not installed", came=name)
     subject: Subject = (
         Function(known.function, known.omitted)
         if schema is None
-        else OfPeer(known.function, schema)
+        else of_operator(known.function, schema, OfPeer)
     )
     return Permuted(subject) if known.is_strided else subject
 
 
 def schema_of_subject(
     name: str, dialect: str | None, op: str | None, operation: OperationName
-) -> OperatorSchema | None:
+) -> OperatorSchema | RowOperator | None:
     """Return the rules of the operator whose arguments a subject has; None: the canonical ones."""
     if dialect is None and name in PEERS and operation in PEERS[name]:
         dialect = PEERS[name][operation].dialect
-    return None if dialect is None else schema_of(dialect, op, operation)
+    return None if dialect is None else rules_of(dialect, op, operation)
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:
