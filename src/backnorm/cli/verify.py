@@ -275,9 +275,11 @@ def verify(
         )
     if budget and operation == "layer":
         raise ArgumentValueError("--budget", "must be absent for a layer", came=f"{budget:g}")
-    if command and operation == "layer":
-        problem = "must be backward or forward with --command"
-        raise ArgumentValueError("--operation", problem, came=operation)
+    alone = {"--command": command, "--solution": solution, "--huge": huge}
+    for option in (option for option, is_given in alone.items() if is_given):
+        if operation not in (None, "backward", "forward"):
+            problem = f"must be backward or forward with {option}"
+            raise ArgumentValueError("--operation", problem, came=operation)
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
     for form, path in output.files.items():

@@ -167,9 +167,9 @@ def _has_case(recipe: Recipe, kind: Normalization) -> bool:
     """Whether the case of batch normalisation is one of another normalisation, too. All of these
     have variable statistics, and exact data have only channels for rows.
     """
-    is_exact = recipe.purpose.startswith("exact")
-    fits = recipe.training and not is_exact and recipe.variant.data_format in kind.layouts
-    return kind == BATCH_NORM or fits
+    fits = recipe.variant.data_format in kind.layouts and recipe.repeats == 1
+    is_row = recipe.training and not recipe.purpose.startswith("exact")
+    return kind == BATCH_NORM or (fits and is_row)
 
 
 def _in_groups(recipe: Recipe, kind: Normalization) -> Recipe:
@@ -191,6 +191,7 @@ def variants_to_draw(selection: Selection) -> list[Variant]:
         for dtype in map(DTYPES.__getitem__, selection.dtypes)
         for statistics in reversed(statistics_types(dtype))
         for layout in selection.layouts
+        if layout in OPERATIONS[selection.operation].normalization.layouts
     )
     return [each for each in variants if _is_in_tier(each, selection)]
 
