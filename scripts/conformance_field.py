@@ -1,6 +1,7 @@
 """Measure the contents of docs/conformance.md: implementations, the tests of projects, errors.
 
-Every implementation runs in its own processes, one after the other.
+Every implementation runs in its own processes, one after the other. A case on which it ends its
+process is a verdict like others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import numpy as np
 
 from backnorm import machine
 from backnorm.conformance.audit import audit
-from backnorm.conformance.audit import data as audit_data
+from backnorm.conformance.audit.data import LOSSES
 from backnorm.conformance.audit.policies import POLICIES
 from backnorm.conformance.data import realistic_data
 from backnorm.conformance.judge import GRADIENTS
@@ -51,6 +53,8 @@ SUBJECTS = (
     ("backnorm, float32", "backnorm", "BACKNORM_ARITHMETIC=float32 backnorm verify backnorm"),
 )  # fmt: skip
 
+# Statuses of cases without results.
+_ENDS = "error", "out_of_memory", "hang", "crash"
 # A single case does not need this long time limit, so it is not part of shown commands.
 _TIMEOUT = " --timeout 120"
 
@@ -66,15 +70,30 @@ _BINS, _POINTS = 36, 6
 _SHAPES = ((4, 8, 7, 7), (16, 8, 14, 14), (32, 8, 28, 28))
 
 
-def measured() -> dict[str, Any]:
-    """Return everything that the page shows."""
-    return {
-        "machine": f"{machine.detect().name}, {os.cpu_count()} processors",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "subjects": list(itertools.starmap(subject, SUBJECTS)),
-        "tests": list(_tests()),
-        "points": {name: points(name) for name in DRAWN},
-    }
+def measured(stored: dict[str, Any], parts: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield everything that the page shows, after each step of a measurement.
+
+    Parameters
+    ----------
+    stored : dict
+        The earlier measurements.
+    parts : collection of str
+        Packages of :data:`SUBJECTS`, "tests" and "points"; the others keep their earlier
+        measurements. Empty: everything is measured.
+    """
+    known = {*(package for _, package, _ in SUBJECTS), "tests", "points"}
+    if not known.issuperset(parts):
+        sys.exit(f"--measure: unknown part; got {' '.join(parts)}; expected {', '.join(known)}")
+    rows = {row["label"]: row for row in stored["subjects"]}
+    for label, package, command in SUBJECTS:
+        if package in (parts or known):
+            rows[label] = subject(label, package, command)
+            ordered = [rows[each] for each, _, _ in SUBJECTS if each in rows]
+            yield (stored := stored | {"subjects": ordered})
+    if "tests" in (parts or known):
+        yield (stored := stored | {"tests": list(_tests())})
+    if "points" in (parts or known):
+        yield stored | {"points": {name: points(name) for name in DRAWN}}
 
 
 def subject(label: str, package: str, command: str) -> dict[str, Any]:
@@ -89,12 +108,17 @@ def subject(label: str, package: str, command: str) -> dict[str, Any]:
     verdicts, cells = report["verdicts"], dict[str, dict[str, str]]()
     for dtype, layout, output in itertools.product(DTYPES, LAYOUTS, GRADIENTS):
         own = dtype, layout, output
-        every = [v["status"] for v in verdicts if (v["dtype"], v["layout"], v["output"]) == own]
-        judged = [status for status in every if status not in UNJUDGED]
-        worst = max(judged or every, key=STATUSES.index, default="not_run")
-        cells.setdefault(f"{dtype} {layout}", {})[output] = worst
+        every = {v["status"] for v in verdicts if (v["dtype"], v["layout"], v["output"]) == own}
+        # A case without results does not hide the worst results of the other cases.
+        ends = every.intersection(_ENDS)
+        every -= ends
+        worst = max(every.difference(UNJUDGED) or every, key=STATUSES.index, default=None)
+        shown = [*([worst] if worst else []), *sorted(ends)] or ["not_run"]
+        cells.setdefault(f"{dtype} {layout}", {})[output] = ", ".join(shown)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {
         "label": label,
+        "measured": f"{today} on {machine.detect().name}, {os.cpu_count()} processors",
         "version": f"{package} {_version(package)}",
         "command": command,
         "cases": len({v["case"] for v in verdicts if v["status"] not in UNJUDGED}),
@@ -103,15 +127,22 @@ def subject(label: str, package: str, command: str) -> dict[str, Any]:
         "passed": report["counts"]["passed"],
         "refused": sorted({v["text"] for v in verdicts if v["status"] == "refused"}),
         "cells": cells,
-        "findings": [
-            {
-                "says": each["says"],
-                "cases": each["cases"],
-                "reproduce": environment + each["reproduce"].replace(_TIMEOUT, ""),
-            }
-            for each in report["findings"]
-        ],
+        "findings": list(_first_of_kinds(report["findings"], environment)),
     }
+
+
+def _first_of_kinds(findings: Iterable[dict[str, Any]], environment: str) -> Iterator[Any]:
+    """Yield the first finding of each kind, with the numbers of findings and cases of the kind."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for finding in findings:
+        kinds.setdefault(finding["id"], []).append(finding)
+    for first, *others in kinds.values():
+        yield {
+            "says": first["says"],
+            "findings": 1 + len(others),
+            "cases": sum(each["cases"] for each in (first, *others)),
+            "reproduce": environment + first["reproduce"].replace(_TIMEOUT, ""),
+        }
 
 
 def _version(package: str) -> str:
@@ -144,28 +175,24 @@ def points(name: str) -> list[list[float]]:
 
 def _tests() -> Iterator[dict[str, Any]]:
     """Yield audits of every project's test, and of one test with other losses and data."""
-    rows = [(name, name, policy.data, policy.loss) for name, policy in POLICIES.items()]
-    rows += [(f"pytorch, loss {loss}", "pytorch", "randn", loss) for loss in audit_data.LOSSES[1:]]
+    rows, pytorch = dict(POLICIES), POLICIES["pytorch"]
+    rows |= {f"pytorch, loss {loss}": replace(pytorch, loss=loss) for loss in LOSSES[1:]}
     random = "pytorch, random gamma and beta"
-    rows += [
-        (random, "pytorch", "layer", "none"),
-        (f"{random}, loss cube", "pytorch", "layer", "cube"),
-    ]
-    for label, name, data, loss in rows:
+    rows[random] = replace(pytorch, data="layer")
+    rows[f"{random}, loss cube"] = replace(pytorch, data="layer", loss="cube")
+    for label, policy in rows.items():
         print(label, file=sys.stderr, flush=True)
-        policy, runs = POLICIES[name], []
-        for shape in _SHAPES:
-            runs += audit_data.runs(data, shape, loss, policy.epsilon, DTYPES["float32"])
-        found = audit(policy.test("float32"), runs)
+        found = audit(policy.test("float32"), policy.runs(DTYPES["float32"], _SHAPES))
         yield {
             "label": label,
             "tolerance": policy.text("float32"),
             "source": policy.source,
-            "data": data,
-            "loss": loss,
+            "forgives": policy.forgives,
+            "data": policy.data,
+            "loss": policy.loss,
             "caught": len(found.caught),
-            "missed": len(found.missed),
-            "invisible": len(found.invisible),
+            "missed": [mistake.name for mistake in found.missed],
+            "invisible": [mistake.name for mistake in found.invisible],
             "false_alarms": dict(found.false_alarms),
             "runs": found.runs,
         }

@@ -10,15 +10,17 @@ from pathlib import Path
 __all__ = ["between", "options", "write_or_check"]
 
 
-def options(document: str | None, **flags: str) -> argparse.Namespace:
-    """Return the options of the command line: `check`, and the flags, given with their help.
+def options(document: str | None, **lists: str) -> argparse.Namespace:
+    """Return the options of the command line: `check`, and those that take a list of names, given
+    with their help; None if they are absent.
 
     `document` is the docstring of the script.
     """
     parser = argparse.ArgumentParser(description=(document or "").partition("\n")[0])
-    flags["check"] = "name what is not current, and write nothing"
-    for name, text in flags.items():
-        parser.add_argument(f"--{name}", action="store_true", help=text)
+    text = "name what is not current, and write nothing"
+    parser.add_argument("--check", action="store_true", help=text)
+    for name, text in lists.items():
+        parser.add_argument(f"--{name}", nargs="*", metavar="PART", help=text)
     return parser.parse_args()
 
 

@@ -1,10 +1,11 @@
 """Write the tables of docs/conformance.md and two pictures from docs/conformance.json.
 
-With --measure: first run every implementation and write docs/conformance.json; this takes five
-minutes, and needs the whole dependency group `test`. With --check: say whether the page is current,
-and write nothing.
+With --measure: first run every implementation, and write docs/conformance.json after each; this
+takes ten minutes, and needs the whole dependency group `test`. With names after --measure: only
+the implementations of these packages (as `torch`, `oneDNN`), `tests` or `points`. With --check:
+say whether the page is current, and write nothing.
 
-Usage: python -m scripts.make_conformance_page [--measure | --check]
+Usage: python -m scripts.make_conformance_page [--measure [PART ...] | --check]
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def page(text: str, result: dict[str, Any]) -> str:
     """Return the page with the tables of a result between its markers."""
     subjects = result["subjects"]
     parts = {
-        "machine": f"Measured on {result['date']} on {result['machine']}.\n",
+        "machine": f"Measured on {'; '.join(sorted({s['measured'] for s in subjects}))}.\n",
         "rungs": _rungs(subjects),
         "findings": _findings(subjects),
         "tests": _tests(result["tests"]),
+        "passing": _passing(result["tests"]),
         "subjects": _subjects(subjects),
     }
     for name, part in parts.items():
@@ -73,20 +75,20 @@ def _rungs(subjects: Sequence[dict[str, Any]]) -> str:
     return _table(("Implementation", "", *columns), rows)
 
 
-def _cell(status: str) -> str:
-    if status == "refused":
-        return "\N{EN DASH}"
-    return status if status in (*RUNGS, "not_run") else f"**{status.upper()}**"
+def _cell(statuses: str) -> str:
+    words = {"refused": "\N{EN DASH}"} | {each: each for each in (*RUNGS, "not_run")}
+    return ", ".join(words.get(each, f"**{each.upper()}**") for each in statuses.split(", "))
 
 
 def _findings(subjects: Iterable[dict[str, Any]]) -> str:
     rows = (
-        (s["label"], _short(f["says"]),
+        (s["label"], _short(f["says"]), str(f["findings"]), str(f["cases"]),
          f"`{f['reproduce'].removeprefix('backnorm verify ').removesuffix(' --show')}`")
         for s in subjects
         for f in s["findings"]
     )  # fmt: skip
-    return _table(("Implementation", "Finding", "`backnorm verify ... --show`"), rows)
+    head = "Implementation", "Finding", "Findings", "Cases", "`backnorm verify ... --show`"
+    return _table(head, rows)
 
 
 def _short(finding: str) -> str:
@@ -96,18 +98,33 @@ def _short(finding: str) -> str:
 
 
 def _tests(tests: Sequence[dict[str, Any]]) -> str:
-    number = sum(tests[0][each] for each in ("caught", "missed", "invisible"))
-    head = ("Test", "Tolerance in float32", "Data", f"Caught of {number}", "Cannot show",
-            f"Right ones rejected of {tests[0]['runs']} (serial, pairwise, float64)",
-            "Source")  # fmt: skip
+    head = ("Test", "Tolerance in float32", "Data", "Caught", "Cannot show",
+            "Right ones rejected (serial, pairwise, float64)", "Source")  # fmt: skip
     # tests/conformance/test_proof.py shows what this row says.
-    rows = [("**`backnorm verify`**", "the ladder", "its cases", str(number), "0", "0, 0, 0", "")]
-    for t in sorted(tests, key=lambda t: -t["caught"]):
+    number = str(_wrong(tests[0]))
+    rows = [("**`backnorm verify`**", "the ladder", "its cases", f"{number} of {number}", "0",
+             "0, 0, 0", "")]  # fmt: skip
+    for t in sorted(tests, key=lambda t: -t["caught"] / _wrong(t)):
         alarms = ", ".join(map(str, t["false_alarms"].values()))
         loss = "" if t["loss"] == "none" else f", loss {t['loss']}"
-        rows.append((t["label"], f"`{t['tolerance']}`", t["data"] + loss, str(t["caught"]),
-                     str(t["invisible"]), alarms, t["source"]))  # fmt: skip
+        rows.append((t["label"], f"`{t['tolerance']}`", t["data"] + loss,
+                     f"{t['caught']} of {_wrong(t)}", str(len(t["invisible"])),
+                     f"{alarms} of {t['runs']}", t["source"]))  # fmt: skip
     return _table(head, rows)
+
+
+def _wrong(test: dict[str, Any]) -> int:
+    """Return the number of wrong kernels with which a test was tested."""
+    return int(test["caught"]) + len(test["missed"]) + len(test["invisible"])
+
+
+def _passing(tests: Iterable[dict[str, Any]]) -> str:
+    rows = (
+        (t["label"], t["forgives"], f"{_wrong(t) - t['caught']} of {_wrong(t)}",
+         " ".join(f"`{name}`" for name in (*t["missed"], *t["invisible"])))
+        for t in tests if t["forgives"]
+    )  # fmt: skip
+    return _table(("Test", "Forgives", "Pass", "Wrong kernels that pass"), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -181,9 +198,11 @@ def _axes(name: str, size: tuple[float, float], **legend: Any) -> Iterator[Any]:
 
 def main() -> int:
     """Write the page and the pictures; with --check, say whether the page is current."""
-    requested = options(__doc__, measure="first run every implementation, in five minutes")
-    if requested.measure:
-        RESULT.write_text(json.dumps(measured(), indent=1) + "\n", encoding="utf-8")
+    requested = options(__doc__, measure="first run implementations, all or those of packages")
+    if requested.measure is not None:
+        stored = json.loads(RESULT.read_text(encoding="utf-8"))
+        for step in measured(stored, requested.measure):
+            RESULT.write_text(json.dumps(step, indent=1) + "\n", encoding="utf-8")
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     if not requested.check:
         draw(result["points"])

@@ -66,6 +66,34 @@ def test_subject_of_command_has_its_verdicts_and_findings():
     assert "--timeout" not in finding["reproduce"]
 
 
+def test_subject_that_ends_its_process_in_a_case_keeps_rungs_of_others(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os\nfrom backnorm.conformance.formula import BACKWARD\n\n"
+        "def backward(x, *inputs, **options):\n"
+        "    return BACKWARD(x, *inputs, **options) if x.size else os.abort()\n"
+    )
+    names = "--only 'grid-0x5x4-float32*' --only 'realistic-float32-float32-NCX'"
+    row = conformance_field.subject(
+        "Mine", "numpy", f"backnorm verify {tmp_path / 'mine.py'}:backward {names}"
+    )
+    assert set(row["cells"]["float32 NCX"].values()) == {"exact, crash"}
+    assert set(row["cells"]["float32 NXC"].values()) == {"crash"}
+    (finding,) = row["findings"]
+    assert (finding["findings"], finding["cases"]) == (1, 2)
+    assert "SIGABRT" in finding["says"]
+
+
+def test_measured_with_parts_keeps_earlier_measurements(monkeypatch):
+    stored = {"subjects": [{"label": "PyTorch"}, {"label": "NumPy, textbook"}], "points": "earlier"}
+    monkeypatch.setattr(conformance_field, "subject", lambda label, *_: {"label": label, "new": 1})
+    *_, found = conformance_field.measured(stored, ["numpy"])
+    assert found == stored | {
+        "subjects": [{"label": "PyTorch"}, {"label": "NumPy, textbook", "new": 1}]
+    }
+    with pytest.raises(SystemExit, match="unknown part; got flax; expected"):
+        list(conformance_field.measured(stored, ["flax"]))
+
+
 def test_output_of_failing_command_raises_system_exit():
     with pytest.raises(SystemExit, match="exit status 2"):
         conformance_field.subject("Unknown", "numpy", "backnorm verify nothing")

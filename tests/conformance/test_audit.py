@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from backnorm.conformance.audit import audit
 from backnorm.conformance.audit import data as audit_data
 from backnorm.conformance.audit.policies import POLICIES, policy_of
 from backnorm.conformance.audit.tolerances import Comparison, from_function, from_text
+from backnorm.conformance.data import LayerData
 from backnorm.errors import ArgumentValueError
 from tests.support.dtypes import FLOAT32
 from tests.support.pages import ROOT
@@ -23,9 +26,8 @@ def of_data(test, data="randn", loss="none"):
 
 
 def of_policy(name, dtype="float32", element=FLOAT32):
-    policy = policy_of(name)
-    runs = audit_data.runs(policy.data, SHAPE, policy.loss, policy.epsilon, element)
-    return audit(policy.test(dtype), runs)
+    policy = replace(policy_of(name), shapes=[SHAPE])
+    return audit(policy.test(dtype), policy.runs(element))
 
 
 def names(mistakes):
@@ -33,7 +35,10 @@ def names(mistakes):
 
 
 def comparison(actual, expected, output="dx"):
-    return Comparison(output, np.asarray(actual), np.asarray(expected), (), 1e-5)
+    expected = np.asarray(expected)
+    one = np.ones(1)
+    data = LayerData(expected.reshape(-1, 1), expected, one, one, one, one, 1e-5, "NCX")
+    return Comparison(output, np.asarray(actual), expected, data)
 
 
 def run(*options):
@@ -73,13 +78,32 @@ def test_audit_of_pytorch_policy_in_bfloat16_has_no_false_alarms():
     assert not any(found.false_alarms.values())
 
 
+def test_audit_of_flaggems_policy_misses_the_kernel_for_which_its_data_were_scaled():
+    # dy is 1 and the mean is that of x, so that dx and dgamma are 0 with any inverse deviation.
+    missed = names(of_policy("flaggems").missed)
+    assert {"inverse-as-variance", "no-projection", "dx-sign", "dgamma-zero"} <= missed
+
+
+def test_audit_of_kernelbench_policy_cannot_show_parameters_and_misses_running_statistics():
+    found = of_policy("kernelbench")
+    assert {"gamma-left-out", "beta-left-out"} <= names(found.invisible)
+    assert {"running-not-updated", "momentum-swapped"} <= names(found.missed)
+    assert {"second-moment", "mean-left-out", "no-root"} <= names(found.caught)
+    assert not any(found.false_alarms.values())
+
+
+def test_audit_of_backendbench_policy_misses_sums_in_float16():
+    assert "float16-sums" in names(of_policy("backendbench").missed)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_accepts_right_result_and_rejects_its_negative(name):
-    policy = policy_of(name)
-    (run, *_) = audit_data.runs(policy.data, (4, 3, 5), "none", policy.epsilon, FLOAT32)
-    for output, right in zip(("dx", "dgamma", "dbeta"), run.right, strict=True):
-        of = [Comparison(output, a, right, run.inputs, policy.epsilon) for a in (right, -right)]
-        assert [policy.test("float32")(each) for each in of] == [True, False]
+    policy = replace(policy_of(name), shapes=[(4, 3, 5)], loss="none")
+    run = next(policy.runs(FLOAT32))
+    for output, right in run.right.items():
+        is_ignored = policy.compared is not None and output not in policy.compared
+        of = [Comparison(output, a, right, run.data) for a in (right, -right)]
+        assert [policy.test("float32")(each) for each in of] == [True, is_ignored]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +112,11 @@ def test_policy_accepts_right_result_and_rejects_its_negative(name):
         ("rtol=1e-2", 0.009, True),
         ("rtol=1e-2", 0.011, False),
         ("atol=0.03", 0.009, True),
+        ("atol/M=0.004", 0.009, True),
+        ("atol/M=0.003", 0.009, False),
+        ("rtol=0.003,atol/M=0.003", 0.009, True),
+        ("atol=0.01,share=0.5", 0.009, True),
+        ("atol=0.01,share=0.51", 0.009, False),
         ("ulp=2", 2.0**-23, True),
         ("ulp=2", 2.0**-21, False),
         ("rms=0.01", 0.012, True),
@@ -129,6 +158,9 @@ def test_from_function_treats_assertion_error_as_rejection():
         ("rtol=1e-2,atol=-1e-2", "finite number of at least 0"),
         ("l2=inf", "finite number of at least 0"),
         ("ulp=1,ulp=2", "unknown measure; got ulp, ulp"),
+        ("atol=1,atol=2", "unknown measure; got atol, atol"),
+        ("share=0.5", "unknown measure; got share"),
+        ("atol=1,pcc=0.9", "unknown measure; got atol, pcc"),
     ],
 )
 def test_from_text_rejects_unknown_measure_or_unusable_value(text, match):
@@ -156,6 +188,7 @@ def test_command_unknown_policy_lists_the_names():
         ("--policy", "hipdnn-derived", "--dtype", "float16"),
         ("--audit", "atol=1", "--data", "nothing"),
         ("--audit", "atol=1", "--data", "nothing.npz"),
+        ("--policy", "kernelbench", "--data", "nothing.npz"),
         ("--compare", "nothing.py:function"),
         ("--compare", "no_such_module:function"),
         ("--audit", "atol=1", "--dtype", "int8"),
@@ -194,6 +227,7 @@ def test_command_with_own_data_uses_its_type(tmp_path):
         (("--audit", "atol=1", "--data", "mine.npz", "--loss", "sum"), "--loss"),
         (("--audit", "atol=1", "--data", "mine.npz", "--shape", "4,3,5"), "--shape"),
         (("--policy", "pytorch", "--data", "mine.npz", "--dtype", "float32"), "--dtype"),
+        (("--policy", "kernelbench", "--loss", "cube"), "--loss"),
     ],
 )
 def test_command_with_option_without_effect_is_bad_usage(options, unused):
@@ -260,11 +294,21 @@ def test_command_counts_imprecise_kernels_apart_from_wrong_formulas():
     assert "(count-less-one)" not in imprecise
 
 
-def test_command_with_policy_prints_its_source():
-    done = run("--policy", "pytorch", "--shape", "4,3,5")
+def test_command_with_policy_prints_its_source_and_what_it_forgives():
+    done = run("--policy", "flaggems")
     assert done.exit_code == 0, done.output
-    assert POLICIES["pytorch"].source in done.output
-    assert "rtol=1.3e-6,atol=1e-5" in done.output
+    policy = POLICIES["flaggems"]
+    assert f"{policy.source}\n  {policy.forgives}\n" in done.output
+    assert "rtol=1.3e-6,atol/M=1e-4 on scaled, loss sum" in done.output
+    assert "x of 16,3 and 32,32,32, 3 seeds" in done.output
+
+
+def test_command_with_policy_of_layer_has_no_imprecise_kernels():
+    done = run("--policy", "kernelbench", "--shape", "4,3,5")
+    assert done.exit_code == 0, done.output
+    assert "y is not multiplied by gamma (gamma-left-out)" in done.output
+    assert "imprecise" not in done.output
+    assert "loss" not in done.output
 
 
 def test_page_names_every_policy():

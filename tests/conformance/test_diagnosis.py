@@ -155,6 +155,7 @@ def _dx_changed(change):
     return outputs
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(
     ("changed", "says"),
@@ -185,6 +186,7 @@ def test_diagnose_of_partly_wrong_outputs_reports_places(changed, says, dtype):
     assert diagnose(data, outputs).says == says
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
@@ -213,6 +215,7 @@ def test_diagnose_when_frozen_omits_evidence_of_zero_terms():
     assert set(evidence) == {"gain", "dgamma", "dbeta", "residual"}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scale", [1e-25, 1e-16, 1e14, 1e25])
 @pytest.mark.parametrize(("kernel", "name"), WRONG_KERNELS.items(), ids=str)
 def test_diagnose_with_large_or_small_dy_returns_name_of_mistake(kernel, name, scale):
@@ -276,6 +279,7 @@ def partly_written(dx, data):
     return dx
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(
     ("fault", "kind", "name"),
@@ -393,6 +397,7 @@ FITTED = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
 @pytest.mark.parametrize(("name", "mistake"), FITTED.items(), ids=list(FITTED))
 def test_diagnose_of_other_number_than_passed_names_it(name, mistake, dtype):
@@ -445,6 +450,7 @@ NOT_LINEAR = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("function", NOT_LINEAR)

@@ -38,18 +38,19 @@ from backnorm.conformance.verify.verdicts import STATUSES, Verdict
 from backnorm.errors import ArgumentValueError
 from tests.support.required import require
 
+from .in_process import verified
 from .wrong_subjects import CRASHING, WRONG
 
 HERE = Path(__file__).parent
 WRONG_FILE = HERE / "wrong_subjects.py"
-QUICK = ["DgammaWithGamma", "rolled", "last_cached", "writes_input", "wrong_for_unaligned_memory"]
+QUICK = "last_cached", "writes_input", "wrong_for_unaligned_memory"
 SMALL = Selection(dtypes=("float32",), only=("diagnostic-*", "realistic-*", "large-sums-*"))
 
 ONE = Selection(dtypes=("float32",), only=("diagnostic-float32-float32-NCX",))
 
 
-def found_in(subject, selection=SMALL, **options):
-    results = verify(Job(subject, selection, **options))
+def found_in(subject, selection=SMALL, *, run=verified, **options):
+    results = run(Job(subject, selection, **options))
     return results, findings(results)
 
 
@@ -58,9 +59,8 @@ def found_in(subject, selection=SMALL, **options):
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in WRONG],
 )
 def test_verify_of_wrong_subject_reports_expected_finding(name):
-    results, found = found_in(
-        f"{WRONG_FILE}:{name}", timeout=2.0 if name == "never_returns" else 30.0
-    )
+    timeout = 2.0 if name == "never_returns" else 30.0
+    results, found = found_in(f"{WRONG_FILE}:{name}", timeout=timeout, run=verify)
     assert found, name
     ids = [set(finding.id.split("-and-")) for finding in found]
     expected = WRONG[name]
@@ -71,7 +71,7 @@ def test_verify_of_wrong_subject_reports_expected_finding(name):
 
 @pytest.mark.parametrize(("name", "access"), CRASHING.items())
 def test_verify_of_crashing_subject_names_array_and_access(name, access):
-    _, (finding,) = found_in(f"{WRONG_FILE}:{name}", ONE)
+    _, (finding,) = found_in(f"{WRONG_FILE}:{name}", ONE, run=verify)
     ends = "the subject ends its process: the process ended by SIGSEGV"
     assert (finding.id, finding.says) == ("crash", f"{ends}: {access}")
 
@@ -104,7 +104,7 @@ def test_last_access_on_aarch64_is_that_of_syndrome(records, access, tmp_path, m
 
 
 def test_verify_right_subject_has_no_finding():
-    results, found = found_in("backnorm")
+    results, found = found_in("backnorm", run=verify)
     assert found == []
     assert {v.status for v in results.verdicts} <= set(RUNGS)
 
@@ -138,7 +138,7 @@ def test_subject_of_missing_package_raises_error_naming_it(monkeypatch):
 
 def test_verify_of_crashing_subject_stops_and_keeps_case_order():
     selection = Selection(dtypes=("float32",))
-    results, found = found_in(f"{WRONG_FILE}:reads_beyond", selection)
+    results, found = found_in(f"{WRONG_FILE}:reads_beyond", selection, run=verify)
     number = Report.of(results).counts["not_run"] // 3
     console = Console(file=io.StringIO(), width=200)
     console.print(RENDERERS["text"](Report.of(results)), crop=False)
@@ -420,7 +420,8 @@ def drawing(folder, monkeypatch, code):
 
 def test_verify_time_limit_does_not_count_drawing_of_data(monkeypatch, tmp_path):
     drawing(tmp_path, monkeypatch, "time.sleep(1)")
-    results, found = found_in("backnorm", replace(ONE, only=("diagnostic-*",)), timeout=0.5)
+    selection = replace(ONE, only=("diagnostic-*",))
+    results, found = found_in("backnorm", selection, timeout=0.5, run=verify)
     assert found == []
     assert Report.of(results).counts["judged"] == 12
 
@@ -436,7 +437,7 @@ def test_verify_after_a_crash_draws_only_the_cases_that_are_left(monkeypatch, tm
         "        os.abort()\n"
         "    return batch_norm_backward(x, *inputs, **options)\n"
     )
-    results, _ = found_in(f"{tmp_path / 'mine.py'}:backward", SMALL)
+    results, _ = found_in(f"{tmp_path / 'mine.py'}:backward", SMALL, run=verify)
     assert {v.status for v in results.verdicts if "frozen" in v.case} == {"crash"}
     processes, drawn = zip(*map(str.split, log.read_text().splitlines()), strict=True)
     assert len(set(processes)) == 3

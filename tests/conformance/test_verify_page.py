@@ -66,7 +66,7 @@ def lines_of(text):
         pytest.param(
             *each,
             marks=[pytest.mark.long]
-            if re.search("audit|export|--operation|--budget|TRITON", each[0])
+            if re.search("audit|export|mymodule|--operation|--budget|TRITON", each[0])
             else [],
         )
         for each in _SCREENS
@@ -89,6 +89,7 @@ def test_verify_page_screen_matches_printed_lines(command, screen, tmp_path):
         found = found[found.index(line) + 1 :]
 
 
+@pytest.mark.long
 def test_verify_page_known_failures_are_those_of_its_function(tmp_path):
     (tmp_path / "mykernel.py").write_text(
         next(block.code for block in blocks(PAGE) if "def backward(" in block.code)
@@ -98,8 +99,6 @@ def test_verify_page_known_failures_are_those_of_its_function(tmp_path):
     printed(command, tmp_path)
     text = (tmp_path / "known.txt").read_text()
     assert f"```text\n{text}```" in page
-    summary = printed(command.replace("--write-xfail", "--xfail"), tmp_path)[-1]
-    assert re.search(r" \d+ expected to fail; 0 findings$", summary), summary
 
 
 def test_verify_page_c_code_equals_part_of_header():

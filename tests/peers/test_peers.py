@@ -17,7 +17,18 @@ from tests.support.required import require
 
 pytestmark = [pytest.mark.peer, pytest.mark.long]
 
-PASSES = [(name, operation) for name, passes in PEERS.items() for operation in passes]
+PASSES = [
+    (name, operation)
+    for name, passes in PEERS.items()
+    for operation in passes
+    if not operation.endswith("-norm")
+]
+ROWS = [
+    (name, operation)
+    for name, passes in PEERS.items()
+    for operation in passes
+    if operation.endswith("-norm")
+]
 # The packages that compile every shape, which takes seconds, or whose formula is inaccurate for a
 # large mean.
 FEW = ("torch-compiled", "tensorflow-xla", "jax")
@@ -52,3 +63,11 @@ def test_verify_of_package_has_no_finding_and_backnorm_is_as_accurate(name, oper
     # A correctly rounded result is wrong by at most half a unit, which luck may beat.
     worse = [v for v in judged if own[v.case, v.output] > max(v.grade.worst_ulp, 0.5)]
     assert worse == []
+
+
+@pytest.mark.parametrize(("name", "operation"), ROWS)
+def test_verify_of_another_normalisation_of_a_package_has_no_finding_on_usual_data(name, operation):
+    require(missing_package(name) is None, missing_package(name))
+    results = verify(Job(name, selection(operation, ("diagnostic-*", "realistic-*")), timeout=60.0))
+    assert findings(results) == []
+    assert {v.output for v in results.verdicts if v.grade} == {*results.operation.results}

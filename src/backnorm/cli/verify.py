@@ -159,10 +159,14 @@ def verify(
     ] = None,
     op: Op = None,
     operation: Annotated[
-        Literal["backward", "forward", "layer"] | None,
+        Literal[
+            "backward", "forward", "layer", "layer-norm", "rms-norm", "group-norm", "instance-norm"
+        ]
+        | None,
         typer.Option(
-            help="The pass that the subject computes; layer: both, by a module of PyTorch "
-            "(default: layer for a module, otherwise backward)."
+            help="The pass that the subject computes; layer: both, by a layer of a framework "
+            "(default: layer for a layer, otherwise backward); layer-norm and others: the "
+            "backward pass of this normalisation."
         ),
     ] = None,
     tensors: Annotated[
@@ -179,6 +183,14 @@ def verify(
             "--command",
             help="SUBJECT is a command. In it, {inputs} is replaced by a folder as cases export "
             "writes it, and {outputs} by a folder for the results, as judge reads it.",
+        ),
+    ] = False,
+    solution: Annotated[
+        bool,
+        typer.Option(
+            "--solution",
+            help="SUBJECT is a solution.json of flashinfer-bench or SOL-ExecBench, for a "
+            "definition that cases export writes.",
         ),
     ] = False,
     tier: Tier = "smoke",
@@ -248,7 +260,10 @@ def verify(
         raise ArgumentValueError("--dialect", "must be absent with --command", came=dialect)
     if tensors is not None and command:
         raise ArgumentValueError("--tensors", "must be absent with --command", came=tensors)
-    if device is not None and tensors is None:
+    if solution:
+        unused = {"--dialect": dialect, "--tensors": tensors, "--command": command or None}
+        _check_absent("with --solution", **unused)
+    if device is not None and tensors is None and not solution:
         raise ArgumentValueError("--device", "must be used with --tensors", came=device)
     if huge and (tier != "full" or command):
         came = "a command" if command else f"tier {tier}"
@@ -258,11 +273,12 @@ def verify(
             came=came,
             accepted="--tier full",
         )
-    if budget and operation == "layer":
-        raise ArgumentValueError("--budget", "must be absent for a layer", came=f"{budget:g}")
-    if command and operation == "layer":
-        problem = "must be backward or forward with --command"
-        raise ArgumentValueError("--operation", problem, came=operation)
+    alone = {"--command": command, "--solution": solution}
+    alone |= {"--huge": huge} if operation != "layer" else {}
+    for option in (option for option, is_given in alone.items() if is_given):
+        if operation not in (None, "backward", "forward"):
+            problem = f"must be backward or forward with {option}"
+            raise ArgumentValueError("--operation", problem, came=operation)
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
     for form, path in output.files.items():
@@ -276,8 +292,8 @@ def verify(
     )
     for subject in subjects:
         job = Job(
-            subject, selection, dialect, op, timeout, memory, command, any_order, echo=show,
-            tensors=tensors, device=device or "cpu", budget=budget,
+            subject, selection, dialect, op, timeout, memory, command, any_order=any_order,
+            solution=solution, echo=show, tensors=tensors, device=device or "cpu", budget=budget,
         )  # fmt: skip
         with progress() as advance:
             advance(subject, 0)
@@ -317,7 +333,7 @@ def judge(
     markdown: Markdown = None,
 ) -> None:
     """Judge results that were computed from the files that cases export writes."""
-    from backnorm.conformance.verify.export import judge as judge_files
+    from backnorm.conformance.verify.files import judge as judge_files
 
     files = {"json": json, "junit": junit, "markdown": markdown, "write-xfail": write_xfail}
     output = _Output.of(at_least, show, xfail, files)
@@ -369,8 +385,12 @@ def cases_show(
 def cases_export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
     form: Annotated[
-        Literal["raw", "npy", "npz", "safetensors"],
-        typer.Option("--format", help="The format of the arrays."),
+        Literal["raw", "npy", "npz", "safetensors", "flashinfer", "hipdnn", "mlir"],
+        typer.Option(
+            "--format",
+            help="A file format of arrays; or problems of flashinfer-bench, bundles of hipDNN, or "
+            "modules of StableHLO.",
+        ),
     ] = "raw",
     tier: Tier = "smoke",
     dtypes: Dtypes = _DTYPES,
@@ -404,7 +424,7 @@ def cases_export(
     for reason, count in refused.items():
         print(f"left out {counted(count, 'case')}: {reason}")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(visible(f"{number} cases, {size / 1e6:.1f} MB, {folder / 'manifest.json'}"))
+    print(visible(f"{number} cases, {size / 1e6:.1f} MB, {folder}"))
 
 
 def tolerance(
@@ -420,7 +440,8 @@ def tolerance(
         typer.Option(
             metavar="TOLERANCE",
             help="List the wrong kernels that pass a test with this tolerance: "
-            "rtol=1e-2,atol=1e-2, or a number after pcc=, cosine=, rms=, l2= or ulp=.",
+            "rtol=1e-2,atol=1e-2 (atol/M= grows with M, share=0.99 of the elements suffice), or a "
+            "number after pcc=, cosine=, rms=, l2= or ulp=.",
         ),
     ] = None,
     policy: Annotated[
@@ -439,8 +460,8 @@ def tolerance(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="The data of the test: randn, rand, layer, uniform, small, sparse, or FILE.npz "
-            "with x and dy.",
+            help="The data of the test: randn, scaled, fresh, rand, traced, layer, uniform, "
+            "small, sparse, or FILE.npz with x and dy.",
         ),
     ] = None,
     shape: Annotated[
@@ -477,27 +498,34 @@ def tolerance(
     else:
         assert audit is not None
         chosen, label = policies.of_text(audit), ""
-    data = data or chosen.data
-    if data.endswith(".npz"):
+    is_layer = chosen.operation == "layer"
+    if is_layer:
+        _check_absent("with the test of a layer", **{"--loss": loss})
+    chosen = replace(chosen, data=data or chosen.data, loss=loss or chosen.loss)
+    if chosen.data.endswith(".npz") and not is_layer:
         unused = {"--dtype": dtype, "--shape": shape, "--loss": loss}
         _check_absent("with a file of x and dy", **unused)
-        runs = [audit_data.read(Path(data), chosen.epsilon)]
-        dtype = str(runs[0].inputs[0].dtype)
-        about = f"{data}, {dtype}, x of {runs[0].inputs[0].shape}"
+        runs = [audit_data.read(Path(chosen.data), chosen.epsilon)]
+        dtype = str(runs[0].data.x.dtype)
+        about = f"{chosen.data}, {dtype}, x of {runs[0].data.x.shape}"
         has_every_mistake = False
     else:
-        of_loss, dtype = loss or chosen.loss, _DTYPE if dtype is None else dtype
-        sizes = _shape(_SHAPE if shape is None else shape)
-        runs = list(audit_data.runs(data, sizes, of_loss, chosen.epsilon, _element_type(dtype)))
-        about = f"{data}, loss {of_loss}, {dtype}, x of {','.join(map(str, sizes))}"
-        about += f", {len(runs)} seeds"
-        has_every_mistake = data == "layer" and of_loss in ("none", "cube")
+        dtype = _DTYPE if dtype is None else dtype
+        if shape is not None or not chosen.shapes:
+            chosen = replace(chosen, shapes=[_shape(_SHAPE if shape is None else shape)])
+        runs = list(chosen.runs(_element_type(dtype)))
+        sizes = " and ".join(",".join(map(str, each)) for each in chosen.shapes)
+        about = chosen.data if is_layer else f"{chosen.data}, loss {chosen.loss}"
+        about += f", {dtype}, x of {sizes}, {audit_data.SEEDS} seeds"
+        has_every_mistake = chosen.data == "layer" and chosen.loss in ("none", "cube")
     print(visible(f"{label}{chosen.text(dtype)} on {about}"))
     if chosen.source:
         print(f"  {chosen.source}")
+    if chosen.forgives:
+        print(f"  {chosen.forgives}")
     for line in lines(audit_of(chosen.test(dtype), runs)):
         print(f"  {line}")
-    if not has_every_mistake:
+    if not (has_every_mistake or is_layer):
         print("  --data layer --loss cube shows every mistake that a loss can show.")
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from backnorm.conformance._ulps import ulp_at
-from backnorm.conformance.data import rows_of
+from backnorm.conformance.axes import Axes
 from backnorm.conformance.judge import Quantity
 from backnorm.conformance.ladder import Ladder
 from backnorm.dtypes import FLOAT64, element_type, rounded
@@ -50,8 +50,8 @@ class Result:
     name : str
     tensor : numpy.ndarray
         The result.
-    axis : int
-        Its channel axis.
+    axes : Axes
+        Its rows.
     own, right, terms : numpy.ndarray
         The result, its exact value, and the sum of the magnitudes of the exact value's terms.
     allowed : numpy.ndarray
@@ -62,7 +62,7 @@ class Result:
 
     name: str
     tensor: Array
-    axis: int
+    axes: Axes
     own: Array
     right: Array
     terms: Array
@@ -88,7 +88,7 @@ class Result:
 
 
 def results_of(
-    outputs: Mapping[Quantity, Array | None], ladder: Ladder, axis: int
+    outputs: Mapping[Quantity, Array | None], ladder: Ladder, axes: Axes
 ) -> dict[str, Result]:
     """Return the results of a call by name, without those that are None.
 
@@ -96,8 +96,8 @@ def results_of(
     ----------
     outputs : mapping
     ladder : Ladder
-    axis : int
-        The channel axis of the tensors.
+    axes : Axes
+        The rows of the tensors.
     """
     found: dict[str, Result] = {}
     for name, output in outputs.items():
@@ -105,10 +105,14 @@ def results_of(
             continue
         is_wrong = not ladder.grade(name, output).passed
         *_, allowed = ladder.allowances(name, element_type(output.dtype) or FLOAT64).values()
-        where = 0 if output.ndim == 1 else axis
         arrays = output, ladder.value(name).hi, ladder.terms(name), allowed
-        own, right, terms, allowed = (rows_of(each, where) for each in arrays)
-        found[name] = Result(name, output, where, own, right, terms, allowed, is_wrong)
+        own, right, terms, allowed = (
+            axes.rows(each, FLOAT64)
+            if each.shape == axes.shape
+            else each.reshape(-1, 1).astype(FLOAT64)
+            for each in arrays
+        )
+        found[name] = Result(name, output, axes, own, right, terms, allowed, is_wrong)
     return found
 
 
@@ -159,6 +163,8 @@ class Fit:
         rounding does not explain the rest, `unsure` is infinite.
     factors : numpy.ndarray
         The factors, of shape (C, K, K), that turn coefficients into projections.
+    bases : numpy.ndarray
+        The orthonormal bases, of shape (C, M, K).
     shared : numpy.ndarray
         The allowed errors of the elements, without the last rounding, of shape (C, M). Errors of a
         sum are the same in all elements of a channel.
@@ -172,6 +178,7 @@ class Fit:
     coefficients: Array
     unsure: Array
     factors: Array
+    bases: Array
     shared: Array
     is_sum: Array
 
@@ -179,7 +186,8 @@ class Fit:
     def of(cls, result: Result, functions: Sequence[Array]) -> Fit:
         """Fit a result by functions, each an array of shape (C, M)."""
         all_functions = np.stack(functions)
-        size, channels, _ = all_functions.shape
+        size, channels, elements = all_functions.shape
+        bases = np.zeros((channels, elements, size))
         found, tolerance = np.zeros((2, size + 1, channels))
         coefficients, unsure = np.zeros((2, size, channels))
         factors, scale = np.zeros((channels, size, size)), np.zeros(channels)
@@ -191,6 +199,7 @@ class Fit:
             norms = np.linalg.norm(columns, axis=0) + TINY
             basis, factor = np.linalg.qr(columns / norms)
             kept = basis.shape[1]
+            bases[k, :, :kept] = basis
             projected = basis.T @ result.own[k]
             scale[k] = np.linalg.norm(result.terms[k])
             largest = result.allowed[k] + result.rounding[k]
@@ -216,16 +225,27 @@ class Fit:
         numbers = Numbers(found, tolerance, scale)
         is_sum = found[-1] <= numbers.within(np.linalg.norm(found, axis=0))[-1]
         unsure[:, ~is_sum] = np.inf
-        return cls(result, all_functions, numbers, coefficients, unsure, factors, shared, is_sum)
+        return cls(
+            result, all_functions, numbers, coefficients, unsure, factors, bases, shared, is_sum
+        )
 
     def predicted(self, coefficients: Array) -> Array:
         """Return the numbers of a formula with these coefficients, of shape (K, C)."""
         projections = np.einsum("ckj,jc->kc", self.factors, coefficients)
         return np.concatenate([projections, np.zeros((1, len(self.factors)))])
 
+    def projected(self, tensor: Array) -> Array:
+        """Return the numbers of a tensor, of shape (K + 1, C), as in `numbers`."""
+        projections = np.einsum("cmk,cm->kc", self.bases, tensor)
+        rest = tensor - np.einsum("cmk,kc->cm", self.bases, projections)
+        return np.concatenate([projections, np.linalg.norm(rest, axis=1)[None]])
+
     def agrees(self, coefficients: Array) -> bool:
         """Whether rounding explains every element, if the coefficients are these."""
-        tensor = np.einsum("kc,kcm->cm", coefficients, self.functions)
+        return self.is_near(np.einsum("kc,kcm->cm", coefficients, self.functions))
+
+    def is_near(self, tensor: Array) -> bool:
+        """Whether rounding explains every difference of the result from a formula's tensor."""
         norm, size = np.linalg.norm(tensor, axis=1), self.numbers.size
         largest = _LARGEST_TOLERANCE / np.sqrt(tensor.shape[1])
         shared = self.shared + _OWN_ERROR * self.result.terms

@@ -14,7 +14,6 @@ from backnorm.conformance._naming import (
     sentence,
 )
 from backnorm.conformance._ulps import ulp_at
-from backnorm.conformance.data import rows_of
 from backnorm.conformance.formula import FEW_BITS
 from backnorm.dtypes import FLOAT64
 from backnorm.reference import Exact
@@ -171,7 +170,7 @@ def _clearly_wrong(tensor: Result, share: float = 1.0) -> np.ndarray:
 def _in_memory(tensor: Result) -> np.ndarray:
     """Return the index of each element of a tensor in row-major memory, as an array (C, M)."""
     places = np.arange(tensor.tensor.size).reshape(tensor.tensor.shape)
-    return rows_of(places, tensor.axis).astype(int)
+    return tensor.axes.rows(places)
 
 
 def _wrong_elements(tensor: Result, wrong: np.ndarray, end: int) -> str:

@@ -6,7 +6,6 @@ backnorm's operator, which must pass, and on broken kernels, which must fail.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from backnorm.arithmetics import Arithmetic, check_arithmetic
+from backnorm.conformance.axes import BATCH_NORM, Axes, Normalization
 from backnorm.conformance.data import (
     ExactCase,
     LayerData,
@@ -26,7 +26,6 @@ from backnorm.conformance.data import (
 from backnorm.conformance.judge import GRADIENTS, Quantity, check_backward, judge
 from backnorm.conformance.ladder import Grade
 from backnorm.dtypes import ELEMENT_TYPES, FLOAT64, is_16_bit, statistics_types
-from backnorm.problem import channel_axis_of
 from backnorm.reference import Exact
 
 __all__ = [
@@ -127,11 +126,16 @@ class Case:
     @property
     def inputs(self) -> dict[str, np.ndarray | None]:
         """The operands by name."""
-        return dict(zip(("x", "dy", "mean", "variance", "gamma"), self.operands, strict=True))
+        named = dict(zip(("x", "dy", "mean", "variance", "gamma"), self.operands, strict=True))
+        if not self.data.normalization.is_centred:
+            del named["mean"]
+        return named
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the backward pass."""
+        if self.data.normalization != BATCH_NORM:
+            return self.data.options
         return {"training": self.training, **self.data.options}
 
 
@@ -152,6 +156,7 @@ class Recipe:
         As in :class:`Case`.
     finish : callable, optional
         Takes the case of a backward pass; returns a case of another operation with its data.
+    normalization : Normalization
     """
 
     purpose: str
@@ -162,6 +167,7 @@ class Recipe:
     scaled: bool = True
     repeats: int = 1
     finish: Callable[[Case], Case] | None = None
+    normalization: Normalization = BATCH_NORM
 
     @property
     def name(self) -> str:
@@ -170,14 +176,16 @@ class Recipe:
 
     @property
     def count(self) -> int:
-        """M, the number of elements per channel."""
-        channels = self.shape[channel_axis_of(self.variant.data_format)]
-        return math.prod(self.shape) // max(channels, 1)
+        """M, the number of elements of a row: in batch normalisation, of a channel."""
+        return Axes(self.normalization, self.shape, self.variant.data_format).size[1]
 
     def case(self, seed: int = 0) -> Case:
         """Draw the case. Its values depend only on its name and `seed`."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
-        data = self.make(self.shape, rng=rng, **self.variant.options)
+        options = self.variant.options
+        if self.normalization != BATCH_NORM:
+            options["normalization"] = self.normalization
+        data = self.make(self.shape, rng=rng, **options)
         case = Case(self.name, data, self.training, self.scaled, repeats=self.repeats)
         return case if self.finish is None else self.finish(case)
 
@@ -273,13 +281,13 @@ def with_foreign_statistics(*arguments: Any, **options: Any) -> LayerData:
     statistics = data.mean.dtype
     return replace(
         data,
-        mean=(data.mean.astype(float) + 0.5).astype(statistics),
+        mean=(data.mean.astype(float) + 0.5 * data.normalization.is_centred).astype(statistics),
         variance=(data.variance.astype(float) * 3.0).astype(statistics),
     )
 
 
 def with_central_start(*arguments: Any, **options: Any) -> LayerData:
-    """Return data in which the first element of each channel is the one nearest to the mean.
+    """Return data in which the first element of each row is the one nearest to the mean.
 
     A right kernel may subtract the first element before it adds up. The ladder's expected bounds
     hold if this element is at most two standard deviations away from the mean.
@@ -287,23 +295,22 @@ def with_central_start(*arguments: Any, **options: Any) -> LayerData:
     data = realistic_data(*arguments, **options)
     if not data.x.size:
         return data
-    x, dy = data.x.copy(), data.dy.copy()
-    for channel, gradient in zip(
-        *(np.moveaxis(a, data.channel_axis, 0) for a in (x, dy)), strict=True
-    ):
-        wide = channel.astype(np.float64)
-        nearest = np.unravel_index(np.abs(wide - wide.mean()).argmin(), wide.shape)
-        first = (0,) * wide.ndim
-        for array in (channel, gradient):
-            array[first], array[nearest] = array[nearest], array[first]
+    rows = [data.axes.rows(array).copy() for array in (data.x, data.dy)]
+    wide = rows[0].astype(np.float64)
+    nearest = np.abs(wide - wide.mean(1, keepdims=True)).argmin(1)
+    each = np.arange(len(wide))
+    for array in rows:
+        array[each, 0], array[each, nearest] = array[each, nearest], array[:, 0].copy()
+    x, dy = map(data.axes.tensor, rows)
     return replace(data, x=x, dy=dy)
 
 
 def _with_constant_channels(*arguments: Any, **options: Any) -> LayerData:
     data = realistic_data(*arguments, **options)
+    kind = data.normalization
     return replace(
         data,
         x=np.full_like(data.x, 3.0),
-        mean=np.full_like(data.mean, 3.0),
-        variance=np.zeros_like(data.variance),
+        mean=np.full_like(data.mean, 3.0 * kind.is_centred),
+        variance=np.full_like(data.variance, 9.0 * (not kind.is_centred)),
     )

@@ -6,12 +6,13 @@ dy is never constant: with a constant dy the exact dx and dgamma are 0, and wron
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
-from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
+from backnorm.conformance.axes import BATCH_NORM, Axes, Normalization
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit, rounded
 from backnorm.problem import channel_axis_of
 
 __all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data", "rows_of"]
@@ -19,16 +20,19 @@ __all__ = ["ExactCase", "LayerData", "exact_data", "read_only", "realistic_data"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerData:
-    """The inputs of the forward and backward passes of one layer of batch normalisation.
+    """The inputs of the forward and backward passes of one layer.
 
     Attributes
     ----------
     x, dy : numpy.ndarray
         Input, and gradient of the output; equal shapes and types.
-    mean, variance, gamma, beta : numpy.ndarray
+    mean, variance : numpy.ndarray
+        Shape (C,) in batch normalisation; see :attr:`.axes.Axes.statistics`.
+    gamma, beta : numpy.ndarray
         Shape (C,).
     epsilon : float
     data_format : {"NCX", "NXC"}
+    normalization : Normalization
     momentum : float or None
         The weight of the batch in the running statistics, of which `mean` and `variance` are the
         old ones; None: there are no running statistics.
@@ -44,6 +48,7 @@ class LayerData:
     beta: np.ndarray
     epsilon: float
     data_format: str
+    normalization: Normalization = field(default=BATCH_NORM, kw_only=True)
     momentum: float | None = field(default=None, kw_only=True)
     unbiased: bool = field(default=False, kw_only=True)
 
@@ -54,7 +59,14 @@ class LayerData:
 
     def like(self, result: str) -> np.ndarray:
         """Return the input that has the shape and element type of a result."""
+        if result in ("dgamma", "dbeta"):
+            return self.gamma
         return self.x if result in ("dx", "y") else self.mean
+
+    @property
+    def axes(self) -> Axes:
+        """The rows and the parameters of x."""
+        return Axes(self.normalization, self.x.shape, self.data_format)
 
     @property
     def channel_axis(self) -> int:
@@ -62,9 +74,28 @@ class LayerData:
         return channel_axis_of(self.data_format) % self.x.ndim
 
     @property
+    def inverse_deviation(self) -> np.ndarray:
+        """1/sqrt(variance + epsilon), rounded to the type of the variance."""
+        with np.errstate(all="ignore"):
+            inverse = 1.0 / np.sqrt(self.variance.astype(FLOAT64) + self.epsilon)
+        return rounded(inverse, self.variance.dtype)
+
+    def with_inverse_deviation(self) -> Self:
+        """Return the data with the float64 variance of which the rounded inverse deviation is the
+        exact one.
+        """
+        inverse = self.inverse_deviation.astype(np.longdouble)
+        with np.errstate(all="ignore"):
+            variance = (1 / np.square(inverse) - self.epsilon).astype(FLOAT64)
+        return replace(self, variance=variance)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments that every pass takes."""
-        return {"epsilon": self.epsilon, "data_format": self.data_format}
+        kind, options = self.normalization, dict[str, Any](epsilon=self.epsilon)
+        if len(kind.layouts) > 1:
+            options |= {"data_format": self.data_format}
+        return options | ({"groups": kind.groups} if kind.name == "group-norm" else {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,6 +211,7 @@ def realistic_data(
     ratio: float = 1.0,
     scale: float = 1.0,
     gradient_scale: float = 1.0,
+    normalization: Normalization = BATCH_NORM,
 ) -> LayerData:
     """Return normally distributed data like that of a layer in training.
 
@@ -192,42 +224,40 @@ def realistic_data(
         Magnitude of the mean of x divided by its standard deviation. With 1e4, formulas whose
         terms cancel fail.
     scale : float
-        Standard deviation of x; a channel has half to twice this.
+        Standard deviation of x; a row has half to twice this.
     gradient_scale : float
         Magnitude of dy, which is correlated with x and has a mean, so that no term of the gradient
         is small by accident.
+    normalization : Normalization
+        Rows have different means and deviations.
 
     Notes
     -----
     mean and variance are computed from the rounded x, and then rounded to `statistics_dtype`.
     """
-    axis, channels, others, statistics = _layout(shape, dtype, data_format, statistics_dtype)
-    # In the arrays of this function, the channels are on axis 0.
-    per_channel = (channels,) + (1,) * len(others)
+    _, channels, _, statistics = _layout(shape, dtype, data_format, statistics_dtype)
+    axes = Axes(normalization, shape, data_format)
+    per_row = (axes.size[0], 1)
 
-    deviation = scale * 2.0 ** rng.uniform(-1, 1, per_channel)
-    centre = ratio * deviation * rng.choice([-1.0, 1.0], per_channel)
-    normal = rng.standard_normal((channels, *others))
+    deviation = scale * 2.0 ** rng.uniform(-1, 1, per_row)
+    centre = ratio * deviation * rng.choice([-1.0, 1.0], per_row)
+    normal = rng.standard_normal(axes.size)
     x = (centre + deviation * normal).astype(dtype)
-    tilt, offset = rng.uniform(-1, 1, (2, *per_channel))
+    tilt, offset = rng.uniform(-1, 1, (2, *per_row))
     dy = gradient_scale * (rng.standard_normal(normal.shape) + tilt * normal + offset)
 
-    rows = x.astype(np.float64).reshape(channels, math.prod(others))
-    if rows.shape[1]:
-        mean = rows.mean(axis=1)
-        variance = np.square(rows - mean[:, None]).mean(axis=1)
-    else:
-        mean, variance = np.zeros(channels), np.ones(channels)
+    mean, variance = axes.statistics_of(x)
     gamma = rng.uniform(0.5, 1.5, channels) * rng.choice([-1.0, 1.0], channels)
     return LayerData(
-        x=np.ascontiguousarray(np.moveaxis(x, 0, axis)),
-        dy=np.ascontiguousarray(np.moveaxis(dy.astype(dtype), 0, axis)),
+        x=axes.tensor(x),
+        dy=axes.tensor(dy.astype(dtype)),
         mean=mean.astype(statistics),
         variance=variance.astype(statistics),
         gamma=gamma.astype(statistics),
         beta=rng.uniform(-1, 1, channels).astype(statistics),
         epsilon=epsilon,
         data_format=data_format,
+        normalization=normalization,
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -33,24 +34,27 @@ from backnorm.conformance._naming import (
     unexplained,
 )
 from backnorm.conformance._places import misplaced, partly_wrong, truncated, wrong_end
-from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
+from backnorm.conformance.axes import BATCH_NORM, Normalization
+from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.conformance.formula import (
-    BACKWARD,
     FEW_BITS,
     FORWARD,
     Channels,
     Formula,
     Mistake,
     Values,
+    backward_formula,
     of_images,
     other_inputs,
 )
 from backnorm.conformance.judge import FORWARD_RESULTS, GRADIENTS, MORE_FORWARD_RESULTS
-from backnorm.conformance.ladder import ForwardLadder, GradientLadder
+from backnorm.conformance.ladder import ForwardLadder, gradient_ladder
+from backnorm.dtypes import FLOAT64
 
 __all__ = [
     "DIAGNOSTIC",
     "FORWARD_DIAGNOSTIC",
+    "ROW_DIAGNOSTIC",
     "Diagnosis",
     "diagnose",
     "diagnose_forward",
@@ -61,8 +65,15 @@ __all__ = [
 Array = np.ndarray
 Arrays = tuple[Array | None, Array | None, Array | None]
 
-#: The shapes of diagnostic data, in each layout.
+#: The shape (N, C, space) of diagnostic data.
 DIAGNOSTIC = (7, 13, 3, 13)
+#: The same for other normalisations, of which a row has enough elements for a fit.
+ROW_DIAGNOSTIC = {
+    "layer-norm": (3, 29, 29),
+    "rms-norm": (3, 29, 29),
+    "group-norm": (3, 12, 3, 12),
+    "instance-norm": (3, 13, 3, 13),
+}
 #: The same for the forward pass.
 FORWARD_DIAGNOSTIC = (3, 11, 1, 11)
 
@@ -80,6 +91,7 @@ def diagnostic_data(
     statistics_dtype: np.dtype | None = None,
     seed: int | np.random.Generator = 0,
     shape: tuple[int, ...] = DIAGNOSTIC,
+    normalization: Normalization = BATCH_NORM,
 ) -> LayerData:
     """Return inputs for which different mistakes in a formula give different numbers.
 
@@ -98,12 +110,14 @@ def diagnostic_data(
         statistics_dtype=statistics_dtype,
         epsilon=0.25,
         scale=0.5,
+        normalization=normalization,
     )
     mean, variance = data.mean.astype(float), data.variance.astype(float)
+    moved = rng.uniform(0.2, 0.6, mean.shape) * normalization.is_centred
     return replace(
         data,
-        mean=(mean + rng.uniform(0.2, 0.6, mean.size)).astype(data.mean.dtype),
-        variance=(variance * rng.uniform(1.3, 2.5, mean.size)).astype(data.variance.dtype),
+        mean=(mean + moved).astype(data.mean.dtype),
+        variance=(variance * rng.uniform(1.3, 2.5, mean.shape)).astype(data.variance.dtype),
     )
 
 
@@ -167,17 +181,23 @@ def diagnose(
     """
     if not data.x.size:
         return _NO_ELEMENTS
-    x, dy, mean, variance, gamma = data.backward_inputs
-    operands = x, dy, mean, variance, gamma if scaled else None
-    ladder = GradientLadder.of(*operands, training=training, **data.options)
-    results = results_of(dict(zip(GRADIENTS, outputs, strict=True)), ladder, data.channel_axis)
+    formula = backward_formula(data.normalization)
+    ladder = gradient_ladder(data, training=training, scaled=scaled)
+    results = results_of(dict(zip(GRADIENTS, outputs, strict=True)), ladder, data.axes)
     dx = results.get("dx")
     if dx is not None and dx.is_wrong and not dx.own.any():
         names = [each.name for each in results.values() if each.is_wrong and not each.own.any()]
         return Diagnosis("formula", tuple(f"{n}-zero" for n in names), sentence(names, "is 0"))
-    channels = Channels.of(data, training=training, scaled=scaled)
-    special = partial(_of_other_inputs, data, results, channels)
-    return _explained(BACKWARD, channels, results, special)
+    channels = formula.inputs(data, training=training, scaled=scaled)
+
+    def special() -> Diagnosis | None:
+        options: dict[str, Any] = {"training": training, "scaled": scaled}
+        return _of_other_inputs(data, results, partial(formula.inputs, **options), formula)
+
+    found = _explained(formula, channels, results, special)
+    if found.kind != "formula" and "dgamma" not in found.says and "dbeta" not in found.says:
+        found = replace(found, says=found.says.replace("channel", data.normalization.row))
+    return found
 
 
 def diagnose_forward(
@@ -206,7 +226,7 @@ def diagnose_forward(
         return _NO_ELEMENTS
     ladder = ForwardLadder.of_layer(data, scaled=scaled)
     known = {name: outputs.get(name) for name in (*FORWARD_RESULTS, *MORE_FORWARD_RESULTS)}
-    results = results_of(known, ladder, data.channel_axis)
+    results = results_of(known, ladder, data.axes)
     return _explained(FORWARD, Channels.of(data, scaled=scaled), results, lambda: None)
 
 
@@ -257,12 +277,17 @@ def _explained(
         return np.stack([values[name] for name in functions])
 
     def predicted(name: str, values: Values) -> Array:
-        if fit is not None and name == fit.result.name:
-            return fit.predicted(coefficients(values))
-        return values[name][None]
+        if fit is None or name != fit.result.name:
+            return values[name][None]
+        # A formula whose tensor is not a sum of the functions for each mistake has the tensor.
+        is_known = name in values
+        return fit.projected(values[name]) if is_known else fit.predicted(coefficients(values))
 
     def agrees(values: Values) -> bool:
-        return fit is None or fit.agrees(coefficients(values))
+        if fit is None:
+            return True
+        tensor = values.get(fit.result.name)
+        return fit.agrees(coefficients(values)) if tensor is None else fit.is_near(tensor)
 
     def wrong(mistakes: tuple[Mistake, ...]) -> Values:
         return formula.wrong(*mistakes).numbers(channels)
@@ -273,9 +298,14 @@ def _explained(
     if tensor is None or not wrong_end(tensor):
         mistakes = formula.known_mistakes(channels)
         own = {name: term.own for name, term in terms.items()}
-        # No formula explains a tensor that is not a sum of multiples of the functions.
-        is_sum = fit is None or bool(fit.is_sum.all())
-        off = {name for name, term in terms.items() if term.off.mean() > 0.5} if is_sum else None
+        # The coefficients, unless the formula has the tensor itself.
+        changed = terms
+        if tensor is not None and tensor.name in right:
+            changed = {each.name: terms[each.name] for each in others}
+        off: set[str] | None = {name for name, term in changed.items() if term.off.mean() > 0.5}
+        if changed is terms and fit is not None and not fit.is_sum.all():
+            # No formula explains a tensor that is not a sum of multiples of the functions.
+            off = None
         found = named(numbers, wrong, predicted, agrees, mistakes, special=special, wrong=off)
         if found is None:
             partial_mistakes = formula.partial_mistakes(channels)
@@ -302,41 +332,63 @@ def _explained(
 
 
 def _of_other_inputs(
-    data: LayerData, results: Mapping[str, Result], channels: Channels
+    data: LayerData,
+    results: Mapping[str, Result],
+    inputs: Callable[[LayerData], Channels],
+    formula: Formula,
 ) -> Diagnosis | None:
-    """Return the diagnosis if gradients are right for inputs that differ from `data`, as if x and
-    dy were swapped, or if the sums in dx are those of other elements.
+    """Return the diagnosis if gradients are right for inputs that differ from `data`.
+
+    The differing inputs are those of known mistakes: x and dy are swapped, they are read in the
+    other layout, groups have other channels, or the sums in dx are those of other elements.
     """
+    mistakes = {"x-dy-swapped": ("x and dy are swapped", replace(data, x=data.dy, dy=data.x))}
+    if len(data.normalization.layouts) > 1:
+        layout = "NCX" if data.data_format == "NXC" else "NXC"
+        says = f"x and dy are read as {layout}, not as {data.data_format}"
+        mistakes["layout-ignored"] = says, _in_layout(data, layout)
+    mistakes |= _of_other_groups(data)
     own = {name: each.own if name == "dx" else each.own[:, 0] for name, each in results.items()}
-    # The results are far from the right ones.
-    of_right = max(relative_error(each.own, each.right) for each in results.values())
     errors: list[tuple[float, str, str]] = []
 
-    def compare(
-        name: str, says: str, found: Mapping[str, Array], rows: Mapping[str, Array]
-    ) -> None:
+    def compare(name: str, says: str, rows: Mapping[str, Array], **changed: Array) -> None:
+        found = own | changed
         error = max(relative_error(found[each], rows[each]) for each in results)
         errors.append((error, name, says))
 
-    for name, says, other in other_inputs(channels):
-        compare(name, says, own, dict(BACKWARD.rows(other)))
-    rows = dict(BACKWARD.rows(channels))
-    if channels.training:
-        of_image = dict(BACKWARD.rows(of_images(channels)))["dx"].reshape(rows["dx"].shape)
-        says = "the sums in dx are those of each image alone, as in instance normalisation"
-        compare("sums-of-each-image", says, own, rows | {"dx": of_image})
-    layout = "NCX" if data.data_format == "NXC" else "NXC"
-    other_data = _in_layout(data, layout)
-    x, dy = (rows_of(tensor, other_data.channel_axis) for tensor in (other_data.x, other_data.dy))
-    if "dx" in results:
-        dx = results["dx"].tensor.reshape(other_data.x.shape)
-        own = own | {"dx": rows_of(dx, other_data.channel_axis)}
-    says = f"x and dy are read as {layout}, not as {data.data_format}"
-    compare("layout-ignored", says, own, dict(BACKWARD.rows(replace(channels, x=x, dy=dy))))
+    for name, (says, other) in mistakes.items():
+        changed = {}
+        if "dx" in results:
+            dx = results["dx"].tensor.reshape(other.x.shape)
+            changed["dx"] = other.axes.rows(dx, FLOAT64)
+        compare(name, says, dict(formula.rows(inputs(other))), **changed)
+    if data.normalization == BATCH_NORM:
+        channels = inputs(data)
+        for name, says, others in other_inputs(channels):
+            compare(name, says, dict(formula.rows(others)))
+        rows = dict(formula.rows(channels))
+        if channels.training:
+            of_image = dict(formula.rows(of_images(channels)))["dx"].reshape(rows["dx"].shape)
+            says = "the sums in dx are those of each image alone, as in instance normalisation"
+            compare("sums-of-each-image", says, rows | {"dx": of_image})
     error, name, says = min(errors)
+    # The results are far from the right ones.
+    of_right = max(relative_error(each.own, each.right) for each in results.values())
     rounding = max(float(each.rounding.max() / each.terms.max()) for each in results.values())
     is_near = error <= min(FEW_BITS, _ROUNDINGS * rounding) and error * MARGIN <= of_right
     return Diagnosis("formula", (name,), says) if is_near else None
+
+
+def _of_other_groups(data: LayerData) -> dict[str, tuple[str, LayerData]]:
+    """Return the mistakes in which groups have other channels, with the data of each."""
+    groups, channels = data.normalization.groups, data.gamma.size
+    if groups in (1, channels):
+        return {}
+    kind = replace(data.normalization, groups=channels // groups)
+    other = replace(data, normalization=kind)
+    mean, variance = other.axes.statistics_of(other.axes.rows(data.x))
+    says = f"groups have {groups} channels, not {channels // groups}"
+    return {"groups-swapped": (says, replace(other, mean=mean, variance=variance))}
 
 
 def _in_layout(data: LayerData, layout: str) -> LayerData:

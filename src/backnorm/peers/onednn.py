@@ -41,6 +41,7 @@ _KINDS = {
     "BatchNormTrainingBackward": 5,
     "BatchNormForwardTraining": 6,
     "BatchNormInference": 7,
+    "LayerNormBackward": 34,
 }
 _ATTRIBUTES = {"epsilon": 0x3, "momentum": 0x6, "data_format": 0x83}
 _VARIABLE = 1
@@ -246,7 +247,8 @@ def run_operator(
     Parameters
     ----------
     library : Library
-    kind : {"BatchNormTrainingBackward", "BatchNormForwardTraining", "BatchNormInference"}
+    kind : str
+        A key of `_KINDS`.
     attributes : mapping of str to float or str
     inputs, outputs : sequence of numpy.ndarray
         In the operator's order; with any strides.

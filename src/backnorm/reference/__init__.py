@@ -28,6 +28,7 @@ from backnorm.reference._results import (
     ExactOutput,
     ExactSecondGradients,
 )
+from backnorm.reference._rows import backward_of_rows
 from backnorm.reference._scales import GradientScales, Scale, gradient_scales
 from backnorm.reference._second_order import double_backward
 
@@ -44,6 +45,7 @@ __all__ = [
     "Scale",
     "SecondOptions",
     "backward",
+    "backward_of_rows",
     "counting",
     "double_backward",
     "forward",

@@ -82,6 +82,26 @@ class Part:
         return Term.of(block.astype(np.float64, order="C").reshape(block.shape[0], -1))
 
 
+class Weights:
+    """The weights of elements in the statistics; without an array, every element counts once."""
+
+    def __init__(self, blocks: Blocks, x: np.ndarray, weights: np.ndarray | None) -> None:
+        self._view = None if weights is None else blocks.view(np.broadcast_to(weights, x.shape))
+        #: x with 0 in place of uncounted elements, which may be NaN.
+        self.counted = blocks.view(x if weights is None else np.where(weights, x, x.dtype.type(0)))
+
+    def times(self, term: Term, part: Part, cell: _Cell) -> Term:
+        """Return a block of elements, each multiplied by its weight."""
+        return term if self._view is None else part.load(self._view, cell) * term
+
+    def total(self, part: Part) -> float | Term:
+        """Return the sum of the weights of each channel."""
+        view = self._view
+        if view is None:
+            return part.blocks.count
+        return sums(part, 1, ((part.load(view, cell),) for cell in part.cells()))[0]
+
+
 def sums(part: Part, number: int, terms: Iterable[Sequence[Term]]) -> list[Term]:
     """Return `number` sums of each channel.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backnorm.activations import Activation
-from backnorm.reference._blocks import Blocks, Outputs, sums
+from backnorm.reference._blocks import Blocks, Outputs, Weights, sums
 from backnorm.reference._masks import masked
 from backnorm.reference._results import ExactGradients, ExactNormalized, ExactOutput
 from backnorm.reference._terms import Term, inverse_deviation, rectified
@@ -19,6 +19,7 @@ def backward(
     gamma: np.ndarray | None = None,
     *,
     mask: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
     epsilon: float,
     data_format: str = "NCX",
     training: bool = True,
@@ -35,6 +36,9 @@ def backward(
         Scale, shape (C,); 1 if absent.
     mask : numpy.ndarray, optional
         Mask of a ReLU after the layer, uint8; dy is replaced by 0 where the bit is not set.
+    weights : numpy.ndarray, optional
+        How often each element counts in mean and variance, in a shape that broadcasts with x: in
+        training, w/W takes the place of 1/M, where W is the sum of a channel's weights w.
     epsilon : float
         Added to the variance.
     data_format : {"NCX", "NXC"}
@@ -52,7 +56,7 @@ def backward(
     blocks = Blocks(x.shape, data_format)
     outputs = Outputs(blocks, ("dx",), ("dgamma", "dbeta"))
     xs, dys = blocks.view(x), blocks.view(dy if mask is None else masked(dy, mask, x))
-    count = blocks.count
+    counting = Weights(blocks, x, weights)
     with np.errstate(all="ignore"):
         for part in blocks.parts():
             m, g = part.channel(mean), part.channel(gamma, 1.0)
@@ -61,10 +65,12 @@ def backward(
             sum_dy, sum_dy_c = sums(part, 2, ((d, (v - m).single() * d) for d, v in loaded))
             outputs.write("dbeta", part.cell, sum_dy)
             outputs.write("dgamma", part.cell, s * sum_dy_c)
+            count = counting.total(part)
+            by_mean, by_square = sum_dy / count, s * s * (sum_dy_c / count)
             for cell in part.cells():
                 d, c = part.load(dys, cell), (part.load(xs, cell) - m).single()
                 if training:
-                    d = d - sum_dy / count - c * (s * s * (sum_dy_c / count))
+                    d = d - counting.times(by_mean + c * by_square, part, cell)
                 outputs.write("dx", cell, g * s * d)
     return outputs.as_record(ExactGradients)
 
@@ -78,12 +84,13 @@ def forward(
     data_format: str = "NCX",
     activation: Activation | None = None,
     residual: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> ExactNormalized:
     """Return the exact training forward pass; y is computed from the unrounded statistics.
 
     Parameters
     ----------
-    x, gamma, beta, epsilon, data_format
+    x, gamma, beta, epsilon, data_format, weights
         As in :func:`backward`; beta is 0 if absent.
     activation : Activation, optional
         A ReLU, whose ceiling is a number of x's type.
@@ -100,14 +107,19 @@ def forward(
     blocks = Blocks(x.shape, data_format)
     outputs = Outputs(blocks, ("y",), ("mean", "variance", "inverse_deviation"))
     xs, added = blocks.view(x), [] if residual is None else [blocks.view(residual)]
+    counting = Weights(blocks, x, weights)
     with np.errstate(all="ignore"):
         for part in blocks.parts():
             g, b = part.channel(gamma, 1.0), part.channel(beta)
-            (total,) = sums(part, 1, ((part.load(xs, cell),) for cell in part.cells()))
-            m = (total / blocks.count).settled()
-            centred = ((part.load(xs, cell) - m).single() for cell in part.cells())
-            (squares,) = sums(part, 1, ((c * c,) for c in centred))
-            w = (squares / blocks.count).settled()
+            count = counting.total(part)
+            loaded = ((part.load(counting.counted, cell), cell) for cell in part.cells())
+            (total,) = sums(part, 1, ((counting.times(v, part, cell),) for v, cell in loaded))
+            m = (total / count).settled()
+            squares = (
+                ((part.load(counting.counted, cell) - m).single(), cell) for cell in part.cells()
+            )
+            (square,) = sums(part, 1, ((counting.times(c * c, part, cell),) for c, cell in squares))
+            w = (square / count).settled()
             outputs.write("mean", part.cell, m)
             outputs.write("variance", part.cell, w.single())
             s = inverse_deviation(w, epsilon)

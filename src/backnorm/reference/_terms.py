@@ -50,7 +50,10 @@ class Term:
     def __rmul__(self, factor: float) -> Term:
         return Term(self.exact * factor, self.plain * factor, self.size * factor)
 
-    def __truediv__(self, divisor: float) -> Term:
+    def __truediv__(self, divisor: float | Term) -> Term:
+        if isinstance(divisor, Term):
+            exact, plain = self.exact / divisor.exact, self.plain / divisor.plain
+            return Term(exact, plain, self.size / np.abs(divisor.plain))
         return Term(self.exact / divisor, self.plain / divisor, self.size / divisor)
 
     def sum(self) -> Term:

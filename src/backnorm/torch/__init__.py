@@ -34,6 +34,7 @@ from backnorm.torch.modules import (
     SyncBatchNorm,
     UnrecognisedLayerWarning,
 )
+from backnorm.torch.recomputation import recompute_statistics
 
 if TYPE_CHECKING:
     from backnorm.torch.reproducible_gradients import ReproducibleGradients, reproducible_hook
@@ -62,6 +63,7 @@ __all__ = [
     "batch_norm",
     "compare",
     "convert",
+    "recompute_statistics",
     "reproducible_hook",
     "revert",
 ]

@@ -1,15 +1,16 @@
-"""The backward pass and its gradients as compositions of PyTorch's operators.
+"""The backward pass and its gradients, and passes with a mask, composed of PyTorch's operators.
 
 PyTorch differentiates the compositions to any order, in reverse and forward mode, and for batched
 gradients. The compositions replace the kernels where the kernels' results cannot be differentiated
 as often as needed. Everything is computed in float64.
 
-In training, mean and variance are functions of x, so they are computed from x here.
+In training, mean and variance are functions of x, so they are computed from x here. A mask has the
+shape (N, 1, ...); the module `masks` describes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,15 +27,18 @@ class _Normalised(NamedTuple):
     centred: Tensor
     mean: Tensor
     scale: Tensor
-    # `share` is 1 / M, where M is the number of elements per channel. With frozen statistics,
-    # `share` is ABSENT, because the formulas then have no terms with 1 / M.
+    # `share` is 1 / M, where M is the number of elements per channel; with a mask, the weight of
+    # each element, divided by the sum of weights. With frozen statistics, `share` is ABSENT,
+    # because the formulas then have no terms with 1 / M.
     share: Any
 
 
-def backward(saved: Sequence[Any], eps: float, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    saved: Sequence[Any], eps: float, training: bool, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias. `saved` are x, dy, mean, variance and weight."""
     x, dy, mean, variance, weight = saved
-    elements = _normalised(x, mean, variance, eps, training)
+    elements = _normalised(x, mean, variance, eps, training, mask)
     normalised = elements.centred * elements.scale
     # dbias, and with frozen statistics dx, do not depend on x. Like the results of PyTorch's own
     # operator, they are functions of x nevertheless, whose derivative is 0: hooks on the way to x
@@ -49,6 +53,17 @@ def backward(saved: Sequence[Any], eps: float, training: bool) -> tuple[Tensor, 
         dx = dx * _column(weight, x)
     dtype = statistics_type(x.dtype) if weight is None else weight.dtype
     return dx.to(x.dtype), _row(dweight, x, dtype), _row(dbias, x, dtype)
+
+
+def masked_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float
+) -> tuple[Tensor, ...]:
+    """Return y, and mean, biased variance and number of the counted elements, in float64."""
+    centred, *moments = masked_moments(x, mask)
+    y = centred * (moments[1] + eps).rsqrt()
+    y = y if weight is None else y * _column(weight, x)
+    y = y if bias is None else y + _column(bias, x)
+    return y.to(x.dtype), *(each.reshape(x.shape[1]) for each in moments)
 
 
 def double_backward(
@@ -87,9 +102,36 @@ def double_backward(
     return gx, gdy, _row(found.gamma, x, dtype)
 
 
+def masked_moments(
+    x: Tensor, mask: Tensor, add: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    """Return x - mean; and mean, biased variance, and number (or sum of weights) of the counted
+    elements of every channel, in shapes that broadcast with x. Without counted elements, mean and
+    variance are NaN.
+
+    `add` returns the sums of channels, as `_sum` does.
+    """
+    add, wide, weights = add or _sum, x.double(), mask.double().expand(x.shape)
+    count = add(weights)
+    near = add(weights * wide) / count
+    centred = wide - near
+    # This sum would be 0 if `near` was not rounded.
+    rest = add(weights * centred) / count
+    variance = add(weights * centred * centred) / count - rest * rest
+    return centred - rest, near + rest, variance, count
+
+
 def _normalised(
-    x: Tensor, mean: Tensor, variance: Tensor, eps: float, training: bool
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    training: bool,
+    mask: Tensor | None = None,
 ) -> _Normalised:
+    if mask is not None:
+        centred, column, square, count = masked_moments(x, mask)
+        return _Normalised(centred, column, (square + eps).rsqrt(), mask.double() / count)
     wide = x.double()
     if not training:
         column = _column(mean, x)

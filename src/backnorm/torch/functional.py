@@ -16,7 +16,16 @@ from backnorm.arithmetics import Arithmetic
 from backnorm.errors import ArgumentError, BacknormError
 from backnorm.options import Options
 from backnorm.scalars import check_flag
-from backnorm.torch import eager, engines, library, lowering, registry, synchronised
+from backnorm.torch import (
+    composed,
+    eager,
+    engines,
+    library,
+    lowering,
+    masks,
+    registry,
+    synchronised,
+)
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import (
     Operands,
@@ -66,6 +75,8 @@ def batch_norm(
     residual: Tensor | None = None,
     arithmetic: Arithmetic | None = None,
     reproducible: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Normalise each channel over a batch, like `torch.nn.functional.batch_norm`.
 
@@ -115,6 +126,19 @@ def batch_norm(
         Whether, in training, y, statistics and gradients have the same bits in every layout and for
         every order of a channel's elements. Sums are then computed with integers, which takes
         longer, and gradients cannot be differentiated.
+    mask : Tensor, shape (N, 1, ...) or (N, ...), optional
+        The elements that count in training, in all channels: booleans, or weights of a
+        floating-point type, not negative, that say how often an element counts. Any size may be 1.
+        mean and var are those of the counted elements, and M is their number or the sum of their
+        weights, which must be more than 1. y is computed for all elements, and gradients are those
+        of this y: the sums of dy in them are over all elements (`backnorm.torch.masks` has the
+        formulas). An uncounted element that is NaN or infinite has the y NaN and the gradient 0;
+        it changes no other result, and in evaluation no gradient. Weights are not accepted if
+        `reproducible`. Under `torch.func`, where values cannot be checked, no counted element
+        gives NaN.
+    lengths : Tensor of integers, shape (N,), optional
+        For an input of shape (N, C, T), instead of a mask: the number of elements of each sequence
+        that count, beginning with the first.
 
     Returns
     -------
@@ -125,22 +149,25 @@ def batch_norm(
     ------
     ArgumentValueError
         For an eps or activation that is not accepted, for an arithmetic that the element type does
-        not support, and in training for a batch with one value per channel.
+        not support, and in training for a batch with one value per channel, or none counted.
     TensorValueError, TensorTypeError
         For tensors of a shape, type or device that is not accepted. Both are RuntimeErrors, like
         PyTorch's errors.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, residual):
+    if has_torch_function_variadic(
+        input, running_mean, running_var, weight, bias, residual, mask, lengths
+    ):
         tensors = input, running_mean, running_var, weight, bias
         settings: dict[str, Any] = {"training": training, "momentum": momentum, "eps": eps}
         # A tensor subclass may call PyTorch's function instead of this one. PyTorch's function does
         # not have the following arguments, so they are passed only if they are set.
         ours = {"activation": activation, "residual": residual, "arithmetic": arithmetic}
+        ours |= {"mask": mask, "lengths": lengths}
         settings |= {name: value for name, value in ours.items() if value is not None}
         if reproducible is not False:
             settings["reproducible"] = reproducible
         result: Tensor = handle_torch_function(
-            batch_norm, (*tensors, residual), *tensors, **settings
+            batch_norm, (*tensors, residual, mask, lengths), *tensors, **settings
         )
         return result
     if not isinstance(input, Tensor):
@@ -150,6 +177,10 @@ def batch_norm(
     reproducible = reproducible is not False and check_flag("reproducible", reproducible)
     operands: tuple[Tensor | None, ...]
     operands = input, residual, weight, bias, running_mean, running_var
+    if mask is not None or lengths is not None:
+        options = options_of(training, eps, activation, arithmetic, input.dtype)
+        processes = synchronised.Processes(None, "", reproducible)
+        return with_mask(Operands(*operands), momentum, options, processes, mask, lengths)
     # The key has types, because equal values of other types may not be accepted.
     requested = activation, type(activation), arithmetic, type(arithmetic)
     call: tuple[Any, ...] = ("batch_norm", training, eps, reproducible, *requested)
@@ -202,6 +233,41 @@ def _in_phases(operands: Operands, momentum: float, options: Options) -> Tensor:
     """Compute y in two phases: the sums of every channel, then y."""
     check_batch(operands.input)
     return synchronised.batch_norm(operands, momentum, options, synchronised.ALONE)
+
+
+def with_mask(
+    operands: Operands,
+    momentum: float,
+    options: Options,
+    processes: synchronised.Processes,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Compute y, in training with the statistics of the counted elements."""
+    if not torch.compiler.is_compiling():
+        operands = Operands(*map(as_plain, operands))
+    check(operands, options)
+    mask = masks.mask_of(operands.input, mask, lengths, processes.reproducible)
+
+    def normalised(input: Tensor) -> Tensor:
+        own = operands._replace(input=input)
+        if not options.training:
+            _, residual, weight, bias, mean, variance = own
+            return batch_norm(
+                input, mean, variance, weight, bias, eps=options.epsilon,
+                activation=options.activation, residual=residual, arithmetic=options.arithmetic,
+            )  # fmt: skip
+        alone = processes.group is None and not processes.reproducible
+        if mask is None or not (alone and is_transformed()):
+            return synchronised.batch_norm(own, momentum, options, processes, mask)
+        if torch.compiler.is_compiling():
+            _allow_in_graph()
+        settings = mask, options.epsilon
+        y, *moments = composed.masked_forward(input, own.weight, own.bias, *settings)
+        library.move(own, *moments, momentum=momentum)
+        return add_and_activate(y, own.residual, options.activation)
+
+    return masks.over_padding(normalised, operands.input, mask)
 
 
 def _by_pytorch(operands: Operands, momentum: float, options: Options) -> Tensor:
@@ -296,7 +362,7 @@ def _normalised(operands: Operands, momentum: float, options: Options) -> Tensor
         return y
     forward = library.forward if transformed else library.batch_norm
     y, mean, variance = forward(input, weight, bias, *settings)
-    library.move(operands, mean, variance, momentum)
+    library.move(operands, mean, variance, momentum=momentum)
     return y
 
 

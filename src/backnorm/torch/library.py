@@ -332,31 +332,29 @@ def double_backward(
 # Running statistics.
 
 
-def move(operands: Operands, mean: Tensor, variance: Tensor, momentum: float) -> None:
+def move(
+    operands: Operands, mean: Tensor, variance: Tensor, count: Any = None, *, momentum: float
+) -> None:
     """Update the running statistics, if any, by operators that the dispatcher and transforms see.
 
-    An empty batch does not change the running statistics.
+    `count` is the number of elements of a channel, if not all elements count. An empty batch does
+    not change the running statistics.
     """
     input, *_, running_mean, running_var = operands
     if running_mean is not None and running_var is not None and input.numel():
-        count = input.numel() // input.shape[1]
+        count = input.numel() // input.shape[1] if count is None else count
+        # The product begins with the float64 variance, so that every operation is in float64. Under
+        # `torch.jit.trace`, `count` is an integer tensor, and `count / (count - 1)` alone would be
+        # a float32.
+        unbiased = variance.detach().double() * count / (count - 1)
         update = move_below_transforms if is_transformed() else _move
-        update(running_mean, running_var, mean.detach(), variance.detach(), momentum, count)
+        update(running_mean, running_var, mean.detach(), unbiased, momentum)
 
 
 def _move(
-    running_mean: Tensor,
-    running_var: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    momentum: float,
-    count: int,
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, unbiased: Tensor, momentum: float
 ) -> None:
-    # The new statistics are computed in float64 and rounded once, as in the kernels. The product
-    # below begins with the float64 variance, so that every operation is in float64. Under
-    # `torch.jit.trace`, `count` is an integer tensor, and `count / (count - 1)` alone would be a
-    # float32.
-    unbiased = variance.double() * count / (count - 1)
+    # The new statistics are computed in float64 and rounded once, as in the kernels.
     running_mean.copy_(running_mean.double() * (1.0 - momentum) + mean.double() * momentum)
     running_var.copy_(running_var.double() * (1.0 - momentum) + unbiased * momentum)
 

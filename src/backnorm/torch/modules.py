@@ -189,7 +189,7 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         name, ceiling = self.activation
         return f"{text}, activation={(name if ceiling is None else self.activation)!r}"
 
-    def as_node(self, input: Proxy, residual: Proxy | None = None) -> Proxy:
+    def as_node(self, input: Proxy, residual: Proxy | None = None, **counted: Any) -> Proxy:
         """Return a new call of this layer in the graph of `torch.fx`.
 
         By default `torch.fx` traces into the forward of modules that PyTorch does not define. Tools
@@ -198,21 +198,33 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         _warn_of_tracing(input.tracer, self.training)
         inputs = (input,) if residual is None else (input, residual)
         path = input.tracer.path_of_module(self)
-        return input.tracer.create_proxy("call_module", path, inputs, {})
+        named = {name: value for name, value in counted.items() if value is not None}
+        return input.tracer.create_proxy("call_module", path, inputs, named)
 
-    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        residual: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         """Return activation(normalised input + residual).
 
         In training, also update the running statistics. If there is a residual, the activation must
-        be a ReLU.
+        be a ReLU. `mask` and `lengths` say which elements count in the statistics of the batch: see
+        `backnorm.torch.batch_norm`.
         """
         if isinstance(input, Proxy):
-            return self.as_node(input, residual)
+            counted = {"mask": mask, "lengths": lengths}
+            return self.as_node(
+                input, residual, **{k: v for k, v in counted.items() if v is not None}
+            )
         # Without this check, `_check_input_dim` would raise AttributeError when it reads the rank.
         if not hasattr(input, "dim"):
             raise not_a_tensor("input", input)
         self._check_input_dim(input)
-        return self._normalised(input, residual, self.activation)
+        return self._normalised(input, residual, self.activation, mask=mask, lengths=lengths)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() in self._ranks:
@@ -228,13 +240,13 @@ class _BatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         )
 
     def _normalised(
-        self, input: Tensor, residual: Tensor | None, activation: Activation | None
+        self, input: Tensor, residual: Tensor | None, activation: Activation | None, **counted: Any
     ) -> Tensor:
         weight, bias, mean, variance, training, momentum = self._operands()
         return functional.batch_norm(
             input, mean, variance, weight, bias, training, momentum, self.eps,
             activation=activation, residual=residual,
-            arithmetic=self.arithmetic, reproducible=self.reproducible,
+            arithmetic=self.arithmetic, reproducible=self.reproducible, **counted,
         )  # fmt: skip
 
     def _operands(self) -> tuple[Any, Any, Tensor | None, Tensor | None, bool, float]:
@@ -337,11 +349,11 @@ class SyncBatchNorm(_BatchNorm):
     in training uses the mean and variance of the elements of all processes. Each process computes
     the mean and variance of its own elements, and the module `exchange` combines these statistics
     of the processes without loss of digits. The batches of the processes may differ in size, and
-    may be empty. The gradient of the input is computed with sums over the elements of all
-    processes. In each process, the gradients of weight and bias are those of the process's own
-    batch; DistributedDataParallel averages them over the processes. In evaluation, or in a single
-    process, the layer computes what `BatchNorm2d` computes. It accepts inputs with two or more
-    axes.
+    may be empty; masks may count any number of their elements. The gradient of the input is
+    computed with sums over the elements of all processes. In each process, the gradients of weight
+    and bias are those of the process's own batch; DistributedDataParallel averages them over the
+    processes. In evaluation, or in a single process, the layer computes what `BatchNorm2d`
+    computes. It accepts inputs with two or more axes.
 
     The layer runs with any backend (gloo, NCCL), on the CPU and on CUDA devices. It is not an
     instance of `torch.nn.SyncBatchNorm`, because DistributedDataParallel rejects such layers on the
@@ -389,17 +401,17 @@ class SyncBatchNorm(_BatchNorm):
             super()._check_input_dim(input)
 
     def _normalised(
-        self, input: Tensor, residual: Tensor | None, activation: Activation | None
+        self, input: Tensor, residual: Tensor | None, activation: Activation | None, **counted: Any
     ) -> Tensor:
         group = exchange.group_of(self.process_group) if self.training else None
         if group is None:
-            return super()._normalised(input, residual, activation)
+            return super()._normalised(input, residual, activation, **counted)
         weight, bias, mean, variance, _, momentum = self._operands()
         operands = Operands(input, residual, weight, bias, mean, variance)
         options = options_of(True, self.eps, activation, self.arithmetic, input.dtype)
         layer = exchange.name_of(self, group)
         processes = synchronised.Processes(group, layer, self.reproducible)
-        return synchronised.batch_norm(operands, momentum, options, processes)
+        return functional.with_mask(operands, momentum, options, processes, **counted)
 
 
 class LazyBatchNorm1d(_BatchNorm, torch.nn.LazyBatchNorm1d):

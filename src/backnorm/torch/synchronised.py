@@ -1,4 +1,5 @@
-"""Batch normalisation in phases: for a batch split over processes, and for reproducible sums.
+"""Batch normalisation in phases: for a batch split over processes, for reproducible sums, and with
+a mask (`masks`).
 
 Each pass reduces the elements of this process to two numbers per channel, exchanges these numbers
 with the other processes (`exchange`), and computes y or dx from the combined numbers. Between the
@@ -25,9 +26,10 @@ from backnorm.errors import BacknormError
 from backnorm.executable import compute
 from backnorm.options import Options
 from backnorm.reproducible_sums import bin_rows, check_count, moments_of, sums_of
+from backnorm.torch import composed, masks
 from backnorm.torch.activations import add_and_activate
 from backnorm.torch.checks import Operands, TensorTypeError, check, check_device, check_tensor
-from backnorm.torch.dispatch import is_batched, is_transformed
+from backnorm.torch.dispatch import is_batched, is_transformed, is_watched
 from backnorm.torch.engines import engine_of
 from backnorm.torch.exchange import Exchange
 from backnorm.torch.memory import check_memory, contiguous, inverse_deviation, statistics_type
@@ -78,11 +80,15 @@ def _forward(
     reproducible: bool,
     layer: str,
     group: str | None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return y and the whole batch's moments: means, biased variances, number of elements."""
     engine, exchange = engine_of(x), None
     options = Options(eps, arithmetic=arithmetic_of(x.dtype, arithmetic), reproducible=reproducible)
-    moments = _message(*engine.reduce("reduce_forward", (x,), options))
+    if mask is None:
+        moments = _message(*engine.reduce("reduce_forward", (x,), options))
+    else:
+        moments = _of_counted(x, mask, options)
     if group is not None:
         # `settings` is a text that must be equal in all processes. It does not contain the
         # arithmetic. The arithmetic depends on the element type, and the empty x of a process
@@ -95,10 +101,34 @@ def _forward(
         moments = torch.cat((*moments_of(bins, count, torch), count))
     elif exchange is not None:
         moments = exchange.moments()
+    if mask is not None and (x.numel() or group is not None):
+        masks.check_count(moments[-1])
     mean, variance, _ = engine.parts(moments)
     operands, sums = (x, None, weight, bias), (mean, variance)
     y, *_ = compute("apply_forward", operands, options, arrays=engine.TENSORS, sums=sums)
     return y, moments
+
+
+def _of_counted(x: Tensor, mask: Tensor, options: Options) -> Tensor:
+    """Return the moments of the counted elements as a message, which ends with their number or the
+    sum of their weights.
+    """
+    reduce, counts = engine_of(x).reduce, mask.squeeze(1) != 0
+    counted = x.movedim(1, -1)[counts]
+    if mask.dtype is torch.bool:
+        return _message(*reduce("reduce_forward", (counted,), options))
+    weights = mask.squeeze(1)[counts][:, None]
+    masks.check_weights(weights)
+
+    def add(terms: Tensor) -> Tensor:
+        # The first sums of a backward pass are those of dy, for any x and mean.
+        operands = terms, terms, None, terms.new_zeros(x.shape[1])
+        sums: Tensor = reduce("reduce", operands, Options(arithmetic="float64"))[0]
+        return sums[:1]
+
+    _, mean, variance, count = composed.masked_moments(counted, weights, add)
+    moments = torch.cat((mean, variance, count[:, :1].sum(1, keepdim=True)), 1)[0]
+    return torch.where(moments[-1] > 0.0, moments, 0.0)
 
 
 def _sums(
@@ -142,17 +172,36 @@ def _gradient(
     sums: Tensor,
     eps: float,
     arithmetic: str | None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Return dx, given the moments of the whole batch and the sums over all processes."""
     engine, options = engine_of(x), Options(eps, arithmetic=arithmetic_of(x.dtype, arithmetic))
     mean, variance = _statistics(x, _check_message("moments", moments, x))
-    sum_dy, sum_dy_xmu, count = engine.parts(_check_message("sums", sums, x))
-    dx: Tensor
-    dx, _ = compute(
-        "apply", (x, dy, None, mean, variance, weight), options, arrays=engine.TENSORS,
-        sums=(sum_dy, sum_dy_xmu), count=count,
-    )  # fmt: skip
-    return dx
+    sums = _check_message("sums", sums, x)
+    if mask is not None:
+        # The sums are those of all elements; dx has the quotients of them and the sum of weights.
+        sums = torch.cat((sums[:-1] / moments[-1], torch.ones_like(sums[-1:])))
+    sum_dy, sum_dy_xmu, count = engine.parts(sums)
+    operands: Sequence[Tensor | None] = (x, dy, mean, variance, weight)
+    if mask is not None and mask.is_floating_point():
+        operands = [None if each is None else each.double() for each in operands]
+        options = options._replace(arithmetic="float64")
+    elements, gradient, *channels = operands
+
+    def dx(dy: Tensor | None, training: bool = True) -> Tensor:
+        found: Tensor
+        found, _ = compute(
+            "apply", (elements, dy, None, *channels), options._replace(training=training),
+            arrays=engine.TENSORS, sums=(sum_dy, sum_dy_xmu), count=count,
+        )  # fmt: skip
+        return found
+
+    if mask is None:
+        return dx(gradient)
+    if mask.dtype is torch.bool:
+        return torch.where(mask, dx(gradient), dx(gradient, training=False))
+    through_statistics = dx(torch.zeros_like(elements))
+    return (dx(gradient, training=False) + mask * through_statistics).to(x.dtype)
 
 
 def _check_message(name: str, message: Tensor, x: Tensor) -> Tensor:
@@ -204,10 +253,10 @@ class _BatchNorm(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, _, *ctx.settings = inputs
+        x, weight, _, *ctx.settings, mask = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, output[1])
+        ctx.save_for_backward(x, weight, mask, output[1])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
@@ -216,13 +265,17 @@ class _BatchNorm(Function):
         # Unpack the saved tensors even if dy is None. If the layer is in a checkpoint
         # (`torch.utils.checkpoint`), unpacking makes PyTorch recompute all layers of the
         # checkpoint.
-        x, weight, moments = ctx.saved_tensors
+        x, weight, mask, moments = ctx.saved_tensors
         if dy is None and group is None:
-            return (None,) * 8
+            return (None,) * 9
         if dy is None:
             # This process must still take part in the exchange: other processes may have a dy, and
             # the sums of their dy contribute to dx of this process.
             dy = torch.zeros_like(x)
+        if mask is not None and torch.is_grad_enabled() and group is None and not reproducible:
+            gradients = composed.backward((x, dy, None, None, weight), eps, True, mask)
+            wanted = zip(gradients, ctx.needs_input_grad[:3], strict=True)
+            return *(each if need else None for each, need in wanted), *[None] * 6
         if torch.is_grad_enabled() and is_batched(dy):
             # If dy is batched (``is_grads_batched``), PyTorch cannot differentiate the gradients
             # that are computed here. Without this check, PyTorch would raise no error when a caller
@@ -232,14 +285,14 @@ class _BatchNorm(Function):
         local, total = _reduce(x, dy, moments, eps, arithmetic, reproducible, layer, group)
         dx = dweight = dbias = None
         if needs_x:
-            dx = _apply(x, dy, weight, moments, total, eps, arithmetic)
+            dx = _apply(x, dy, weight, moments, total, eps, arithmetic, mask)
         sum_dy, sum_dy_xmu = local[:-1].chunk(2)
         _, variance = _statistics(x, moments)
         if needs_weight:
             dweight = (sum_dy_xmu * inverse_deviation(variance, eps)).to(weight.dtype)
         if needs_bias:
             dbias = sum_dy.to(variance.dtype if weight is None else weight.dtype)
-        return dx, dweight, dbias, None, None, None, None, None
+        return dx, dweight, dbias, *[None] * 6
 
 
 def _refuse_second_order(*_: Any) -> NoReturn:
@@ -270,7 +323,11 @@ _apply = register("synchronised_gradient", _gradient, _fake_gradient, backward=_
 
 
 def batch_norm(
-    operands: Operands, momentum: float, options: Options, processes: Processes
+    operands: Operands,
+    momentum: float,
+    options: Options,
+    processes: Processes,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalise this process's part of a batch with the statistics of all parts.
 
@@ -289,6 +346,8 @@ def batch_norm(
     options : Options
         The options of training; the same in all processes.
     processes : Processes
+    mask : Tensor, shape (N, 1, ...), optional
+        See `masks`.
 
     Raises
     ------
@@ -303,7 +362,7 @@ def batch_norm(
     """
     input, residual, weight, bias, *statistics = operands
     check(operands, options)
-    y, moments = batch_norm_with_moments(input, weight, bias, options, processes)
+    y, moments = batch_norm_with_moments(input, weight, bias, options, processes, mask)
     if operands.running_mean is not None:
         _move(statistics, momentum, moments)
     return add_and_activate(y, residual, options.activation)
@@ -315,6 +374,7 @@ def batch_norm_with_moments(
     bias: Tensor | None,
     options: Options,
     processes: Processes,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the normalised values of this process, and the moments of the elements of all
     processes.
@@ -339,7 +399,7 @@ def batch_norm_with_moments(
     run = _BatchNorm.apply if is_transformed() else _batch_norm
     results: tuple[Tensor, Tensor] = run(
         input, weight, bias, options.epsilon, options.arithmetic,
-        processes.reproducible, layer, group,
+        processes.reproducible, layer, group, mask,
     )  # fmt: skip
     return results
 
@@ -348,10 +408,10 @@ def _move(statistics: Sequence[Any], momentum: float, moments: Tensor) -> None:
     """Update running statistics with the moments of the whole batch, unless it is empty."""
     (mean, variance), count = moments[:-1].chunk(2), moments[-1]
     weight = momentum * count.clamp(max=1.0)
-    unbiased = variance * (count / (count - 1.0).clamp(min=1.0))
+    unbiased = variance * (count / torch.where(count > 1.0, count - 1.0, 1.0))
     for statistic, value in zip(statistics, (mean, unbiased), strict=True):
         # Writing to `data` does not change the tensor's version counter. If the counter changed,
         # autograd could treat a weight that shares memory with the running statistics as changed,
         # too (see `library.MoveRunningStatistics`).
-        target = statistic if torch.compiler.is_compiling() else statistic.data
+        target = statistic if is_watched(statistic) else statistic.data
         target.copy_(statistic.double() * (1.0 - weight) + value * weight)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import sys
 import time
@@ -44,6 +45,9 @@ class Case(NamedTuple):
     gathered: bool = True
     space: tuple[int, ...] = (7, 6)
     reproducible: bool = False
+    # What a mask counts: "boolean" or "weights"; in all of the samples with these numbers, nothing.
+    mask: str | None = None
+    uncounted: tuple[int, ...] = ()
 
     def data(self):
         """Return x and dy of the whole batch."""
@@ -57,7 +61,12 @@ class Case(NamedTuple):
         found = [torch.from_numpy(each).to(self.dtype) for each in arrays]
         if self.channels_last:
             found = [each.contiguous(memory_format=torch.channels_last) for each in found]
-        return found
+        if self.mask is None:
+            return [*found, None]
+        counts = rng.random((shape[0], *self.space)) < 0.6
+        counts[list(self.uncounted)] = False
+        weights = counts * rng.random(counts.shape) * 3
+        return [*found, torch.from_numpy(counts if self.mask == "boolean" else weights)]
 
     def layer(self, make):
         wide = torch.float32 if self.dtype.itemsize == 2 else self.dtype
@@ -71,10 +80,10 @@ class Case(NamedTuple):
                 layer.bias.copy_(torch.linspace(1, -1, CHANNELS))
         return layer
 
-    def run(self, layer, x, dy):
+    def run(self, layer, x, dy, mask):
         """Return everything that comes of a step."""
         x = x.requires_grad_()
-        y = layer(x)
+        y = layer(x) if mask is None else layer(x, mask=mask)
         y.backward(dy)
         found = {"y": y.detach(), "dx": x.grad}
         if self.affine:
@@ -104,12 +113,25 @@ CASES = {
     "one element of a channel each": Case((1, 1), space=(1, 1)),
     "rank 2": Case((7, 4), space=()),
     "nothing anywhere": Case((0, 0)),
+    "mask": Case((3, 5), mask="boolean", relu=True),
+    "mask, reduced": Case((4, 0, 3), mask="boolean", gathered=False, channels_last=True),
+    "mask, nothing counted in one part": Case((2, 2, 5), mask="boolean", uncounted=(2, 3)),
 }
 
 # Of the same bits as in one process.
 CASES |= {
     f"reproducible, {name}": case._replace(reproducible=True) for name, case in CASES.items()
-} | {"reproducible, far apart": Case((3, 4), offset=1e7, reproducible=True)}
+} | {
+    "reproducible, far apart": Case((3, 4), offset=1e7, reproducible=True),
+    "weights": Case((3, 5), torch.float64, mask="weights"),
+    "weights, nothing counted in one part": Case((2, 2, 0, 3), mask="weights", uncounted=(0, 1)),
+}
+
+# Groups of eight.
+EIGHT = {
+    f"eight, {mask}": Case((3, 1, 0, 2, 5, 1, 1, 2), mask=mask, uncounted=(0, 1, 2))
+    for mask in ("boolean", "weights")
+}
 
 
 def part_of(case, rank):
@@ -119,14 +141,14 @@ def part_of(case, rank):
 
 def alone(name):
     """Return what comes of a case in one process with our own layer of one process."""
-    case = CASES[name]
+    case = (CASES | EIGHT)[name]
     makes = {0: backnorm.torch.BatchNorm1d, 2: backnorm.torch.BatchNorm2d}
     return case.run(case.layer(makes[len(case.space)]), *case.data())
 
 
-def parts(groups):
+def parts(groups, cases=CASES):
     """Run all cases in groups of as many processes as they have parts."""
-    for name, case in CASES.items():
+    for name, case in cases.items():
         size, rank = len(case.parts), dist.get_rank()
         if rank >= size:
             continue
@@ -134,10 +156,10 @@ def parts(groups):
         exchange._GATHERED = limit if case.gathered else 0
         layer = case.layer(backnorm.torch.SyncBatchNorm)
         layer.process_group = groups[size]
-        mine = [each[part_of(case, rank)].clone() for each in case.data()]
+        mine = [None if each is None else each[part_of(case, rank)].clone() for each in case.data()]
         yield name, case.run(layer, *mine)
         exchange._GATHERED = limit
-    if dist.get_rank() < 2:
+    if dist.get_rank() < 2 and cases is CASES:
         yield "batched", batched(groups[2])
         yield "no gradient", no_gradient(groups[2])
         yield "disagreements", dict(disagreements(groups[2]))
@@ -386,6 +408,12 @@ def ends(when):
     return {"said": "nothing", "seconds": time.monotonic() - begun}
 
 
+RUNS = {
+    "parts": parts, "eight": functools.partial(parts, cases=EIGHT), "compiled": compiled,
+    "models": models,
+}  # fmt: skip
+
+
 def main(name, rank, size, store, out):
     torch.set_num_threads(1)
     seconds = ENDED if name.startswith("ends") else 120
@@ -398,7 +426,7 @@ def main(name, rank, size, store, out):
         # The others are gone.
         os._exit(0)
     groups = {n: dist.new_group(range(n)) for n in range(2, int(size) + 1)}
-    torch.save(dict({"parts": parts, "compiled": compiled, "models": models}[name](groups)), out)
+    torch.save(dict(RUNS[name](groups)), out)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -96,3 +96,13 @@ def test_distributed_example_has_gradients_of_one_process(tmp_path):
     found = {name.strip(): values for name, *values in lines}
     apart, together = map(float, found["error of its gradients"])
     assert together < 1e-5 < 1e-2 < apart
+
+
+def test_padded_batches_have_losses_of_packed_batches_in_every_step(example, one_thread):
+    padded = example("train_padded_sequences")
+    torch.manual_seed(0)
+    own = padded.Network().double()
+    forms = padded.Network.packed, padded.Network.padded, padded.Network.padding_counted
+    expected, found, counted = (padded.train(copy.deepcopy(own), form, 8, 0)[0] for form in forms)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+    assert (counted / expected - 1).abs().max() > 1e-3

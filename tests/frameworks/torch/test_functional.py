@@ -193,7 +193,7 @@ def test_torch_function_of_tensor_subclass_receives_passed_options():
         assert torch.equal(y.as_subclass(torch.Tensor), expected)
 
 
-def test_signature_is_that_of_pytorch_and_four_keywords():
+def test_signature_is_that_of_pytorch_and_six_keywords():
     ours, theirs = map(inspect.signature, (backnorm.torch.batch_norm, functional.batch_norm))
     parameters, count = list(ours.parameters.values()), len(theirs.parameters)
     assert [(each.name, each.default) for each in parameters[:count]] == [
@@ -201,6 +201,7 @@ def test_signature_is_that_of_pytorch_and_four_keywords():
     ]
     assert {each.name: each.default for each in parameters[count:]} == {
         "activation": None, "residual": None, "arithmetic": None, "reproducible": False,
+        "mask": None, "lengths": None,
     }  # fmt: skip
     assert {each.kind for each in parameters[count:]} == {inspect.Parameter.KEYWORD_ONLY}
 

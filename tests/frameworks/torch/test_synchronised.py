@@ -25,7 +25,7 @@ def parts(processes):
 
 def _whole(name, found):
     """Return what all processes of a case have, put together."""
-    each = [one[name] for one in found[: len(cases.CASES[name].parts)]]
+    each = [one[name] for one in found[: len((cases.CASES | cases.EIGHT)[name].parts)]]
     whole = {}
     for key in each[0]:
         values = [one[key] for one in each]
@@ -61,6 +61,17 @@ def test_sync_batch_norm_of_parts_matches_one_process(name, parts):
             assert torch.equal(one[name]["variance"], torch.ones(cases.CHANNELS))
             assert not one[name]["dweight"].any()
         return
+    check_parts(name, case, parts)
+
+
+@pytest.mark.long
+def test_sync_batch_norm_of_eight_parts_with_mask_matches_one_process(processes):
+    found = processes(cases, 8, "eight")
+    for name, case in cases.EIGHT.items():
+        check_parts(name, case, found)
+
+
+def check_parts(name, case, parts):
     found, expected = _whole(name, parts), cases.alone(name)
     assert found.keys() == expected.keys()
     for key, value in expected.items():

@@ -26,6 +26,8 @@ def lines(found: Audit) -> Iterator[str]:
             [each for each in mistakes if (each in IMPRECISE) == is_imprecise]
             for mistakes in (found.caught, found.missed, found.invisible)
         )
+        if not (caught or missed or invisible):
+            continue
         judged = counted(len(caught) + len(missed), noun)
         yield f"{len(caught)} of {judged} caught." + " These pass:" * bool(missed)
         yield from _named(missed)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from backnorm.conformance.formula import BACKWARD
+from backnorm.conformance.data import LayerData
+from backnorm.conformance.formula import BACKWARD, FORWARD, Channels, Formula
+from backnorm.conformance.judge import GRADIENTS, LAYER_RESULTS, Quantity
 from backnorm.dtypes import element_type, statistics_types
 from backnorm.errors import ArgumentValueError
 from backnorm.tensor_files import read_tensors
@@ -20,24 +22,48 @@ __all__ = ["DATA", "LOSSES", "Run", "read", "runs"]
 #: there is no loss, and dy is random like x.
 LOSSES = ("none", "sum", "mean", "square", "cube")
 SEEDS = 3
+# By operation: the formula, and the results that a kernel returns or writes.
+_OPERATIONS: Mapping[str, tuple[Formula, tuple[Quantity, ...]]] = {
+    "backward": (BACKWARD, GRADIENTS),
+    "layer": (FORWARD, LAYER_RESULTS[:3]),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Inputs (x, dy, mean, variance, gamma), options, and the right gradients."""
+    """The inputs of a call, the right formula, and the right results by name."""
 
-    inputs: tuple[np.ndarray, ...]
-    options: Mapping[str, Any]
-    right: tuple[np.ndarray, ...]
+    data: LayerData
+    formula: Formula
+    right: Mapping[str, np.ndarray]
+
+    def results(self, formula: Formula) -> dict[str, np.ndarray]:
+        """Return the results of a formula, evaluated in extended precision."""
+        return _results(self.data, formula, self.right)
 
 
-_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_Arrays = tuple[np.ndarray, ...]
 _Draw = Callable[[np.random.Generator, tuple[int, ...]], _Arrays]
 
 
 def _randn(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
     x, dy = rng.standard_normal(shape), rng.standard_normal(shape)
     return x, dy, np.ones(shape[1]), np.zeros(shape[1])
+
+
+def _scaled(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    x, *others = _randn(rng, shape)
+    return (3 * x, *others)
+
+
+def _fresh(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    _, *others = _randn(rng, shape)
+    return (rng.random(shape), *others)
+
+
+def _traced(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
+    mean, inverse_deviation = rng.random((2, shape[1]))
+    return (*_rand(rng, shape), mean, 1 / np.square(inverse_deviation))
 
 
 def _rand(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
@@ -69,25 +95,36 @@ def _sparse(rng: np.random.Generator, shape: tuple[int, ...]) -> _Arrays:
 
 
 #: Functions that draw x, dy, gamma and beta, by the name of the kind of data. beta is 0 except in
-#: the kind "layer".
+#: the kind "layer". Mean and variance are those of x except in the kind "traced".
 #:
 #: - randn: x and dy are normally distributed, and gamma is 1.
+#: - scaled: as in "randn", but x is then multiplied by 3.
+#: - fresh: as in "randn", but x is uniform in (0, 1).
 #: - rand: x, dy and gamma are uniform in (0, 1).
+#: - traced: as in "rand", and so are the mean and the inverse deviation.
 #: - layer: x and dy are normally distributed. gamma is random, with both signs; beta is random.
 #: - uniform: x, dy and gamma are uniform in (-1, 1).
 #: - small: as in "uniform", but dy and gamma are then divided by 10.
 #: - sparse: elements of x have few binary digits, gammas are powers of 2, and elements of dy are
 #:   integers. If x has many elements, most elements of dy are 0.
 DATA: Mapping[str, _Draw] = {
-    "randn": _randn, "rand": _rand, "layer": _layer, "uniform": _uniform, "small": _small,
-    "sparse": _sparse,
+    "randn": _randn, "scaled": _scaled, "fresh": _fresh, "rand": _rand, "traced": _traced,
+    "layer": _layer, "uniform": _uniform, "small": _small, "sparse": _sparse,
 }  # fmt: skip
 
 
 def runs(
-    data: str, shape: tuple[int, ...], loss: str, epsilon: float, dtype: np.dtype
+    data: str,
+    shape: tuple[int, ...],
+    loss: str,
+    epsilon: float,
+    dtype: np.dtype,
+    operation: str = "backward",
 ) -> Iterator[Run]:
-    """Yield inputs of the kind `data` with their right gradients, one `Run` for each seed.
+    """Yield inputs of the kind `data` with their right results, one `Run` for each seed.
+
+    The operation is "backward", or "layer": the forward pass of a layer in training, whose running
+    statistics were 0 and 1 and whose momentum is 0.1.
 
     Raises
     ------
@@ -98,12 +135,14 @@ def runs(
         if value not in known:
             raise ArgumentValueError(option, "unknown", came=repr(value), accepted=", ".join(known))
     for seed in range(SEEDS):
-        x, dy, gamma, beta = DATA[data](np.random.default_rng(seed), shape)
+        x, dy, gamma, beta, *statistics = DATA[data](np.random.default_rng(seed), shape)
         x = x.astype(dtype)
-        mean, variance = _statistics(x)
+        mean, variance = statistics or _statistics(x)
         if loss != "none":
             dy = _of_loss(loss, x, mean, variance, gamma, beta, epsilon)
-        yield _run((x, dy, mean, variance, gamma), dtype, epsilon)
+        if operation == "layer":
+            mean, variance = np.zeros_like(mean), np.ones_like(variance)
+        yield _run((x, dy, mean, variance, gamma, beta), dtype, epsilon, operation)
 
 
 def read(path: Path, epsilon: float) -> Run:
@@ -152,8 +191,9 @@ def read(path: Path, epsilon: float) -> Run:
             )  # fmt: skip
     inputs = tuple(known[name] for name in ("x", "dy", "mean", "variance", "gamma"))
     with np.errstate(all="ignore"):
-        run = _run(inputs, dtype, epsilon)
-    if not all(np.isfinite(a.astype(np.float64)).all() for a in (*run.inputs, *run.right)):
+        run = _run((*inputs, np.zeros(x.shape[1])), dtype, epsilon)
+    arrays_of_run = *run.data.backward_inputs, *run.right.values()
+    if not all(np.isfinite(a.astype(np.float64)).all() for a in arrays_of_run):
         raise ArgumentValueError(
             "--data", "must have finite arrays and gradients", came="NaN or an infinity"
         )
@@ -187,9 +227,20 @@ def _of_loss(
     return y if loss == "square" else y * y
 
 
-def _run(inputs: tuple[np.ndarray, ...], dtype: np.dtype, epsilon: float) -> Run:
+def _run(
+    inputs: tuple[np.ndarray, ...], dtype: np.dtype, epsilon: float, operation: str = "backward"
+) -> Run:
     x, dy, *channels = inputs
     statistics = statistics_types(dtype)[-1]
-    rounded = (x.astype(dtype), dy.astype(dtype), *(a.astype(statistics) for a in channels))
-    options: dict[str, Any] = {"epsilon": epsilon, "data_format": "NCX", "training": True}
-    return Run(rounded, options, BACKWARD(*rounded, **options))
+    mean, variance, gamma, beta = (a.astype(statistics) for a in channels)
+    averages: dict[str, Any] = {"momentum": 0.1, "unbiased": True} if operation == "layer" else {}
+    data = LayerData(
+        x.astype(dtype), dy.astype(dtype), mean, variance, gamma, beta, epsilon, "NCX", **averages
+    )
+    formula, names = _OPERATIONS[operation]
+    return Run(data, formula, _results(data, formula, names))
+
+
+def _results(data: LayerData, formula: Formula, names: Collection[str]) -> dict[str, np.ndarray]:
+    outputs = formula.outputs(data, Channels.of(data, wide=True))
+    return {name: array for name, array in outputs if name in names}

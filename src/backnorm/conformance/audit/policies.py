@@ -1,16 +1,17 @@
-"""Tolerances with which other projects test the gradient of batch normalisation."""
+"""Tolerances with which other projects test batch normalisation, most of them its gradient."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
 
 import numpy as np
 
+from backnorm.conformance.audit.data import Run, runs
 from backnorm.conformance.audit.tolerances import Comparison, Test, close, from_function, from_text
 from backnorm.errors import ArgumentValueError
 
@@ -28,13 +29,19 @@ class Policy:
     source : str
         The repository on GitHub, and the file or pull request with the tolerance; or a package.
     tolerance : mapping of str to str
-        The tolerance of dx by the element type of x; of all gradients if `parameters` is absent.
+        The tolerance of dx by the element type of x; of all results if `parameters` is absent.
     parameters : mapping of str to str, optional
         The tolerance of dgamma and dbeta.
     decides : callable, optional
-        Tests a gradient. `tolerance` is then only a description.
-    data, loss, epsilon
+        Tests a result. `tolerance` is then only a description.
+    data, loss, epsilon, operation
         The data of the test: see :func:`backnorm.conformance.audit.data.runs`.
+    shapes : sequence of shapes
+        The shapes of the test's x. Empty: they are not part of the policy.
+    compared : sequence of str, optional
+        The results that the test compares; None: all.
+    forgives : str
+        Why wrong kernels pass.
     """
 
     source: str
@@ -44,6 +51,10 @@ class Policy:
     data: str = "randn"
     loss: str = "none"
     epsilon: float = 1e-5
+    operation: str = "backward"
+    shapes: Sequence[Sequence[int]] = ()
+    compared: Sequence[str] | None = None
+    forgives: str = ""
 
     def text(self, dtype: str) -> str:
         """Return the policy's tolerance in words, for an x of the type `dtype`.
@@ -62,7 +73,7 @@ class Policy:
         return own if parameters == own else f"{own}; dgamma, dbeta {parameters}"
 
     def test(self, dtype: str) -> Test:
-        """Return the policy's test of gradients, for an x of the type `dtype`, or raise as
+        """Return the policy's test of results, for an x of the type `dtype`, or raise as
         :meth:`text` does.
         """
         self.text(dtype)
@@ -70,7 +81,15 @@ class Policy:
             return self.decides
         own = from_text(self.tolerance[dtype])
         parameters = from_text((self.parameters or self.tolerance)[dtype])
-        return lambda c: (own if c.output == "dx" else parameters)(c)
+        return lambda c: (
+            (self.compared is not None and c.output not in self.compared)
+            or (own if c.output == "dx" else parameters)(c)
+        )
+
+    def runs(self, dtype: np.dtype, shapes: Iterable[Sequence[int]] = ()) -> Iterator[Run]:
+        """Yield the data of the test, of its shapes, or of `shapes` if it has none."""
+        for shape in self.shapes or shapes:
+            yield from runs(self.data, tuple(shape), self.loss, self.epsilon, dtype, self.operation)
 
 
 def of_text(tolerance: str) -> Policy:
@@ -116,12 +135,14 @@ def _hipdnn_tolerance(comparison: Comparison) -> float:
     float32, and n = 2 M eps. If n is below 0.01, the formula assumes that a sum has the relative
     error n/(1 - n), and otherwise 6 sqrt(2 M) eps.
     """
-    x, dy, _, _, gamma = comparison.inputs
-    largest_x, largest_dy, largest_gamma = (float(np.abs(a).max()) for a in (x, dy, gamma))
-    unit, count = float(np.finfo(np.float32).eps), x.size // gamma.size
+    data, count = comparison.data, comparison.channel_size
+    largest_x, largest_dy, largest_gamma = (
+        float(np.abs(a).max()) for a in (data.x, data.dy, data.gamma)
+    )
+    unit = float(np.finfo(np.float32).eps)
     growth = 2 * count * unit
     growth = growth / (1 - growth) if growth < 0.01 else 6 * math.sqrt(2 * count) * unit
-    inverse = 1 / math.sqrt(max(largest_x**2, comparison.epsilon) + comparison.epsilon)
+    inverse = 1 / math.sqrt(max(largest_x**2, data.epsilon) + data.epsilon)
     normalized = largest_x * inverse
     if comparison.output == "dbeta":
         return growth * largest_dy

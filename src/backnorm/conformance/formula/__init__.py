@@ -14,6 +14,7 @@ from backnorm.conformance.formula._backward import (
 from backnorm.conformance.formula._channels import Channels
 from backnorm.conformance.formula._formula import FEW_BITS, Formula, Mistake, Values
 from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
+from backnorm.conformance.formula._rows import backward_formula
 from backnorm.conformance.formula._variations import of_images, other_inputs
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ForwardFormula",
     "Mistake",
     "Values",
+    "backward_formula",
     "of_images",
     "other_inputs",
 ]

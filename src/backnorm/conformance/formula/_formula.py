@@ -81,6 +81,10 @@ class Formula(ABC):
             steps |= {mistake.step: mistake.function, **mistake.also}
         return replace(self, **steps)
 
+    def inputs(self, data: LayerData, **options: Any) -> Channels:
+        """Return the inputs of a call, as :meth:`Channels.of` does."""
+        return Channels.of(data, **options)
+
     def known_mistakes(self, channels: Channels) -> Sequence[Mistake]:
         """Return the mistakes that a diagnosis of these inputs looks for, alone and in pairs."""
         return self.mistakes
@@ -123,14 +127,12 @@ class Formula(ABC):
         channels : Channels
             The same inputs; in extended precision, a kernel without a mistake is right.
         """
-        first = np.moveaxis(data.x, data.channel_axis, 0).shape
         for name, rows in self.rows(channels):
             with np.errstate(all="ignore"):
                 if rows.ndim == 1:
-                    output = _round(rows, data.mean.dtype)
+                    output = _round(rows, data.mean.dtype).reshape(data.like(name).shape)
                 else:
-                    tensor = np.moveaxis(rows.reshape(first), 0, data.channel_axis)
-                    output = self.round(tensor, data.x.dtype)
+                    output = self.round(data.axes.tensor(rows), data.x.dtype)
             yield name, output
 
 

@@ -1,4 +1,4 @@
-"""What is known after the sums of the backward pass, from which the other steps follow."""
+"""The numbers of the backward pass after its sums, from which the other steps follow."""
 
 from __future__ import annotations
 

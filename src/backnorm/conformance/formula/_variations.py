@@ -105,7 +105,6 @@ def _is_positive(channels: Channels) -> Array:
 
 # By a name: a sentence, and a function that returns other x and dy for the channels.
 _OTHER_INPUTS: dict[str, tuple[str, Callable[[Channels], dict[str, Array]]]] = {
-    "x-dy-swapped": ("x and dy are swapped", lambda ch: {"x": ch.dy, "dy": ch.x}),
     "x-normalised": (
         "x is used for (x - mean)*s, as if x were normalised already",
         lambda ch: {"x": ch.mean[:, None] + ch.x / _s(ch)},

@@ -28,6 +28,7 @@ def check_backward(
     mask: np.ndarray | None = None,
     residual: bool = False,
     arithmetic: Arithmetic | None = None,
+    weights: np.ndarray | None = None,
     **options: Unpack[BackwardOptions],
 ) -> dict[str, Grade]:
     """Judge `gradients` (dx, dgamma, dbeta) of the given inputs; see :func:`reference.backward`.
@@ -41,7 +42,7 @@ def check_backward(
     """
     dx, dgamma, dbeta, *rest = gradients
     masked = dy if mask is None else reference.masked(dy, mask, x)
-    exact = reference.backward(x, masked, mean, variance, gamma, **options)
+    exact = reference.backward(x, masked, mean, variance, gamma, weights=weights, **options)
     types = x.dtype, mean.dtype, mean.dtype
     grades = judge_all(exact, GRADIENTS, (dx, dgamma, dbeta), types, x.dtype, arithmetic)
     if mask is not None or rest:
@@ -57,11 +58,12 @@ def check_forward(
     results: tuple[Any, ...],
     *,
     arithmetic: Arithmetic | None = None,
+    weights: np.ndarray | None = None,
     **options: Unpack[ForwardOptions],
 ) -> dict[str, Grade]:
     """Judge y, mean and variance of a forward pass, which `results` has in this order.
 
-    y must have the type of x. x, gamma, beta and `options` are the arguments with which
+    y must have the type of x. x, gamma, beta, `weights` and `options` are the arguments with which
     :func:`reference.forward` computes the exact results.
 
     If `activation` is a ReLU, y must be in its range. Its mask may be the fourth result. The mask
@@ -70,7 +72,7 @@ def check_forward(
     """
     activation = options.get("activation")
     y, mean, variance, *mask = results
-    exact = reference.forward(x, gamma, beta, **options)
+    exact = reference.forward(x, gamma, beta, weights=weights, **options)
     types = x.dtype, None, None
     grades = judge_all(exact, FORWARD_RESULTS, (y, mean, variance), types, x.dtype, arithmetic)
     grades["y"] = within_range(grades["y"], y, activation)

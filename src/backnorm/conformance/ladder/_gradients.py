@@ -71,6 +71,13 @@ class Bound:
         result: FloatArray = self.ulps * ulp + slack
         return result
 
+    def with_roundings(self, number: float, unit: float, kind: BoundKind) -> Bound:
+        """Return the bound if each term has this number of roundings more, of up to `unit`."""
+        if kind == "guaranteed":
+            return replace(self, terms=self.terms + number * unit * (1.0 + self.terms))
+        more = DEVIATIONS * unit * math.sqrt(number)
+        return replace(self, value=math.hypot(self.value, more), root=math.hypot(self.root, more))
+
     def in_units(self, unit: float) -> str:
         """Return the bound as text, such as "0.5 ulp + 4 u T".
 
@@ -235,6 +242,10 @@ class GradientLadder(Ladder):
         scales = reference.gradient_scales(*operands, **options)
         return cls(values, x.dtype, x.size // max(mean.size, 1), scales, mean.dtype)
 
+    def bound(self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype) -> Bound:
+        """Return the bound of a rung for a gradient."""
+        return bound(rung, name, output, self.data, self.count, kind=kind)
+
     def element_type(self, name: Quantity) -> np.dtype:
         """Return the element type that a gradient has to have."""
         return self.data if name == "dx" else self.statistics
@@ -243,7 +254,7 @@ class GradientLadder(Ladder):
         self, name: Quantity, rung: Rung, kind: BoundKind, output: np.dtype, below: np.ndarray
     ) -> FloatArray:
         """Return the bound of each element's error before the last rounding."""
-        limit, terms = bound(rung, name, output, self.data, self.count, kind=kind), self.terms(name)
+        limit, terms = self.bound(name, rung, kind, output), self.terms(name)
         if math.isinf(limit.terms):
             return np.full(terms.shape, math.inf)
         return replace(limit, ulps=0.0).allowance(terms, terms, getattr(self.scales, name))

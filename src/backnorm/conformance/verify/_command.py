@@ -11,7 +11,7 @@ from pathlib import Path
 from backnorm.conformance.battery import Case
 from backnorm.conformance.verify._events import ended
 from backnorm.conformance.verify._file_cases import as_in_files
-from backnorm.conformance.verify.export import export_inputs, reader
+from backnorm.conformance.verify.files import export_inputs, reader
 from backnorm.conformance.verify.operations import RefusedError
 from backnorm.conformance.verify.subjects import Inputs, Outputs
 from backnorm.errors import ArgumentValueError
@@ -26,7 +26,7 @@ class OfCommand:
 
     The folder of inputs is like one that :func:`backnorm.conformance.verify.export.export` writes,
     but it has only one case, and no expected results. The command writes its outputs in the format
-    of the results that :func:`backnorm.conformance.verify.export.judge` reads. The command does not
+    of the results that :func:`backnorm.conformance.verify.files.judge` reads. The command does not
     run in a shell.
     """
 

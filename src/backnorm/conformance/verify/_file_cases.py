@@ -10,9 +10,11 @@ import numpy as np
 
 from backnorm.conformance.battery import Case
 from backnorm.conformance.judge import Quantity
+from backnorm.conformance.ladder import Ladder
 from backnorm.conformance.verify.dialect_calls import arguments, received, shape_of_kept
 from backnorm.conformance.verify.operations import operation_of
 from backnorm.dialects.schema import OperatorSchema
+from backnorm.dtypes import rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,30 @@ def as_in_files(case: Case, schema: OperatorSchema | None = None) -> FileCase:
         {name: tensor.role for name, tensor in judged.items()},  # type: ignore[misc]
         frozenset(name for name, tensor in judged.items() if tensor.kind == "kept"),
     )
+
+
+def expected(found: FileCase, ladder: Ladder | None = None) -> dict[str, dict[str, np.ndarray]]:
+    """Return what each output is judged by, in the shape that it has in files.
+
+    Returns
+    -------
+    dict
+        By output: the exact value as a sum of two float64 (``high`` and ``low``), the sum of the
+        magnitudes of its terms (``terms``), the exact value ``rounded`` to the output's type, and
+        the bound of each rung, best rung first.
+    """
+    ladder = operation_of(found.case).ladder(found.case) if ladder is None else ladder
+    every = {}
+    for output, name in found.outputs.items():
+        value, (dtype, shape) = ladder.value(name), found.like(output)
+        values = {"high": value.hi, "low": value.lo, "terms": ladder.terms(name)}
+        values["rounded"] = rounded(value.hi, dtype)
+        # The bound of a variance is that of results above the exact value. `judge` allows results
+        # below it less.
+        bounds = ladder.allowances(name, dtype)
+        parts = (*values.items(), *bounds.items())
+        every[output] = {part: array.reshape(shape) for part, array in parts}
+    return every
 
 
 def _plain(value: Any) -> Any:

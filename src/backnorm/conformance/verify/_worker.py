@@ -43,6 +43,7 @@ from backnorm.conformance.verify._memory import (
     worst_parts,
 )
 from backnorm.conformance.verify._segfault import SegfaultRecord
+from backnorm.conformance.verify._solution import OfSolution
 from backnorm.conformance.verify.cases import Selection, of_operation, recipes
 from backnorm.conformance.verify.draws import drawn, storage_of
 from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
@@ -77,20 +78,25 @@ class Worker:
         self.memory = job["memory"] << 20
         self.record = SegfaultRecord(self.folder)
         try:
-            # Triton's interpreter has one grid at a time.
-            self.is_threaded = not job["command"] and os.environ.get("TRITON_INTERPRET") != "1"
-            self.subject: Any = (
-                OfCommand(job["subject"])
-                if job["command"]
-                else subject_of(
+            operation = job["selection"]["operation"]
+            # A layer has one state, and Triton's interpreter one grid at a time.
+            self.is_threaded = not (
+                job["command"] or operation == "layer" or os.environ.get("TRITON_INTERPRET") == "1"
+            )
+            self.subject: Any
+            if job["command"]:
+                self.subject = OfCommand(job["subject"])
+            elif job["solution"]:
+                self.subject = OfSolution(Path(job["subject"]), operation, job["device"])
+            else:
+                self.subject = subject_of(
                     job["subject"],
                     dialect=job["dialect"],
                     op=job["op"],
-                    operation=job["selection"]["operation"],
+                    operation=operation,
                     tensors=job["tensors"],
                     device=job["device"],
                 )
-            )
         except ArgumentError as error:
             self.say(Unusable(error.parts()))
             sys.exit(1)

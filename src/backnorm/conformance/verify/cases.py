@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,14 +13,20 @@ from typing import Any
 import numpy as np
 
 from backnorm.conformance import battery
+from backnorm.conformance.axes import BATCH_NORM, Normalization
 from backnorm.conformance.battery import Case, Recipe, Variant
 from backnorm.conformance.data import LayerData, in_layout, realistic_data
-from backnorm.conformance.diagnosis import DIAGNOSTIC, FORWARD_DIAGNOSTIC, diagnostic_data
+from backnorm.conformance.diagnosis import (
+    DIAGNOSTIC,
+    FORWARD_DIAGNOSTIC,
+    ROW_DIAGNOSTIC,
+    diagnostic_data,
+)
 from backnorm.conformance.forward_battery import forward_recipe, has_forward
-from backnorm.conformance.layers import layer_recipes
+from backnorm.conformance.layers import has_layer, layer_recipe, layer_recipes
 from backnorm.conformance.verify.draws import drawn, is_drawn
 from backnorm.conformance.verify.grid import grid
-from backnorm.conformance.verify.operations import OperationName
+from backnorm.conformance.verify.operations import OPERATIONS, OperationName
 from backnorm.dtypes import (
     BFLOAT16,
     FLOAT16,
@@ -29,6 +36,7 @@ from backnorm.dtypes import (
     statistics_types,
 )
 from backnorm.errors import ArgumentValueError
+from backnorm.problem import channel_axis_of
 
 __all__ = [
     "DTYPES",
@@ -36,6 +44,7 @@ __all__ = [
     "TIERS",
     "Selection",
     "check_names",
+    "has_case",
     "of_operation",
     "recipes",
     "selected",
@@ -63,6 +72,10 @@ _NETWORKS = {
 _LONG_SUMS = (16, 32, 256)
 _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
+# The numbers of groups of group normalisation: the first that divides the channels of a case.
+_GROUPS = 4, 3, 2, 1
+# Sizes (N, C) of long rows, for normalisations whose rows are the channels of one place.
+_LONG_ROWS = (4, 1 << 14)
 # The case that `Selection.huge` adds repeats the channels of small data many times. These are the
 # sizes (N, C, space) of the small data.
 _HUGE = (1, 64, 1 << 12)
@@ -130,19 +143,49 @@ def recipes(selection: Selection) -> Iterator[Recipe]:
     The first cases of a tier are the diagnostic cases, from whose results `verify` can name a
     mistake.
     """
-    if selection.operation == "layer":
-        yield from filter(selection.takes, layer_recipes(selection.shapes))
-        return
+    if selection.operation == "layer" and selection.huge:
+        raise ArgumentValueError("--huge", "must be absent for a layer")
     named = [drawn(name) for name in selection.only if is_drawn(name) and "*" not in name]
     known = _of_shapes(selection) if selection.shapes else _of_tier(selection)
     for recipe in itertools.chain(known, named):
-        if selection.takes(recipe):
+        if selection.takes(recipe) and has_case(recipe, selection.operation):
             yield of_operation(recipe, selection.operation)
 
 
 def of_operation(recipe: Recipe, operation: OperationName) -> Recipe:
     """Return the recipe of an operation's case with the data of a backward case."""
-    return forward_recipe(recipe) if operation == "forward" else recipe
+    kind = OPERATIONS[operation].normalization
+    if kind.name == "group-norm":
+        recipe = _in_groups(recipe, kind)
+    elif kind != BATCH_NORM:
+        recipe = replace(recipe, normalization=kind)
+    makers = {"forward": forward_recipe, "layer": layer_recipe}
+    return makers[operation](recipe) if operation in makers else recipe
+
+
+def has_case(recipe: Recipe, operation: OperationName) -> bool:
+    """Whether the case of a backward pass of batch normalisation is one of an operation, too.
+
+    All other normalisations have variable statistics, and exact data have only channels for rows.
+    """
+    if operation == "layer":
+        return has_layer(recipe)
+    kind = OPERATIONS[operation].normalization
+    fits = recipe.variant.data_format in kind.layouts and recipe.repeats == 1
+    is_row = recipe.training and not recipe.purpose.startswith("exact")
+    return kind == BATCH_NORM or (fits and is_row)
+
+
+def _in_groups(recipe: Recipe, kind: Normalization) -> Recipe:
+    """Return the recipe of a normalisation with groups that divide the channels of a case. If none
+    does, and the name of the case has no sizes, the case has twice the channels.
+    """
+    axis = channel_axis_of(recipe.variant.data_format)
+    shape, has_sizes = list(recipe.shape), re.search(r"-\d+x", recipe.purpose)
+    if not has_sizes and all(shape[axis] % n for n in _GROUPS[:-1]):
+        shape[axis] *= 2
+    groups = next(n for n in _GROUPS if shape[axis] % n == 0)
+    return replace(recipe, shape=tuple(shape), normalization=replace(kind, groups=groups))
 
 
 def variants_to_draw(selection: Selection) -> list[Variant]:
@@ -152,8 +195,13 @@ def variants_to_draw(selection: Selection) -> list[Variant]:
         for dtype in map(DTYPES.__getitem__, selection.dtypes)
         for statistics in reversed(statistics_types(dtype))
         for layout in selection.layouts
+        if layout in OPERATIONS[selection.operation].normalization.layouts
     )
-    return [each for each in variants if _is_in_tier(each, selection)]
+    is_layer = selection.operation == "layer"
+    return [
+        each for each in variants
+        if _is_in_tier(each, selection) and not (is_layer and each.data_format == "NXC")
+    ]  # fmt: skip
 
 
 def _is_in_tier(variant: Variant, selection: Selection) -> bool:
@@ -180,21 +228,31 @@ def _of_layer(purpose: str, variant: Variant, shape: tuple[int, ...], **settings
     return Recipe(purpose, variant, in_layout(shape, variant.data_format), **settings)
 
 
-def _of_tier(selection: Selection) -> Iterator[Recipe]:
-    forward, full = selection.operation == "forward", selection.tier == "full"
+def _of_battery(selection: Selection) -> Iterator[Recipe]:
+    forward = selection.operation == "forward"
+    kind = OPERATIONS[selection.operation].normalization.name
     for variant in _variants():
-        diagnostic = FORWARD_DIAGNOSTIC if forward else DIAGNOSTIC
+        diagnostic: tuple[int, ...] = FORWARD_DIAGNOSTIC if forward else DIAGNOSTIC
+        if kind in ROW_DIAGNOSTIC:
+            diagnostic = in_layout(ROW_DIAGNOSTIC[kind], variant.data_format)
         yield Recipe("diagnostic", variant, diagnostic, _diagnostic)
         if not forward:
             yield Recipe("diagnostic-frozen", variant, diagnostic, _diagnostic, training=False)
     for recipe in battery.recipes():
         if _is_in_tier(recipe.variant, selection) and (has_forward(recipe) or not forward):
             yield recipe
+
+
+def _of_tier(selection: Selection) -> Iterator[Recipe]:
+    forward, full = selection.operation == "forward", selection.tier == "full"
+    yield from layer_recipes() if selection.operation == "layer" else _of_battery(selection)
     yield from grid(forward=forward)
     for variant in _variants():
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):
                 yield _of_layer(f"sums-of-{math.prod(sizes) // sizes[1]}", variant, sizes)
+            if selection.operation in ("layer-norm", "rms-norm"):
+                yield _of_layer("sums-of-long-rows", variant, _LONG_ROWS)
     if selection.huge:
         variant = Variant(BFLOAT16, FLOAT32, "NCX")
         repeats = selection.huge // math.prod(_HUGE) + 1

@@ -19,7 +19,8 @@ __all__ = ["Facts", "condition"]
 class Facts(NamedTuple):
     """The facts of a case by which kernels choose a path.
 
-    N is the number of images, C that of channels, M that of the elements of a channel, and W the
+    N is the number of images, C that of channels, M that of the elements of a row (in
+    batch normalisation, of a channel), and W the
     size of the last spatial axis; `variance` is the least one that is not 0, and `dy` the largest
     finite magnitude. Parameters are narrow if they have 16 bits.
     """
@@ -44,11 +45,11 @@ class Facts(NamedTuple):
     def of(cls, case: Case, purpose: str) -> Facts:
         """Return the facts of a case."""
         data = case.data
-        shape, axis, channels = data.x.shape, data.channel_axis, data.mean.size
+        shape, axis, channels = data.x.shape, data.channel_axis, data.gamma.size
         space = 1, *shape[1:axis], *shape[axis + 1 :]
         return cls(
             purpose, case.scaled, case.training, str(data.x.dtype), data.mean.itemsize == 2,
-            data.data_format, shape[0], channels, data.x.size // max(channels, 1),
+            data.data_format, shape[0], channels, data.axes.size[1],
             space[-1], math.prod(space), len(shape), data.epsilon,
             _least(data.variance), _largest(data.dy),
         )  # fmt: skip

@@ -14,14 +14,14 @@ import numpy as np
 from backnorm.conformance.battery import Case
 from backnorm.conformance.data import read_only
 from backnorm.conformance.verify.operations import OPERATIONS, RefusedError
+from backnorm.conformance.verify.row_operators import ROW_OPERATORS, RowOperator, row_operator
 from backnorm.dialects import registry
 from backnorm.dialects.registry import CanonicalCall
 from backnorm.dialects.schema import OperatorSchema
-from backnorm.dtypes import FLOAT64, rounded
 from backnorm.errors import ArgumentError, ArgumentValueError
 from backnorm.layout import kept_shape
 
-__all__ = ["Inputs", "arguments", "received", "schema_of", "shape_of_kept"]
+__all__ = ["Inputs", "arguments", "received", "rules_of", "schema_of", "shape_of_kept"]
 
 Inputs = Mapping[str, np.ndarray | None]
 
@@ -84,7 +84,8 @@ def _inputs(schema: OperatorSchema, inputs: Inputs, case: Case) -> dict[str, Any
     usual = {"gamma": np.ones_like(mean), "beta": np.zeros_like(mean)}
     known: dict[str, Any] = dict(inputs)
     if schema.operation == "backward":
-        known |= {"inverse_deviation": _inverse_deviation(case, schema), "beta": usual["beta"]}
+        data = replace(case.data, epsilon=_epsilon(case, schema))
+        known |= {"inverse_deviation": data.inverse_deviation, "beta": usual["beta"]}
     if not case.training:
         known |= {"running_mean": read_only(mean), "running_variance": read_only(variance)}
     elif schema.operation == "forward":
@@ -106,7 +107,7 @@ def _inputs(schema: OperatorSchema, inputs: Inputs, case: Case) -> dict[str, Any
     return values
 
 
-def received(case: Case, schema: OperatorSchema) -> Case:
+def received(case: Case, schema: OperatorSchema | RowOperator) -> Case:
     """Return the case of the numbers that `OfDialect` passes; an operator is judged by them.
 
     epsilon is a float32 if the operator's attribute is one. If the operator takes an inverse
@@ -114,15 +115,14 @@ def received(case: Case, schema: OperatorSchema) -> Case:
     for which 1/sqrt(variance + epsilon) is this rounded number. If the operator updates running
     statistics, `momentum` is the weight of the batch in them.
     """
-    epsilon, variance = _epsilon(case, schema), case.data.variance
+    if isinstance(schema, RowOperator):
+        return schema.received(case)
     momentum = None
     if schema.operation == "forward":
         momentum = _call(schema, case.inputs, case)[2].weight
+    data = replace(case.data, epsilon=_epsilon(case, schema))
     if any(t.role == "inverse_deviation" for t in _schema_of_call(case, schema).inputs):
-        inverse = _inverse_deviation(case, schema).astype(np.longdouble)
-        with np.errstate(all="ignore"):
-            variance = (1 / np.square(inverse) - epsilon).astype(FLOAT64)
-    data = replace(case.data, variance=variance, epsilon=epsilon)
+        data = data.with_inverse_deviation()
     return replace(case, data=replace(data, momentum=momentum, unbiased=schema.unbiased))
 
 
@@ -130,14 +130,6 @@ def _epsilon(case: Case, schema: OperatorSchema) -> float:
     """Return the epsilon of a case in the type of the operator's attribute."""
     is_narrow = any(spec.role == "epsilon" and spec.type == "f32" for spec in schema.attributes)
     return float(np.float32(case.data.epsilon)) if is_narrow else case.data.epsilon
-
-
-def _inverse_deviation(case: Case, schema: OperatorSchema) -> np.ndarray:
-    """Return 1/sqrt(variance + epsilon), rounded to the type of the statistics."""
-    variance = case.data.variance
-    with np.errstate(all="ignore"):
-        inverse = 1.0 / np.sqrt(variance.astype(FLOAT64) + _epsilon(case, schema))
-    return rounded(inverse, variance.dtype)
 
 
 def _schema_of_call(case: Case, schema: OperatorSchema) -> OperatorSchema:
@@ -150,6 +142,17 @@ def _flags(case: Case, schema: OperatorSchema) -> dict[str, bool]:
     values = {"training": case.training, "frozen": not case.training}
     named = {spec.name: spec.role for spec in schema.attributes}
     return {name: values[role] for name, role in named.items() if role in values}
+
+
+def rules_of(dialect: str, op: str | None, operation: str) -> OperatorSchema | RowOperator:
+    """Return the rules of an operator, as :func:`schema_of` does, or of one that is only judged."""
+    for each in ROW_OPERATORS:
+        if (each.dialect, each.op) == (dialect, op) and each.operation != operation:
+            problem = f"must be {each.operation} for {op}"
+            raise ArgumentValueError("--operation", problem, came=operation)
+    if any(each.operation == operation for each in ROW_OPERATORS):
+        return row_operator(dialect, op, operation)
+    return schema_of(dialect, op, operation)
 
 
 def schema_of(dialect: str, op: str | None, operation: str) -> OperatorSchema:

@@ -410,7 +410,8 @@ def _command(finding: Finding, results: Results, at_least: Rung) -> str:
         ("--memory", job.memory, 0),
         ("--any-order", job.any_order, False),
     ]
-    words = ["backnorm", "verify", *["--command"] * job.command, shlex.quote(job.subject)]
+    kind = ["--command"] * job.command + ["--solution"] * job.solution
+    words = ["backnorm", "verify", *kind, shlex.quote(job.subject)]
     for option, value, usual in options:
         if value != usual:
             words += [option] if value is True else [option, str(value)]

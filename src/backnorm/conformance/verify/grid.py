@@ -19,7 +19,7 @@ from backnorm.conformance.battery import (
     with_central_start,
     with_foreign_statistics,
 )
-from backnorm.conformance.data import LayerData, in_layout, realistic_data, rows_of
+from backnorm.conformance.data import LayerData, in_layout, realistic_data
 from backnorm.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_16_bit, rounded, statistics_types
 
 __all__ = ["grid"]
@@ -165,21 +165,12 @@ def _with_one(tensor: np.ndarray, data: LayerData, channel: int, value: float) -
 
 
 def _variances_of_all_sizes(shape: tuple[int, ...], dtype: np.dtype, **options: Any) -> LayerData:
-    """Return data of which the channels have standard deviations from 1e-4 to 1e4, but not beyond
-    the precision or the largest number of a 16-bit type.
+    """Return data of which the rows have standard deviations from 1e-4 to 1e4, but not beyond the
+    precision or the largest number of a 16-bit type.
     """
     data = realistic_data(shape, dtype, **options, epsilon=1e-12)
     largest = 2.0 if is_16_bit(dtype) else 4.0
     scales = 10.0 ** np.linspace(-largest, largest, data.mean.size)
-    return _scaled(data, scales)
-
-
-def _scaled(data: LayerData, scales: np.ndarray) -> LayerData:
-    """Return the data with the x of each channel multiplied, and its statistics."""
-    along = [1] * data.x.ndim
-    along[data.channel_axis] = scales.size
-    x = rounded(data.x.astype(float) * scales.reshape(along), data.x.dtype)
-    rows = rows_of(x, data.channel_axis)
-    kind = data.mean.dtype
-    mean, variance = rows.mean(1), rows.var(1)
-    return replace(data, x=x, mean=rounded(mean, kind), variance=rounded(variance, kind))
+    rows = rounded(data.axes.rows(data.x, float) * scales[:, None], data.x.dtype)
+    mean, variance = (rounded(each, data.mean.dtype) for each in data.axes.statistics_of(rows))
+    return replace(data, x=data.axes.tensor(rows), mean=mean, variance=variance)

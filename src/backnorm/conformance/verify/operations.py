@@ -11,9 +11,17 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
+from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS, Normalization
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose, diagnose_forward
-from backnorm.conformance.formula import BACKWARD, FEW_BITS, FORWARD, WRONG, Channels, Mistake
+from backnorm.conformance.formula import (
+    FEW_BITS,
+    FORWARD,
+    WRONG,
+    Formula,
+    Mistake,
+    backward_formula,
+)
 from backnorm.conformance.forward_battery import ForwardCase
 from backnorm.conformance.judge import (
     FORWARD_RESULTS,
@@ -22,7 +30,7 @@ from backnorm.conformance.judge import (
     MORE_FORWARD_RESULTS,
     Quantity,
 )
-from backnorm.conformance.ladder import BoundKind, ForwardLadder, GradientLadder, Ladder, Rung
+from backnorm.conformance.ladder import BoundKind, ForwardLadder, Ladder, Rung, gradient_ladder
 from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
 from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 
@@ -39,7 +47,9 @@ __all__ = [
     "varied",
 ]
 
-OperationName = Literal["backward", "forward", "layer"]
+OperationName = Literal[
+    "backward", "forward", "layer", "layer-norm", "rms-norm", "group-norm", "instance-norm"
+]
 Outputs = Mapping[str, np.ndarray | None]
 
 #: The factor by which an array is varied, except a variance. It is not -1, because `verify` calls a
@@ -58,7 +68,7 @@ class Operation:
 
     Attributes
     ----------
-    name : {"backward", "forward"}
+    name : str
     results : tuple of str
         The results, in their order.
     varied : str
@@ -71,6 +81,7 @@ class Operation:
         Takes a case and the outputs by name; returns their diagnosis.
     more : tuple of str
         The results that only operators of specifications have.
+    normalization : Normalization
     """
 
     name: OperationName
@@ -80,6 +91,7 @@ class Operation:
     types: Callable[[Case, str], tuple[np.dtype, ...]]
     diagnosis: Callable[[Case, Outputs], Diagnosis]
     more: tuple[Quantity, ...] = ()
+    normalization: Normalization = BATCH_NORM
 
     @property
     def outputs(self) -> tuple[Quantity, ...]:
@@ -128,7 +140,13 @@ def operation_of(case: Case) -> Operation:
     """Return the operation of a case."""
     if isinstance(case, LayerCase):
         return OPERATIONS["layer"]
+    if case.data.normalization != BATCH_NORM:
+        return OPERATIONS[cast("OperationName", case.data.normalization.name)]
     return OPERATIONS["forward" if isinstance(case, ForwardCase) else "backward"]
+
+
+def _ladder_of_gradients(case: Case) -> Ladder:
+    return gradient_ladder(case.data, training=case.training, scaled=case.scaled)
 
 
 def _diagnose_backward(case: Case, outputs: Outputs) -> Diagnosis:
@@ -148,7 +166,12 @@ def _types_of_result(case: Case, name: str) -> tuple[np.dtype, ...]:
 
 
 def _types_of_layer(case: Case, name: str) -> tuple[np.dtype, ...]:
-    return (case.data.x.dtype,)
+    x, statistics = case.data.x.dtype, cast("LayerCase", case).running[0].dtype
+    if name == "y":
+        # Frameworks that promote types return y in the type of the parameters.
+        return (x,) if x == statistics else (x, statistics)
+    own = x if name == "dx" else statistics
+    return (own, FLOAT32) if is_16_bit(own) and name.startswith("running") else (own,)
 
 
 #: The operations by name.
@@ -158,7 +181,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             "backward",
             GRADIENTS,
             "dy",
-            lambda case: GradientLadder.of(*case.operands, **case.options),
+            _ladder_of_gradients,
             _types_of_gradient,
             _diagnose_backward,
         ),
@@ -179,6 +202,19 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             _types_of_layer,
             lambda case, outputs: diagnose_layer(cast("LayerCase", case), outputs),
         ),
+    }
+    | {
+        name: Operation(
+            cast("OperationName", name),
+            GRADIENTS if kind.is_centred else GRADIENTS[:2],
+            "dy",
+            _ladder_of_gradients,
+            _types_of_gradient,
+            _diagnose_backward,
+            normalization=kind,
+        )
+        for name, kind in NORMALIZATIONS.items()
+        if kind != BATCH_NORM
     }
 )
 assert tuple(OPERATIONS) == get_args(OperationName)
@@ -210,9 +246,10 @@ def proves(case: Case, ladder: Ladder, rung: Rung = "serial", kind: BoundKind = 
     kind : {"expected", "guaranteed"}
         The kind of bounds.
     """
-    mistakes = (FORWARD if isinstance(case, ForwardCase) else BACKWARD).mistakes
-    # Most cases reject a wrong dbeta, which is quickly computed and judged.
-    ordered = sorted(mistakes, key=lambda mistake: mistake.step != "dbeta")
+    # Most cases reject a wrong dbeta or dgamma, which are quickly computed and judged.
+    quick = [name for name in ("dbeta", "dgamma") if name in operation_of(case).results]
+    mistakes = [m for m in _formula_of(case).mistakes if m.step != "dbeta" or m.step in quick]
+    ordered = sorted(mistakes, key=lambda m: quick.index(m.step) if m.step in quick else 2)
     return any(True for _ in _rejected(ordered, case, ladder, rung, kind))
 
 
@@ -222,11 +259,15 @@ def _rejected(
     if not case.data.x.size:
         # If x has no elements, every formula gives 0, so the case rejects no mistake.
         return
-    is_forward = isinstance(case, ForwardCase)
-    formula = FORWARD if is_forward else BACKWARD
-    channels = Channels.of(case.data, training=case.training, scaled=case.scaled, wide=True)
+    is_forward, formula = isinstance(case, ForwardCase), _formula_of(case)
+    channels = formula.inputs(case.data, training=case.training, scaled=case.scaled, wide=True)
     for mistake in mistakes:
         outputs = formula.wrong(mistake).outputs(case.data, channels)
         judged = ((name, a) for name, a in outputs if name == "y" or not is_forward)
         if not all(ladder.grade(name, a, kind=kind).at_least(rung) for name, a in judged):
             yield mistake
+
+
+def _formula_of(case: Case) -> Formula:
+    is_forward = isinstance(case, ForwardCase)
+    return FORWARD if is_forward else backward_formula(case.data.normalization)

@@ -10,16 +10,18 @@ operators, add a function, and a line to `PEERS`.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import backnorm
+from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS, Normalization
 from backnorm.conformance.verify.operations import OperationName, RefusedError
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import FLOAT32, FLOAT64, element_type, is_16_bit
@@ -143,6 +145,38 @@ def _native_batch_norm(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     return function(to_tensor(x), weight, bias, None, None, True, 0.0, epsilon)[:2]
 
 
+def _aten_of_rows(op: str) -> Callable[..., Any]:
+    """Return a function of NumPy's arrays that calls an operator of ATen on the CPU."""
+
+    def call(*operands: Any) -> Any:
+        import torch
+
+        tensors = (to_tensor(a) if isinstance(a, np.ndarray) else a for a in operands)
+        return getattr(torch.ops.aten, op)(*tensors)
+
+    return call
+
+
+def _onednn_layer_norm(
+    x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, beta: Any, *,
+    begin_norm_axis: int, use_affine: bool, epsilon: float,
+) -> list[np.ndarray]:  # fmt: skip
+    """Return the gradients of oneDNN Graph's LayerNormBackward on the CPU."""
+    if x.ndim > 5:
+        # A C++ exception escapes from dnnl_graph_partition_compile.
+        raise RefusedError("version 3.2.0 ends the process for rank 6")
+    if gamma is None:
+        gamma, beta = np.ones(x.shape[-1], mean.dtype), np.zeros(x.shape[-1], mean.dtype)
+    results = [np.empty_like(each) for each in (x, gamma, beta)]
+    operands = x, dy, mean, variance, gamma, beta
+    try:
+        library = onednn.Library(1)
+        onednn.run_operator(library, "LayerNormBackward", {"epsilon": epsilon}, operands, results)
+    except onednn.StatusError as error:
+        raise RefusedError(f"{error} for {x.dtype}") from None
+    return results
+
+
 def raw_op(
     schema: OperatorSchema, inputs: _Inputs, attributes: _Attributes, *, compiled: bool = False
 ) -> Any:
@@ -237,21 +271,61 @@ def _flax_backward(
     x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, **options: Any
 ) -> tuple[Any, ...]:
     """Return the gradients that JAX derives from flax's formula, compiled by `jax.jit`."""
-    import jax as framework
-
     channel = 1 if options["data_format"] == "NCX" else x.ndim - 1
     others = tuple(axis for axis in range(x.ndim) if axis != channel)
-    backward = _derived_by_jax(others, options["epsilon"], options["training"])
-    scale = np.ones_like(mean) if gamma is None else gamma
+    backward = _derived_by_jax(others, others, options["epsilon"], options["training"])
+    return _called_by_jax(backward, x, dy, mean, variance, gamma)
+
+
+def _flax_of_rows(normalization: Normalization) -> Callable[..., Any]:
+    """Return a function like :func:`_flax_backward` of another normalisation."""
+
+    def backward(
+        x: Any, dy: Any, *statistics: Any, epsilon: float, data_format: str = "NXC", groups: int = 1
+    ) -> tuple[Any, ...]:
+        *known, gamma = statistics
+        mean, variance = known if normalization.is_centred else (0.0 * known[0], known[0])
+        axis = 1 if data_format == "NCX" else x.ndim - 1
+        first = [np.moveaxis(each, axis, 1) for each in (x, dy)]
+        images, channels, *space = first[0].shape
+        view = images, groups, channels // groups, math.prod(space)
+        others = tuple(k for k in range(4) if k not in normalization.kept)
+        sizes = [size for k, size in enumerate(view) if k not in others]
+        parameter = None if gamma is None else gamma.reshape(view[1:3])
+        derived = _derived_by_jax(others, (0, 3), epsilon, True, normalization.is_centred)
+        dx, *parameters = _called_by_jax(
+            derived, first[0].reshape(view), first[1].reshape(view), mean.reshape(sizes),
+            variance.reshape(sizes), parameter, view[1:3],
+        )  # fmt: skip
+        dx = np.moveaxis(np.asarray(dx).reshape(first[0].shape), 1, axis)
+        found = dx, *(np.asarray(each).reshape(-1) for each in parameters)
+        return found if normalization.is_centred else found[:2]
+
+    return backward
+
+
+def _called_by_jax(
+    backward: Any, x: Any, dy: Any, mean: Any, variance: Any, gamma: Any, shape: Any = None
+) -> tuple[Any, ...]:
+    import jax as framework
+
+    scale = np.ones(mean.shape if shape is None else shape, mean.dtype) if gamma is None else gamma
     with framework.enable_x64(x.dtype == np.float64):
-        gradients: tuple[Any, ...] = backward(dy, x, scale, np.zeros_like(mean), mean, variance)
+        gradients: tuple[Any, ...] = backward(dy, x, scale, np.zeros_like(scale), mean, variance)
     return gradients
 
 
 @cache
-def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> Any:
-    """Return the compiled gradient of a batch normalisation with flax's formula.
+def _derived_by_jax(
+    others: tuple[int, ...],
+    of_parameters: tuple[int, ...],
+    epsilon: float,
+    training: bool,
+    is_centred: bool = True,
+) -> Any:
+    """Return the compiled gradient of a normalisation with flax's formula.
 
+    The statistics are those along the axes `others`; the parameters lack the axes `of_parameters`.
     In training, JAX differentiates flax's formula for the statistics, which uses the means of x and
     of x**2. But the values of the statistics are not computed by this formula: the caller supplies
     them.
@@ -265,12 +339,12 @@ def _derived_by_jax(others: tuple[int, ...], epsilon: float, training: bool) -> 
     def forward(x: Any, gamma: Any, beta: Any, mean: Any, variance: Any) -> Any:
         if training:
             wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-            mean = valued(wide.mean(others), mean.astype(wide.dtype))
+            own_mean = wide.mean(others) if is_centred else 0.0 * mean.astype(wide.dtype)
+            mean = valued(own_mean, mean.astype(wide.dtype))
             own = (wide * wide).mean(others) - mean * mean
             variance = valued(own, variance.astype(wide.dtype))
-        mean, variance, gamma, beta = (
-            jnp.expand_dims(each, others) for each in (mean, variance, gamma, beta)
-        )
+        mean, variance = (jnp.expand_dims(each, others) for each in (mean, variance))
+        gamma, beta = (jnp.expand_dims(each, of_parameters) for each in (gamma, beta))
         y = (x - mean) * (framework.lax.rsqrt(variance + epsilon) * gamma) + beta
         return y.astype(x.dtype)
 
@@ -296,13 +370,25 @@ PEERS: Mapping[str, Mapping[OperationName, Pass]] = MappingProxyType(
         "torch": {
             "backward": Pass(aten, "aten", is_strided=True),
             "forward": Pass(_native_batch_norm, is_strided=True, omitted=("variance",)),
+            "layer-norm": Pass(_aten_of_rows("native_layer_norm_backward"), "aten"),
+            "group-norm": Pass(_aten_of_rows("native_group_norm_backward"), "aten"),
         },
         "torch-compiled": {"backward": Pass(partial(aten, compiled=True), "aten", is_strided=True)},
-        "jax": {"backward": Pass(_flax_backward)},
+        "jax": {
+            "backward": Pass(_flax_backward),
+            **{
+                cast("OperationName", name): Pass(_flax_of_rows(kind))
+                for name, kind in NORMALIZATIONS.items()
+                if kind != BATCH_NORM
+            },
+        },
         "tensorflow": _both(raw_op, "tensorflow"),
         "tensorflow-xla": _both(partial(raw_op, compiled=True), "tensorflow"),
         "onednn": {"backward": Pass(_onednn_backward, is_strided=True)},
-        "onednn-graph": _both(onednn_graph, "onednn_graph"),
+        "onednn-graph": {
+            **_both(onednn_graph, "onednn_graph"),
+            "layer-norm": Pass(_onednn_layer_norm, "onednn_graph"),
+        },
         "onnxruntime": _both(microsoft, "onnxruntime"),
         "backnorm": {
             "backward": Pass(backnorm.batch_norm_backward),

@@ -33,6 +33,7 @@ from backnorm.conformance.verify._events import (
 from backnorm.conformance.verify._segfault import last_access
 from backnorm.conformance.verify.cases import (
     Selection,
+    has_case,
     of_operation,
     recipes,
     variants_to_draw,
@@ -41,6 +42,7 @@ from backnorm.conformance.verify.conditions import Facts
 from backnorm.conformance.verify.dialect_calls import received
 from backnorm.conformance.verify.draws import TimeIsOverError, is_drawn, search
 from backnorm.conformance.verify.operations import OPERATIONS, Operation, varied
+from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.subjects import schema_of_subject
 from backnorm.conformance.verify.verdicts import (
     Judgement,
@@ -93,6 +95,8 @@ class Job:
         The limit of the worker's data memory in MiB; 0: no limit.
     command : bool
         Whether the subject is a command line, see :class:`._command.OfCommand`.
+    solution : bool
+        Whether the subject is a solution in a file, see :class:`._solution.OfSolution`.
     any_order : bool
         Whether another call may give other bits, as atomic additions do, if the outputs of both
         calls are right. The worse output is graded.
@@ -111,6 +115,7 @@ class Job:
     timeout: float = 30.0
     memory: int = 0
     command: bool = False
+    solution: bool = False
     any_order: bool = False
     files: bool = False
     echo: bool = False
@@ -119,7 +124,7 @@ class Job:
     budget: float = 0.0
 
     @property
-    def schema(self) -> OperatorSchema | None:
+    def schema(self) -> OperatorSchema | RowOperator | None:
         """The rules of the operator whose signature the subject has."""
         return schema_of_subject(self.subject, self.dialect, self.op, self.selection.operation)
 
@@ -349,7 +354,7 @@ class _Draws:
         selection, name = self.results.job.selection, recipe.name
         if self._progress is not None:
             self._progress(int(time.monotonic() - self._started), int(self.results.job.budget))
-        if selection.skips(name):
+        if selection.skips(name) or not has_case(recipe, selection.operation):
             return False
         if name not in self._found:
             recipe = of_operation(recipe, selection.operation)

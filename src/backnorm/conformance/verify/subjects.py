@@ -2,9 +2,10 @@
 
 A subject takes the inputs of a case and returns the operation's results by name. Each class of
 subjects has one calling convention: the canonical one (:class:`Function`), that of a specification
-(:class:`OfDialect`; :class:`OfPeer` for packages that are known by name), or that of C
-(:class:`OfLibrary`). :class:`Permuted` passes arrays in another layout to a subject. For another
-convention or another kind of arrays, add a class, and a line to :func:`subject_of`.
+(:class:`OfDialect`; :class:`OfPeer` for packages that are known by name), that of C
+(:class:`OfLibrary`), or that of a framework's layers (:class:`.modules.OfModule`).
+:class:`Permuted` passes arrays in another layout to a subject. For another convention or another
+kind of arrays, add a class, and a line to :func:`subject_of`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from backnorm.conformance.battery import Case
 from backnorm.conformance.verify.dialect_calls import (
     Inputs,
     arguments,
-    schema_of,
+    rules_of,
     shape_of_kept,
 )
-from backnorm.conformance.verify.modules import OfModule, is_module
+from backnorm.conformance.verify.frameworks import kind_of
+from backnorm.conformance.verify.modules import OfModule
 from backnorm.conformance.verify.operations import (
     OPERATIONS,
     OperationName,
@@ -40,13 +42,14 @@ from backnorm.conformance.verify.operations import (
     operation_of,
 )
 from backnorm.conformance.verify.peers import PEERS, Pass, missing_package
+from backnorm.conformance.verify.row_operators import RowOperator
 from backnorm.conformance.verify.tensors import on_tensors, tensors_of
 from backnorm.dialects.schema import OperatorSchema
 from backnorm.dtypes import element_type, is_16_bit
 from backnorm.errors import ArgumentTypeError, ArgumentValueError
 from backnorm.peers.torch_tensors import to_array
 
-__all__ = ["Inputs", "Subject", "function_of", "subject_of"]
+__all__ = ["Inputs", "Subject", "function_of", "layer_of", "subject_of"]
 
 Outputs = dict[str, np.ndarray | None]
 
@@ -103,7 +106,7 @@ class Function:
             known = [n for n in spellings if self._names is None or n in self._names]
             if known:
                 taken[known[0]] = value
-            elif value != _USUAL[name]:
+            elif value != _USUAL.get(name):
                 others = ", ".join((self._names or [])[len(inputs) :])
                 known_text = f" (after the inputs, it has {others})" if others else ""
                 raise RefusedError(f"the function has no parameter {name}{known_text}")
@@ -180,6 +183,28 @@ class OfPeer(OfDialect):
 
     def _results(self, inputs: dict[str, Any], attributes: dict[str, Any]) -> Any:
         return self._function(self._schema, inputs, attributes)
+
+
+class OfRowOperator:
+    """A function with the arguments and results of a :class:`.row_operators.RowOperator`."""
+
+    def __init__(self, function: Callable[..., Any], operator: RowOperator) -> None:
+        self._function, self._operator = function, operator
+
+    def __call__(self, inputs: Inputs, case: Case) -> Outputs:
+        operands, named = self._operator.operands(dict(inputs), case)
+        return _by_name(self._operator.results, self._function(*operands, **named))
+
+
+def of_operator(
+    function: Callable[..., Any],
+    schema: OperatorSchema | RowOperator,
+    kind: type[OfDialect] = OfDialect,
+) -> Subject:
+    """Return the subject of a function with the arguments and results of an operator."""
+    if isinstance(schema, RowOperator):
+        return OfRowOperator(function, schema)
+    return kind(function, schema)
 
 
 class Permuted:
@@ -277,15 +302,15 @@ def subject_of(
     ArgumentTypeError, ArgumentValueError
         If there is no such module, file, function, operator, framework or device.
     """
-    known = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
+    peers = {peer: passes[operation] for peer, passes in PEERS.items() if operation in passes}
     place, colon, attribute = name.partition(":")
     is_library = place.endswith((".so", ".dylib"))
-    if not colon and name not in known:
+    if not colon and name not in peers:
         raise ArgumentValueError(
             "SUBJECT",
             "unknown",
             came=repr(name),
-            accepted="module:function, file.py:function, library.so:symbol, " + ", ".join(known),
+            accepted="module:function, file.py:function, library.so:symbol, " + ", ".join(peers),
         )
     if dialect is not None and (is_library or not colon):
         raise ArgumentValueError(
@@ -300,44 +325,67 @@ def subject_of(
         )
     schema = schema_of_subject(name, dialect, op, operation)
     if not colon:
-        return _peer(name, known[name], schema)
+        return _peer(name, peers[name], schema)
     if is_library:
-        if operation == "layer":
+        if operation not in ("backward", "forward"):
             problem = "must be backward or forward for a function in C"
             raise ArgumentValueError("--operation", problem, came=operation)
         return OfLibrary(str(Path(place).resolve()), attribute, operation)
     found = function_of(name, "SUBJECT")
-    if is_module(found) != (operation == "layer"):
-        accepted = "layer, for a module of PyTorch" if is_module(found) else "backward or forward"
-        raise ArgumentValueError(
-            "--operation", f"does not fit {name}", came=operation, accepted=accepted
-        )
-    if operation == "layer":
-        return OfModule(found, tensors_of(tensors or "torch", device))
+    layer = layer_of(found, operation, tensors, device)
+    if layer is not None:
+        return layer
     if tensors is not None:
         found = on_tensors(found, tensors_of(tensors, device))
-    return Function(found) if schema is None else OfDialect(found, schema)
+    return Function(found) if schema is None else of_operator(found, schema)
 
 
-def _peer(name: str, known: Pass, schema: OperatorSchema | None) -> Subject:
+def layer_of(
+    found: Any, operation: OperationName, tensors: str | None = None, device: str = "cpu"
+) -> OfModule | None:
+    """Return the subject that a layer is; None for a function.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the operation is not that of `found`, or the tensors are not those of the layer.
+    """
+    known = kind_of(found)
+    if (known is not None) != (operation == "layer"):
+        accepted = "backward or forward" if known is None else "layer"
+        raise ArgumentValueError(
+            "--operation", f"does not fit {getattr(found, '__name__', type(found).__name__)}",
+            came=operation, accepted=accepted,
+        )  # fmt: skip
+    if known is None:
+        return None
+    kind, framework = known
+    if tensors not in (None, framework):
+        raise ArgumentValueError(
+            "--tensors", "must be those of the layer", came=tensors, accepted=framework
+        )
+    return OfModule(found, kind, tensors_of(framework, device))
+
+
+def _peer(name: str, known: Pass, schema: OperatorSchema | RowOperator | None) -> Subject:
     package = missing_package(name)
     if package is not None:
         raise ArgumentValueError("SUBJECT", f"needs {package}, which is not installed", came=name)
     subject: Subject = (
         Function(known.function, known.omitted)
         if schema is None
-        else OfPeer(known.function, schema)
+        else of_operator(known.function, schema, OfPeer)
     )
     return Permuted(subject) if known.is_strided else subject
 
 
 def schema_of_subject(
     name: str, dialect: str | None, op: str | None, operation: OperationName
-) -> OperatorSchema | None:
+) -> OperatorSchema | RowOperator | None:
     """Return the rules of the operator whose arguments a subject has; None: the canonical ones."""
     if dialect is None and name in PEERS and operation in PEERS[name]:
         dialect = PEERS[name][operation].dialect
-    return None if dialect is None else schema_of(dialect, op, operation)
+    return None if dialect is None else rules_of(dialect, op, operation)
 
 
 def function_of(name: str, argument: str) -> Callable[..., Any]:
@@ -379,13 +427,6 @@ def function_of(name: str, argument: str) -> Callable[..., Any]:
         raise ArgumentTypeError(
             argument, "must name a function", came=f"{name} of type {type(found).__name__}"
         )
-    if isinstance(found, type) and any(
-        b.__module__ == "torch.autograd.function" for b in found.mro()
-    ):
-        raise ArgumentTypeError(
-            argument, "must name a function, not a torch.autograd.Function", came=name,
-            hint="write a function that calls its backward: see docs/how-to/verify.md",
-        )  # fmt: skip
     function: Callable[..., Any] = found
     return function
 

@@ -1,0 +1,204 @@
+"""Layer, RMS, group and instance normalisation: right kernels pass, wrong ones get their names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backnorm import reference
+from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS
+from backnorm.conformance.data import realistic_data
+from backnorm.conformance.diagnosis import diagnose
+from backnorm.conformance.formula import backward_formula
+from backnorm.conformance.ladder import RUNGS, GradientLadder, gradient_ladder
+from backnorm.conformance.verify.cases import Selection, recipes
+from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.peers import missing_package
+from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.subjects import Function
+from backnorm.conformance.verify.verdicts import Outcome, judged
+from backnorm.errors import ArgumentValueError
+from tests.support.pages import ROOT
+from tests.support.required import require
+
+from .row_kernels import OPERATORS, RIGHT, WRONG
+
+FILE = Path(__file__).parent / "row_kernels.py"
+SIBLINGS = [name for name, kind in NORMALIZATIONS.items() if kind != BATCH_NORM]
+# Cases in which sums are long, terms cancel, or magnitudes are extreme.
+HARD = (
+    "realistic-*", "foreign-*", "mean-over-*", "many-*", "huge-*", "large-*", "sums-*", "one-*",
+    "no-gamma-*", "zero-gamma-*", "small-variance-*", "nan-*", "grid-3x5x37x29-*", "grid-0x*",
+)  # fmt: skip
+
+
+def operation_of(kernel):
+    return f"{kernel.partition('_')[0]}-norm"
+
+
+def judgements(kernel, function, **selection):
+    """Yield the judgement of a kernel on each case, in this process."""
+    for recipe in recipes(Selection(operation=operation_of(kernel), **selection)):
+        case = recipe.case(0)
+        outputs = Function(function)(case.inputs, case)
+        yield judged(case, Outcome(case.name, outputs=outputs), is_diagnosed=True)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_kernel_of_rows_has_no_wrong_output(name):
+    found = list(judgements(name, RIGHT[name], dtypes=("float32", "bfloat16"), only=HARD))
+    statuses = {verdict.status for each in found for verdict in each.verdicts}
+    assert statuses <= {*RUNGS, "proves_nothing"}
+    assert sum(each.verdicts[0].status in RUNGS for each in found) > 15
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_kernel_of_rows_gets_its_name(name):
+    function, expected = WRONG[name]
+    only = ("diagnostic-float32-*",)
+    for judgement in judgements(name, function, dtypes=("float32",), only=only):
+        assert any(verdict.status == "wrong" for verdict in judgement.verdicts)
+        names = "-".join(judgement.diagnosis.names) if judgement.diagnosis else ""
+        assert names == (expected or "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("operation", SIBLINGS)
+def test_diagnosis_of_rows_distinguishes_every_mistake_of_the_catalogue(operation):
+    only = ("diagnostic-*",)
+    recipe = next(recipes(Selection(operation=operation, dtypes=("float32",), only=only)))
+    data = recipe.case(0).data
+    formula = backward_formula(data.normalization)
+    wide = formula.inputs(data, wide=True)
+    mistakes = formula.known_mistakes(formula.inputs(data))
+    assert len(mistakes) > 80
+    for mistake in mistakes:
+        outputs = dict(formula.wrong(mistake).outputs(data, wide))
+        found = diagnose(data, (outputs["dx"], outputs["dgamma"], outputs.get("dbeta")))
+        assert found.names == (mistake.name,), mistake.says
+
+
+@pytest.mark.parametrize("operation", SIBLINGS)
+def test_verify_of_wrong_kernel_of_rows_reports_one_finding(operation):
+    kind = operation.removesuffix("-norm")
+    name = next(name for name in WRONG if name.startswith(kind) and WRONG[name][1])
+    only = "diagnostic-*", "realistic-*"
+    selection = Selection(dtypes=("float32",), only=only, operation=operation)
+    results = verify(Job(f"{FILE}:{name}", selection))
+    (found,) = findings(results)
+    assert found.id == WRONG[name][1]
+    assert f"--operation {operation}" in found.reproduce
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
+    dialect, op, operation, expected = OPERATORS[name]
+    only = "diagnostic-*", "realistic-*", "no-gamma-*", "grid-3x1023x2-*"
+    selection = Selection(dtypes=("float32", "float16"), only=only, operation=operation)
+    results = verify(Job(f"{FILE}:{name}", selection, dialect, op))
+    found = findings(results)
+    assert [each.id for each in found] == [expected] * (expected is not None)
+    if expected is None:
+        assert {v.status for v in results.verdicts} <= {*RUNGS, "refused", "not_run"}
+        assert sum(v.status in RUNGS for v in results.verdicts) > 10
+
+
+def test_verify_of_unknown_operator_of_rows_lists_those_of_the_operation():
+    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", "native_group_norm_backward")
+    with pytest.raises(ArgumentValueError, match="expected aten native_layer_norm_backward, one"):
+        assert job.schema
+
+
+PAGE = (ROOT / "docs/how-to/verify-layer-norm.md").read_text("utf-8")
+COMMANDS = re.findall(r"^(?:\| .*`)?(backnorm verify [^`\n]+)", PAGE, re.M)
+
+
+def run(words, folder=None):
+    command = [sys.executable, "-m", "backnorm", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_page_of_rows_shows_the_printed_screen(tmp_path):
+    (tmp_path / "myrms.py").write_text(re.search(r"```python\n(.+?)```", PAGE, re.S)[1])
+    screen = re.search(r"```console\n\$ backnorm (.+?)\n(.+?)```", PAGE, re.S)
+    printed = run(shlex.split(screen[1]), tmp_path)
+    lines = [[re.sub(r", \d+\.\d s$", "", line.rstrip()) for line in text.splitlines()]
+             for text in (screen[2], printed.stdout)]  # fmt: skip
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "mine.py" in each])
+def test_page_of_rows_commands_of_operators_judge_right_functions(command):
+    words = shlex.split(command)[1:]
+    operation, dialect = words[words.index("--operation") + 1], words[words.index("--dialect") + 1]
+    name = next(n for n, o in OPERATORS.items() if (o[0], *o[2:]) == (dialect, operation, None))
+    words[1] = f"{FILE}:{name}"
+    done = run([*words, "--dtypes", "float32", "--only", "diagnostic-*"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.peer
+@pytest.mark.long
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "mine.py" not in each])
+def test_page_of_rows_commands_of_packages_have_no_finding(command):
+    words = shlex.split(command)[1:]
+    package = words[1].partition(":")[0].partition("-")[0]
+    require(missing_package(package) is None, package)
+    if "cuda" in words:
+        pytest.skip("no GPU")
+    done = run([*words, "--only", "diagnostic-float32-*", "--dtypes", "float32"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def data_of(kind, layout, dtype=np.float32):
+    shape = (4, 6, 3, 5) if layout == "NCX" else (4, 3, 5, 6)
+    options = {"data_format": layout, "rng": np.random.default_rng(0), "normalization": kind}
+    return realistic_data(shape, np.dtype(dtype), **options)
+
+
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_gradient_ladder_of_rows_that_are_channels_is_that_of_batch_normalisation(layout):
+    data = data_of(BATCH_NORM, layout)
+    axes, x = data.axes, data.axes.rows(data.x)
+    found = reference.backward_of_rows(
+        x, axes.rows(data.dy), data.mean, data.variance, data.gamma, axes.parameters,
+        epsilon=data.epsilon, is_centred=True,
+    )  # fmt: skip
+    expected = GradientLadder.of(*data.backward_inputs, **data.options)
+    for name in ("dx", "dgamma", "dbeta"):
+        value, right = getattr(found, name), expected.value(name)
+        parts = [axes.rows(a) if a.ndim > 1 else a for a in (right.hi, right.lo)]
+        difference = (value.hi - parts[0]) + (value.lo - parts[1])
+        assert np.abs(difference).max() <= 1e-27 * np.abs(parts[0]).max()
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_gradient_ladder_of_rows_has_the_exact_gradients(name):
+    kind = NORMALIZATIONS[name]
+    for layout in kind.layouts:
+        data = data_of(kind, layout)
+        ladder, axes = gradient_ladder(data), data.axes
+        rows, size = axes.rows(data.x, np.longdouble), axes.size
+        g = axes.rows(data.dy, np.longdouble) * axes.over_rows(data.gamma.astype(np.longdouble))
+        mean, variance = (
+            a.reshape(-1, 1).astype(np.longdouble) for a in (data.mean, data.variance)
+        )
+        s = 1 / np.sqrt(variance + data.epsilon)
+        h = (rows - mean) * s
+        dx = s * (
+            g - g.mean(1, keepdims=True) * kind.is_centred - h * (g * h).mean(1, keepdims=True)
+        )
+        terms = axes.tensor(axes.rows(data.dy) * h), data.dy.astype(np.longdouble)
+        others = tuple(k for k in range(4) if k != data.channel_axis)
+        sums = {n: t.sum(others) for n, t in zip(("dgamma", "dbeta"), terms, strict=True)}
+        for output, right in {"dx": axes.tensor(dx), **sums}.items():
+            error = np.abs(ladder.value(output).hi - right)
+            assert (error <= 1e-15 * ladder.terms(output)).all(), (output, layout)
+        assert size[0] * size[1] == data.x.size
+        assert data.mean.shape == axes.statistics
