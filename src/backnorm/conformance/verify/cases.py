@@ -74,6 +74,8 @@ _LONGER_SUMS = (64, 8, 1024), (1, 2, 1 << 20)
 
 # The numbers of groups of group normalisation: the first that divides the channels of a case.
 _GROUPS = 4, 3, 2, 1
+# Sizes (N, C) of long rows, for normalisations whose rows are the channels of one place.
+_LONG_ROWS = (4, 1 << 14)
 # The case that `Selection.huge` adds repeats the channels of small data many times. These are the
 # sizes (N, C, space) of the small data.
 _HUGE = (1, 64, 1 << 12)
@@ -169,9 +171,9 @@ def has_case(recipe: Recipe, operation: OperationName) -> bool:
     if operation == "layer":
         return has_layer(recipe)
     kind = OPERATIONS[operation].normalization
-    is_exact = recipe.purpose.startswith("exact")
-    fits = recipe.training and not is_exact and recipe.variant.data_format in kind.layouts
-    return kind == BATCH_NORM or fits
+    fits = recipe.variant.data_format in kind.layouts and recipe.repeats == 1
+    is_row = recipe.training and not recipe.purpose.startswith("exact")
+    return kind == BATCH_NORM or (fits and is_row)
 
 
 def _in_groups(recipe: Recipe, kind: Normalization) -> Recipe:
@@ -193,6 +195,7 @@ def variants_to_draw(selection: Selection) -> list[Variant]:
         for dtype in map(DTYPES.__getitem__, selection.dtypes)
         for statistics in reversed(statistics_types(dtype))
         for layout in selection.layouts
+        if layout in OPERATIONS[selection.operation].normalization.layouts
     )
     is_layer = selection.operation == "layer"
     return [
@@ -248,6 +251,8 @@ def _of_tier(selection: Selection) -> Iterator[Recipe]:
         if full or variant.dtype == FLOAT32:
             for sizes in (_LONG_SUMS, *_LONGER_SUMS) if full else (_LONG_SUMS,):
                 yield _of_layer(f"sums-of-{math.prod(sizes) // sizes[1]}", variant, sizes)
+            if selection.operation in ("layer-norm", "rms-norm"):
+                yield _of_layer("sums-of-long-rows", variant, _LONG_ROWS)
     if selection.huge:
         variant = Variant(BFLOAT16, FLOAT32, "NCX")
         repeats = selection.huge // math.prod(_HUGE) + 1

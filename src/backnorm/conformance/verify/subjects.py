@@ -327,7 +327,7 @@ def subject_of(
     if not colon:
         return _peer(name, peers[name], schema)
     if is_library:
-        if operation == "layer":
+        if operation not in ("backward", "forward"):
             problem = "must be backward or forward for a function in C"
             raise ArgumentValueError("--operation", problem, came=operation)
         return OfLibrary(str(Path(place).resolve()), attribute, operation)
