@@ -31,6 +31,14 @@ class OfPart(linen.Module):
         return linen.BatchNorm(not self.training, momentum=0.5, epsilon=1e-3)(x)
 
 
+class InTraining(linen.Module):
+    """A right module that has no evaluation."""
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.BatchNorm(use_running_average=False)(x)
+
+
 class Nnx(nnx.Module):
     def __init__(self, channels, *, rngs):
         self.scale, self.bias = nnx.Param(jnp.ones(channels)), nnx.Param(jnp.zeros(channels))
