@@ -15,7 +15,7 @@ from backnorm.conformance.ladder import RUNGS
 from backnorm.conformance.layers import layer_ladder, layer_recipes
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
-from backnorm.conformance.verify.run import Job
+from backnorm.conformance.verify.run import Job, verify
 from tests.support.required import require
 
 from .in_process import verified
@@ -104,15 +104,17 @@ def _torch(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def found_in(subject, selection=LAYER, **options):
-    results = verified(Job(subject, selection, **options))
+def found_in(subject, selection=LAYER, *, run=verified, **options):
+    results = run(Job(subject, selection, **options))
     return results, findings(results)
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_verify_of_right_module_has_no_finding(name):
     selection = Selection(dtypes=("float32", "float64"), operation="layer")
-    results, found = found_in(f"{FILE}:{name}", selection)
+    # A worker passes on the options by which a module is judged.
+    run = verify if name == "OtherOptions" else verified
+    results, found = found_in(f"{FILE}:{name}", selection, run=run)
     assert found == []
     assert {v.status for v in results.verdicts} <= {*RUNGS}
     assert {v.dtype for v in results.verdicts} == {"float32", "float64"}
