@@ -20,6 +20,7 @@ from backnorm.conformance.verify.run import Job, verify
 from backnorm.errors import ArgumentValueError
 from tests.support.required import require
 
+from .draws import verified_with
 from .in_process import verified
 
 FILE = Path(__file__).with_name("layer_subjects.py")
@@ -232,7 +233,7 @@ def test_verify_of_module_with_shape_has_this_shape():
 def test_verify_of_module_with_budget_reports_drawn_case(name, number):
     require(find_spec("hypothesis"), "hypothesis")
     selection = Selection(dtypes=("float32",), operation="layer", only=("-",), seed=5)
-    results = verify(Job(name, selection, budget=4.0))
+    results = verified_with(Job(name, selection), draws=90 if number else 20)
     assert [each.id for each in findings(results)] == ["beta-left-out"] * number
     cases = {v.case for v in results.verdicts}
     assert cases
