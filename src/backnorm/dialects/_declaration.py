@@ -22,6 +22,7 @@ def schema_of(
     operation: Operation,
     function: Callable[..., Any],
     results: Mapping[str, TensorSpec],
+    name: str,
 ) -> OperatorSchema:
     """Return the schema of the operator that `function` declares.
 
@@ -30,11 +31,12 @@ def schema_of(
     rules : Rules
     operation : str
     function : callable
-        Its name, signature and docstring are read.
+        Its signature and docstring are read.
     results : mapping of str to TensorSpec
         The roles of the results by name.
+    name : str
+        The name of the operator.
     """
-    name = function.__name__
     parameters = inspect.signature(function, eval_str=True).parameters
     text = sections(function)
     summary, _, formula = text.get("", "").partition("\n")
