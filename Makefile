@@ -47,6 +47,9 @@ GPU_SUITE ?= batch256,small
 GPU_FLAGS ?= --op all --dtype all
 GPU_PYTHON ?= $(BIN)/python
 
+# Waiting threads of OpenMP give up their processor: runs at a time share the processors.
+test test-all sweep mutants $(RUNS:%=test-%): export OMP_WAIT_POLICY = passive
+
 # All peers can be installed on Linux, x86-64. There, a missing peer is a failure as soon as the
 # group `test` is installed. `make test-core` installs no peers, and skips the tests that need one.
 ifeq ($(shell uname -s)-$(shell uname -m),Linux-x86_64)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +14,18 @@ import pytest
 from backnorm import reference
 from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS
 from backnorm.conformance.data import realistic_data
+from backnorm.conformance.diagnosis import diagnose
+from backnorm.conformance.formula import backward_formula
 from backnorm.conformance.ladder import RUNGS, GradientLadder, gradient_ladder
 from backnorm.conformance.verify.cases import Selection, recipes
 from backnorm.conformance.verify.findings import findings
+from backnorm.conformance.verify.peers import missing_package
 from backnorm.conformance.verify.run import Job, verify
 from backnorm.conformance.verify.subjects import Function
 from backnorm.conformance.verify.verdicts import Outcome, judged
 from backnorm.errors import ArgumentValueError
+from tests.support.pages import ROOT
+from tests.support.required import require
 
 from .row_kernels import OPERATORS, RIGHT, WRONG
 
@@ -59,6 +68,22 @@ def test_wrong_kernel_of_rows_gets_its_name(name):
         assert names == (expected or "")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("operation", SIBLINGS)
+def test_diagnosis_of_rows_distinguishes_every_mistake_of_the_catalogue(operation):
+    only = ("diagnostic-*",)
+    recipe = next(recipes(Selection(operation=operation, dtypes=("float32",), only=only)))
+    data = recipe.case(0).data
+    formula = backward_formula(data.normalization)
+    wide = formula.inputs(data, wide=True)
+    mistakes = formula.known_mistakes(formula.inputs(data))
+    assert len(mistakes) > 80
+    for mistake in mistakes:
+        outputs = dict(formula.wrong(mistake).outputs(data, wide))
+        found = diagnose(data, (outputs["dx"], outputs["dgamma"], outputs.get("dbeta")))
+        assert found.names == (mistake.name,), mistake.says
+
+
 @pytest.mark.parametrize("operation", SIBLINGS)
 def test_verify_of_wrong_kernel_of_rows_reports_one_finding(operation):
     kind = operation.removesuffix("-norm")
@@ -88,6 +113,47 @@ def test_verify_of_unknown_operator_of_rows_lists_those_of_the_operation():
     job = Job("x.py:f", Selection(operation="layer-norm"), "aten", "native_group_norm_backward")
     with pytest.raises(ArgumentValueError, match="expected aten native_layer_norm_backward, one"):
         assert job.schema
+
+
+PAGE = (ROOT / "docs/how-to/verify-layer-norm.md").read_text("utf-8")
+COMMANDS = re.findall(r"^(?:\| .*`)?(backnorm verify [^`\n]+)", PAGE, re.M)
+
+
+def run(words, folder=None):
+    command = [sys.executable, "-m", "backnorm", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_page_of_rows_shows_the_printed_screen(tmp_path):
+    (tmp_path / "myrms.py").write_text(re.search(r"```python\n(.+?)```", PAGE, re.S)[1])
+    screen = re.search(r"```console\n\$ backnorm (.+?)\n(.+?)```", PAGE, re.S)
+    printed = run(shlex.split(screen[1]), tmp_path)
+    lines = [[re.sub(r", \d+\.\d s$", "", line.rstrip()) for line in text.splitlines()]
+             for text in (screen[2], printed.stdout)]  # fmt: skip
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "mine.py" in each])
+def test_page_of_rows_commands_of_operators_judge_right_functions(command):
+    words = shlex.split(command)[1:]
+    operation, dialect = words[words.index("--operation") + 1], words[words.index("--dialect") + 1]
+    name = next(n for n, o in OPERATORS.items() if (o[0], *o[2:]) == (dialect, operation, None))
+    words[1] = f"{FILE}:{name}"
+    done = run([*words, "--dtypes", "float32", "--only", "diagnostic-*"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.peer
+@pytest.mark.long
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "mine.py" not in each])
+def test_page_of_rows_commands_of_packages_have_no_finding(command):
+    words = shlex.split(command)[1:]
+    package = words[1].partition(":")[0].partition("-")[0]
+    require(missing_package(package) is None, package)
+    if "cuda" in words:
+        pytest.skip("no GPU")
+    done = run([*words, "--only", "diagnostic-float32-*", "--dtypes", "float32"])
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def data_of(kind, layout, dtype=np.float32):

@@ -18,8 +18,11 @@ from tests.support import internals
 
 _TESTS = Path(__file__).parents[1]
 
-# The tests of the operator's front doors and of what calls them.
-_WITH_EACH = ("operator", "dialects", "refusals/test_operators", "graph", "cli")
+# The tests of the operator's front doors, and of what calls them. What the command reads, refuses
+# and writes does not depend on the engine.
+_COMMANDS = ("benchdnn", "demo", "examples", "random_tensors", "run")
+_WITH_EACH = ("operator", "dialects", "refusals/test_operators", "graph")
+_WITH_EACH += tuple(f"cli/test_{name}.py" for name in _COMMANDS)
 
 # The tests of the kernels, and of the adapters that need kernels.
 _OF_KERNELS = ("engine", "threads", "guard", "frameworks")

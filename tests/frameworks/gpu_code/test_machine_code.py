@@ -67,6 +67,7 @@ def large_problems():
         yield pytest.param(operation, layout, dtype, arithmetic, relu, id=name, marks=marks)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     ("operation", "layout", "dtype", "arithmetic", "relu"), list(large_problems())
 )
@@ -104,6 +105,7 @@ def test_large_problem_compiles_to_three_kernels_without_spills_or_atomics(
 )
 @pytest.mark.parametrize("layout", COMPLETE)
 @pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.covering(2)
 def test_complete_schedule_compiles_to_one_kernel(operation, layout, dtype, arithmetic, tmp_path):
     problem = problem_of(operation, *COMPLETE[layout], dtype, arithmetic=arithmetic)
     (code,) = compiled(problem, "h200", tmp_path)

@@ -60,7 +60,12 @@ def _process(rank, store, out):
             # Of eight processes, two have no batch: the wrapper must not exchange buffers.
             wrapped = DistributedDataParallel(layers) if size == max(SIZES) else layers
             recompute_statistics(wrapped, batches()[rank::size], process_group=group)
-            found.append(layers.state_dict())
+            # Here each batch is split, so some parts of a batch are empty.
+            split = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(), nn.BatchNorm1d(3))
+            backnorm.torch.convert(split, sync=True, process_group=group, reproducible=True)
+            parts = [batch.tensor_split(size)[rank] for batch in batches()]
+            recompute_statistics(split, parts, process_group=group)
+            found.append(nn.ModuleList([layers, split]).state_dict())
     torch.save(found, out)
     dist.destroy_process_group()
 

@@ -245,6 +245,7 @@ def check(found, exact, known=None):
             assert tensor(actual).dtype is own.dtype
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("types", TYPES)

@@ -19,6 +19,8 @@ from backnorm.torch import MeasuredStep, ModelComparison, comparison
 
 BATCH = torch.randn(4, 3, 8, 8)
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def made():
     return nn.Sequential(
@@ -149,6 +151,7 @@ class Named(nn.Module):
         return self.output(y)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("output", [lambda y: {"out": y, "size": 3}, lambda y: (y, [y[:1]])])
 @pytest.mark.parametrize(
     "batch", [(BATCH, torch.rand(1)), [BATCH, 2.0], {"factor": 2.0, "image": BATCH}]

@@ -249,35 +249,42 @@ _RMS_MISTAKES = tuple(
     )
 )  # fmt: skip
 
-# Mistakes of batch normalisation that are none here, or whose sums are others here.
-_OTHERS = {"not-frozen", "dgamma-bessel"}
-# Those that are none without a mean.
-_OF_MEAN = {
-    "statistics-of-x", "mean-of-x", "statistics-swapped", "mean-ignored", "mean-of-neighbour",
-    "mean-of-channel-before", "mean-of-channel-0", "statistics-of-neighbour", "not-centred",
-    "statistics-of-first-image", "frozen",
+# Mistakes that are none in a normalisation, or the same as others.
+_NONE = {"not-frozen", "dgamma-bessel"}
+_NONE_IN = {
+    "rms-norm": {
+        "statistics-of-x", "mean-of-x", "statistics-swapped", "mean-ignored", "mean-of-neighbour",
+        "mean-of-channel-before", "mean-of-channel-0", "statistics-of-neighbour", "not-centred",
+        "frozen", "all-twice", "projection-less-one", "dgamma-mean",
+    },
+    # gamma is the same number in all elements of a row.
+    "instance-norm": {
+        "mean-dy-gamma-again", "projection-gamma-again", "sums-gamma-again", "gamma-outside",
+        "gamma-squared",
+    },
 }  # fmt: skip
 
 
 @cache
 def _mistakes(normalization: Normalization) -> tuple[Mistake, ...]:
     """Return the catalogue of a normalisation."""
-    of_batch, has_groups = [], normalization.name == "group-norm"
-    for each in MISTAKES:
-        is_absent = each.name in _OTHERS or (
-            "gamma" in each.name and each.step not in ("dgamma", "dbeta")
-        )
-        is_absent |= "image" in each.name and not has_groups
-        if not normalization.is_centred:
-            is_absent |= each.name in _OF_MEAN or each.step == "mean_dy"
-        if not is_absent:
-            of_batch.append(replace(each, says=worded(each.says, normalization)))
+    absent = _NONE | _NONE_IN.get(normalization.name, set())
+    has_groups = normalization.name == "group-norm"
+    of_batch = [
+        replace(each, says=worded(each.says, normalization))
+        for each in MISTAKES
+        if ("gamma" not in each.name or each.step in ("dgamma", "dbeta"))
+        and (has_groups or "image" not in each.name)
+    ]
     rows = [m for m in ROW_MISTAKES if has_groups or "group" not in m.name]
-    if normalization.is_centred:
-        return (*of_batch, *rows)
-    rows = [m for m in rows if "mean-dy" not in m.name and not m.name.startswith("sums")]
-    rows = [replace(m, says=m.says.replace("x - mean", "x")) for m in rows]
-    return (*of_batch, *_RMS_MISTAKES, *rows)
+    if not normalization.is_centred:
+        of_batch = [m for m in of_batch if m.step not in ("mean_dy", "dbeta")]
+        words = ("x - mean", "x"), ("dgamma and dbeta", "dgamma")
+        for word, other in words:
+            rows = [replace(m, says=m.says.replace(word, other)) for m in rows]
+        rows = [m for m in rows if "mean-dy" not in m.name and not m.name.startswith("sums")]
+    every = [m for m in (*of_batch, *rows) if m.name not in absent]
+    return (*every, *(() if normalization.is_centred else _RMS_MISTAKES))
 
 
 def worded(says: str, normalization: Normalization) -> str:

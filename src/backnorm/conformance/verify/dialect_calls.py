@@ -146,6 +146,10 @@ def _flags(case: Case, schema: OperatorSchema) -> dict[str, bool]:
 
 def rules_of(dialect: str, op: str | None, operation: str) -> OperatorSchema | RowOperator:
     """Return the rules of an operator, as :func:`schema_of` does, or of one that is only judged."""
+    for each in ROW_OPERATORS:
+        if (each.dialect, each.op) == (dialect, op) and each.operation != operation:
+            problem = f"must be {each.operation} for {op}"
+            raise ArgumentValueError("--operation", problem, came=operation)
     if any(each.operation == operation for each in ROW_OPERATORS):
         return row_operator(dialect, op, operation)
     return schema_of(dialect, op, operation)
