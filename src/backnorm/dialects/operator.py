@@ -225,10 +225,25 @@ class Operator:
         out: Any = None,
         arithmetic: Arithmetic | None = None,
     ) -> dict[str, np.ndarray]:
-        """Call the operator with arguments by the dialect's names; return the requested outputs in
-        the dialect's order.
+        """Call the operator with arguments by the dialect's names.
 
-        `out` is memory for the first output. In a backward pass, `out` may be the array dy itself.
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            Optional inputs may be omitted or None.
+        attributes : mapping of str to value
+            Attributes with a default may be omitted.
+        outputs : int or collection of str, optional
+            The number of outputs, counted from the first, or their names; None: all.
+        out : numpy.ndarray, optional
+            Memory for the first output. In a backward pass, it may be the array dy itself.
+        arithmetic : {"float32", "float64"}, optional
+            The type in which elements are computed; see `backnorm.arithmetic`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            The requested outputs by name, in the schema's order.
         """
         call = self.checked(inputs, attributes, outputs, arithmetic)
         values = self._planned(call, [*call.inputs], call.outputs)([*call.inputs.values()], out)
