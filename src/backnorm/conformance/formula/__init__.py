@@ -14,7 +14,7 @@ from backnorm.conformance.formula._backward import (
 from backnorm.conformance.formula._channels import Channels
 from backnorm.conformance.formula._formula import Formula, Mistake, Values
 from backnorm.conformance.formula._forward import FORWARD, FORWARD_MISTAKES, ForwardFormula
-from backnorm.conformance.formula._rows import backward_formula
+from backnorm.conformance.formula._rows import backward_formula, forward_formula
 
 __all__ = [
     "BACKWARD",
@@ -30,4 +30,5 @@ __all__ = [
     "Mistake",
     "Values",
     "backward_formula",
+    "forward_formula",
 ]

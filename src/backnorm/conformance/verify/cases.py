@@ -160,7 +160,7 @@ def of_operation(recipe: Recipe, operation: OperationName) -> Recipe:
         recipe = _in_groups(recipe, kind)
     elif kind != BATCH_NORM:
         recipe = replace(recipe, normalization=kind)
-    return forward_recipe(recipe) if operation == "forward" else recipe
+    return forward_recipe(recipe) if OPERATIONS[operation].is_forward else recipe
 
 
 def _has_case(recipe: Recipe, kind: Normalization) -> bool:
@@ -221,7 +221,7 @@ def _of_layer(purpose: str, variant: Variant, shape: tuple[int, ...], **settings
 
 
 def _of_tier(selection: Selection) -> Iterator[Recipe]:
-    forward, full = selection.operation == "forward", selection.tier == "full"
+    forward, full = OPERATIONS[selection.operation].is_forward, selection.tier == "full"
     kind = OPERATIONS[selection.operation].normalization.name
     for variant in _variants():
         diagnostic: tuple[int, ...] = FORWARD_DIAGNOSTIC if forward else DIAGNOSTIC

@@ -254,8 +254,9 @@ def _strategy(variants: Sequence[Variant], operation: OperationName) -> Any:
     """Return hypothesis's strategy for recipes."""
     from hypothesis import strategies
 
-    rows: Sequence[_Row] = _FORWARD if operation == "forward" else _ROWS
-    if OPERATIONS[operation].normalization != BATCH_NORM:
+    drawn_for = OPERATIONS[operation]
+    rows: Sequence[_Row] = _FORWARD if drawn_for.is_forward else _ROWS
+    if drawn_for.normalization != BATCH_NORM and not drawn_for.is_forward:
         rows = [row for row in _ROWS if row is not _TRAINING]
 
     @strategies.composite
