@@ -295,11 +295,3 @@ def test_verify_with_random_seed_prints_seed_that_repeats_run(tmp_path):
     assert f", seed {seed})" in done.output
     assert f" --seed {seed} --only drawn-1x24-" in done.output
     assert CliRunner().invoke(app, [*command[:2], "--seed", "-1"]).exit_code == 2
-
-
-def test_budget_of_layer_raises_error():
-    done = CliRunner().invoke(
-        app, ["verify", "torch.nn:BatchNorm2d", "--operation", "layer", "--budget", "1"]
-    )
-    assert done.exit_code == 2
-    assert "--budget" in done.output

@@ -145,9 +145,16 @@ def test_verify_of_function_with_arguments_of_an_operator_of_rows(name):
         assert sum(v.status in RUNGS for v in results.verdicts) > 10
 
 
-def test_verify_of_unknown_operator_of_rows_lists_those_of_the_operation():
-    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", "native_group_norm_backward")
-    with pytest.raises(ArgumentValueError, match="expected aten native_layer_norm_backward, one"):
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("layer_norm", "expected aten native_layer_norm_backward, onednn_graph LayerNormBackward"),
+        ("native_group_norm_backward", "--operation: must be group-norm for native_group_norm"),
+    ],
+)
+def test_verify_of_unknown_operator_of_rows_names_the_right_ones(op, message):
+    job = Job("x.py:f", Selection(operation="layer-norm"), "aten", op)
+    with pytest.raises(ArgumentValueError, match=message):
         assert job.schema
 
 

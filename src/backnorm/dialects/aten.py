@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -19,7 +18,6 @@ from numpy.typing import ArrayLike
 
 from backnorm.arithmetics import Arithmetic
 from backnorm.dialects._call import Call, CanonicalCall
-from backnorm.dialects._run import Arrays
 from backnorm.dialects._statistics import check_inverse, common_type, native
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data, opaque, vector
@@ -455,7 +453,7 @@ def miopen_batch_norm_backward(
 Bias = Annotated[ArrayLike, channel("beta", "U")]
 OldMean = Annotated[ArrayLike, channel("running_mean", "U"), channel("mean", "U")]
 OldVar = Annotated[ArrayLike, channel("running_variance", "U"), channel("variance", "U")]
-Momentum = Annotated[float, attribute("f64", example=0.1)]
+Momentum = Annotated[float, attribute("f64", "batch_weight", example=0.1)]
 # PyTorch saves no statistics if they are constants.
 _SAVED_MEAN = channel("mean", "U", frozen=vector("empty", "f32"))
 _SAVED_INVERSE = channel("inverse_deviation", "U", frozen=vector("empty", "f32"))
@@ -466,34 +464,9 @@ Functional = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 OptionalFunctional = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
-def _translate_forward(
-    call: Call, canonical: CanonicalCall, momentum: str = "momentum"
-) -> CanonicalCall:
-    """Return the canonical call: a forward pass in training, or inference."""
-    if call.attributes.get("training", True):
-        if "running_mean" not in call.inputs:
-            return canonical
-        # An empty batch does not change the running statistics.
-        return replace(canonical, weight=call.number(momentum) if call.count else 0.0)
-    inputs = canonical.inputs | {"mean": "running_mean", "variance": "running_var"}
-    return replace(canonical, operation="inference", training=False, inputs=inputs)
-
-
-def _finish_forward(
-    call: Call, arrays: Arrays, results: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Add the running statistics, if a call has some and does not update them."""
-    for role, name in {"running_mean": "running_mean", "running_variance": "running_var"}.items():
-        if name in arrays:
-            results[role] = arrays[name].astype(native(arrays[name]))
-    return results
-
-
 @operator(
     _TOGETHER,
     "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
     out=data("y", "T"),
     save_mean=_SAVED_MEAN,
     save_invstd=_SAVED_INVERSE,
@@ -580,8 +553,6 @@ def native_batch_norm(
 @operator(
     RULES,
     "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
     described_by=native_batch_norm,
     out=data("y", "T"),
     save_mean=_SAVED_MEAN,
@@ -607,8 +578,6 @@ def _native_batch_norm_legit(
 @operator(
     RULES,
     "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
     described_by=native_batch_norm,
     out=data("y", "T"),
     save_mean=_SAVED_MEAN,
@@ -708,7 +677,6 @@ def _native_batch_norm_legit_no_stats(
 @operator(
     RULES,
     "forward",
-    translate=_translate_forward,
     out=data("y", "T"),
     save_mean=channel("mean", "U"),
     save_invstd=channel("inverse_deviation", "U"),
@@ -786,8 +754,6 @@ def _batch_norm_with_update(
 @operator(
     _TOGETHER,
     "forward",
-    translate=partial(_translate_forward, momentum="exponential_average_factor"),
-    finish=_finish_forward,
     output=data("y", "T"),
     save_mean=_SAVED_MEAN,
     save_var=_SAVED_INVERSE,

@@ -39,7 +39,6 @@ from backnorm.dialects._onednn import (
     RunningVariance,
     Variance,
     X,
-    translate_forward,
 )
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data
@@ -85,7 +84,6 @@ _backward = partial(
 )
 _forward = partial(
     operator,
-    translate=translate_forward,
     output=data("y", "T1"),
     running_mean=channel("running_mean", "T2"),
     running_variance=channel("running_variance", "T2"),

@@ -41,6 +41,9 @@ R = TypeVar("R")
 Outputs = int | Collection[str] | None
 Translate = Callable[[Call, CanonicalCall], CanonicalCall]
 
+# The classes of attributes whose values tell calls apart, beside those of NumPy.
+_CLASSES = frozenset({type(None), bool, int, float, str})
+
 
 def operator(
     rules: Rules,
@@ -70,7 +73,7 @@ def operator(
         all results by role. It is called if the operator has outputs that backnorm's operation does
         not have, if the canonical call is `blended` (see `CanonicalCall`), or if memory for the
         gradients of parameters is given. `call` has the shapes and types of the inputs, `arrays`
-        their values by name.
+        their values by name, and `results` the requested outputs that the canonical call has.
     compute : callable, optional
         For an operator that computes only a part of a gradient: ``compute(call, **others)`` returns
         the results for a checked call, and for the arguments that have no role.
@@ -274,13 +277,14 @@ def _facts(value: Any) -> Hashable:
     """Return what a planned call depends on: for an array, all but the values of its elements."""
     kind = type(value)
     if kind is np.ndarray:
-        return value.shape, value.dtype, value.flags.num
-    if value is None:
-        return None
+        flags = value.flags
+        # A contiguous array cannot have elements that share memory; for others, strides say it.
+        strides = None if flags.c_contiguous else value.strides
+        return value.shape, value.dtype, flags.num, strides
     # The facts have the classes of values, because True, 1 and 1.0 are equal.
+    if kind in _CLASSES or issubclass(kind, np.generic):
+        return kind, value
     if kind is list or kind is tuple:
         return kind, *map(type, value), *value
-    if not issubclass(kind, (bool, int, float, str, np.generic)):
-        # Methods of other classes may raise, or mean anything. Such a call is not kept.
-        raise TypeError(kind)
-    return kind, value
+    # Methods of other classes may raise, or mean anything. Such a call is not kept.
+    raise TypeError(kind)

@@ -22,7 +22,6 @@ from backnorm.dialects._run import Arrays
 from backnorm.dialects.operator import operator
 from backnorm.dialects.roles import attribute, channel, data, opaque, vector
 from backnorm.dialects.schema import FormatSpec, Phrases, Rules, type_rules
-from backnorm.dtypes import FLOAT32
 from backnorm.errors import ArgumentValueError
 
 __all__ = [
@@ -107,7 +106,7 @@ X = Annotated[ArrayLike, data("x", "T")]
 YBackprop = Annotated[ArrayLike, data("dy", "T")]
 Scale = Annotated[ArrayLike, channel("gamma", "float32")]
 Epsilon = Annotated[float, attribute("f32", "epsilon", range="not negative")]
-AverageFactor = Annotated[float, attribute("f32", example=0.25)]
+AverageFactor = Annotated[float, attribute("f32", "batch_weight", example=0.25)]
 DataFormat = Annotated[Literal["NHWC", "NCHW"], attribute("string", "data_format")]
 DataFormatV3 = Annotated[
     Literal["NHWC", "NCHW", "NDHWC", "NCDHW"], attribute("string", "data_format")
@@ -355,30 +354,17 @@ def FusedBatchNormGrad(
 
 
 def _translate_forward(call: Call, canonical: CanonicalCall) -> CanonicalCall:
-    """Return the canonical call: a forward pass in training, or inference."""
+    """Return the canonical call, which has no running statistics if the batch is empty."""
     _check_statistics(call)
-    if call.attributes["is_training"]:
-        # For an empty batch, the weight is None, so that the kernel computes no running statistics.
-        # `_finish_forward` then returns NaN in their place.
-        weight = call.number("exponential_avg_factor") if call.count else None
-        return replace(canonical, weight=weight)
-    inputs = canonical.inputs | {"mean": "mean", "variance": "variance"}
-    return replace(canonical, operation="inference", training=False, inputs=inputs)
+    return canonical if call.count else replace(canonical, weight=None)
 
 
 def _finish_forward(
     call: Call, arrays: Arrays, results: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Add the statistics that the kernel has not returned. In training, the batch is empty, and the
-    running statistics are NaN. In inference, all statistics are those of the inputs.
-    """
-    for role in ("mean", "variance"):
-        if call.attributes["is_training"]:
-            results[f"running_{role}"] = np.full_like(results[role], np.nan)
-        else:
-            results[role] = arrays[role].astype(FLOAT32)
-            results[f"running_{role}"] = results[role].copy()
-    return results
+    """Add the running statistics of an empty batch, which are NaN."""
+    nan = {f"running_{role}": np.full_like(results[role], np.nan) for role in ("mean", "variance")}
+    return nan | results
 
 
 def _check_statistics(call: Call) -> None:

@@ -78,9 +78,11 @@ class Worker:
         self.memory = job["memory"] << 20
         self.record = SegfaultRecord(self.folder)
         try:
-            # Triton's interpreter has one grid at a time.
-            self.is_threaded = not job["command"] and os.environ.get("TRITON_INTERPRET") != "1"
             operation = job["selection"]["operation"]
+            # A layer has one state, and Triton's interpreter one grid at a time.
+            self.is_threaded = not (
+                job["command"] or operation == "layer" or os.environ.get("TRITON_INTERPRET") == "1"
+            )
             self.subject: Any
             if job["command"]:
                 self.subject = OfCommand(job["subject"])

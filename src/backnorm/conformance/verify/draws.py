@@ -70,6 +70,14 @@ _ROWS = (_TRAINING, _GAMMA, _STATISTICS, _EPSILON, _X, _DY, _STORAGE)
 # A forward pass has no dy, takes no statistics, and has no other words for its memory. Its epsilon
 # is not 0, because x of one element per channel has the variance 0.
 _FORWARD = (_GAMMA, {word: row for word, row in _EPSILON.items() if row[1]["epsilon"]}, _X)
+# A layer has its own epsilon, and the statistics of its x. Without "far", because flax computes the
+# variance by squares, and without strides, with some of which PyTorch's layers are wrong.
+_LAYER = (
+    _TRAINING,
+    {word: row for word, row in _GAMMA.items() if word != "nogamma"},
+    {word: row for word, row in _X.items() if word != "far"},
+    _DY,
+)
 _WORDS = {word: about for row in _ROWS for word, about in row.items()}
 _NAME = re.compile(r"drawn-([\dx]+)((?:-[a-z].*?)?)-(\w+)-(\w+)-(NCX|NXC)")
 
@@ -254,10 +262,13 @@ def _strategy(variants: Sequence[Variant], operation: OperationName) -> Any:
     """Return hypothesis's strategy for recipes."""
     from hypothesis import strategies
 
-    drawn_for = OPERATIONS[operation]
-    rows: Sequence[_Row] = _FORWARD if drawn_for.is_forward else _ROWS
-    if drawn_for.normalization != BATCH_NORM and not drawn_for.is_forward:
-        rows = [row for row in _ROWS if row is not _TRAINING]
+    drawn_for, rows = OPERATIONS[operation], tuple(_ROWS)
+    if drawn_for.is_forward:
+        rows = _FORWARD
+    elif operation == "layer":
+        rows = _LAYER
+    elif drawn_for.normalization != BATCH_NORM:
+        rows = tuple(row for row in _ROWS if row is not _TRAINING)
 
     @strategies.composite
     def recipes(draw: Any) -> Recipe:

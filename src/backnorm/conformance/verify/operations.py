@@ -155,7 +155,12 @@ def _types_of_result(case: Case, name: str) -> tuple[np.dtype, ...]:
 
 
 def _types_of_layer(case: Case, name: str) -> tuple[np.dtype, ...]:
-    return (case.data.x.dtype,)
+    x, statistics = case.data.x.dtype, cast("LayerCase", case).running[0].dtype
+    if name == "y":
+        # Frameworks that promote types return y in the type of the parameters.
+        return (x,) if x == statistics else (x, statistics)
+    own = x if name == "dx" else statistics
+    return (own, FLOAT32) if is_16_bit(own) and name.startswith("running") else (own,)
 
 
 #: The operations by name.
