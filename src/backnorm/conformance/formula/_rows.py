@@ -17,15 +17,11 @@ import numpy as np
 
 from backnorm.conformance.axes import BATCH_NORM, Normalization
 from backnorm.conformance.data import LayerData
-from backnorm.conformance.formula._backward import (
-    BACKWARD,
-    MISTAKES,
-    BackwardFormula,
-    Known,
-    _of_vectors,
-)
+from backnorm.conformance.formula._backward import BACKWARD, MISTAKES, BackwardFormula
 from backnorm.conformance.formula._channels import WIDE, Channels
 from backnorm.conformance.formula._formula import Mistake, Values
+from backnorm.conformance.formula._known import Known
+from backnorm.conformance.formula._variations import of_vectors
 from backnorm.conformance.judge import Quantity
 from backnorm.dtypes import FLOAT64
 
@@ -250,12 +246,13 @@ _RMS_MISTAKES = tuple(
 )  # fmt: skip
 
 # Mistakes that are none in a normalisation, or the same as others.
-_NONE = {"not-frozen", "dgamma-bessel"}
+_NONE = {"not-frozen", "dgamma-bessel", "dy-added", "dgamma-of-dx", "dbeta-of-dx"}
 _NONE_IN = {
     "rms-norm": {
         "statistics-of-x", "mean-of-x", "statistics-swapped", "mean-ignored", "mean-of-neighbour",
         "mean-of-channel-before", "mean-of-channel-0", "statistics-of-neighbour", "not-centred",
-        "frozen", "all-twice", "projection-less-one", "dgamma-mean",
+        "frozen", "all-twice", "projection-less-one", "dgamma-mean", "second-moment",
+        "mean-of-all-channels", "along-x",
     },
     # gamma is the same number in all elements of a row.
     "instance-norm": {
@@ -329,8 +326,12 @@ class RowFormula(BackwardFormula):
         """Return the catalogue of the normalisation, and what vectorised loops do wrong."""
         assert isinstance(channels, Rows)
         kind = channels.normalization
-        vectors = [replace(m, says=worded(m.says, kind)) for m in _of_vectors(channels)]
+        vectors = [replace(m, says=worded(m.says, kind)) for m in of_vectors(channels)]
         return [*_mistakes(kind), *vectors]
+
+    def partial_mistakes(self, channels: Channels) -> list[Mistake]:
+        """Return no mistakes: the sums of dx and those of the parameters have other elements."""
+        return []
 
     def fitted_mistakes(self, channels: Channels, own: Values) -> Iterator[Mistake]:
         """Yield another epsilon and another M."""
@@ -339,7 +340,7 @@ class RowFormula(BackwardFormula):
         for each in BackwardFormula.fitted_mistakes(
             self, channels, {**rows, "dgamma": np.full(len(channels.x), np.nan)}
         ):
-            if each.step != "statistics":
+            if each.step in ("inverse_deviation", "count"):
                 yield each
 
     def functions(self, channels: Channels) -> Values:
