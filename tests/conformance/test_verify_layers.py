@@ -17,9 +17,11 @@ from backnorm.conformance.layers import layer_ladder, layer_recipe, layer_recipe
 from backnorm.conformance.verify.cases import Selection
 from backnorm.conformance.verify.findings import findings
 from backnorm.conformance.verify.run import Job, verify
+from backnorm.conformance.verify.subjects import subject_of
 from backnorm.errors import ArgumentValueError
 from tests.support.required import require
 
+from .draws import verified_with
 from .in_process import verified
 
 FILE = Path(__file__).with_name("layer_subjects.py")
@@ -107,16 +109,18 @@ def _torch(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def found_in(subject, selection=LAYER, **options):
-    results = verified(Job(subject, selection, **options))
+def found_in(subject, selection=LAYER, *, run=verified, **options):
+    results = run(Job(subject, selection, **options))
     return results, findings(results)
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_verify_of_right_module_has_no_finding(name):
-    only = "diagnostic-*", "training*", "evaluation*"
+    only = "diagnostic-*", "training*", "evaluation*", "sums-of-*"
     selection = Selection(dtypes=("float32", "float64"), only=only, operation="layer")
-    results, found = found_in(f"{FILE}:{name}", selection)
+    # A worker passes on the options by which a module is judged.
+    run = verify if name == "OtherOptions" else verified
+    results, found = found_in(f"{FILE}:{name}", selection, run=run)
     assert found == []
     assert {v.status for v in results.verdicts} <= {*RUNGS}
     assert {v.dtype for v in results.verdicts} == {"float32", "float64"}
@@ -131,11 +135,11 @@ def test_verify_of_wrong_layer_names_its_mistake_in_one_finding(name):
 
 
 def test_check_of_wrong_layer_names_its_mistake():
-    from tests.conformance.layer_subjects import BatchInEvaluation, Right
+    from tests.conformance.layer_subjects import BatchInEvaluation, OtherOptions
 
     only = ["diagnostic-evaluation-*"]
     (case,) = bn.cases(operation="layer", dtypes=["float32"], only=only).args[1]
-    case.values[0].check(Right(4))
+    case.values[0].check(OtherOptions)
     with pytest.raises(AssertionError, match="evaluation has the statistics of the batch"):
         case.values[0].check(BatchInEvaluation)
 
@@ -230,11 +234,23 @@ def test_verify_of_module_with_shape_has_this_shape():
 def test_verify_of_module_with_budget_reports_drawn_case(name, number):
     require(find_spec("hypothesis"), "hypothesis")
     selection = Selection(dtypes=("float32",), operation="layer", only=("-",), seed=5)
-    results = verify(Job(name, selection, budget=4.0))
+    results = verified_with(Job(name, selection), draws=90 if number else 20)
     assert [each.id for each in findings(results)] == ["beta-left-out"] * number
     cases = {v.case for v in results.verdicts}
     assert cases
     assert not any(case.endswith("NXC") or "-eps" in case for case in cases)
+
+
+def test_verify_of_module_refuses_more_than_32_times_its_channels():
+    shapes = (2, 128, 2), (2, 129, 2)
+    selection = Selection(dtypes=("float32",), operation="layer", shapes=shapes)
+    results, _ = found_in(f"{FILE}:instance", selection)
+    assert {v.case[:11] for v in results.verdicts if v.status == "refused"} == {"shape-2x129"}
+
+
+def test_verify_of_module_with_tensors_of_another_framework_is_bad_usage():
+    with pytest.raises(ArgumentValueError, match=r"^--tensors: must be those of the layer;"):
+        subject_of(f"{FILE}:Right", operation="layer", tensors="jax")
 
 
 def test_verify_of_module_with_huge_case_is_bad_usage():

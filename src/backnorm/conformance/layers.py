@@ -172,11 +172,12 @@ def diagnose_layer(case: LayerCase, outputs: Mapping[str, np.ndarray | None]) ->
     if case.training:
         mean, variance = case.running
         data = replace(case.data, mean=mean, variance=variance)
-        parts = (
-            {name: wrong[name] for name in names if name in wrong}
-            for names in (("y",), ("running_mean", "running_variance"))
-        )
-        found += [diagnose_forward(data, part) for part in parts if part]
+        running = {name: wrong[name] for name in wrong if name.startswith("running")}
+        if "y" in wrong:
+            found.append(diagnose_forward(data, {"y": wrong["y"]}))
+        if running:
+            # A right y excludes mistakes of the variance.
+            found.append(diagnose_forward(data, ({} if "y" in wrong else dict(outputs)) | running))
     else:
         found += _of_evaluation(case, wrong)
     if any(name in wrong for name in GRADIENTS):

@@ -316,16 +316,14 @@ def _statistics_type(call: Call, canonical: CanonicalCall, dtype: np.dtype) -> n
     }
     determined = (_type_of_result(call, r.name) for r in SIGNATURES[canonical.operation].results)
     results = {dtype for dtype in determined if dtype is not None}
-    if canonical.recomputes or len(results) > 1:
-        return FLOAT64
-    if canonical.operation == "backward" and len(inputs) > 1:
-        return FLOAT64
+    types = inputs | results or {FLOAT32 if is_16_bit(dtype) else dtype}
+    if len(types) == 1 and not canonical.recomputes:
+        (common,) = types
+        return common
     # If the per-channel inputs have several types, these are float32 and one 16-bit type, and
     # float32 can represent the values of both.
-    common = FLOAT32
-    if len(inputs) <= 1:
-        (common,) = inputs or results or {FLOAT32 if is_16_bit(dtype) else dtype}
-    return common if results <= {common} else FLOAT64
+    is_narrow = canonical.operation != "backward" and len(inputs) > 1 and results <= {FLOAT32}
+    return FLOAT32 if is_narrow else FLOAT64
 
 
 def _type_of_result(call: Call, role: str) -> np.dtype | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from backnorm.arithmetics import own_arithmetic
-from backnorm.dtypes import FLOAT32, FLOAT64, element_type, rounded
+from backnorm.dtypes import FLOAT64, element_type, rounded
 from backnorm.errors import ArgumentValueError
 from backnorm.executable import run
 from backnorm.problem import Problem
@@ -54,17 +54,6 @@ def check_inverse(name: str, inverse: np.ndarray) -> None:
         )
 
 
-def common_type(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays in one element type.
-
-    If the arrays have different types, all of them are converted to float32. These types are always
-    float32 and a 16-bit type, so the conversion rounds nothing.
-    """
-    if len(set(map(native, arrays.values()))) <= 1:
-        return arrays
-    return {name: array.astype(FLOAT32) for name, array in arrays.items()}
-
-
 def statistics_of(
     x: np.ndarray, channel_axes: tuple[int, ...], epsilon: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -90,4 +79,5 @@ def given_statistics(
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             known["inverse_deviation"] = 1.0 / np.sqrt(np.add(variance, epsilon, dtype=FLOAT64))
     known |= {f"running_{role}": known[role] for role in ("mean", "variance")}
-    return {role: rounded(known[role], native(variance)).copy() for role in roles if role in known}
+    types = {role: native(mean if role.endswith("mean") else variance) for role in known}
+    return {role: rounded(known[role], types[role]).copy() for role in roles if role in known}

@@ -11,6 +11,7 @@ the batch.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -232,9 +233,8 @@ def FusedBatchNormGradV3(
     """
 
 
-@operator(
-    _V2,
-    "backward",
+_gradients = partial(
+    operator,
     translate=_translate_gradient,
     x_backprop=data("dx", "T"),
     scale_backprop=channel("dgamma", "U"),
@@ -242,6 +242,9 @@ def FusedBatchNormGradV3(
     reserve_space_3=vector("empty", "U"),
     reserve_space_4=vector("empty", "U"),
 )
+
+
+@_gradients(_V2, "backward")
 def FusedBatchNormGradV2(
     *,
     y_backprop: YBackprop,
@@ -325,32 +328,8 @@ def FusedBatchNormGradV2(
     """
 
 
-@operator(
-    _V1,
-    "backward",
-    translate=_translate_gradient,
-    described_by=FusedBatchNormGradV2,
-    x_backprop=data("dx", "T"),
-    scale_backprop=channel("dgamma", "T"),
-    offset_backprop=channel("dbeta", "T"),
-    reserve_space_3=vector("empty", "T"),
-    reserve_space_4=vector("empty", "T"),
-)
-def FusedBatchNormGrad(
-    *,
-    y_backprop: YBackprop,
-    x: X,
-    scale: Scale,
-    reserve_space_1: Annotated[ArrayLike, channel("mean", "T")],
-    reserve_space_2: Annotated[ArrayLike, channel("variance", "T")],
-    epsilon: Epsilon = 0.0001,
-    data_format: DataFormat = "NHWC",
-    is_training: IsTraining = True,
-    name: Name = None,
-    reserve_space_2_is: ReserveSpace2Is = "variance",
-    arithmetic: Arithmetic | None = None,
-) -> Gradient:
-    """Gradients of batch normalisation: `FusedBatchNormGradV2` for float32 alone."""
+FusedBatchNormGrad = _gradients(_V1, "backward", name="FusedBatchNormGrad")(FusedBatchNormGradV2)
+"""Gradients of batch normalisation: `FusedBatchNormGradV2` for float32 alone."""
 
 
 def _translate_forward(call: Call, canonical: CanonicalCall) -> CanonicalCall:
@@ -480,9 +459,8 @@ def FusedBatchNormV3(
     """
 
 
-@operator(
-    _V2,
-    "forward",
+_forward = partial(
+    operator,
     translate=_translate_forward,
     finish=_finish_forward,
     y=data("y", "T"),
@@ -491,6 +469,9 @@ def FusedBatchNormV3(
     reserve_space_1=channel("mean", "U"),
     reserve_space_2=channel("variance", "U"),
 )
+
+
+@_forward(_V2, "forward")
 def FusedBatchNormV2(
     *,
     x: X,
@@ -572,30 +553,5 @@ def FusedBatchNormV2(
     """
 
 
-@operator(
-    _V1,
-    "forward",
-    translate=_translate_forward,
-    finish=_finish_forward,
-    described_by=FusedBatchNormV2,
-    y=data("y", "T"),
-    batch_mean=channel("running_mean", "T"),
-    batch_variance=channel("running_variance", "T"),
-    reserve_space_1=channel("mean", "T"),
-    reserve_space_2=channel("variance", "T"),
-)
-def FusedBatchNorm(
-    *,
-    x: X,
-    scale: Annotated[ArrayLike, channel("gamma", "T")],
-    offset: Annotated[ArrayLike, channel("beta", "T")],
-    mean: Annotated[ArrayLike, vector("running_mean", "T")],
-    variance: Annotated[ArrayLike, vector("running_variance", "T")],
-    epsilon: Epsilon = 0.0001,
-    exponential_avg_factor: AverageFactor = 1.0,
-    data_format: DataFormat = "NHWC",
-    is_training: IsTraining = True,
-    name: Name = None,
-    arithmetic: Arithmetic | None = None,
-) -> Forward:
-    """Batch normalisation: `FusedBatchNormV2` for float32 alone."""
+FusedBatchNorm = _forward(_V1, "forward", name="FusedBatchNorm")(FusedBatchNormV2)
+"""Batch normalisation: `FusedBatchNormV2` for float32 alone."""

@@ -46,7 +46,7 @@ from backnorm.conformance.verify._segfault import SegfaultRecord
 from backnorm.conformance.verify._solution import OfSolution
 from backnorm.conformance.verify.cases import Selection, of_operation, recipes
 from backnorm.conformance.verify.draws import drawn, storage_of
-from backnorm.conformance.verify.operations import operation_of, varied
+from backnorm.conformance.verify.operations import nonlinear, operation_of, varied
 from backnorm.conformance.verify.subjects import Inputs, described, is_unsupported, subject_of
 from backnorm.conformance.verify.tensors import DeviceError
 from backnorm.errors import ArgumentError
@@ -173,6 +173,7 @@ class Worker:
             is_repeatable=is_repeatable,
             changed=memory.changed or tight.changed,
             unchanged=unchanged,
+            nonlinear=nonlinear(first, second) if operation_of(case).varied == "dy" else {},
             varied=others,
             overwritten=overwritten,
         )

@@ -70,7 +70,7 @@ def _call(
     } | flags
     taken = _inputs(schema, inputs, case)
     try:
-        canonical = registry.canonical(schema.dialect, schema.op, taken, attributes)
+        canonical = registry.operator(schema.dialect, schema.op).canonical(taken, attributes)
     except ArgumentError as error:
         accepted = f"; expected {error.accepted}" if error.accepted else ""
         raise RefusedError(f"{error.argument}: {error.problem}{accepted}") from error

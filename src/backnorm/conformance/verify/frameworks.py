@@ -76,8 +76,8 @@ class Layer(Protocol):
         self, found: Any, arguments: Any, channels: int, types: tuple[np.dtype, np.dtype]
     ) -> None: ...
 
-    def names(self, x: Any) -> tuple[list[str], list[str]]:
-        """Return the names of the parameters, and of the other tensors, of the layer for this x."""
+    def names(self, x: Any) -> dict[str, bool]:
+        """Return the names of the layer's tensors for this x, and whether each is a parameter."""
 
     def __call__(self, parameters: Named, state: Named, x: Any, training: bool) -> tuple[Any, Any]:
         """Return y and the new state by name, computed with these parameters and this state."""
@@ -114,10 +114,11 @@ class TorchModule:
         named = [*self._module.named_parameters(), *self._module.named_buffers()]
         self.width = next((each.numel() for name, each in named if role_of(name)), None)
 
-    def names(self, x: Any) -> tuple[list[str], list[str]]:
+    def names(self, x: Any) -> dict[str, bool]:
         """See :class:`Layer`."""
         module = self._module.to(x.device)
-        return list(dict(module.named_parameters())), list(dict(module.named_buffers()))
+        own = dict.fromkeys(dict(module.named_parameters()), True)
+        return own | dict.fromkeys(dict(module.named_buffers()), False)
 
     def __call__(self, parameters: Named, state: Named, x: Any, training: bool) -> tuple[Any, Any]:
         """See :class:`Layer`. The number of tracked batches and other integers are 0."""
@@ -158,16 +159,18 @@ class AutogradFunction:
                     "SUBJECT", f"{found.__name__}.forward has an unknown parameter",
                     came=each.name, accepted=", ".join(n for n in known if n not in _BARE),
                 )  # fmt: skip
-        names = [each.name for each in self._others]
-        epsilon = [self._values[n] for n in _EPSILON if n in names]
-        self.options = {"epsilon": epsilon[0] if epsilon else 1e-5, "unbiased": True}
-        self.options["momentum"] = self._values["momentum"]
+        epsilon = (self._values[each.name] for each in self._others if each.name in _EPSILON)
+        self.options = {"epsilon": next(epsilon, 1e-5), "momentum": self._values["momentum"]}
+        self.options["unbiased"] = True
 
-    def names(self, x: Any) -> tuple[list[str], list[str]]:
+    def names(self, x: Any) -> dict[str, bool]:
         """See :class:`Layer`."""
-        names = [each.name for each in self._others if each.name not in self._values]
-        running = [n for n in names if (role_of(n) or "").startswith("running")]
-        return [n for n in names if role_of(n) and n not in running], running
+        own = {each.name: role_of(each.name) for each in self._others}
+        return {
+            name: not role.startswith("running")
+            for name, role in own.items()
+            if role and name not in self._values
+        }
 
     def __call__(self, parameters: Named, state: Named, x: Any, training: bool) -> tuple[Any, Any]:
         """See :class:`Layer`. If the function has several results, y is the first."""
@@ -188,7 +191,7 @@ class LinenModule:
         self.options: dict[str, Any] = {}
         self._variables: dict[str, Any] = {}
 
-    def names(self, x: Any) -> tuple[list[str], list[str]]:
+    def names(self, x: Any) -> dict[str, bool]:
         """See :class:`Layer`. The parts of a module are known when it is called."""
         import jax
         from flax import linen
@@ -206,7 +209,7 @@ class LinenModule:
                 variables = module.init(jax.random.key(0), x, **mode)
             self.options = _options_of_flax(parts)
             self._variables = flatten_dict(variables, sep="/")
-        return _parted(self._variables, lambda name, _: name.startswith("params/"))
+        return {name: name.startswith("params/") for name in self._variables}
 
     def __call__(self, parameters: Named, state: Named, x: Any, training: bool) -> tuple[Any, Any]:
         """See :class:`Layer`."""
@@ -235,31 +238,29 @@ class NnxModule:
         self._module = _made(found, arguments, channels, rngs=nnx.Rngs(0))
         self.axis = _axis(self._module)
         self.options = _options_of_flax(part for _, part in nnx.iter_modules(self._module))
-        self._graph, own = nnx.split(self._module)
-        self._variables = {".".join(map(str, path)): each for path, each in nnx.to_flat_state(own)}
-        named = self._variables.items()
-        self.width = next((each.size for name, each in named if role_of(name)), None)
+        self._graph, state = nnx.split(self._module)
+        self._own = {".".join(map(str, path)): each for path, each in nnx.to_flat_state(state)}
+        self.width = next((each.size for name, each in self._own.items() if role_of(name)), None)
 
-    def names(self, x: Any) -> tuple[list[str], list[str]]:
+    def names(self, x: Any) -> dict[str, bool]:
         """See :class:`Layer`."""
         from flax import nnx
 
-        return _parted(self._variables, lambda _, each: isinstance(each, nnx.Param))
+        return {name: isinstance(each, nnx.Param) for name, each in self._own.items()}
 
     def __call__(self, parameters: Named, state: Named, x: Any, training: bool) -> tuple[Any, Any]:
         """See :class:`Layer`."""
         from flax import nnx
 
         values = {**parameters, **state}
-        own = nnx.from_flat_state(
-            (path, each.replace(values.get(".".join(map(str, path)), each[...])))
-            for path, each in nnx.to_flat_state(nnx.split(self._module)[1])
-        )
-        module = nnx.merge(self._graph, own)
+        flat = nnx.to_flat_state(nnx.split(self._module)[1])
+        named = zip(self._own, flat, strict=True)
+        own = ((path, each.replace(values.get(n, each[...]))) for n, (path, each) in named)
+        module = nnx.merge(self._graph, nnx.from_flat_state(own))
         module.train() if training else module.eval()
         y = module(x, **_mode(type(module).__call__, training, is_required=False))
         after = nnx.to_flat_state(nnx.split(module)[1])
-        return y, {".".join(map(str, path)): each[...] for path, each in after}
+        return y, {name: each[...] for name, (_, each) in zip(self._own, after, strict=True)}
 
 
 class KerasLayer:
@@ -285,13 +286,11 @@ class KerasLayer:
         self.options["momentum"] = 1.0 - self.options["momentum"]
         self.width = next((v.shape[0] for v in self._layer.variables if role_of(v.path)), None)
 
-    def names(self, x: Any) -> tuple[list[str], list[str]]:
+    def names(self, x: Any) -> dict[str, bool]:
         """See :class:`Layer`."""
         if not self._layer.built:
             self._layer(x)
-        both = self._layer.trainable_variables, self._layer.non_trainable_variables
-        parameters, state = ([each.path for each in own] for own in both)
-        return parameters, state
+        return {each.path: each.trainable for each in self._layer.variables}
 
     def __call__(self, parameters: Named, state: Named, x: Any, training: bool) -> tuple[Any, Any]:
         """See :class:`Layer`."""
@@ -351,18 +350,12 @@ def _mode(function: Any, training: bool, *, is_required: bool = True) -> dict[st
     return mode
 
 
-def _parted(named: Named, is_parameter: Callable[[str, Any], bool]) -> tuple[list[str], list[str]]:
-    parameters = [name for name, each in named.items() if is_parameter(name, each)]
-    return parameters, [name for name in named if name not in parameters]
-
-
 def _options(parts: Iterable[Any], epsilon: float, momentum: float) -> dict[str, Any]:
     """Return the options that attributes of a layer's parts say, or else the framework's."""
     known: dict[str, Any] = {}
     for part in parts:
-        for name in (*_EPSILON, "momentum", *_SCALED, *_SHIFTED):
-            if hasattr(part, name):
-                known[name] = getattr(part, name)
+        names = (*_EPSILON, "momentum", *_SCALED, *_SHIFTED)
+        known |= {name: getattr(part, name) for name in names if hasattr(part, name)}
     own = known.get("momentum", momentum)
     return {
         "epsilon": next((float(known[name]) for name in _EPSILON if name in known), epsilon),

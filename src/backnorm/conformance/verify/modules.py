@@ -125,13 +125,13 @@ class OfModule:
         values += [inputs[name].copy() for name in _RUNNING]
         with self._tensors.operands([*data, *values]) as (x, dy, *tensors):
             known = dict(zip(_ROLES, tensors, strict=True))
-            parameters, state = layer.names(x)
-            roles = _roles([*parameters, *state])
+            names = layer.names(x)
+            roles = _roles(names)
             if not training and "running_variance" not in roles:
                 raise RefusedError("the layer has no running statistics")
-            own = {name: known[role] for role, name in roles.items()}
             of_parameters, of_state = (
-                {name: own[name] for name in names if name in own} for names in (parameters, state)
+                {name: known[role] for role, name in roles.items() if names[name] == is_parameter}
+                for is_parameter in (True, False)
             )
             ran = self._tensors.gradients(layer, training, of_parameters, of_state, x, dy)
             found = {role: ran.state.get(roles[role]) for role in _RUNNING if role in roles}

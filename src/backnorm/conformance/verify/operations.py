@@ -14,7 +14,14 @@ import numpy as np
 from backnorm.conformance.axes import BATCH_NORM, NORMALIZATIONS, Normalization
 from backnorm.conformance.battery import Case
 from backnorm.conformance.diagnosis import Diagnosis, diagnose, diagnose_forward
-from backnorm.conformance.formula import FORWARD, WRONG, Formula, Mistake, backward_formula
+from backnorm.conformance.formula import (
+    FEW_BITS,
+    WRONG,
+    Formula,
+    Mistake,
+    backward_formula,
+    forward_formula,
+)
 from backnorm.conformance.forward_battery import ForwardCase
 from backnorm.conformance.judge import (
     FORWARD_RESULTS,
@@ -23,25 +30,42 @@ from backnorm.conformance.judge import (
     MORE_FORWARD_RESULTS,
     Quantity,
 )
-from backnorm.conformance.ladder import BoundKind, ForwardLadder, Ladder, Rung, gradient_ladder
+from backnorm.conformance.ladder import BoundKind, Ladder, Rung, forward_ladder, gradient_ladder
 from backnorm.conformance.layers import LayerCase, diagnose_layer, layer_ladder
-from backnorm.dtypes import FLOAT32, is_16_bit
+from backnorm.dtypes import FLOAT32, FLOAT64, is_16_bit
 
 __all__ = [
     "OPERATIONS",
+    "VARIED",
     "Operation",
     "OperationName",
     "RefusedError",
     "catches",
+    "nonlinear",
     "operation_of",
     "proves",
     "varied",
 ]
 
 OperationName = Literal[
-    "backward", "forward", "layer", "layer-norm", "rms-norm", "group-norm", "instance-norm"
+    "backward",
+    "forward",
+    "layer",
+    "layer-norm",
+    "rms-norm",
+    "group-norm",
+    "instance-norm",
+    "layer-norm-forward",
+    "rms-norm-forward",
+    "group-norm-forward",
+    "instance-norm-forward",
 ]
 Outputs = Mapping[str, np.ndarray | None]
+
+#: The factor by which an array is varied, except a variance. It is not -1, because `verify` calls a
+#: kernel with dy, then with the varied dy, then with dy. If the varied dy were -dy, a kernel that
+#: wrongly adds up the results of these three calls would return the correct result.
+VARIED = -0.5
 
 
 class RefusedError(Exception):
@@ -80,6 +104,11 @@ class Operation:
     normalization: Normalization = BATCH_NORM
 
     @property
+    def is_forward(self) -> bool:
+        """Whether this is a forward pass."""
+        return self.name.endswith("forward")
+
+    @property
     def outputs(self) -> tuple[Quantity, ...]:
         """All results."""
         return self.results + self.more
@@ -88,17 +117,38 @@ class Operation:
 def varied(case: Case, name: str) -> Case:
     """Return a case with another value of one input, or of epsilon.
 
-    An array is multiplied by -0.5, but a variance by 3. The factor is not -1, because `verify`
-    calls a kernel with dy, then with the varied dy, then with dy. If the varied dy were -dy, a
-    kernel that wrongly adds up the results of these three calls would return the correct result.
+    An array is multiplied by :data:`VARIED`, but a variance by 3.
     """
     changed: Any = 4.0 * case.data.epsilon + 0.25
     if name != "epsilon":
         array = getattr(case.data, name)
-        factor = 3.0 if name == "variance" else -0.5
+        factor = 3.0 if name == "variance" else VARIED
         changed = (factor * array.astype(float)).astype(array.dtype)
     values: dict[str, Any] = {name: changed}
     return replace(case, data=replace(case.data, **values))
+
+
+@np.errstate(all="ignore")
+def nonlinear(first: Outputs, second: Outputs) -> dict[str, tuple[float, float]]:
+    """Return the gradients that are not linear in dy, with the element that shows it best.
+
+    Parameters
+    ----------
+    first, second : mapping
+        The outputs of a call, and of one with :data:`VARIED` times dy. If they are linear in dy,
+        rounding alone can make the second ones differ from this multiple of the first ones.
+    """
+    found = dict[str, tuple[float, float]]()
+    for name in GRADIENTS:
+        one, other = first.get(name), second.get(name)
+        if one is None or other is None or one.shape != other.shape or not one.size:
+            continue
+        one, other = one.astype(FLOAT64), other.astype(FLOAT64)
+        gap = np.abs(other - VARIED * one)
+        if gap.max() > FEW_BITS * np.abs(other).max():
+            at = int(gap.argmax())
+            found[name] = float(one.flat[at]), float(other.flat[at])
+    return found
 
 
 def operation_of(case: Case) -> Operation:
@@ -106,12 +156,21 @@ def operation_of(case: Case) -> Operation:
     if isinstance(case, LayerCase):
         return OPERATIONS["layer"]
     if case.data.normalization != BATCH_NORM:
-        return OPERATIONS[cast("OperationName", case.data.normalization.name)]
+        suffix = "-forward" if isinstance(case, ForwardCase) else ""
+        return OPERATIONS[cast("OperationName", case.data.normalization.name + suffix)]
     return OPERATIONS["forward" if isinstance(case, ForwardCase) else "backward"]
 
 
 def _ladder_of_gradients(case: Case) -> Ladder:
     return gradient_ladder(case.data, training=case.training, scaled=case.scaled)
+
+
+def _ladder_of_forward(case: Case) -> Ladder:
+    return forward_ladder(case.data, scaled=case.scaled)
+
+
+def _diagnose_forward(case: Case, outputs: Outputs) -> Diagnosis:
+    return diagnose_forward(case.data, outputs, scaled=case.scaled)
 
 
 def _diagnose_backward(case: Case, outputs: Outputs) -> Diagnosis:
@@ -154,9 +213,9 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             "forward",
             FORWARD_RESULTS,
             "x",
-            lambda case: ForwardLadder.of_layer(case.data, scaled=case.scaled),
+            _ladder_of_forward,
             _types_of_result,
-            lambda case, outputs: diagnose_forward(case.data, outputs, scaled=case.scaled),
+            _diagnose_forward,
             MORE_FORWARD_RESULTS,
         ),
         "layer": Operation(
@@ -176,6 +235,19 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             _ladder_of_gradients,
             _types_of_gradient,
             _diagnose_backward,
+            normalization=kind,
+        )
+        for name, kind in NORMALIZATIONS.items()
+        if kind != BATCH_NORM
+    }
+    | {
+        f"{name}-forward": Operation(
+            cast("OperationName", f"{name}-forward"),
+            FORWARD_RESULTS if kind.is_centred else ("y", "variance"),
+            "x",
+            _ladder_of_forward,
+            _types_of_result,
+            _diagnose_forward,
             normalization=kind,
         )
         for name, kind in NORMALIZATIONS.items()
@@ -235,4 +307,4 @@ def _rejected(
 
 def _formula_of(case: Case) -> Formula:
     is_forward = isinstance(case, ForwardCase)
-    return FORWARD if is_forward else backward_formula(case.data.normalization)
+    return (forward_formula if is_forward else backward_formula)(case.data.normalization)
